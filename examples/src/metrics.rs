@@ -1,4 +1,4 @@
-//! Counters of a reactor, for Prometheus and for people.
+//! Formats the counters of a reactor, for Prometheus and for people.
 
 use rdma_reactor::Stats;
 
@@ -10,7 +10,7 @@ pub fn prometheus(stats: &Stats) -> String {
     text
 }
 
-/// Formats the counters as a page that reloads itself each second.
+/// Formats the counters as an HTML page that the browser reloads each second.
 #[must_use]
 pub fn page(stats: &Stats) -> String {
     let text = prometheus(stats);
@@ -29,7 +29,7 @@ pub fn page(stats: &Stats) -> String {
     )
 }
 
-/// Answers an HTTP request, given its head.
+/// Returns the HTTP response to a request. `request` is the head of the request.
 #[must_use]
 pub fn respond(request: &[u8], stats: &Stats) -> Vec<u8> {
     let first = request.split(|&byte| byte == b'\r').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `03-cores`: several reactors behind one listener, and a signal that drains them.
+//! Tests of `03-cores`: several reactors behind one listener, and a signal that drains them.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 #[path = "../tools/tests/patience/mod.rs"]

@@ -1,4 +1,5 @@
-//! A reactor in other event loops. Each example gets 10,000 messages echoed and pauses on timers; no event is lost.
+//! Tests of reactors in other event loops. Each example sends 10,000 messages, waits for their echoes, and pauses on timers. If an
+//! event were lost, the example would hang.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 #[path = "../tools/tests/patience/mod.rs"]
@@ -20,7 +21,7 @@ fn run(program: &str, args: &[&str]) -> String {
     let pid = Pid::from_raw(child.id() as i32);
     let (done, watch) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        // A lost wake-up would make the loop sleep forever.
+        // The program hangs: a lost wake-up makes its loop sleep forever.
         if watch.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
             kill(pid, Signal::SIGKILL).expect("it has not been waited for");
         }
@@ -34,14 +35,15 @@ fn run(program: &str, args: &[&str]) -> String {
     stdout
 }
 
-/// Checks an example's output. The pauses are timers of the reactor;
-/// the heartbeats are of the outer loop, which keeps running meanwhile.
+/// Runs an example and checks its output. The reactor's timers end the pauses. The heartbeats are events of the outer loop, which must
+/// continue during the pauses.
 #[track_caller]
 fn shares_its_loop(program: &str, args: &[&str]) {
     let stdout = run(program, args);
     let numbers: Vec<u64> = stdout.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [10_000, 19, heartbeats] = numbers[..] else { panic!("{stdout}") };
-    // There are 19 pauses of 5 ms, and a heartbeat each 2 ms. A busy machine loses some heartbeats.
+    // There are 19 pauses of 5 ms, and a heartbeat is due every 2 ms. A busy machine delays heartbeats, so the test expects only one
+    // for each pause.
     assert!(heartbeats >= 19, "{stdout}");
 }
 

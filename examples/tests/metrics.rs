@@ -1,4 +1,4 @@
-//! `02-metrics`: HTTP, signals and RDMA in one loop.
+//! Tests of `02-metrics`: HTTP, signals and RDMA in one event loop.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 #[path = "../tools/tests/patience/mod.rs"]
@@ -14,21 +14,21 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use patience::PATIENCE;
 
-/// The longest time of an HTTP connection at the server. On a busy machine an answer may arrive later.
+/// The time limit that the server has for an HTTP connection. On a busy machine, an answer may take longer.
 const VISIT: Duration = Duration::from_secs(5);
 
-/// The running program, with the addresses that it prints. Dropping it kills the program.
+/// The running program, with the addresses that it printed. Dropping this value kills the program.
 struct Program {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    /// Lines of its log.
+    /// The lines that the program logs.
     log: Receiver<String>,
     rdma: String,
     http: String,
 }
 
 impl Program {
-    /// Starts the program with a limit of `descriptors` descriptors.
+    /// Starts the program, which may open at most `descriptors` descriptors.
     fn start(descriptors: u32) -> Self {
         let mut command = Command::new("sh");
         command.args([
@@ -75,12 +75,13 @@ fn connect(address: &str) -> TcpStream {
     stream
 }
 
-/// Connections that send nothing.
+/// Opens `count` HTTP connections that send nothing.
 fn silent(address: &str, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| connect(address)).collect()
 }
 
-/// Requests a page, and repeats the request if the server closed the connection in time before the answer arrived.
+/// Requests a page and returns the answer. Repeats the request if the server closed the connection at its time limit before the answer
+/// arrived.
 fn ask(http: &str, request: &str) -> String {
     loop {
         let begun = Instant::now();
@@ -94,7 +95,7 @@ fn ask(http: &str, request: &str) -> String {
 
 fn visit(http: &str, request: &str) -> std::io::Result<String> {
     let mut stream = connect(http);
-    // The request arrives in two pieces, and its head ends with the second.
+    // The head of the request arrives in two parts, and is complete only with the second part.
     stream.write_all(request.as_bytes())?;
     stream.write_all(b"\r\n\r\n")?;
     let mut text = String::new();
@@ -123,20 +124,20 @@ fn counters_are_shown_and_a_signal_ends_it() {
     assert_eq!(line, "0 messages echoed\n");
 }
 
-/// 64 HTTP connections are the server's limit, and these never send anything.
+/// Opens 64 HTTP connections that never send anything. 64 is the server's limit; a 65th visitor must still be served.
 #[test]
 fn visitors_that_say_nothing_keep_nobody_out() {
     let program = Program::start(256);
     let mut visitors = silent(&program.http, 64);
     shows_metrics(&program.http);
-    // The server closes them in time, and three times as many do no harm either.
+    // The server closes each connection at its time limit. Then 192 connections, three times the limit, must do no harm either.
     let mut last = visitors.pop().expect("there are 64");
     assert_eq!(last.read(&mut [0]).expect("an end within the time of a visit"), 0);
     let _more = silent(&program.http, 192);
     shows_metrics(&program.http);
 }
 
-/// 24 descriptors are fewer than 30 connections need.
+/// The server has 24 descriptors, and 30 connections need more. It must still serve visitors.
 #[test]
 fn visitors_that_take_all_descriptors_keep_nobody_out() {
     let program = Program::start(24);
@@ -146,7 +147,8 @@ fn visitors_that_take_all_descriptors_keep_nobody_out() {
     (0..3).for_each(|_| shows_metrics(&program.http));
 }
 
-/// Others than HTTP connections hold the descriptors, so closing the oldest connection cannot help.
+/// Connections that are not HTTP use up all descriptors, so closing the oldest HTTP connection cannot free one. When they end, visitors
+/// must be served again.
 #[test]
 fn visitors_are_served_when_there_are_descriptors_again() {
     let program = Program::start(24);

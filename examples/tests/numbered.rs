@@ -1,4 +1,4 @@
-//! The numbered programs that end on their own, as a user runs them.
+//! Tests of the numbered examples that end without a signal. Each runs with the arguments that a user would give.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 #[path = "../tools/tests/patience/mod.rs"]
@@ -35,8 +35,8 @@ fn an_echo_comes_back() {
     assert!(out.lines().any(|line| line.ends_with(": hello")), "{out}");
 }
 
-/// The server ends in order, and then without a goodbye. The client
-/// reports which it was, and has all its answers in the end.
+/// The server ends twice, once with an orderly close and once without. The client must report the difference, and must have all its
+/// answers in the end.
 #[test]
 fn a_client_survives_its_server() {
     let out = succeeds(env!("CARGO_BIN_EXE_05-reconnect"));
@@ -51,7 +51,7 @@ fn a_slow_receiver_holds_the_sender_back() {
     assert!(out.contains("has to wait: the peer's window is closed"), "{out}");
     let end = out.lines().last().unwrap_or_default();
     assert!(end.starts_with("2000 of 2000 messages handled; the sender was refused "), "{out}");
-    // The kept messages are at most the window of the default settings.
+    // The window of the default settings limits the number of kept messages.
     let kept: usize =
         end.rsplit("kept ").next().and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a number");
     assert!((1..=64).contains(&kept), "{out}");
@@ -72,7 +72,8 @@ fn large_messages_arrive_as_one() {
     assert!(out.contains("the copy is sent: true") && out.contains("the region is sent: true"), "{out}");
 }
 
-/// Members that the feed waits for receive everything; for the others each message is accounted for.
+/// Members that the feed waits for must receive every message. For the other members, every message must be counted as received or as
+/// dropped.
 #[test]
 fn members_that_are_waited_for_get_every_message() {
     let out = succeeds(env!("CARGO_BIN_EXE_09-broadcast"));
@@ -84,7 +85,7 @@ fn members_that_are_waited_for_get_every_message() {
         .filter(|line| line.ends_with(" lost"))
         .map(|line| line.split([' ', ',']).filter_map(|word| word.parse::<u32>().ok()).sum())
         .collect();
-    // The tally of the member that is closed lacks the messages that were published afterwards.
+    // The tally of the closed member does not include the messages that were published after its close.
     assert!(tallies.len() == 4 && tallies.iter().filter(|&&sum| sum == 1000).count() >= 3, "{out}");
     assert!(out.contains("\ndrop-me: ") && out.contains("\nclose-me: "), "{out}");
 }
@@ -97,7 +98,7 @@ fn a_thousand_tasks_get_their_answers_in_each_way() {
     }
 }
 
-/// Every block is stored and returned: in a file of the test, and in a temporary file of the program, which removes it.
+/// Every block must be stored and returned: first in a file of the test, then in a temporary file, which the program must remove.
 #[test]
 fn a_store_gives_its_blocks_back() {
     let named = std::env::temp_dir().join(format!("blocks-of-a-test-{}", std::process::id()));
@@ -120,8 +121,8 @@ fn blocks_of_a_cache_move_with_one_end() {
     assert_eq!(out.matches(" blocks have arrived (").count(), 3, "{out}");
 }
 
-/// Each tenth call ends at its deadline, the others have their
-/// answers, and every client without the right credentials is refused.
+/// Each tenth call must end at its deadline, all other calls must be answered, and every client without valid credentials must be
+/// refused.
 #[test]
 fn a_service_answers_in_time_and_knows_its_clients() {
     let out = succeeds(env!("CARGO_BIN_EXE_13-rpc"));

@@ -1,4 +1,5 @@
-//! A server that sends every message back, and a client that says hello: two reactors in one process.
+//! A server that sends every message back, and a client that sends `hello` and prints the answer. Each side has its own reactor; both
+//! run in one process.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a program, not the library")]
 
@@ -11,8 +12,8 @@ use rdma_reactor::{
     SendErrorKind,
 };
 
-/// Sends every message back. An echo that is refused for lack of credit is kept, and its
-/// receive is not reposted meanwhile. So a client that does not read its echoes is slowed down.
+/// Sends every message back. If an echo is refused for lack of credit, the server keeps the message. The message's receive buffer is
+/// not reposted until the echo is sent. So a client that does not read its echoes is slowed down.
 #[derive(Default)]
 struct Echo {
     waiting: HashMap<ConnectionId, VecDeque<DetachedMessage>>,
@@ -29,7 +30,7 @@ impl Handler for Echo {
         while let Some(message) = waiting.front() {
             match cx.send(conn, message) {
                 Ok(_) => drop(waiting.pop_front()),
-                // on_writable follows.
+                // The reactor calls `on_writable` when credit arrives.
                 Err(SendErrorKind::WouldBlock(_)) => return,
                 Err(error) => {
                     eprintln!("{conn}: {error}");

@@ -1,7 +1,7 @@
-//! An echo server that shows its counters, and ends on SIGINT or SIGTERM. A listener of
-//! std, its HTTP connections and a pipe of signals are in the same event loop as RDMA.
+//! An echo server that shows its counters, and ends on SIGINT or SIGTERM. One event loop serves RDMA, a TCP listener of the standard
+//! library, its HTTP connections, and a pipe that reports signals.
 //!
-//! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: `/metrics` is for Prometheus, `/` is a page for people.
+//! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: the HTTP server has the counters for Prometheus at `/metrics`, and a page for people at `/`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -17,28 +17,28 @@ use rdma_reactor_examples::metrics;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// The longest request head, bytes.
+/// The length of the longest accepted request head, in bytes.
 const MAX_REQUEST: usize = 8 << 10;
-/// The largest number of open HTTP connections. The oldest one is closed for a new one.
+/// The largest number of open HTTP connections. If there is one more, the program closes the oldest one.
 const MAX_VISITORS: usize = 64;
-/// The largest number of HTTP connections accepted in one turn, so
-/// that earlier ones are served before they become the oldest.
+/// The largest number of HTTP connections accepted in one turn. It is less than `MAX_VISITORS`, so new connections cannot displace all
+/// earlier ones before these are served.
 const AT_ONCE: usize = MAX_VISITORS / 4;
-/// The longest time of an HTTP connection. After an error, the listener is retried after the time below it.
+/// The time limit of an HTTP connection. `AGAIN` is the pause before the program retries a listener that failed.
 const VISIT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// An HTTP connection with its request, and later with the unsent rest of the answer.
+/// An HTTP connection: its request, then the part of the response that is not sent yet.
 struct Visitor {
     stream: TcpStream,
-    /// The timer that ends the connection.
+    /// The timer that closes the connection at its time limit.
     until: TimerId,
     request: Vec<u8>,
     response: Vec<u8>,
 }
 
 impl Visitor {
-    /// Reads the request, then writes the answer. Returns true if the connection stays open.
+    /// Reads the request, then writes the response. Returns true if the connection must stay open, because one of them is incomplete.
     fn serve(&mut self, cx: &Context<'_>) -> std::io::Result<bool> {
         while self.response.is_empty() {
             let mut bytes = [0; 1024];
@@ -63,7 +63,8 @@ impl Visitor {
 struct Server {
     listener: TcpListener,
     accepting: IoId,
-    /// The timer that retries the listener: its edge is reported once, even if connections are still waiting.
+    /// The timer after which the program retries `accept`. The listener is edge-triggered: it reports nothing more about connections
+    /// that are already waiting.
     again: Option<TimerId>,
     visitors: BTreeMap<IoId, Visitor>,
     /// The connections of `visitors`, the oldest first.
@@ -73,8 +74,8 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts connections until none is waiting, or until the
-    /// limit of one turn; then the other connections are served.
+    /// Accepts connections until none is waiting or `AT_ONCE` are accepted. In the latter case a timer continues, so that open
+    /// connections are served meanwhile.
     fn accept(&mut self, cx: &mut Context<'_>) {
         for _ in 0..AT_ONCE {
             match self.accept_one(cx) {
@@ -83,7 +84,7 @@ impl Server {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(error) => {
                     log::warn!("accepting: {error}");
-                    // Descriptors or memory may have run out; the oldest connection frees some.
+                    // Descriptors or memory may have run out. Closing the oldest connection frees some.
                     if !self.close_oldest(cx) {
                         self.again = Some(cx.set_timer(AGAIN, 0));
                         return;

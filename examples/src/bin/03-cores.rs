@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Reactors};
 
-/// The time that connections have to end after Ctrl-C.
+/// The time that connections have to end after Ctrl-C. Those that remain are then closed.
 const DRAIN: Duration = Duration::from_secs(5);
 
 struct Echo;

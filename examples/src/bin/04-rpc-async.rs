@@ -1,6 +1,6 @@
-//! Remote procedure calls with async/await: a server in one task, and 1,000 tasks
-//! that call it, each with a timeout for every call. All of them run on one thread
-//! with one reactor, without another executor: `AsyncReactor::run` takes the turns.
+//! Remote procedure calls with async/await: a server in one task, and 1,000 tasks that call it, each with a timeout for every call. All
+//! tasks run on one thread with one reactor. No other executor is needed: `AsyncReactor::run` polls the tasks and takes the reactor's
+//! turns.
 //!
 //! `04-rpc-async [TASKS [CALLS]]`
 #![forbid(unsafe_code)]
@@ -17,7 +17,7 @@ use rdma_reactor::{Config, ProviderChoice};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The longest time that a call may take.
+/// The timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the sum of the numbers from 1 to `n`: the remote procedure.
@@ -29,7 +29,7 @@ fn sum_to(n: u64) -> u64 {
 async fn serve(client: AsyncConnection) {
     while let Ok(call) = client.recv().await {
         let Ok(argument) = <[u8; 8]>::try_from(&call[..]) else { return };
-        // The call is dropped before the answer may have to wait, which returns its credit to the client.
+        // Dropping the request returns its credit to the client. This happens first because sending the answer may have to wait.
         drop(call);
         if client.send(&sum_to(u64::from_le_bytes(argument) % (1 << 20)).to_le_bytes()).await.is_err() {
             return;
@@ -51,7 +51,7 @@ async fn serve_all(listener: &AsyncListener) {
     }
 }
 
-/// Calls the procedure and waits at most [`TIMEOUT`].
+/// Calls the procedure and waits at most [`TIMEOUT`]. Returns the answer.
 async fn call(net: &AsyncReactor, server: &AsyncConnection, argument: u64) -> Result<u64> {
     let answer = async {
         server.send(&argument.to_le_bytes()).await?;
@@ -63,7 +63,7 @@ async fn call(net: &AsyncReactor, server: &AsyncConnection, argument: u64) -> Re
     }
 }
 
-/// Connects and makes `calls` calls.
+/// Connects to the server and makes `calls` calls, one at a time.
 async fn client(net: &AsyncReactor, listener: &AsyncListener, number: u64, calls: u64) -> Result<()> {
     let server = net.connect(listener.local_address().ok_or("nobody listens")?).await?;
     for nth in 0..calls {
@@ -79,7 +79,7 @@ async fn client(net: &AsyncReactor, listener: &AsyncListener, number: u64, calls
 fn main() -> Result<()> {
     let number = |nth, default| std::env::args().nth(nth).map_or(Ok(default), |text| text.parse());
     let (tasks, calls): (u64, u64) = (number(1, 1000)?, number(2, 20)?);
-    // Small windows: a client has one call in flight.
+    // Each client has one call in flight, so small windows suffice.
     let config = Config::default()
         .provider(ProviderChoice::Iwarp)
         .timeouts(|t| (t.connect, t.handshake, t.keepalive) = (TIMEOUT, TIMEOUT, TIMEOUT))

@@ -1,6 +1,6 @@
-//! A client that survives its server. When a connect fails or the connection ends, the
-//! client connects again after growing pauses with jitter, and repeats the ping that was
-//! not answered. The server of this example ends twice: once in order, once like a crash.
+//! A client that survives its server. When a connect fails or the connection ends, the client connects again after growing pauses with
+//! jitter. It then repeats the ping that was not answered. The server of this example ends twice: once with an orderly close, once
+//! without any, like a crash.
 //!
 //! `05-reconnect [HOST:PORT]`: with an address, pings an echo server there until Ctrl-C.
 #![forbid(unsafe_code)]
@@ -16,15 +16,15 @@ use rdma_reactor::{
     ProviderChoice, Reactor, TimerId,
 };
 
-/// The time between two pings, and below it the number of answered pings after which the example ends.
+/// The time between two pings. `PINGS` is the number of answered pings after which the example ends.
 const INTERVAL: Duration = Duration::from_millis(20);
 const PINGS: u64 = 30;
 
-/// The tokens of the two timers.
+/// The tokens of the timers: one sends the next ping, the other one reconnects.
 const PING: u64 = 0;
 const CONNECT: u64 = 1;
 
-/// Pings a server and reconnects for as long as it takes.
+/// Pings a server, and reconnects until enough pings are answered.
 struct Client {
     host: String,
     port: u16,
@@ -53,7 +53,7 @@ impl Client {
 
     fn ping(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         if let Err(error) = cx.send(conn, &self.answered.to_le_bytes()) {
-            // The next timer or the next connection sends the ping again.
+            // The ping is sent again when a timer expires or the next connection is established.
             println!("ping {}: {error}", self.answered);
         }
     }
@@ -70,8 +70,8 @@ impl Handler for Client {
         if *message != self.answered.to_le_bytes() {
             return;
         }
-        // Only an answer shows that the server works. A connection that
-        // is established and ends immediately keeps the pauses growing.
+        // Only an answer shows that the server works, so only an answer resets the pauses. If a connection is established and ends
+        // without an answer, the pauses keep growing.
         self.backoff.reset();
         self.answered += 1;
         if self.answered == self.most {
@@ -85,7 +85,7 @@ impl Handler for Client {
         match (token, self.conn) {
             (CONNECT, _) => self.connect(cx),
             (_, Some(conn)) => self.ping(cx, conn),
-            // The connection has ended since. The next connection begins with a ping.
+            // The connection ended before its timer expired. The next connection sends the ping again.
             (_, None) => {}
         }
     }
@@ -102,7 +102,7 @@ impl Handler for Client {
     }
 }
 
-/// Sends pings back, and ends after ten of them: in order, or without closing its connections.
+/// Sends pings back. After `left` pings, the next one stops the server's reactor.
 struct Server {
     left: u64,
 }
@@ -119,14 +119,15 @@ impl Handler for Server {
     }
 }
 
-/// Runs three servers on one address, sequentially.
+/// Runs three servers on one address, sequentially: the first ends with an orderly close, the second like a crash, the third does not
+/// end.
 fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), rdma_reactor::Error> {
     for life in 0..3 {
         let mut reactor = if life == 0 {
             std::mem::replace(&mut first, Reactor::new(config.clone())?)
         } else {
             let mut reactor = Reactor::new(config.clone())?;
-            // Another program may hold the port for a moment.
+            // The port may be in use for a moment, so the server retries.
             while let Err(error) = reactor.context().listen(address) {
                 println!("the server: {error}");
                 thread::sleep(Duration::from_millis(100));
@@ -138,7 +139,8 @@ fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), 
         if life == 0 {
             reactor.shutdown(&mut server, Duration::from_secs(1))?;
         }
-        // Otherwise the reactor is dropped with its connections, as in a crash.
+        // Only the first server calls `shutdown`, which closes its connections in order. The second reactor is dropped with open
+        // connections, as in a crash.
         drop(reactor);
         thread::sleep(Duration::from_millis(100));
     }

@@ -1,6 +1,6 @@
-//! A sender that is faster than its receiver. The receiver keeps messages that it has no
-//! time for, which withholds the sender's credits; the sender continues in `on_writable`.
-//! No queue of either side grows beyond the window, and neither side polls.
+//! A sender that is faster than its receiver. The receiver keeps messages that it has no time to handle. Their receive buffers are not
+//! reposted, so the sender gets no credits. The sender continues in `on_writable`. No queue of either side grows beyond the window, and
+//! neither side polls.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -19,7 +19,7 @@ const MESSAGES: u64 = 2000;
 /// The number of messages that the receiver handles in a millisecond.
 const PACE: usize = 10;
 
-/// Sends numbers as fast as the window allows.
+/// Sends ascending numbers as fast as the window allows.
 #[derive(Default)]
 struct Sender {
     next: u64,
@@ -35,14 +35,14 @@ impl Sender {
                     if self.refused == 0 {
                         println!("message {} has to wait: {what}", self.next);
                     }
-                    // `on_writable` follows, so there is nothing to do now.
+                    // The reactor calls `on_writable` when credit arrives, so there is nothing to do now.
                     self.refused += 1;
                     return;
                 }
                 Err(error) => return eprintln!("{conn}: {error}"),
             }
         }
-        // All messages are accepted; they arrive before the goodbye.
+        // All messages are queued. The close delivers them first.
         cx.close(conn);
     }
 }
@@ -66,13 +66,13 @@ impl Handler for Sender {
     }
 }
 
-/// Handles a limited number of messages in each millisecond.
+/// Keeps each message, and handles at most `PACE` of them in a millisecond.
 #[derive(Default)]
 struct Receiver {
     kept: VecDeque<DetachedMessage>,
     most_kept: usize,
     handled: u64,
-    /// True once the sender has closed its connection.
+    /// True if the sender has closed the connection.
     over: bool,
 }
 
@@ -82,8 +82,7 @@ impl Handler for Receiver {
     }
 
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
-        // The message stays in the registered buffer that it arrived
-        // in. Its receive is not reposted until it is dropped.
+        // The message stays in the registered buffer that it arrived in. This buffer is not reposted until the message is dropped.
         self.kept.push_back(message.detach());
         self.most_kept = self.most_kept.max(self.kept.len());
     }
@@ -108,7 +107,7 @@ impl Handler for Receiver {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
-    // A close waits for the credits that the last messages need, however slow the receiver is.
+    // The sender's last messages wait for credits before its close completes. The receiver is slow, so the close gets a long timeout.
     let mut client = Reactor::new(config.clone().timeouts(|t| t.close = Duration::from_secs(60)))?;
     let mut server = Reactor::new(config)?;
     let listener = server.context().listen("127.0.0.1:0".parse()?)?;

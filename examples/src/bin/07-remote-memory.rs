@@ -1,6 +1,6 @@
-//! Memory of a server that its clients use without its program. Each client draws a ticket
-//! from a counter by an atomic operation, and writes its name to the entry with that
-//! number. The server reads the memory when all clients have reported that they are done.
+//! Clients use the memory of a server by one-sided operations, without involving the server's program. Each client draws a ticket from
+//! a counter by an atomic fetch-and-add, and writes its name to the entry with that number. When all clients have reported that they
+//! are done, the server reads the memory.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -14,10 +14,10 @@ use rdma_reactor::{
 
 const CLIENTS: usize = 3;
 
-/// The length of an entry, bytes. The first one is the counter.
+/// The length of an entry, in bytes. Entry 0 holds the counter; names start at entry 1.
 const PLACE: usize = 64;
 
-/// Owns the memory.
+/// The server's handler, which owns the memory.
 #[derive(Default)]
 struct Board {
     region: Option<Region>,
@@ -27,8 +27,8 @@ struct Board {
 impl Handler for Board {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if self.region.is_none() {
-            // Any peer may write there and change the counter. Without
-            // `any_peer`, only the peer of this connection could.
+            // Peers may write to this memory and use atomic operations on it. Without `any_peer`, only the peer of this connection
+            // could.
             let rights = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
             let options = RegionOptions::new().allow(rights).any_peer();
             match cx.register(conn, (1 + CLIENTS) * PLACE, &options) {
@@ -36,7 +36,7 @@ impl Handler for Board {
                 Err(error) => return eprintln!("{conn}: {error}"),
             }
         }
-        // A peer can use the memory when it knows its address and its key.
+        // Sends the address and the key of the memory. A peer needs both to use the memory.
         let place = self.region.as_ref().map(|region| region.remote().to_bytes()).unwrap_or_default();
         if let Err(error) = cx.send(conn, &place) {
             eprintln!("{conn}: {error}");
@@ -44,7 +44,7 @@ impl Handler for Board {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
-        // The bytes that the client wrote before it sent this message have arrived.
+        // Operations of a connection arrive in order: this message shows that the client's earlier write has arrived.
         self.done += 1;
         if self.done == CLIENTS {
             cx.stop();
@@ -52,18 +52,19 @@ impl Handler for Board {
     }
 }
 
-/// Draws a ticket, writes its name, and sends a message to report that.
+/// The client: draws a ticket, writes its name, and reports with a message that it is done.
 struct Client {
     name: String,
     board: Option<RemoteRegion>,
-    /// The ticket arrives in its first word. The name is written from the bytes that follow.
+    /// Local memory. The fetch-and-add stores the ticket in its first 8 bytes; the name follows.
     own: Option<Region>,
     ticket: Option<u64>,
     failed: Option<String>,
 }
 
 impl Client {
-    /// Takes the next step. Each step begins when the previous one has completed.
+    /// Takes the next step: draws the ticket, or writes the name once the ticket has arrived. Does nothing until the memory of both
+    /// sides is available.
     fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
         let (Some(board), Some(own)) = (self.board, &mut self.own) else { return Ok(()) };
         let Some(ticket) = self.ticket else {
@@ -72,7 +73,7 @@ impl Client {
         };
         let place = board.part((1 + ticket) * PLACE as u64, PLACE as u64).ok_or("no entry is left")?;
         cx.write(conn, place, own, 8..8 + PLACE)?;
-        // A message that is sent after a write arrives after it.
+        // The message arrives after the write, because both use one connection.
         cx.send(conn, b"done")?;
         Ok(())
     }
@@ -105,7 +106,7 @@ impl Handler for Client {
                 cx.stop();
             }
         } else {
-            // The write or the message has completed; the second of the two closes.
+            // The write or the message has completed. The first completion closes the connection; a second call has no effect.
             cx.close(conn);
         }
     }
@@ -144,7 +145,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} tickets were drawn", region.load(0));
     for ticket in 0..CLIENTS {
         let mut name = [0; PLACE];
-        // Peers may write at any time, so the bytes are copied and not borrowed.
+        // Peers may write to the region at any time. So the program copies the bytes instead of borrowing them.
         region.copy_to((1 + ticket) * PLACE, &mut name);
         println!("{ticket}: {}", String::from_utf8_lossy(&name).trim_end_matches('\0'));
     }

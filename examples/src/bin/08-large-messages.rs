@@ -1,5 +1,5 @@
-//! Messages of 16 MiB: the first is sent as a copy, the second from a registered region without a copy.
-//! Each arrives as one message. `on_send_complete` reports when the program may reuse the region.
+//! Two messages of 16 MiB: the first is sent as a copy, the second from a registered region without a copy. Each arrives as one
+//! message. `on_send_complete` reports when the program may reuse the region.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -25,7 +25,7 @@ impl Sender {
     fn start(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
         // The library copies the bytes before `send` returns, so the program may reuse its memory immediately.
         self.copy = Some(cx.send(conn, &vec![1; LEN])?);
-        // The peer fetches a long message from the sender's memory, so it needs the right to read there.
+        // The peer fetches a long message from the sender's memory by RDMA Read, so the region must allow remote reads.
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
         let region = cx.register_vec(conn, vec![2; LEN], &options)?;
         cx.send_region(conn, &region, 0..LEN)?;
@@ -59,7 +59,7 @@ impl Handler for Sender {
     }
 }
 
-/// Reads each byte.
+/// Reads each byte of every message, to check the content.
 struct Receiver;
 
 impl Handler for Receiver {

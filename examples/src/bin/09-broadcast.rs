@@ -1,5 +1,5 @@
-//! A feed for members of different speed: one copy of each message, and a policy for each member that cannot
-//! keep up. Of the slow members, one has gaps and one loses its connection; the others receive everything.
+//! A feed for members of different speed: messages are stored once, and each member has a policy for the case that it cannot keep up.
+//! One slow member loses messages, another one loses its connection. All other members receive everything.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -17,7 +17,7 @@ use rdma_reactor::{
 
 const MEMBERS: [&str; 4] = ["quick-1", "quick-2", "drop-me", "close-me"];
 const MESSAGES: u32 = 1000;
-/// The time between two messages, and below it the time that a slow member needs for each.
+/// The time between two messages. `SLOW` is the time that a slow member needs for each message.
 const PERIOD: Duration = Duration::from_micros(200);
 const SLOW: Duration = Duration::from_millis(20);
 
@@ -25,13 +25,13 @@ const SLOW: Duration = Duration::from_millis(20);
 struct Feed {
     broadcast: Broadcast,
     members: usize,
-    /// The members that the feed waits for.
+    /// The members with the policy `Wait`: the feed publishes nothing while one of them is behind.
     quick: Vec<ConnectionId>,
     next: u32,
 }
 
 impl Feed {
-    /// Returns true if a member that the feed waits for has messages queued or in flight.
+    /// Returns true if a member with the policy `Wait` has messages queued or in flight.
     fn is_behind(&self) -> bool {
         self.quick.iter().any(|&conn| self.broadcast.tally(conn).is_some_and(|tally| tally.pending > 0))
     }
@@ -56,7 +56,8 @@ impl Handler for Feed {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
-        // A close drops queued messages: the slow members lose theirs, and the quick ones have received everything.
+        // Closing drops the messages that are still queued. The members with the policy `Wait` have received everything, so only slow
+        // members lose messages.
         if self.next == MESSAGES && !self.is_behind() {
             return cx.close_all();
         }
@@ -69,7 +70,7 @@ impl Handler for Feed {
                 println!("message {}: a member is closed for being slow", self.next);
             }
             Ok(_) => {}
-            // A quick member is behind for now: the same message is published again next time.
+            // A member with the policy `Wait` is behind. The next timer publishes the same message again.
             Err(PublishError::Full) => return,
             Err(error) => eprintln!("message {}: {error}", self.next),
         }
@@ -149,7 +150,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = reactor.context().listen("127.0.0.1:0".parse()?)?;
     let address = reactor.context().local_address(listener).ok_or("the listener is gone")?;
     let members = MEMBERS.map(|name| (name, start(name, address)));
-    // A member may be 64 messages behind.
+    // At most 64 messages are queued for a member.
     reactor.run(&mut Feed { broadcast: Broadcast::new(64, 1024), members: 0, quick: Vec::new(), next: 0 })?;
     for (name, thread) in members {
         let member = thread.join().map_err(|_| "a member panicked")??;

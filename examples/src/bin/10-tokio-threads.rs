@@ -1,6 +1,6 @@
-//! 1,000 tasks of tokio's multi-threaded runtime call a server, each on its own connection:
-//! `ThreadedReactor` runs the reactor on a separate thread. To compare, `--single` runs
-//! reactor and tasks on one thread (`aio`), and `--tcp` uses tokio's own TCP.
+//! 1,000 tasks of tokio's multi-threaded runtime call a server, each on its own connection. `ThreadedReactor` runs the reactor on a
+//! separate thread. For comparison, `--single` runs the reactor and the tasks on one thread (`aio`), and `--tcp` uses tokio's TCP
+//! sockets.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -19,12 +19,12 @@ use tokio::task::{JoinSet, LocalSet, spawn_local};
 const TASKS: usize = 1_000;
 const CALLS: usize = 100;
 const WORKERS: usize = 4;
-/// The length of a question and of its answer, bytes.
+/// The length of a question and of its answer, in bytes.
 const LEN: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Returns settings for tasks that all connect at the same time, on a machine that may be busy.
+/// Returns settings with long timeouts, because all tasks connect at the same time and the machine may be busy.
 fn config() -> Config {
     let minute = Duration::from_secs(60);
     Config::many_connections()
@@ -37,7 +37,7 @@ fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
 
-/// Waits for all tasks, which return the times of their calls, and prints the rate and the percentiles.
+/// Waits for all tasks. Each task returns the durations of its calls. Prints the rate of calls and the percentiles of their durations.
 async fn report(mut tasks: JoinSet<Result<Vec<Duration>>>, begun: Instant) -> Result<()> {
     let mut times = Vec::with_capacity(TASKS * CALLS);
     while let Some(task) = tasks.join_next().await {
@@ -50,7 +50,7 @@ async fn report(mut tasks: JoinSet<Result<Vec<Duration>>>, begun: Instant) -> Re
     Ok(())
 }
 
-/// Runs the reactors of both sides on separate threads, and the tasks on any of the workers.
+/// Runs the reactors of both sides on separate threads, and the tasks on the workers of the runtime.
 async fn on_threads() -> Result<()> {
     let (server, client) = (ThreadedReactor::start(config())?, ThreadedReactor::start(config())?);
     let mut listener = server.listen(any_port()).await?;
@@ -59,7 +59,7 @@ async fn on_threads() -> Result<()> {
         while let Some(mut conn) = listener.accept().await {
             tokio::spawn(async move {
                 while let Ok(question) = conn.recv().await {
-                    // The answer is sent from the memory that the question arrived in.
+                    // The answer is sent from the memory that the question arrived in, so nothing is copied.
                     if conn.send(question).await.is_err() {
                         break;
                     }
@@ -87,7 +87,7 @@ async fn on_threads() -> Result<()> {
         let stats = reactor.with(|cx| cx.stats()).await?;
         let (waits, messages) = (stats.turns.waits, stats.messages.sent);
         println!("{name}: {waits} waits of the reactor's thread for {messages} messages sent");
-        // The thread ends after the last connection.
+        // `drain` waits for the last connection to end; then the reactor's thread ends.
         reactor.drain(Duration::from_secs(10));
         reactor.ended().await?;
     }
@@ -130,7 +130,7 @@ async fn on_one_thread() -> Result<()> {
     report(tasks, begun).await
 }
 
-/// Runs the same calls over tokio's own TCP.
+/// Makes the same calls over tokio's TCP sockets.
 async fn over_tcp() -> Result<()> {
     let listener = TcpListener::bind(any_port()).await?;
     let address = listener.local_addr()?;

@@ -1,8 +1,8 @@
-//! A store of blocks in a file, without a copy in its program. The client offers each block with its number as a
-//! tag. The server reads the block into aligned memory, from which it writes the file (`O_DIRECT`). The server
-//! reads requested blocks from the file into such memory, and writes them from there into the client's memory.
+//! A block store in a file that copies no block in memory. The client offers each block with its number as a tag. The server reads the
+//! block by RDMA Read into aligned memory, and writes the file from there (`O_DIRECT`). For a requested block, the server reads the
+//! file into such memory, and writes the block to the client's memory by RDMA Write.
 //!
-//! `11-block-store [FILE]`: without a file, one in the folder for temporary files, which is removed.
+//! `11-block-store [FILE]`: without a file name, the program uses a temporary file, and removes it at the end.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -27,19 +27,20 @@ const BLOCK: usize = 256 << 10;
 const BLOCKS: u64 = 512;
 /// The number of blocks that each side has in memory at a time.
 const SLOTS: usize = 16;
-/// The time limit for a requested block.
+/// The time limit for sending a requested block.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 type Done = Result<(), Box<dyn Error>>;
 
-/// The side with the file. It serves one client; a server for many would use threads for the file.
+/// The server, which owns the file. It serves one client, so it may block on the file. A server for many clients would access the file
+/// on other threads.
 struct Store {
     file: File,
-    /// Memory for one block each. It begins at a page, as `O_DIRECT` requires, and no peer has rights to it.
+    /// Free regions for one block each. A region begins at a page boundary, as `O_DIRECT` requires. Peers have no rights to it.
     free: Vec<Region>,
     landing: BTreeMap<OfferId, Region>,
     sending: BTreeMap<TransferId, Region>,
-    /// Requested blocks that wait for memory, with their destinations at the client.
+    /// Requested blocks that wait for a free region: the number of the block, and its destination in the client's memory.
     wanted: Vec<(u64, RemoteRegion)>,
 }
 
@@ -49,13 +50,13 @@ impl Store {
         Ok(self.file.write_all_at(bytes, block * BLOCK as u64)?)
     }
 
-    /// Sends the requested blocks while there is free memory.
+    /// Sends requested blocks while there are free regions.
     fn answer(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Done {
         while !self.wanted.is_empty() {
             let Some(mut region) = self.free.pop() else { break };
             let Some((block, place)) = self.wanted.pop() else { break };
             self.file.read_exact_at(region.bytes_mut().ok_or("the block is lent")?, block * BLOCK as u64)?;
-            // The number of the block follows its bytes.
+            // A message with the number of the block follows the block.
             let options = TransferOptions::within(PATIENCE).message(&block.to_le_bytes());
             let sent = cx.transfer(conn, Transfer::Write(&[&region]), vec![Piece::new(0, place)], &options)?;
             self.sending.insert(sent, region);
@@ -64,7 +65,7 @@ impl Store {
     }
 }
 
-/// Prints an error, and closes its connection.
+/// If `done` is an error, prints it and closes the connection.
 fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Done) {
     if let Err(error) = done {
         eprintln!("{conn}: {error}");
@@ -126,15 +127,15 @@ impl Handler for Store {
     }
 }
 
-/// Returns the content of a block.
+/// Returns the content of a block, which depends on its number.
 fn content(block: u64) -> Vec<u8> {
     (0..BLOCK as u64 / 8).flat_map(|word| (block << 32 | word).to_le_bytes()).collect()
 }
 
-/// The side that stores all blocks, and then reads and compares them.
+/// The client: stores all blocks, then requests them and compares them.
 struct Client {
     started: Instant,
-    /// Blocks to store, and below them the blocks to request.
+    /// The blocks that are not stored yet. `to_ask` has the blocks that are not requested yet.
     to_store: Vec<u64>,
     to_ask: Vec<u64>,
     stored: u64,
@@ -153,7 +154,7 @@ impl Client {
             match cx.offer(conn, &region, 0..BLOCK, block) {
                 Ok(send) => _ = self.storing.insert(send, (block, region)),
                 Err(SendErrorKind::WouldBlock(_)) => {
-                    // on_writable follows.
+                    // The reactor calls `on_writable` when it can send again.
                     self.to_store.push(block);
                     self.free.push(region);
                     return Ok(());
@@ -188,7 +189,7 @@ impl Client {
 
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The peer reads a block from this memory to store it, and writes a requested block there.
+        // The server reads a block from this memory to store it, and writes a requested block to it.
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
         for _ in 0..SLOTS {
             match cx.register(conn, BLOCK, &options) {
@@ -205,9 +206,9 @@ impl Handler for Client {
             self.free.push(region);
             match outcome {
                 Outcome::Sent => self.stored += 1,
-                // The store has no free memory now.
+                // The server refused the offer because it has no free region, so the client offers the block again.
                 Outcome::Refused => self.to_store.push(block),
-                // on_disconnect follows.
+                // The connection has failed; `on_disconnect` follows.
                 _ => return,
             }
             if self.stored == BLOCKS {
@@ -251,7 +252,7 @@ impl Handler for Client {
     }
 }
 
-/// Opens the file with `O_DIRECT`, if its file system supports that.
+/// Opens the file with `O_DIRECT` if its file system supports that flag, and otherwise without it.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true);

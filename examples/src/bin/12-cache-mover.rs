@@ -1,9 +1,8 @@
-//! Moves 10,000 blocks of a cache between the memories of two machines, with one completion for all
-//! of them. A read fetches blocks that lie in any order; a write completes only after the blocks
-//! have arrived. Both have a time limit. A third transfer is cancelled, and its result reports
-//! which blocks have arrived. The blocks of a key/value cache of a language model move like this.
+//! Moves 10,000 blocks of a cache between the memories of two machines by two transfers, with one completion each. A read fetches
+//! blocks from scattered addresses. A write completes only after the blocks have arrived. Both have a time limit. A third transfer is
+//! cancelled, and its result reports which blocks have arrived. A key/value cache of a language model moves its blocks in this way.
 //!
-//! `12-cache-mover [BYTES]`: the length of a block, 4096 unless given.
+//! `12-cache-mover [BYTES]`: the length of a block, 4096 by default.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -19,15 +18,16 @@ use rdma_reactor::{
 };
 
 const BLOCKS: usize = 10_000;
-/// The time limit of each transfer. The transfer ends then, whatever the peer does.
+/// The time limit of a transfer. The transfer ends at this limit, even if the peer does nothing.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// Returns the block of the owner's cache that is the `nth` one of the mover.
+/// Returns the number of the owner's block that corresponds to block `nth` of the mover. Consecutive blocks of the mover are scattered
+/// over the owner's cache.
 const fn block_of(nth: usize) -> usize {
     nth * 7919 % BLOCKS
 }
 
-/// The side whose memory is read and written. Its program does nothing meanwhile.
+/// The passive side: its memory is read and written, and its program does nothing meanwhile.
 struct Owner {
     block: usize,
     cache: Option<Region>,
@@ -61,15 +61,15 @@ impl Handler for Owner {
     }
 }
 
-/// The side that moves blocks.
+/// The active side, which starts the transfers.
 struct Mover {
-    /// The length of a block, bytes.
+    /// The length of a block, in bytes.
     block: usize,
     blocks: Option<Region>,
     pieces: Vec<Piece>,
     transfers: usize,
     started: Instant,
-    /// The transfer to cancel.
+    /// The transfer that the program cancels, with its connection.
     cancel: Option<(ConnectionId, TransferId)>,
 }
 
@@ -80,7 +80,7 @@ impl Mover {
         let pieces = std::mem::take(&mut self.pieces);
         let options = TransferOptions::within(WITHIN);
         self.transfers += 1;
-        // The first access to the memory is not measured.
+        // Fills the memory before the time is taken, so that page faults are not measured.
         blocks.copy_from(0, &vec![0xff; self.block * BLOCKS])?;
         self.started = Instant::now();
         match self.transfers {
@@ -88,7 +88,8 @@ impl Mover {
                 cx.transfer(conn, Transfer::Read(&mut [blocks]), pieces, &options)?;
             }
             2 => {
-                // iWARP does not report that a write has arrived. A read of a few bytes after the last block does.
+                // On iWARP, the completion of a write does not show that it has arrived. `confirm` adds a read of a few bytes after the
+                // last block, whose completion shows it.
                 cx.transfer(conn, Transfer::Write(&[blocks]), pieces, &options.confirm().immediate(1))?;
             }
             3 => {
@@ -109,7 +110,7 @@ impl Handler for Mover {
         if let Some(cache) = RemoteRegion::from_bytes(&message) {
             self.pieces = (0..BLOCKS).filter_map(|nth| Some(Piece::new(nth * len, place(cache, nth)?))).collect();
         }
-        // An iWARP adapter needs this right on memory that it reads into.
+        // The memory is the destination of reads. An iWARP adapter needs the right `READ_SINK` for that.
         let options = RegionOptions::new().allow(Access::READ_SINK);
         self.blocks = cx.register(conn, len * BLOCKS, &options).ok();
         let gone_on = self.go_on(cx, conn);
@@ -118,7 +119,7 @@ impl Handler for Mover {
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         if let Some((conn, transfer)) = self.cancel {
-            // The pieces that are posted already complete first.
+            // Pieces that are already posted complete before the transfer ends.
             cx.cancel_transfer(conn, transfer);
         }
     }
@@ -155,7 +156,7 @@ impl Handler for Mover {
     }
 }
 
-/// Prints an error, and closes its connection.
+/// If `done` is an error, prints it and closes the connection.
 fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Result<(), Box<dyn Error>>) {
     if let Err(error) = done {
         eprintln!("{conn}: {error}");

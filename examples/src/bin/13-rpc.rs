@@ -1,6 +1,6 @@
-//! An RPC service with deadlines: 1,000 tasks on four threads share four connections, with
-//! certificates on both sides. Each tenth call is to a procedure that takes too long, and ends at
-//! its deadline. At the end, clients without the right credentials try to connect, and are refused.
+//! An RPC service with deadlines: 1,000 tasks on four threads share four connections, with certificates on both sides. Each tenth call
+//! is to a procedure that takes too long, so the call ends at its deadline. At the end, clients without valid credentials try to
+//! connect, and are refused.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -18,17 +18,17 @@ const TASKS: u64 = 1_000;
 const CALLS: u64 = 20;
 const CONNECTIONS: usize = 4;
 const SERVER: &str = "server.example";
-/// The deadline of a call, the deadline of a call that is meant to expire, and the time that the slow procedure takes.
+/// The deadline of a call. `SHORT` is the deadline of a call that must expire, and `LONG` is the time that the slow procedure takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(3);
-/// The numbers of the procedures.
+/// The numbers of the procedures in a request: `SUM` adds numbers, `SLOW` takes too long.
 const SUM: u8 = 0;
 const SLOW: u8 = 1;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// A certificate authority.
+/// A certificate authority, which signs the certificates of one or more sides.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -39,8 +39,8 @@ impl Authority {
         Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
     }
 
-    /// Returns the settings of a side that has a certificate of this authority,
-    /// accepts certificates of `peers`, and expects a server of the name `server`.
+    /// Returns the settings of a side. This authority signs the side's certificate for the name `own`. The side accepts peers with a
+    /// certificate of the authority `peers`. If the side is a client, it expects a server with the name `server`.
     fn security(&self, own: &str, peers: &Self, server: &str) -> Result<Security> {
         let key = KeyPair::generate()?;
         let certificate = CertificateParams::new(vec![own.to_owned()])?.signed_by(&key, &self.0)?;
@@ -71,7 +71,7 @@ async fn procedure(request: ThreadedRequest) {
     let Some((&name, argument)) = request.split_first() else { return };
     let Ok(argument) = <[u8; 8]>::try_from(argument) else { return };
     if name == SLOW {
-        // The caller has gone by then. This task need not know.
+        // The caller's deadline passes during this pause. The answer below has no effect then.
         tokio::time::sleep(LONG).await;
     }
     let n = u64::from_le_bytes(argument);
@@ -84,7 +84,7 @@ async fn call(server: &Caller, name: u8, argument: u64, within: Duration) -> std
     Ok(answer[..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
 }
 
-/// Makes the calls of a task. Returns the numbers of correct answers, of expired deadlines, and of other results.
+/// Makes the calls of one task. Returns three counts: correct answers, expired deadlines, and other results.
 async fn client(server: Caller, task: u64) -> [u64; 3] {
     let [mut right, mut late, mut other] = [0; 3];
     for nth in 0..CALLS {
@@ -99,7 +99,7 @@ async fn client(server: Caller, task: u64) -> [u64; 3] {
     [right, late, other]
 }
 
-/// Returns the settings of clients that must be refused, by name.
+/// Returns the settings of clients that the server must refuse. The key describes what is wrong with the client's credentials.
 fn strangers(authority: &Authority) -> Result<BTreeMap<&'static str, Security>> {
     let other = Authority::new("another authority")?;
     Ok(BTreeMap::from([
@@ -136,7 +136,7 @@ async fn run() -> Result<()> {
             Err(error) => println!("{name}: {error}"),
         }
     }
-    // The requests that have arrived are answered first.
+    // `drain` answers the requests that have arrived, and then closes the connections.
     server.drain(PATIENCE);
     server.ended().await?;
     serving.await?;

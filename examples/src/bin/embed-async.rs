@@ -1,5 +1,5 @@
-//! Tasks that `connect`, `send` and `recv` with `.await`, on tokio or, with `--async-io`, on async-io, whose adapter is in
-//! `examples/src/embed/asyncio.rs`.
+//! Tasks that `connect`, `send` and `recv` with `.await`. They run on tokio or, with `--async-io`, on async-io, for which
+//! `examples/src/embed/asyncio.rs` has the adapter.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -17,7 +17,7 @@ const TASKS: u64 = 4;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Gets a share of the messages echoed, and pauses now and then.
+/// One of the tasks: sends its share of the messages, waits for their echoes, and pauses now and then. Returns the number of echoes.
 async fn echoes(net: &AsyncReactor, server: &Server) -> Result<u64> {
     let conn = net.connect(server.address).await?;
     for nth in 0..MESSAGES / TASKS {
@@ -33,7 +33,7 @@ async fn echoes(net: &AsyncReactor, server: &Server) -> Result<u64> {
     Ok(MESSAGES / TASKS)
 }
 
-/// Runs all tasks next to the future that takes the reactor's turns.
+/// Runs all tasks concurrently with `turns`, the future that takes the reactor's turns. Returns the number of echoes.
 async fn all(net: &AsyncReactor, server: &Server, turns: impl Future<Output = Result<()>>) -> Result<u64> {
     let tasks = try_join_all((0..TASKS).map(|_| echoes(net, server)));
     match select(pin!(tasks), pin!(turns)).await {

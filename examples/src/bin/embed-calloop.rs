@@ -1,4 +1,4 @@
-//! A reactor as a source of a calloop event loop, next to one of its timers.
+//! A reactor as an event source of a calloop event loop, together with a timer of calloop.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -14,7 +14,7 @@ use rdma_reactor_examples::embed::{Load, Server};
 
 const HEARTBEAT: Duration = Duration::from_millis(2);
 
-/// The state that the callbacks of the loop share.
+/// The state that calloop passes to every callback.
 struct App {
     reactor: Reactor,
     load: Load,
@@ -35,8 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut app = App { reactor, load: Load::default(), turn: Turn::default(), heartbeats: 0 };
 
     let mut event_loop: EventLoop<'_, App> = EventLoop::try_new()?;
-    // The source owns its descriptor, and the app owns the reactor.
-    // So the source gets a duplicate of the reactor's descriptor.
+    // A `Generic` source owns its descriptor, but the app owns the reactor. So the source gets a duplicate of the reactor's descriptor.
     let descriptor = app.reactor.as_fd().try_clone_to_owned()?;
     let source = Generic::new(descriptor, Interest::READ, Mode::Level);
     event_loop.handle().insert_source(source, |_, _, app: &mut App| {
@@ -51,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while !app.load.done {
         let deadline = app.reactor.next_deadline();
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        // If work remains, the descriptor is readable.
+        // If the turn has not done all of its work, the reactor's descriptor is readable, so `dispatch` returns immediately.
         event_loop.dispatch(left, &mut app)?;
         if deadline.is_some_and(|at| at <= Instant::now()) {
             app.turn()?;

@@ -1,5 +1,5 @@
-//! A reactor inside a program's own epoll loop. `embed-epoll` watches it level-triggered, and `embed-epoll --edge`
-//! edge-triggered.
+//! A reactor inside a program's own epoll loop. `embed-epoll` watches the reactor's descriptor level-triggered; `embed-epoll --edge`
+//! watches it edge-triggered.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -26,18 +26,19 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     epoll.add(&reactor, EpollEvent::new(EpollFlags::EPOLLIN | edge, REACTOR))?;
-    // A timer of the outer loop, next to RDMA.
+    // Another source of this epoll loop: an eventfd, which the loop itself triggers periodically.
     let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
     epoll.add(&other, EpollEvent::new(EpollFlags::EPOLLIN, OTHER))?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // The descriptor is readable, because the connect waits for the first turn.
+    // The connect waits for the first turn of the reactor. So the descriptor is readable from the beginning, and the first `wait`
+    // returns immediately.
     let mut more = false;
     while !load.done {
         let due = reactor.next_deadline().map_or(heartbeat, |at| at.min(heartbeat));
         let left = if more { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) };
         let mut events = [EpollEvent::empty(); 8];
-        // Milliseconds are rounded up. Otherwise the loop would wake again and again before the deadline.
+        // epoll takes milliseconds, rounded up here. If they were rounded down, the loop would wake up repeatedly before the deadline.
         let timeout = EpollTimeout::try_from(left + Duration::from_micros(999))?;
         let count = epoll.wait(&mut events, timeout)?;
         let events = &events[..count];

@@ -1,4 +1,4 @@
-//! A reactor inside a mio loop, next to another source.
+//! A reactor inside a mio event loop, together with another event source.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -21,11 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut poll = Poll::new()?;
     poll.registry().register(&mut SourceFd(&reactor.as_raw_fd()), REACTOR, Interest::READABLE)?;
-    // A source of the outer loop, next to RDMA.
+    // Another source of this mio loop: a waker, which the loop itself triggers periodically.
     let other = Waker::new(poll.registry(), OTHER)?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // The descriptor is readable, because the connect waits for the first turn.
+    // The connect waits for the first turn of the reactor. So the descriptor is readable from the beginning, and the first `poll`
+    // returns immediately.
     let mut more = false;
     let mut events = Events::with_capacity(8);
     while !load.done {

@@ -1,4 +1,4 @@
-//! A reactor as a task of tokio's current-thread runtime, next to another task.
+//! A reactor as a task of tokio's current-thread runtime, together with another task.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -10,7 +10,7 @@ use rdma_reactor_examples::embed::{Load, Server, on_tokio};
 
 const HEARTBEAT: Duration = Duration::from_millis(2);
 
-/// Takes turns of a reactor until its handler is done.
+/// Takes turns of a reactor until its handler reports that it is done.
 async fn drive<H: Handler>(
     reactor: &mut Reactor,
     handler: &mut H,
@@ -23,7 +23,7 @@ async fn drive<H: Handler>(
             return Ok(());
         }
         if more {
-            // The other tasks run in between.
+            // The other tasks run before the next turn.
             tokio::task::yield_now().await;
             continue;
         }
@@ -35,8 +35,8 @@ async fn drive<H: Handler>(
             }
         };
         tokio::select! {
-            // The readiness is edge-triggered. Events after this line make the
-            // descriptor readable again; the next turn handles earlier ones.
+            // tokio is edge-triggered, so its readiness is cleared before the next turn. Events from now on make the descriptor
+            // readable again; the next turn handles all earlier ones.
             ready = readable.readable() => ready?.clear_ready(),
             () = due => {}
         }

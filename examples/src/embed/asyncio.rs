@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use rdma_reactor::aio::AsyncReactor;
 
-/// Takes turns on async-io, which smol and async-std use, until the
-/// reactor is drained. One task runs this beside all others of its thread.
+/// Takes the reactor's turns on async-io, which smol and async-std use, until the reactor is drained. Spawn this future once; all tasks
+/// that use the reactor must run on the same thread.
 ///
 /// # Errors
 ///
@@ -19,7 +19,7 @@ pub async fn on_async_io(net: AsyncReactor) -> Result<(), Box<dyn Error>> {
     let descriptor = async_io::Async::new(net.descriptor()?)?;
     loop {
         let turn = net.turn(Duration::ZERO)?;
-        // The turn that ends a drain is the last one.
+        // This turn has completed the drain, so it is the last one.
         if net.is_drained() {
             return Ok(());
         }
@@ -38,7 +38,7 @@ pub async fn on_async_io(net: AsyncReactor) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Yields to the other tasks once.
+/// Yields to the executor once, so that other tasks run.
 async fn let_others_go_on() {
     let mut yielded = false;
     std::future::poll_fn(|task| {

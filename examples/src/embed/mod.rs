@@ -1,5 +1,5 @@
-//! The parts that the embedding examples share: an echo server on a separate
-//! thread, and a client that keeps its loop busy, then idle, and busy again.
+//! The parts that the embedding examples share: an echo server on a separate thread, and a client. The client sends many messages,
+//! pauses, and repeats that.
 
 pub mod asyncio;
 
@@ -16,16 +16,16 @@ use rdma_reactor::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The number of messages that a [`Load`] gets echoed.
+/// The number of messages that a [`Load`] sends and receives back.
 pub const MESSAGES: u64 = 10_000;
 /// The largest number of messages in flight.
 const WINDOW: u64 = 16;
-/// Messages between two pauses.
+/// The number of messages between two pauses.
 const BURST: u64 = 500;
-/// The length of a pause, which only a timer ends.
+/// The length of a pause. During a pause, nothing is in flight, so only the reactor's timer can end it.
 const REST: Duration = Duration::from_millis(5);
 
-/// Settings of both sides.
+/// Returns the settings of the server and the client.
 #[must_use]
 pub fn config() -> Config {
     Config::default().provider(ProviderChoice::Iwarp)
@@ -40,8 +40,8 @@ pub fn on_tokio(reactor: &Reactor) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }
 
-/// Sends every message back. This suffices for peers with few messages in flight, as
-/// [`Load`] has; other servers keep the answers that are refused, as the README's does.
+/// Sends every message back. An echo that is refused is lost. [`Load`] has few messages in flight, so no echo is refused. Other servers
+/// must keep refused answers, as the one in the README does.
 #[derive(Debug)]
 pub struct Echo;
 
@@ -75,7 +75,7 @@ impl Server {
         Ok(Self { address, remote, thread: thread::spawn(move || reactor.run(&mut Echo)) })
     }
 
-    /// Stops the server.
+    /// Stops the server and waits for its thread.
     ///
     /// # Errors
     /// The error that the server's reactor ended with.
@@ -85,16 +85,16 @@ impl Server {
     }
 }
 
-/// A client that gets [`MESSAGES`] messages echoed in order, and pauses now and then.
+/// A client that sends [`MESSAGES`] messages, checks that their echoes arrive in order, and pauses now and then.
 #[derive(Debug, Default)]
 pub struct Load {
     sent: u64,
     echoed: u64,
     rests: u64,
     resting: Option<ConnectionId>,
-    /// True once all messages are echoed and the connection is closed.
+    /// True if all messages are echoed and the connection is closed, or if the client failed.
     pub done: bool,
-    /// The failure, if any.
+    /// The reason why the client failed, if it did.
     pub failure: Option<String>,
 }
 
@@ -102,7 +102,7 @@ impl Load {
     /// Makes a reactor that connects to the server.
     ///
     /// # Errors
-    /// As [`Reactor::new`].
+    /// Those of [`Reactor::new`].
     pub fn reactor(server: &Server) -> Result<Reactor, Error> {
         let mut reactor = Reactor::new(config())?;
         reactor.context().connect(server.address)?;
@@ -121,10 +121,10 @@ impl Load {
         self.done = true;
     }
 
-    /// Prints one line about the run.
+    /// Prints one line about the run. `heartbeats` is the number of events of the loop's other source.
     ///
     /// # Errors
-    /// The failure, if there was one.
+    /// The client failed.
     pub fn report(&self, heartbeats: u64) -> Result<(), Box<dyn std::error::Error>> {
         match &self.failure {
             Some(failure) => Err(failure.clone().into()),
@@ -149,7 +149,7 @@ impl Handler for Load {
         if self.echoed == MESSAGES {
             cx.close(conn);
         } else if self.echoed == self.rests * BURST + BURST {
-            // Nothing is in flight now, so only the timer can continue.
+            // Nothing is in flight now, so only this timer can wake the loop.
             cx.set_timer(REST, 0);
             self.resting = Some(conn);
         } else {

@@ -7,8 +7,8 @@ use clap_complete::Shell;
 
 use crate::pingpong::failure::Failure;
 
-/// Returns the script that completes the command line of a program in a shell, if the command
-/// line is `--completions SHELL` and nothing else. Returns `None` for any other command line.
+/// If the command line is `--completions SHELL` and nothing else, returns the script that completes the program's command line in that
+/// shell. Returns `None` for any other command line.
 pub(crate) fn wanted(args: &[OsString], mut command: Command) -> Option<Result<String, Failure>> {
     let [_, flag, shell] = args else { return None };
     if flag != "--completions" {

@@ -1,14 +1,14 @@
-//! The hardware counters of an RDMA device (`hw_counters` in sysfs):
-//! the operations that its transport had to repeat, and the causes.
+//! The hardware counters of an RDMA device (`hw_counters` in sysfs). They count errors and the operations that the transport had to
+//! repeat.
 
 use std::collections::BTreeMap;
 
 use crate::doctor::tree::SystemTree;
 
-/// The largest number of counters that are read per device. Adapters have some sixty.
+/// The largest number of counters that the program reads for each device. Adapters have about sixty.
 const MOST: usize = 256;
 
-/// The meanings of the counters that report trouble, with the names that drivers give them.
+/// The kinds of trouble that counters report. Each has a description and the names of its counters, which differ between drivers.
 const MEANINGS: [(&str, &[&str]); 6] = [
     (
         "sent again, since no acknowledgement came in time",
@@ -77,19 +77,18 @@ const MEANINGS: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// Returns the trouble that a change of this counter means. Returns
-/// `None` if the counter reports no trouble, or is not known.
+/// Describes the trouble that an increase of this counter shows. Returns `None` if the counter shows no trouble or is unknown.
 #[must_use]
 pub fn meaning(name: &str) -> Option<&'static str> {
     MEANINGS.iter().find(|(_, names)| names.contains(&name)).map(|(meaning, _)| *meaning)
 }
 
-/// The counters of a device at one time, those of its ports added up.
+/// The counters of a device at one point in time. The counters of its ports are added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HwCounters(BTreeMap<String, u64>);
 
 impl HwCounters {
-    /// Reads the counters of a device. Empty if the driver has none, or if there is no such device.
+    /// Reads the counters of a device. Returns no counters if the driver has none or the device does not exist.
     #[must_use]
     pub fn read(tree: &SystemTree, device: &str) -> Self {
         let device = format!("/sys/class/infiniband/{device}");
@@ -98,7 +97,7 @@ impl HwCounters {
         for place in std::iter::once(device.clone()).chain(ports) {
             let counters = format!("{place}/hw_counters");
             for name in tree.names(&counters).into_iter().take(MOST) {
-                // `lifespan` is not a counter, but the time for which the driver caches values.
+                // The file `lifespan` is not a counter: it has the time for which the driver caches the values.
                 let value = tree.text(&format!("{counters}/{name}")).ok().filter(|_| name != "lifespan");
                 if let Some(value) = value.and_then(|text| text.parse::<u64>().ok()) {
                     let sum: &mut u64 = all.entry(name).or_default();
@@ -115,8 +114,8 @@ impl HwCounters {
         self.0.is_empty()
     }
 
-    /// Returns the counters that have changed since `before`, and by how much. A
-    /// counter that decreased was reset, so it has changed by its current value.
+    /// Returns the counters that have changed since `before`, with the amount of each change. A counter that has decreased was reset,
+    /// so its amount is its current value.
     #[must_use]
     pub fn moved_since(&self, before: &Self) -> BTreeMap<String, u64> {
         let moved = self.0.iter().map(|(name, now)| {
@@ -127,8 +126,7 @@ impl HwCounters {
     }
 }
 
-/// Describes the changes of the counters that report trouble: each
-/// meaning once, with its counters. Empty if none of them changed.
+/// Describes the troubles that the changes show. Each trouble has one text with all of its counters. Empty if no counter shows trouble.
 #[must_use]
 pub fn troubles(moved: &BTreeMap<String, u64>) -> Vec<String> {
     let of_meaning = |(meaning, names): &(&str, &[&str])| {

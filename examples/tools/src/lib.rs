@@ -1,4 +1,4 @@
-//! The modules that the programs of this package consist of.
+//! The modules of the programs in this package.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "programs, not the library")]
 

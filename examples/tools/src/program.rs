@@ -1,4 +1,4 @@
-//! The frame of every program: it reads the command line, runs the program, and reports a failure in one line.
+//! The common part of all programs: it parses the command line, runs the program, and prints a failure in one line.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -10,21 +10,21 @@ use clap::error::ErrorKind;
 use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::output::Output;
 
-/// A valid command line.
+/// The meaning of a valid command line.
 #[derive(Debug)]
 pub enum Parsed<C> {
-    /// A command to run.
+    /// Run the program with these arguments.
     Run(C),
-    /// Help or a version to print.
+    /// Print this text, which is the help or the version.
     Print(String),
 }
 
-/// Runs a program. The exit status is that of `run`, or 1 after a failure, which is one line on standard error.
+/// Runs a program. Returns the exit status of `run`. If `run` fails, prints the failure as one line on standard error, and returns 1.
 pub fn main<C: Parser, E: Into<ExitCode>>(
     args: impl IntoIterator<Item = OsString>,
     run: impl FnOnce(C) -> Result<E, Failure>,
 ) -> ExitCode {
-    // Errors are reported by `Failure`. The log is off unless RUST_LOG enables it.
+    // The log is off by default, because failures are printed anyway. `RUST_LOG` enables it.
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
     let done = match parse(args) {
         Ok(Parsed::Run(cli)) => run(cli).map(E::into),
@@ -43,7 +43,7 @@ pub fn main<C: Parser, E: Into<ExitCode>>(
 /// Parses a command line.
 ///
 /// # Errors
-/// The text describes the mistake in one line.
+/// The command line is invalid. The text describes the mistake in one line.
 pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Parsed<C>, Failure> {
     let args: Vec<_> = args.into_iter().collect();
     #[cfg(feature = "completions")]
@@ -66,15 +66,15 @@ pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Pars
     }
 }
 
-/// Parses a number of a command line. `range` is the valid range, and `words` describes it.
+/// Parses a number of the command line. `range` has the valid numbers, and `words` describes them for the error.
 ///
 /// # Errors
-/// The text is not a number in that range. The error names the valid ones.
+/// The text is not a number in the range.
 pub fn number(text: &str, range: RangeInclusive<f64>, words: &str) -> Result<f64, String> {
     text.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| format!("give {words}"))
 }
 
-/// Returns the first paragraph of clap's message, and its tip.
+/// Shortens an error message of clap to its first paragraph and its tip.
 fn one_line(message: &str) -> Failure {
     let first = message.split("\n\n").next().unwrap_or(message).trim_start_matches("error: ");
     let tip = message.lines().find_map(|line| line.trim().strip_prefix("tip: "));

@@ -1,6 +1,6 @@
-//! Untrusted text, as a terminal may show it.
+//! Makes untrusted text safe for a terminal.
 
-/// Returns true if a character changes how a terminal shows others, or is not visible itself.
+/// Returns true if the character is invisible, or changes how a terminal shows other characters.
 #[must_use]
 pub fn is_hidden(c: char) -> bool {
     c.is_control()
@@ -9,7 +9,7 @@ pub fn is_hidden(c: char) -> bool {
         || matches!(c, '\u{e0000}'..='\u{e007f}')
 }
 
-/// Escapes hidden characters, so that the text cannot control a terminal and looks like what it is.
+/// Escapes hidden characters in a text. The result cannot control a terminal, and shows what the text contains.
 #[must_use]
 pub fn shown(text: &str) -> String {
     let escaped = |c: char| if is_hidden(c) { c.escape_unicode().to_string() } else { c.to_string() };

@@ -1,4 +1,4 @@
-//! `rdma-doctor` on machines that consist of files, see `data/doctor`.
+//! Tests of `rdma-doctor` on simulated machines. Such a machine is a directory of files, see `data/doctor`.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use patience::PATIENCE;
 use serde_json::Value;
 
-/// A simulated machine: a changed copy of one of the two in `data/doctor`.
+/// A simulated machine: a copy of one of the two machines in `data/doctor`, which a test can change.
 struct Machine(PathBuf);
 
 impl Machine {
@@ -30,7 +30,7 @@ impl Machine {
         self
     }
 
-    /// Makes the user an ordinary one without any privilege.
+    /// Makes the user of the simulated machine one without privileges.
     fn ordinary(&self) -> &Self {
         let status = "Uid:\t4242 4242 4242 4242\nGid:\t4242 4242 4242 4242\nGroups:\t\nCapEff:\t0000000000000000\n";
         self.write("proc/self/status", &status.replace(' ', "\t"))
@@ -76,7 +76,7 @@ fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rdma-doctor")).args(args).env_remove("RUST_LOG").output().unwrap()
 }
 
-/// Checks that exactly one line has this level, this topic and these words.
+/// Checks that exactly one line has this severity, this topic and these words.
 #[track_caller]
 fn one(lines: &[String], level: &str, topic: &str, words: &[&str]) {
     let start = format!("{level:<7}  {topic:<10}  ");
@@ -128,7 +128,7 @@ fn software_devices_are_described() {
     }
 }
 
-/// Ends a thread when it is dropped, also if a check has failed.
+/// A flag that stops a thread. Dropping this value sets it, even if a check fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -137,7 +137,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// The counters of a device change until the program has reported it.
+/// A thread changes the counters of a device until the program has reported the change.
 #[test]
 fn hardware_counters_that_move_are_named() {
     let machine = Machine::new("software", "counters");

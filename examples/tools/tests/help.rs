@@ -1,4 +1,4 @@
-//! `--help` of every program begins with what the program does.
+//! Tests of `--help`: the output of every program must begin with a description of the program.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! `kv` as a user runs it.
+//! Tests of `kv`, run as a user runs it.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod process;
@@ -19,7 +19,7 @@ fn failed_with(output: &Output, words: &str) {
     process::failed_with(output, "kv", words);
 }
 
-/// A server and its address. The server ends with the test.
+/// A server and its address. Dropping this value kills the server.
 struct Server {
     child: Child,
     address: String,
@@ -88,7 +88,8 @@ fn readers_under_a_writer_see_whole_values() {
     for max_value in ["64", "64K"] {
         let server = Server::start(&["--slots", "64", "--max-value", max_value]);
         let (mut reads, mut writes) = (0, 0);
-        // A server that never answers is killed at its time limit.
+        // On a busy machine, a run may have few reads or writes, so it is repeated. A server that never answers is killed at its time
+        // limit, which fails the test.
         while reads < 100 || writes < 100 {
             let text = server.succeeds("bench", &["--seconds", "1", "--readers", "3", "--keys", "2"]);
             let count = |what: &str| {
@@ -112,7 +113,7 @@ fn a_server_that_is_ended_has_done_its_work() {
 
 #[test]
 fn a_command_that_is_interrupted_has_not() {
-    // The listener never answers, so no run is ever completed.
+    // This listener never answers, so no command can complete.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("an address").to_string();
     for command in [&["get", &address, "key"][..], &["put", &address, "key", "value"], &["bench", &address]] {

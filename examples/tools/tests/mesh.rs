@@ -1,4 +1,4 @@
-//! `rdma-mesh` as a user runs it by hand, on the embedded provider.
+//! Tests of `rdma-mesh`, started by hand as a user would, on the embedded provider.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -23,21 +23,22 @@ use serde_json::Value;
 use patience::PATIENCE;
 
 const MESH: &str = env!("CARGO_BIN_EXE_rdma-mesh");
-/// The flags of short measurements, on a machine that all ranks share. So no factor between two figures is a fault.
+/// Flags for short measurements. All ranks share one machine, so the figures of the pairs may differ by any factor. The tolerance is so
+/// high that none is reported.
 const QUICK: &[&str] =
     &["-n", "50", "--bandwidth", "0.02", "--all-to-all", "0.2", "--tolerance", "1e6", "--at-once", "1"];
-/// Seconds of waiting for a rank that never joins or is stopped. The
-/// others join and answer within that time even on a busy machine.
+/// The time in seconds after which a rank that never joins, or is stopped, counts as dead. All other ranks join and answer within this
+/// time, even on a busy machine.
 const AWAY: &str = "10";
 
-/// The processes of a run. They are killed if the run takes too long.
+/// The processes of a run. They are killed if the run exceeds its time limit.
 struct Ranks {
     ranks: Vec<Child>,
     port: String,
     until: Instant,
 }
 
-/// The output of rank 0.
+/// The output of rank 0, and its JSON results.
 struct RunOutput {
     code: Option<i32>,
     stdout: String,
@@ -46,13 +47,13 @@ struct RunOutput {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(MESH);
-    // If a flag is repeated, the last one counts.
+    // These flags come first, so a test can override them: if a flag is repeated, the last one counts.
     command.args(["--provider", "iwarp"]).args(args).env_remove("RUST_LOG");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// Returns a port that nobody uses. It is below those that the system assigns, so no other test gets it meanwhile.
+/// Returns a port that no program uses. It is below the range from which the system assigns ports, so no other test can get it.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + std::process::id() % 10_000;
@@ -65,7 +66,7 @@ fn free_port() -> u16 {
 }
 
 impl Ranks {
-    /// Starts `count` ranks of a run of `of`.
+    /// Starts `count` ranks of a run that expects `of` ranks.
     fn start(count: usize, of: usize, args: &[&str], json: &std::path::Path) -> Self {
         let (hosts, port) = (vec!["127.0.0.1"; of].join(","), free_port().to_string());
         let start = |rank: usize| {
@@ -79,7 +80,7 @@ impl Ranks {
         Self { ranks: (0..count).map(start).collect(), port: port.clone(), until: Instant::now() + PATIENCE }
     }
 
-    /// Waits until rank 0 reports the beginning of a stage.
+    /// Waits until rank 0 logs that a phase begins.
     fn wait_for(&mut self, stage: &str) {
         let mut lines = BufReader::new(self.ranks[0].stderr.take().expect("piped"));
         let mut line = String::new();
@@ -94,7 +95,7 @@ impl Ranks {
         kill(Pid::from_raw(self.ranks[rank].id() as i32), signal).expect("it runs");
     }
 
-    /// Waits for the end of a rank.
+    /// Waits until a rank ends. Returns its output.
     fn ends(&mut self, rank: usize) -> Output {
         loop {
             match self.ranks[rank].try_wait().expect("a child") {
@@ -140,7 +141,7 @@ fn pairs(told: &RunOutput) -> &[Value] {
     told.json["pairs"].as_array().expect("a list")
 }
 
-/// Checks that the pairs without this rank have all figures.
+/// Checks that all pairs without this rank have all figures.
 #[track_caller]
 fn all_but(told: &RunOutput, rank: usize) {
     for pair in pairs(told).iter().filter(|pair| pair["a"] != rank && pair["b"] != rank) {
@@ -167,8 +168,7 @@ fn sixteen_ranks_by_hand_fill_the_matrix() {
     }
 }
 
-/// Three ranks use any provider, and one uses TCP only. Links in
-/// shared memory are marked in every output that has figures.
+/// Three ranks may use any provider, and one uses only TCP. All outputs with figures must mark the links in shared memory.
 #[test]
 fn links_in_shared_memory_are_marked() {
     const LEGEND: &str = "shm: the link is in shared memory, within a host";
@@ -202,7 +202,7 @@ fn links_in_shared_memory_are_marked() {
     }
 }
 
-/// Ranks with the same key measure as usual. A rank with another key has a row, but no figures.
+/// Ranks with the same key must measure as usual. A rank with another key must have a row without figures.
 #[test]
 fn ranks_with_a_key_let_nobody_else_in() {
     let (json, dir) = (json_file("key"), std::path::Path::new(env!("CARGO_TARGET_TMPDIR")));
@@ -232,7 +232,7 @@ fn ranks_with_a_key_let_nobody_else_in() {
 fn a_rank_that_is_killed_and_one_that_is_stopped_are_rows_and_the_others_finish() {
     for (signal, reason) in [(Signal::SIGKILL, "its process has ended"), (Signal::SIGSTOP, "it does not answer")] {
         let json = json_file(signal.as_str());
-        // Each pair measures for a second, which leaves time for the signal.
+        // Each pair measures for a second, so the signal arrives during the measurements.
         let args = [QUICK, &["-n", "10000000", "--silence", AWAY]].concat();
         let args: Vec<_> = args.iter().enumerate().filter(|(i, _)| *i > 1).map(|(_, arg)| *arg).collect();
         let mut ranks = Ranks::start(5, 5, &args, &json);
@@ -293,7 +293,7 @@ fn the_ranks_of_another_run_are_refused() {
     assert_eq!(first.wait().expect("a child").code(), Some(1));
 }
 
-/// Rank 1, which reports figures that it has not measured.
+/// A false rank 1, which reports figures that it has not measured.
 struct Liar {
     to: std::net::SocketAddr,
 }
@@ -321,7 +321,7 @@ impl Handler for Liar {
         cx.stop();
     }
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: ConnectError) {
-        // Rank 0 does not listen yet.
+        // The connect failed because rank 0 does not listen yet, so it is retried.
         thread::sleep(Duration::from_millis(50));
         self.join(cx);
     }

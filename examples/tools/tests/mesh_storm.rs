@@ -1,5 +1,5 @@
-//! The connects of a whole cluster on virtual time: the pace of `rdma-mesh` (`mesh::storm`) over a model of
-//! hosts. The hosts accept connections sequentially, have a bounded queue of requests, and lose packets.
+//! A simulation of all connects in a cluster, on virtual time. It runs the code of `rdma-mesh` (`mesh::storm`) with a model of hosts. A
+//! host accepts connections sequentially and has a limited queue of requests. Packets may be lost.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use rdma_reactor_tools::mesh::storm::{RetryDecision, Storm};
 
-/// The travel time of a packet between two hosts.
+/// The time that a packet takes between two hosts.
 const WAY: Duration = Duration::from_micros(20);
-/// The time that a host needs for one incoming connection: about the time in which an adapter makes a queue pair.
+/// The time that a host needs to accept a connection. An adapter needs about this time to create a queue pair.
 const SERVICE: Duration = Duration::from_micros(200);
 /// The time after which an unanswered connect fails.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The extent and the faults of a world.
+/// The size of the simulated cluster, and its faults.
 #[derive(Clone, Copy, Debug)]
 struct World {
     ranks: usize,
@@ -23,25 +23,25 @@ struct World {
     loss: u64,
     /// The largest number of requests that a busy host queues.
     backlog: usize,
-    /// The longest time between the first rank's start and the last one's.
+    /// The time within which all ranks start, each at a random moment.
     spread: Duration,
     patience: Duration,
 }
 
-/// The event at a time.
+/// An event of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A rank takes a turn.
+    /// This rank checks if it must connect.
     Turn(usize),
-    /// A request arrives at its host.
+    /// A connect request arrives at the host `to`.
     Request { from: usize, to: usize },
-    /// A host has handled a request.
+    /// The host `to` has handled a request.
     Served { from: usize, to: usize },
-    /// The connecting side receives the outcome.
+    /// The outcome arrives at the rank `from`, which has connected. `up` is true if the connection is established.
     Answer { from: usize, to: usize, up: bool },
 }
 
-/// The figures of a world.
+/// The results of a simulation.
 #[derive(Debug, Default)]
 struct WorldFigures {
     up: BTreeSet<(usize, usize)>,
@@ -49,12 +49,12 @@ struct WorldFigures {
     attempts: u64,
     refused: u64,
     lost: u64,
-    /// The largest number of requests that waited at one host.
+    /// The largest number of requests that were queued at one host.
     queue: usize,
     time: Duration,
 }
 
-/// A stream of pseudo-random numbers from a seed (Splitmix64).
+/// A generator of pseudo-random numbers (Splitmix64). The same seed gives the same numbers.
 struct Random(u64);
 
 impl Random {
@@ -74,11 +74,11 @@ fn live(world: World, seed: u64) -> WorldFigures {
     let starts: Vec<_> = (0..ranks).map(|_| spread.mul_f64(random.next() as f64 / u64::MAX as f64)).collect();
     let mut waiting = vec![0_usize; ranks];
     let mut free_at = vec![Duration::ZERO; ranks];
-    // The next turn that each rank has scheduled.
+    // The time of the next scheduled turn of each rank.
     let mut looks: Vec<Option<Duration>> = starts.iter().copied().map(Some).collect();
     let mut events: BinaryHeap<_> = (0..ranks).map(|rank| Reverse((starts[rank], Event::Turn(rank)))).collect();
     while let Some(Reverse((now, event))) = events.pop() {
-        // Turns in which nothing is left to do do not count as time.
+        // A turn does not count as activity, because it may have nothing to do.
         if !matches!(event, Event::Turn(_)) {
             seen.time = now;
         }
@@ -164,7 +164,7 @@ fn a_thousand_ranks_are_all_connected_in_spite_of_losses() {
         tell("paced", &seen);
         assert_eq!((seen.up.len(), seen.given_up), (pairs, 0), "seed {seed}: {} connects", seen.attempts);
         assert!(seen.lost > 10_000, "seed {seed}: {} losses", seen.lost);
-        // Only lost and refused connects are repeated.
+        // A connect is repeated only if it was lost or refused.
         assert_eq!(seen.attempts, pairs as u64 + seen.lost + seen.refused, "seed {seed}");
         assert!(seen.time < Duration::from_secs(60), "seed {seed}: {:?}", seen.time);
     }

@@ -1,4 +1,4 @@
-//! `rdma-pingpong` as a user runs it: its output, its files, its errors, and its exit status.
+//! Tests of `rdma-pingpong`, run as a user runs it: its output, its files, its errors and its exit status.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod support;
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use support::{Program, run, server};
 
-/// An address that nothing listens on. A port that was free a moment ago may be used by another test now.
+/// An address on which no program listens. The port is fixed, because a port that was just free may be in use by another test.
 const NOBODY: &str = "127.0.0.1:1";
 
 fn scratch(name: &str) -> PathBuf {
@@ -98,14 +98,14 @@ fn every_operation_has_latency_and_throughput() {
         assert_eq!((&result["op"], number(&result, "/iters")), (&op.into(), 300.0));
         let [min, max] = ["min", "max"].map(|name| number(&result, &format!("/{figure}/{name}")));
         assert!(0.0 < min && min <= max, "{result}");
-        // The sum of the times is at most the whole time.
+        // The sum of all measured times must not exceed the duration of the measurement.
         let ways = if op == "read" { 1.0 } else { 2.0 };
         let share = ways * 300.0 * number(&result, &format!("/{figure}/mean")) / 1e6 / number(&result, "/seconds");
         assert!(share < 1.01, "{share} of {result}");
         let other = if op == "read" { "half_rtt_us" } else { "read_us" };
         assert_eq!(result[other], Value::Null);
         assert!(finished.stderr.contains(&format!("{op} of 100 B")), "{finished:?}");
-        // One-sided operations use no receive and no credit of the peer, so hardly any messages are sent.
+        // One-sided operations use neither receives nor credits of the peer. So only control messages are sent.
         assert_eq!(number(&result, "/stats/messages/sent") >= 300.0, op == "send", "{result}");
 
         let finished = run(&["demo", "--op", op, "--mode", "throughput", "-n", "3000", "-s", "4K", "--json", "-"]);
@@ -127,11 +127,11 @@ fn an_open_loop_counts_from_the_schedule() {
         let [p50, p99, p999, max] =
             ["p50", "p99", "p999", "max"].map(|name| number(&result, &format!("/open_loop_us/{name}")));
         assert!(0.0 < p50 && p50 <= p99 && p99 <= p999 && p999 <= max, "{result}");
-        // The last message is sent no earlier than 199 intervals after the first one that counts.
+        // The first message that counts and the last message are 199 intervals apart, so the measurement lasts at least that long.
         assert!(number(&result, "/seconds") > 0.05, "{result}");
         assert!(finished.stderr.contains("Round trip from the scheduled time, 64 B"), "{finished:?}");
     }
-    // This rate is impossible: all messages are due immediately, and none is lost.
+    // No machine reaches this rate, so all messages are due immediately. None may be lost.
     let finished = run(&["demo", "--rate", "1000000000", "-n", "5000", "--json", "-"]);
     let result: Value = serde_json::from_str(&finished.stdout).unwrap();
     assert_eq!(number(&result, "/iters"), 5000.0, "{finished:?}");
@@ -187,7 +187,7 @@ fn several_connections_measure_at_the_same_time_and_both_sides_say_what_they_hav
 #[test]
 fn intervals_add_up_to_the_measurement() {
     for flags in [&["--mode", "latency"][..], &["--mode", "throughput"], &["--op", "write"], &["-q", "3"]] {
-        // If the process does not run for a second, it reports no interval. The measurement is repeated then.
+        // If the process was not scheduled for a second, it reports no intervals. The measurement is then repeated.
         let (finished, result) = loop {
             let finished = run(&[&["demo", "-D", "1", "-i", "0.05", "--json", "-"], flags].concat());
             assert_eq!(finished.code(), Some(0), "{finished:?}");
@@ -287,7 +287,8 @@ fn a_server_survives_clients_that_vanish() {
         client.finish();
         server.wait_for(" messages, ");
     }
-    // One stranger sends nothing, and the other sends the wrong bytes.
+    // Two clients that are not `rdma-pingpong`: one sends nothing, the other one sends the wrong bytes. The server must still serve a
+    // real client.
     let silent = TcpStream::connect(&address).unwrap();
     TcpStream::connect(&address).unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     run(&["client", &address, "-n", "100"]).succeeded();
@@ -306,7 +307,7 @@ fn a_second_client_is_told_to_wait() {
     assert_eq!(first.finish().code(), Some(130));
 }
 
-/// Connects with private data that is not of `rdma-pingpong`.
+/// A client whose private data is not that of `rdma-pingpong`.
 struct Stranger {
     error: Option<ConnectError>,
 }
@@ -341,7 +342,7 @@ fn a_server_says_why_it_refuses() {
 #[test]
 fn nothing_listening_is_said() {
     run(&["client", NOBODY]).failed_with(&["nothing listens on", NOBODY, "rdma-pingpong server"]);
-    // Each address of the name is tried.
+    // The name has several addresses. The client must try each of them.
     run(&["client", "localhost", "-p", "1"]).failed_with(&["nothing listens on", ":1:"]);
 }
 
@@ -357,7 +358,7 @@ fn a_tcp_server_that_is_not_iwarp_is_recognised() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let thread = thread::spawn(move || {
-            // A client may connect again with an older revision of the protocol.
+            // The client may connect a second time, with an older revision of the protocol.
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let mut byte = [0];
@@ -447,7 +448,7 @@ fn files_that_cannot_be_written_are_found_before_the_run() {
         let finished = run(&["demo", flag, text(&below)]);
         assert!(finished.failed_with(&[flag, text(&below)]).stdout.is_empty(), "{finished:?}");
     }
-    // A run without results leaves no empty file behind, and does not change an old one.
+    // If a run has no results, it must not leave an empty file, and must not change an existing one.
     let (new, old) = (scratch("new.json"), scratch("old.json"));
     fs::write(&old, "old").unwrap();
     for path in [&new, &old] {
@@ -504,7 +505,7 @@ fn a_demo_leaves_nothing_behind() {
         let children = demo.children();
         assert_eq!(children.len(), 1);
         demo.signal(signal);
-        // The child shares the standard error, so this also waits for its end.
+        // The child process has the same standard error as its parent. So reading that to its end also waits for the child.
         let finished = demo.finish();
         assert_eq!(finished.code(), (signal != Signal::SIGKILL).then_some(130), "{finished:?}");
         assert_eq!(finished.stderr, "");

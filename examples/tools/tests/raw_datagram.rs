@@ -1,5 +1,5 @@
-//! `raw-datagram` against itself over the embedded provider, and with
-//! invalid arguments. `tests/vm/interop.sh` runs it against other programs.
+//! Tests of `raw-datagram` against itself over the embedded provider, and with invalid arguments. `tests/vm/interop.sh` runs it against
+//! other programs.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -16,8 +16,8 @@ fn start(args: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs the first program until its first line, and then the second, in
-/// which `ADDR` stands for the last word of that line. Waits for both.
+/// Runs two programs, and waits for both. The second one starts when the first one has printed a line. In its arguments, `ADDR` is
+/// replaced by the last word of that line.
 fn exchange(first: &str, second: &str) {
     let mut one = start(first);
     let mut stdout = BufReader::new(one.stdout.take().unwrap());
@@ -30,12 +30,12 @@ fn exchange(first: &str, second: &str) {
     assert!(one.status.success(), "{first} / {second}: {}", String::from_utf8_lossy(&one.stderr));
 }
 
-/// The datagrams are few and small, so that no socket buffer overflows.
+/// The datagrams are few and small, so that no socket buffer overflows and loses some.
 #[test]
 fn datagrams_go_there_and_back() {
     exchange("server 127.0.0.1 -p 0 -n 50 -s 1024", "client ADDR -n 50 -s 1024 --verify");
     exchange("server ::1 -p 0", "client ADDR --verify");
-    // All datagrams of an address use one port, as on devices.
+    // As on devices, datagrams of all ports of an address use the same UDP port.
     exchange("server 127.0.0.1 -p 7 --udp-port 47914", "client ADDR --bind 127.0.0.2 --udp-port 47914 --verify");
 }
 

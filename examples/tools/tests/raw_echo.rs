@@ -1,4 +1,4 @@
-//! `raw-echo` against itself over the embedded provider. `tests/vm/interop.sh` runs it against other programs.
+//! Tests of `raw-echo` against itself over the embedded provider. `tests/vm/interop.sh` runs it against other programs.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -48,8 +48,8 @@ fn what_was_not_agreed_is_noticed() {
     for (server, client, words) in [
         ("-n 1 -s 16", "-n 1 -s 15", "a message of 15 bytes where 16 were expected"),
         ("-n 1 -s 15", "-n 1 -s 16", "a message of 16 bytes where 15 were expected"),
-        // The server speaks first. A client's message that does not fit may end
-        // the connection before the server is notified that it was established.
+        // The server sends first here. Otherwise, a client's message that does not fit might end the connection before the server's
+        // program is notified of it.
         ("--speak-first -n 1 -s 17", "--echo -n 1 -s 15", "Message too long for available buffer"),
         ("-n 2 -s 16", "-n 1 -s 16", "1 of 2 received"),
         ("-n 1 -s 16", "-n 2 -s 16", "more than 1 messages arrived"),
@@ -60,7 +60,7 @@ fn what_was_not_agreed_is_noticed() {
     }
 }
 
-/// A server that still waits for its clients is interrupted.
+/// If the server is interrupted while it waits for clients, its exit status must show that.
 #[test]
 fn a_server_that_is_interrupted_says_so_by_its_status() {
     let seconds = PATIENCE.as_secs();

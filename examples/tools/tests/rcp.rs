@@ -1,4 +1,4 @@
-//! `rcp` as a user runs it.
+//! Tests of `rcp`, run as a user runs it.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod process;
@@ -32,7 +32,7 @@ fn failed_with(output: &Output, words: &str) {
     process::failed_with(output, "rcp", words);
 }
 
-/// A server with its directory, next to one for sources. Everything is removed at the end of the test.
+/// A server, with its directory and another directory for source files. Dropping this value removes everything.
 struct Server {
     child: Child,
     port: String,
@@ -44,7 +44,7 @@ impl Server {
         Self::start_in(test, args, |_| ())
     }
 
-    /// Starts a server in a directory that `fill` has filled.
+    /// Starts a server. `fill` puts files into its directory first.
     fn start_in(test: &str, args: &[&str], fill: impl FnOnce(&Path)) -> Self {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -68,7 +68,7 @@ impl Server {
         self.root.join("to").join(name)
     }
 
-    /// Returns the names in the server's directory.
+    /// Returns the names of the files in the server's directory.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.join("to")).expect("a directory");
         let mut names: Vec<_> =
@@ -85,7 +85,7 @@ impl Server {
         format!("127.0.0.1:{}", self.port).parse().expect("an address")
     }
 
-    /// Copies a file. Returns the output on both streams.
+    /// Copies a file, which must succeed. Returns what was printed to standard output and to standard error.
     #[track_caller]
     fn copies(&self, file: &Path, to: &str) -> (String, String) {
         let output = self.copy(file, to);
@@ -102,12 +102,12 @@ impl Drop for Server {
     }
 }
 
-/// Makes bytes that do not repeat within a short distance.
+/// Returns `len` bytes without repetitions at short distances.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-/// Checks a line with the figures of a copy.
+/// Checks the line with the figures of a copy. It must begin with `begin`.
 #[track_caller]
 fn figures_are(line: &str, begin: &str) {
     let rest = line.strip_prefix(begin).and_then(|rest| rest.strip_prefix(", ")).unwrap_or_else(|| panic!("{line:?}"));
@@ -116,7 +116,7 @@ fn figures_are(line: &str, begin: &str) {
     assert!([seconds, rate].iter().all(|number| number.parse::<f64>().is_ok_and(|number| number >= 0.0)), "{line:?}");
 }
 
-/// One end of a connection that sends what a test prescribes.
+/// A peer of `rcp` that sends the messages that a test requests.
 struct ScriptedPeer<F> {
     first: Option<Vec<u8>>,
     answer: F,
@@ -152,15 +152,15 @@ fn config() -> Config {
         .large_messages(|l| l.max_message = rdma_reactor_tools::rcp::PIECE.into())
 }
 
-/// Sends `first` to the server. `answer` is called with each message of the
-/// server, and with `None` twenty times a second, until the connection ends.
+/// Connects to the server and sends `first`. Until the connection ends, calls `answer` with each message of the server, and twenty
+/// times a second with `None`.
 fn talk(server: &Server, first: &CopyMessage<'_>, answer: impl FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)) {
     let mut reactor = Reactor::new(config()).expect("a reactor");
     reactor.context().connect(server.address()).expect("it connects");
     reactor.run(&mut ScriptedPeer { first: Some(first.encode()), answer }).expect("it runs");
 }
 
-/// Returns the reason for which the server refuses an offer.
+/// Returns the reason with which the server refuses an offer.
 fn refusal(server: &Server, offer: &CopyMessage<'_>) -> String {
     let mut why = String::new();
     talk(server, offer, |_, _, message| match message.map(CopyMessage::decode) {
@@ -171,7 +171,7 @@ fn refusal(server: &Server, offer: &CopyMessage<'_>) -> String {
     why
 }
 
-/// Waits until a condition holds.
+/// Waits until `is_so` returns true. Fails after the time limit.
 #[track_caller]
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -185,8 +185,8 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn files_of_all_sizes_arrive() {
     const PIECE: usize = rdma_reactor_tools::rcp::PIECE as usize;
     let server = Server::start("sizes", &[]);
-    // The sizes are zero, one message, more than a buffer, around
-    // one piece, and more than may be in flight at one time.
+    // The sizes are at the limits of the implementation: empty, within one message, near the size of a buffer, near the size of a
+    // piece, and more pieces than may be in flight.
     let sizes = [0, 1, 33, 8191, 8192, 8193, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 8000, 9 * PIECE + 12_345];
     for len in sizes {
         let (source, name) = (server.source(&bytes(len)), format!("copy of {len}"));
@@ -203,7 +203,7 @@ fn files_of_all_sizes_arrive() {
 #[test]
 fn a_copy_goes_on_where_its_sender_was_killed() {
     let server = Server::start("killed", &[]);
-    // The file gets larger until the kill arrives during the copy.
+    // The test must kill the sender during the copy. If the copy was too fast, the test repeats it with a larger file.
     for mib in [128, 256, 512, 1024] {
         let (source, part) = (server.root.join("sparse"), server.there("copy.rcp-part"));
         let file = fs::File::create(&source).expect("created");
@@ -230,7 +230,7 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
             continue;
         }
         assert!(killed, "it was there");
-        // The name is free only after the server is notified of the end, so the next copy may have to retry.
+        // The server refuses the name until it has been notified of the killed sender's end. So this copy may have to be repeated.
         let (stdout, stderr) = loop {
             let output = server.copy(&source, "127.0.0.1:copy");
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -242,7 +242,7 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
         let resumed = stdout.strip_prefix(&format!("copy: {} bytes, ", mib << 20)).expect("a length");
         let resumed: u64 = resumed.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
         if resumed == mib << 20 {
-            // All bytes had arrived when the sender was killed.
+            // The copy was complete before the sender was killed, so this attempt shows nothing.
             fs::remove_file(server.there("copy")).expect("it is there");
             continue;
         }
@@ -290,7 +290,7 @@ fn a_peer_gets_at_no_other_file() {
     let outside = server.root.join("outside");
     for name in ["../outside", "..", ".", "a/../../b", "/etc/outside", "a\\b", "a\nb", " ", "a\u{202e}gpj.exe"] {
         failed_with(&server.copy(&source, &format!("127.0.0.1:{name}")), "is not a file name");
-        // The server checks this, too.
+        // `rcp` checks the name before it connects. The server must check it too.
         for offer in [CopyMessage::Offer { len: 5, name }, CopyMessage::Folder(name)] {
             let why = refusal(&server, &offer);
             assert!(why.contains("is not a file name") && !why.contains('\u{202e}'), "{why}");
@@ -298,7 +298,7 @@ fn a_peer_gets_at_no_other_file() {
     }
     failed_with(&server.copy(&source, "127.0.0.1:a.rcp-part"), "ends like a partial copy");
     failed_with(&server.copy(&source, &format!("127.0.0.1:{}", "n".repeat(250))), "give at most 246");
-    // An existing link is not followed.
+    // The server must not follow an existing symbolic link.
     std::os::unix::fs::symlink(&outside, server.there("link.rcp-part")).expect("a link");
     failed_with(&server.copy(&source, "127.0.0.1:link"), "is not a regular file");
     std::os::unix::fs::symlink(&server.root, server.there("away")).expect("a link");
@@ -333,7 +333,7 @@ fn a_file_that_is_there_already_is_the_same_or_another() {
     failed_with(&server.copy(&server.source(b"shorter"), "127.0.0.1:copy"), "exists on the server");
     assert!(fs::read(server.there("copy")).expect("it is there") == whole);
     assert_eq!(server.names(), ["copy"]);
-    // A peer that does not have the file learns that it exists, and nothing else.
+    // A peer that does not have the file must get no information about it, except that it exists.
     let (offer, mut heard) = (CopyMessage::Offer { len: whole.len() as u64, name: "copy" }, Vec::new());
     talk(&server, &offer, |cx, conn, message| {
         if let Some(message) = message {
@@ -367,7 +367,7 @@ fn directories_are_copied_with_what_is_in_them() {
         }
         assert!(server.there("tree/a/b/empty").is_dir());
     }
-    // Special files are skipped, which is reported.
+    // Special files must be skipped and reported.
     std::os::unix::fs::symlink("/etc/passwd", tree.join("link")).expect("a link");
     let output = copy();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -392,7 +392,7 @@ fn a_name_is_printed_so_that_it_is_no_option() {
 fn a_name_is_one_senders_while_it_gets_on() {
     let server = Server::start("taken", &["--patience", "86400"]);
     let source = server.source(b"the file");
-    // The other sender runs on a thread, so that this one answers pings meanwhile.
+    // The other sender runs on a thread, because this one must answer pings at the same time.
     std::thread::scope(|scope| {
         let mut other = None;
         talk(&server, &CopyMessage::Offer { len: 1 << 40, name: "copy" }, |cx, conn, message| {
@@ -412,7 +412,8 @@ fn a_name_is_one_senders_while_it_gets_on() {
     });
 }
 
-/// One sender sends nothing after its offer but answers every ping; another one sends a byte twenty times a second.
+/// One sender sends nothing after its offer but answers every ping. Another one sends one byte twenty times a second. The server must
+/// end both, so that the name becomes free.
 #[test]
 fn a_sender_that_does_not_get_on_holds_no_name() {
     for drips in [false, true] {
@@ -420,7 +421,7 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
         let source = server.source(b"the file");
         let offer = CopyMessage::Offer { len: 1 << 40, name: "copy" };
         let mut asked = false;
-        // On a busy machine the second sender may have ended before the offer is made.
+        // On a busy machine, the second sender may end before this offer is made. Then the test repeats it.
         while !asked {
             let mut why = None;
             talk(&server, &offer, |cx, conn, message| match message.map(CopyMessage::decode) {
@@ -438,7 +439,7 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
             });
             assert!(why.as_deref().is_some_and(|why| why.contains("no progress for 1 s")), "{why:?}");
         }
-        // A sender on a busy machine may exceed the limit itself.
+        // On a busy machine, this sender may exceed the time limit itself. So it is repeated.
         until("the name is free", || {
             let output = server.copy(&source, "127.0.0.1:copy");
             let stderr = String::from_utf8_lossy(&output.stderr);
@@ -462,7 +463,7 @@ fn partial_copies_do_not_stay_for_ever() {
         old(&to.join("new.rcp-part"), week - Duration::from_secs(3600));
     });
     assert_eq!(server.names(), ["new.rcp-part"]);
-    // A peer that sends an offer and disconnects leaves nothing behind.
+    // A peer that makes an offer and disconnects must leave no file.
     for nth in 0..300 {
         let name = format!("offer {nth}");
         talk(&server, &CopyMessage::Offer { len: 5, name: &name }, |cx, conn, _| cx.close(conn));
@@ -470,7 +471,7 @@ fn partial_copies_do_not_stay_for_ever() {
     until("nothing is left of the offers", || server.names() == ["new.rcp-part"]);
 }
 
-/// The test is the receiver, so that the file grows during its copy.
+/// The receiver is part of the test, so that the file can grow during its copy.
 #[test]
 fn a_file_that_grows_meanwhile_is_a_failure() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-growing-{}", std::process::id()));
@@ -503,7 +504,7 @@ fn a_file_that_grows_meanwhile_is_a_failure() {
     assert!(stderr.contains("grew while it was copied: the copy has 10000 bytes"), "{stderr}");
 }
 
-/// The test is the receiver, so that the copy is not complete when its sender is interrupted.
+/// The receiver is part of the test and does not complete the copy. So the sender can be interrupted during the copy.
 #[test]
 fn an_interrupted_copy_says_so_by_its_status() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-interrupted-{}", std::process::id()));
@@ -536,7 +537,7 @@ fn what_cannot_be_is_said_in_one_line() {
     failed_with(&run(&[source.to_str().expect("text"), "127.0.0.1", "-p", "1"]), "is `rcp server` running there?");
     failed_with(&run(&[]), "--help explains");
     failed_with(&run(&["server", "/nowhere"]), "is not a directory");
-    // Nothing can be written without the directory.
+    // Without its directory, the server cannot write a file.
     fs::remove_dir(server.root.join("to")).expect("it is empty");
     failed_with(&server.copy(&source, "127.0.0.1:x"), "creating \"x\"");
 }

@@ -1,5 +1,5 @@
-//! `rping-server` and `rping-client` over the embedded provider, against each other, and against
-//! peers that violate the protocol. `tests/vm/interop.sh` runs them against librdmacm's `rping`.
+//! Tests of `rping-server` and `rping-client` over the embedded provider: against each other, and against peers that violate the
+//! protocol. `tests/vm/interop.sh` runs them against librdmacm's `rping`.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 mod patience;
@@ -22,7 +22,7 @@ use patience::PATIENCE;
 const SERVER: &str = env!("CARGO_BIN_EXE_rping-server");
 const CLIENT: &str = env!("CARGO_BIN_EXE_rping-client");
 
-/// The exit status and the output of a program.
+/// The exit status and the output of a program that has ended.
 #[derive(Debug)]
 struct Finished {
     code: Option<i32>,
@@ -37,7 +37,7 @@ impl Finished {
         self
     }
 
-    /// Checks that the program failed with one line that has these words.
+    /// Checks that the program failed, with one line that contains these words.
     #[track_caller]
     fn failed_with(self, words: &str) {
         assert_eq!((self.code, self.stderr.lines().count()), (Some(1), 1), "{words}: {self:?}");
@@ -70,7 +70,7 @@ fn line(child: &mut Child) -> String {
     String::from_utf8(line).unwrap()
 }
 
-/// Starts a server on a free port.
+/// Starts a server on a free port. Returns the process and its address.
 fn server(args: &str) -> (Child, SocketAddr) {
     let mut child = start(SERVER, &format!("-a 127.0.0.1 -p 0 --timeout {} {args}", PATIENCE.as_secs()));
     let line = line(&mut child);
@@ -142,7 +142,7 @@ fn ctrl_c_ends_either() {
     let (mut server, address) = server("-P -v");
     let client = client(address, "--json");
     assert!(line(&mut server).starts_with("server ping data"), "a client is there");
-    // The output is read meanwhile: a server that waits for space in the pipe would not answer.
+    // A thread reads the server's output. Otherwise the server could wait for space in the pipe, and would not answer the client.
     let pid = Pid::from_raw(server.id() as i32);
     let server = thread::spawn(move || end(server));
     kill(Pid::from_raw(client.id() as i32), Signal::SIGINT).unwrap();
@@ -173,23 +173,23 @@ fn bad_input_is_one_line() {
     assert!(run(SERVER, "--help").succeeded().stdout.contains("-P, --persistent"));
 }
 
-// Peers that do wrong.
+// Peers that violate the protocol.
 
-/// The reaction of a peer to one message.
+/// The function by which a peer reacts to one message.
 type Reaction = fn(&mut Peer, &mut Context<'_>, ConnectionId, &[u8]);
 
-/// One side of rping, as far as a test needs it.
+/// A side of rping whose behaviour a test defines.
 struct Peer {
     script: Vec<Reaction>,
     region: Option<Region>,
-    /// The initial content of the region, which a client offers.
+    /// The initial content of the region that a client offers.
     text: Vec<u8>,
     active: bool,
     at: usize,
     ended: Option<DisconnectReason>,
 }
 
-/// The longest ping in these tests, bytes.
+/// The length of the longest ping in these tests, in bytes.
 const LEN: usize = 64;
 
 impl Peer {
@@ -206,7 +206,7 @@ impl Peer {
         reactor
     }
 
-    /// Acts as the server for the real client with these flags.
+    /// Acts as a server for the program `rping-client`, which runs with these flags. Returns the result of the program.
     fn serve(mut self, args: &str) -> Finished {
         let mut reactor = Self::reactor();
         let mut cx = reactor.context();
@@ -217,7 +217,7 @@ impl Peer {
         end(client)
     }
 
-    /// Acts as the client for the real server with these flags.
+    /// Acts as a client of the program `rping-server`, which runs with these flags. Returns the result of the program.
     fn connect(mut self, args: &str) -> Finished {
         let (server, address) = server(args);
         let mut reactor = Self::reactor();
@@ -248,16 +248,16 @@ fn reply(cx: &mut Context<'_>, conn: ConnectionId, len: usize) {
     cx.send(conn, &vec![0; len]).unwrap();
 }
 
-/// Offers the client's source or sink correctly.
+/// A client's correct reaction: offers its source or its sink.
 const OFFER: Reaction = |peer, cx, conn, _| say(cx, conn, peer.name());
 const LEAVE: Reaction = |_, cx, conn, _| cx.close(conn);
-/// Sends the server's "go ahead" or "done" without any operation.
+/// A server's wrong reaction: sends "go ahead" or "done" without reading or writing.
 const NOD: Reaction = |_, cx, conn, _| reply(cx, conn, advert::LEN);
-/// Acts correctly as the server: reads the ping, and then sends "go ahead" (see `on_send_complete`).
+/// A server's correct reaction: reads the ping. `on_send_complete` then sends "go ahead".
 const READ: Reaction = |peer, cx, conn, message| {
     cx.read(conn, advert::decode(message).unwrap(), peer.region.as_mut().unwrap(), 0..LEN).unwrap();
 };
-/// Writes the ping back, with one wrong byte.
+/// A server's wrong reaction: writes the ping back with one wrong byte.
 const CORRUPT: Reaction = |peer, cx, conn, message| {
     let region = peer.region.as_mut().unwrap();
     region.bytes_mut().unwrap()[40] ^= 0x20;
@@ -303,7 +303,7 @@ fn a_client_notices_what_a_server_does_wrong() {
         (&[READ, NOD], "byte 0 of 64 in round 0 is not what was sent: 0xff"),
         (&[NOD, |_, cx, conn, _| reply(cx, conn, 15)], "a message of 15 bytes where rping has 16"),
         (&[READ, LEAVE], "the connection ended in round 0: closed by the peer"),
-        // The range exceeds the end of the offered region.
+        // The server reads a range that exceeds the end of the offered region.
         (
             &[|peer, cx, conn, message| {
                 let mut remote = advert::decode(message).unwrap();
@@ -312,7 +312,7 @@ fn a_client_notices_what_a_server_does_wrong() {
             }],
             "the connection ended in round 0: ",
         ),
-        // The write targets memory that permits only reads.
+        // The server writes to the source, which permits only reads.
         (
             &[|peer, cx, conn, message| {
                 cx.write(conn, advert::decode(message).unwrap(), peer.region.as_ref().unwrap(), 0..LEN).unwrap();

@@ -1,4 +1,4 @@
-//! Programs with certificates and with a pre-shared key, as a user runs them.
+//! Tests of programs with certificates and with a pre-shared key, run as a user runs them.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 mod process;
@@ -14,7 +14,7 @@ const RCP: &str = env!("CARGO_BIN_EXE_rcp");
 const KV: &str = env!("CARGO_BIN_EXE_kv");
 const PINGPONG: &str = env!("CARGO_BIN_EXE_rdma-pingpong");
 
-/// A server that ends with the test.
+/// A server, and its port. Dropping this value ends the server.
 struct Server(Child, String);
 
 impl Server {
@@ -37,7 +37,7 @@ fn keygen(args: &[&str]) -> Output {
     Command::new(PINGPONG).arg("keygen").args(args).output().expect("it starts")
 }
 
-/// Makes a folder with the files of `keygen`.
+/// Makes a directory with the files of `keygen`. Returns its path.
 fn keys(test: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("secure-{test}-{}", std::process::id()));
     let _ = fs::remove_dir_all(&root);
@@ -50,7 +50,7 @@ fn file(root: &Path, name: &str) -> String {
     root.join(name).to_str().expect("text").to_owned()
 }
 
-/// Returns the flags of TLS for a side.
+/// Returns the flags with which a side uses TLS.
 fn tls(root: &Path, side: &str) -> [String; 6] {
     let [cert, key] = ["pem", "key"].map(|kind| file(root, &format!("{side}.{kind}")));
     ["--tls-cert".into(), cert, "--tls-key".into(), key, "--tls-ca".into(), file(root, "ca.pem")]
@@ -101,7 +101,7 @@ fn a_file_is_copied_for_those_who_belong() {
     let plain = process::run(RCP, &[&source, "127.0.0.1:plain", "-p", &server.1]);
     assert_eq!(plain.status.code(), Some(1));
     assert!(text(&plain).contains("the peer takes TLS"), "{plain:?}");
-    // The keys of another authority.
+    // Keys of another certificate authority, which the server does not trust.
     let theirs = keys("theirs");
     let stranger = process::run(RCP, &words(&[&source, "127.0.0.1:strange", "-p", &server.1], &tls(&theirs, "client")));
     assert_eq!(stranger.status.code(), Some(1));
@@ -144,7 +144,7 @@ fn flags_that_do_not_go_together_are_named() {
         (vec!["--tls-cert", &cert, "--tls-key", &cert], "the private key"),
         (vec!["--tls-ca", "/nowhere"], "/nowhere"),
         (vec!["--psk-file", &cert], "line 1"),
-        // These flags suffice for listening only.
+        // These flags suffice for a server, but not for a client.
         (vec!["--tls-cert", &cert, "--tls-key", &key], "for listening only"),
     ] {
         let output = process::run(RCP, &[&["/etc/hosts", "127.0.0.1"][..], &flags].concat());

@@ -1,4 +1,4 @@
-//! `stream-pipe` and `stream-bench` as a user runs them.
+//! Tests of `stream-pipe` and `stream-bench`, run as a user runs them.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 mod process;
@@ -30,7 +30,7 @@ fn feed(mut stdin: ChildStdin, bytes: Vec<u8>) -> thread::JoinHandle<()> {
     thread::spawn(move || stdin.write_all(&bytes).expect("it reads all of its input"))
 }
 
-/// Makes bytes that look random.
+/// Returns pseudo-random bytes.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -90,8 +90,8 @@ fn a_peer_that_dies_is_one_line() {
     let mut line = String::new();
     BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
     assert_eq!(line, "here\n");
-    // Waiting for the end of a process would close its standard
-    // input, which is an orderly end. So both inputs stay open.
+    // `wait_with_output` closes the standard input of its process, which would end the stream in order. So the test holds both inputs
+    // open.
     let inputs = (server.stdin.take(), client.stdin.take());
     process::terminate(&mut server);
     failed_with(&client.wait_with_output().expect("it ends"), "stream-pipe", "the connection has ended: ");

@@ -1,5 +1,5 @@
-//! `valkey-rdma` over the embedded provider, against a small server in this file, which
-//! can violate the protocol. `tests/vm/valkey.sh` runs it against `valkey-server`.
+//! Tests of `valkey-rdma` over the embedded provider. The server is part of this file, and can violate the protocol.
+//! `tests/vm/valkey.sh` runs the program against `valkey-server`.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -19,35 +19,35 @@ use rdma_reactor::{
     ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendId,
 };
 
-/// The fault of the server.
+/// The deliberate fault of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Nothing,
-    /// The server sends this command once it has the client's buffer.
+    /// When the server has the client's buffer, it sends this command.
     Command(&'static [u8]),
     /// The server sends this answer to each request.
     Answer(&'static [u8]),
-    /// The server reports that it has written this many bytes.
+    /// The server reports that it has written this many bytes, although it has not.
     Written(u32),
-    /// The server changes a byte of each value.
+    /// The server changes one byte of each value.
     Value,
-    /// The server forgets each value.
+    /// The server does not store values.
     Forgetful,
-    /// The server closes the connection after it has received a request.
+    /// The server closes the connection when it has received a request.
     Closes,
     /// The server never answers.
     Silent,
-    /// The server answers after the client has sent a keepalive.
+    /// The server answers only after the client has sent a keepalive.
     Slow,
-    /// The server never answers, and the user ends the client.
+    /// The server never answers, and sends SIGINT to the client.
     Interrupted,
 }
 
-/// The server of one client, whose process is `client`.
+/// A server for one client. `client` is the id of the client's process.
 struct Server {
     wrong: Fault,
     client: Receiver<u32>,
-    /// The length of the buffer that the client writes to, and below it the number of bytes that have arrived.
+    /// The length of the buffer that the client writes to. `filled` is the number of bytes in it that have arrived.
     len: usize,
     buffer: Option<Region>,
     filled: usize,
@@ -61,7 +61,7 @@ struct Server {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// Encodes a command: the opcode, and the content of its last 16 bytes.
+/// Encodes a command: its opcode, and the last 16 of its 32 bytes.
 fn command(opcode: u8, tail: [u8; 16]) -> [u8; 32] {
     let mut message = [0; 32];
     message[1] = opcode;
@@ -69,7 +69,7 @@ fn command(opcode: u8, tail: [u8; 16]) -> [u8; 32] {
     message
 }
 
-/// Removes a whole request from the front of `input`.
+/// Removes a complete request from the front of `input`. Returns its parts, or `None` if it is not complete yet.
 fn request(input: &mut Vec<u8>) -> Option<Vec<Vec<u8>>> {
     let mut at = 0;
     let mut line = |mark: u8, input: &[u8]| {
@@ -99,7 +99,7 @@ impl Server {
         (self.filled, self.offers) = (0, self.offers + 1);
     }
 
-    /// Returns the server's answer to a request, with the deliberate fault.
+    /// Returns the server's answer to a request. If the test wants a fault, the answer has it.
     fn answer(&mut self, request: &[Vec<u8>]) -> Vec<u8> {
         if let Fault::Answer(text) = self.wrong {
             return text.to_vec();
@@ -126,7 +126,7 @@ impl Server {
         }
     }
 
-    /// Writes the bytes that can be written.
+    /// Writes as many bytes as the client's buffer permits.
     fn flush(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let len = self.out.len().min(self.room.len as usize).min(self.len);
         if len == 0 || self.writing.is_some() {
@@ -156,7 +156,7 @@ impl Handler for Server {
         let tail = u128::from_be_bytes(message[16..].try_into().unwrap());
         assert_eq!(message[..1], [0]);
         match message[1] {
-            // The server offers an unknown feature.
+            // The server supports a feature that the client does not know.
             0 => drop(cx.send(conn, &command(0, (1_u128 << 63 | tail).to_be_bytes())).unwrap()),
             1 => assert_eq!(tail, 0, "features that the server has not"),
             2 if self.wrong != Fault::Slow => {}
@@ -221,7 +221,7 @@ fn client(address: SocketAddr, args: &[&str]) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs a client against a server with a buffer of `len` bytes. Returns the client's output and the server.
+/// Runs a client against a server whose buffer has `len` bytes. Returns the client's output and the server.
 fn talk(wrong: Fault, len: usize, args: &[&str]) -> (Output, Server) {
     let config = Config::default().provider(ProviderChoice::Iwarp).receive_depth(1024);
     let mut reactor = Reactor::new(config).unwrap();
@@ -250,7 +250,7 @@ fn talk(wrong: Fault, len: usize, args: &[&str]) -> (Output, Server) {
         server
     });
     let client = client(address, args);
-    // Most servers do not need the number of the process.
+    // The process id is for the server, which may signal the client. Most tests do not need it.
     _ = pid.send(client.id());
     let output = client.wait_with_output().unwrap();
     stop.stop();
@@ -264,7 +264,7 @@ fn succeeded(output: &Output) -> String {
     stdout
 }
 
-/// Checks that the client failed with one line that has these words.
+/// Checks that the client failed, with one line that contains these words.
 #[track_caller]
 fn failed_with(output: &Output, words: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -274,7 +274,7 @@ fn failed_with(output: &Output, words: &str) {
 
 #[test]
 fn values_are_those_that_were_set() {
-    // The buffers are larger than a value, smaller, and of a size at which nothing ends.
+    // The buffers are larger than a value, smaller than one, and of a size that is no multiple of a value or an answer.
     for (len, buffer) in [(1 << 20, "1M"), (100, "64"), (997, "7")] {
         for (count, size, pipeline) in
             [("300", "64", "1"), ("300", "10", "100"), ("10", "5000", "3"), ("1", "1", "1000")]
@@ -309,7 +309,7 @@ fn a_command_prints_its_answer() {
     ] {
         assert_eq!(succeeded(&talk(Fault::Nothing, 4096, command).0), printed);
     }
-    // Control characters in a value are shown and not executed.
+    // The client must escape control characters in a value, so that the terminal does not execute them.
     let shown = talk(Fault::Answer(b"$9\r\n\x1b[2J\xff\nend\r\n"), 4096, &["GET", "k"]);
     assert_eq!(succeeded(&shown.0), "\\u{1b}[2J\u{fffd}\nend\n");
 }
@@ -342,7 +342,7 @@ fn a_server_that_does_wrong_is_said_in_one_line() {
     failed_with(&talk(Fault::Nothing, 4096, &["FLY", "away"]).0, "the server refuses: ERR unknown command 'FLY'");
 }
 
-/// A client that waits sends keepalives. The server of these tests sends one to each client.
+/// A client that waits for an answer must send keepalives. The server also sends one keepalive to each client.
 #[test]
 fn a_client_that_waits_sends_keepalives() {
     assert_eq!(succeeded(&talk(Fault::Slow, 4096, &["PING"]).0), "PONG\n");

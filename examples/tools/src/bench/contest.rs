@@ -1,4 +1,4 @@
-//! A contest: the same work in alternating rounds, done by this library and by a competitor.
+//! A contest: this library and a competitor do the same work in alternating rounds.
 
 use std::thread;
 use std::time::Duration;
@@ -18,29 +18,30 @@ use super::secured::{KeyFiles, SecurityMode};
 use super::target::RowTarget;
 use super::work::{self, Pingpong, RoundSettings, Work};
 
-/// The position of a contest in a picture.
+/// The position of a contest's result in a picture, which is its x-coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlotPoint {
-    /// A point of latency by size, bytes.
+    /// In the picture of the latency by message size: the size in bytes.
     Size(u32),
-    /// A point of echoes by connections.
+    /// In the picture of the echo rate by number of connections: that number.
     Connections(u32),
 }
 
 /// A contest: the same work, done by this library and by a competitor.
 #[derive(Clone, Debug)]
 pub struct Contest {
-    /// Its name in the table.
+    /// The name of its row in the table.
     pub name: String,
-    /// Its position in a picture.
+    /// The position of its result in a picture; `None` if no picture shows it.
     pub place: Option<PlotPoint>,
-    /// The target.
+    /// The target that this library's result must meet.
     pub target: RowTarget,
-    /// The distance of the processors that the target is for; by default that of the nearest rounds.
+    /// The distance between the two processors for which the target applies. `None` means: the nearest distance at which rounds were
+    /// measured.
     pub at: Option<Distance>,
     /// The competitor.
     pub theirs: Competitor,
-    /// The work of this library.
+    /// The work that this library does.
     pub ours: Work,
     /// The security of this library's connections; `None` if they are not secured.
     pub mode: Option<SecurityMode>,
@@ -49,46 +50,46 @@ pub struct Contest {
 /// The competitor.
 #[derive(Clone, Debug)]
 pub enum Competitor {
-    /// There is no competitor.
+    /// There is no competitor: only this library is measured.
     Nobody,
-    /// The machine without a library.
+    /// The machine without a library, such as bare TCP.
     Bare(Baseline),
     /// A program of another project.
     Peer(PeerProgram),
-    /// `sockperf` with as many messages per second as this library: a share of what the slower of the two can do.
+    /// `sockperf` in an open loop: both sides send the same number of messages per second, a share of the slower side's maximum rate.
     OpenLoop,
     /// This library with the same work, on connections that are not secured.
     Plain,
-    /// This library with other work. The text describes the difference.
+    /// This library with other work. The text describes the difference in the table.
     Otherwise(&'static str, Work),
-    /// `openssl s_server` and `openssl s_client`, with the number of bytes.
+    /// `openssl s_server` and `openssl s_client`. The number is that of the bytes to send.
     Openssl(u64),
 }
 
-/// The machine without a library.
+/// Work that is done without a library.
 #[derive(Clone, Copy, Debug)]
 pub enum Baseline {
-    /// TCP: its work, the size of messages, and the number of iterations.
+    /// TCP: the kind of exchange, the size of a message in bytes, and the number of iterations.
     Tcp(&'static str, u32, u64),
-    /// TCP with echoes: the number of connections, and of echoes on all of them.
+    /// Echoes over TCP: the number of connections, and the number of echoes on all of them together.
     TcpEchoes(u32, u64),
-    /// UDP: the kind of exchange, the size of datagrams, and their number.
+    /// UDP: the kind of exchange, the size of a datagram in bytes, and the number of datagrams.
     Udp(&'static str, u32, u64),
-    /// Messages of 64 B back and forth on the bare ring, and their number.
+    /// Messages of 64 B back and forth over a bare ring in shared memory. The number is that of the messages.
     RingLatency(u64),
-    /// Messages of 64 B one way on the bare ring, and their number.
+    /// Messages of 64 B one way over a bare ring in shared memory. The number is that of the messages.
     RingRate(u64),
-    /// Memory that one thread writes and another one reads: the size of messages, and their number.
+    /// One thread writes memory and another thread reads it: the size of a message in bytes, and the number of messages.
     RingTouched(u32, u64),
-    /// Copies of this many bytes, and their number.
+    /// Copies of memory: the size of a copy in bytes, and the number of copies.
     Memcpy(u32, u64),
 }
 
-/// The rate of an open loop, as a share of the lower maximum.
+/// The rate of an open loop, as a share of the slower side's maximum rate.
 const LOAD: f64 = 0.8;
-/// The time limit of messages on the bare ring.
+/// The time limit of one measurement on the bare ring.
 const RING_LIMIT: Duration = Duration::from_secs(10);
-/// The pause after an attempt that measured nothing, because all missing rounds are of another distance.
+/// The pause after an attempt whose rounds were at a distance that needs no more rounds. The host may move the processors meanwhile.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl Baseline {
@@ -114,7 +115,7 @@ impl Baseline {
         }
     }
 
-    /// Returns true if two threads poll memory all the time.
+    /// Returns true if this work runs two threads that poll memory without pause.
     const fn spins(self) -> bool {
         matches!(self, Self::RingLatency(_) | Self::RingRate(_) | Self::RingTouched(..))
     }
@@ -139,7 +140,7 @@ impl From<Pingpong> for Work {
 }
 
 impl Competitor {
-    /// Returns the name in the table.
+    /// Returns the competitor's name in the table.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -153,7 +154,7 @@ impl Competitor {
         }
     }
 
-    /// Returns the command line of a program of another project.
+    /// Returns the command line of the competitor if it is a program of another project, and otherwise `None`.
     #[must_use]
     pub fn command(&self) -> Option<String> {
         match self {
@@ -163,7 +164,7 @@ impl Competitor {
         }
     }
 
-    /// Returns true if the competitor has the system's congestion control and no option for another one.
+    /// Returns true if the competitor uses the system's congestion control and has no option to change that.
     const fn keeps_system_congestion(&self) -> bool {
         match self {
             Self::Peer(peer) => peer.keeps_system_congestion(),
@@ -173,11 +174,11 @@ impl Competitor {
     }
 }
 
-/// The samples of the competitor and of this library.
+/// The samples of one round: the competitor's, if there is one, and this library's.
 type RoundSamples = (Option<Sample>, Sample);
 
 impl Contest {
-    /// Returns the work of `rdma-pingpong` in this contest.
+    /// Returns the work of those sides that use `rdma-pingpong`.
     pub fn pingpongs(&self) -> Vec<Pingpong> {
         let theirs = if let Competitor::Otherwise(_, work) = &self.theirs { Some(work) } else { None };
         let of = |work: &Work| if let Work::Pingpong(work) = work { Some(work.clone()) } else { None };
@@ -202,7 +203,7 @@ impl Contest {
         (!pair::is_installed(program)).then(|| format!("{program} is not installed (make bench-setup)"))
     }
 
-    /// Returns the congestion control of both sides, or `None` without TCP.
+    /// Returns the congestion control that both sides use, or `None` if they do not use TCP.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
         match &self.ours {
@@ -213,8 +214,8 @@ impl Contest {
         }
     }
 
-    /// Runs one round: first the competitor, then this library. If a program of
-    /// another project fails, only its contest ends: the inner `Err` is the reason.
+    /// Runs one round: first the competitor, then this library. The inner `Err` is the failure of another project's program, which ends
+    /// only this contest. The outer `Err` ends the whole run.
     fn round(&self, processors: &Processors, files: &KeyFiles) -> Result<Result<RoundSamples, Failure>, Failure> {
         let plain = RoundSettings { secured: None, system_congestion: self.theirs.keeps_system_congestion() };
         let terms = RoundSettings { secured: self.mode.map(|mode| (mode, files)), ..plain };
@@ -233,7 +234,7 @@ impl Contest {
         Ok(Ok((theirs, self.ours.measure(processors, &terms)?)))
     }
 
-    /// Measures the maximum rate of both, and then both at the same rate.
+    /// Measures the maximum rate of both sides, and then the latency of both at the same lower rate.
     fn open_loop(
         &self,
         processors: &Processors,
@@ -254,28 +255,28 @@ impl Contest {
     }
 }
 
-/// Returns the messages per second of an open loop, given the maximum rates of both sides.
+/// Returns the rate of an open loop in messages per second, given the maximum rates of both sides.
 fn open_loop_rate(theirs: f64, ours: f64) -> u64 {
     (theirs.min(ours) * LOAD).max(1.0) as u64
 }
 
-/// The number of rounds of each contest.
+/// The limits of the rounds and of the attempts in each contest.
 #[derive(Clone, Copy, Debug)]
 pub struct RoundCounts {
-    /// Rounds with near processors, and as many with far ones.
+    /// The number of rounds with near processors, and also of those with far processors.
     pub rounds: usize,
-    /// The largest number of attempts.
+    /// The largest number of attempts to measure these rounds.
     pub tries: usize,
 }
 
 impl RoundCounts {
-    /// Returns true if a round at this distance is missing.
+    /// Returns true if more rounds are needed at this distance.
     fn is_missing(&self, outcome: &Outcome, distance: Distance) -> bool {
         outcome.at(distance).len() < self.rounds
     }
 
-    /// Returns true if a contest is over: it has its rounds with near
-    /// processors, or with unknown ones if no probe is possible.
+    /// Returns true if a contest needs no more rounds: it was skipped, or it has all rounds with near processors. If probes are not
+    /// possible, rounds at an unknown distance count instead.
     fn is_over(&self, outcome: &Outcome) -> bool {
         outcome.skipped.is_some()
             || !self.is_missing(outcome, Distance::Near)
@@ -283,8 +284,8 @@ impl RoundCounts {
     }
 }
 
-/// Runs the contests that have `only` in their names, round by round,
-/// so that other load of the machine affects all of them equally.
+/// Runs the contests that have `only` in their names. Each pass runs one round of every contest, so that other load of the machine
+/// affects all contests equally.
 ///
 /// # Errors
 /// A process failed, or no contest has such a name.

@@ -1,4 +1,4 @@
-//! Datagrams back and forth and one way, over this library and over bare UDP. Both sides spin.
+//! The exchange of datagrams, over this library and over bare UDP: back and forth, or one way. Both sides poll without sleeping.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -30,21 +30,21 @@ pub enum DatagramTransport {
 pub enum DatagramExchange {
     /// Datagrams back and forth, one at a time
     Echo,
-    /// Datagrams one way, as fast as they can be sent; those that arrive count
+    /// Datagrams one way, as fast as they can be sent; the result counts those that arrive
     Flood,
 }
 
-/// Packets per system call of bare UDP, and sends of an endpoint.
+/// The number of packets in one system call of bare UDP. Also the number of sends that an endpoint of this library queues.
 const BATCH: usize = 32;
 const SENDS: u32 = 64;
-/// Receives of an endpoint.
+/// The number of receives that an endpoint of this library posts.
 const RECEIVES: u32 = 1024;
-/// The length of the datagram that requests the result of a flood.
+/// The length in bytes of the datagram by which the client requests the result of a flood.
 const END: usize = 1;
-/// The pause between two such requests.
+/// The pause before the client requests the result again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The result of a flood: bytes, and the time from the first datagram to the last.
+/// The result of a flood: the number of received bytes, and the time from the first datagram to the last.
 #[derive(Debug, Default)]
 struct FloodResult {
     bytes: u64,
@@ -57,7 +57,7 @@ impl FloodResult {
         self.bytes += len as u64;
     }
 
-    /// Records the time, once for datagrams that arrive together.
+    /// Records the current time as that of the last datagram. Datagrams that arrive together need one call.
     fn mark(&mut self) {
         let now = Instant::now();
         self.nanos = (now - *self.first.get_or_insert(now)).as_nanos() as u64;
@@ -71,7 +71,7 @@ impl FloodResult {
     }
 }
 
-/// Decodes Gbit/s from the answer of a server.
+/// Decodes the server's answer, which has bytes and a time. Returns Gbit/s, or `None` if the answer is malformed.
 fn figure(answer: &[u8]) -> Option<f64> {
     let bytes = u64::from_le_bytes(*answer.first_chunk()?);
     let nanos = u64::from_le_bytes(*answer.get(8..)?.first_chunk()?);
@@ -98,7 +98,7 @@ pub fn serve(carrier: DatagramTransport, kind: DatagramExchange) -> Result<(), F
     }
 }
 
-/// Runs the client. Returns the median half round trip in microseconds, or for a flood Gbit/s.
+/// Runs the client. Returns the median half round trip in microseconds for echoes, or Gbit/s for a flood.
 ///
 /// # Errors
 /// A system call failed.
@@ -128,7 +128,7 @@ pub fn measure(
     }
 }
 
-// Bare UDP.
+// The exchange over bare UDP.
 
 fn spin<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
@@ -224,7 +224,7 @@ fn flood_socket(server: SocketAddr, size: usize, count: u64) -> io::Result<f64> 
     }
 }
 
-// This library.
+// The exchange over this library.
 
 fn reactor() -> Result<Reactor, Failure> {
     let config = Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Spin(Duration::from_secs(3600)));
@@ -238,7 +238,7 @@ fn options() -> EndpointOptions {
 struct DatagramServer {
     kind: DatagramExchange,
     came: FloodResult,
-    /// The only sender.
+    /// The client, which is the only sender: the origin of its datagrams and its id as a peer.
     last: Option<(Origin, PeerId)>,
 }
 
@@ -247,7 +247,8 @@ impl DatagramServer {
         let known = self.last.filter(|(origin, _)| *origin == to).map(|(_, peer)| peer);
         let Some(peer) = known.or_else(|| cx.datagrams().peer_of(endpoint, &to).ok()) else { return };
         self.last = Some((to, peer));
-        // Only one answer is in flight, so the send queue is not full. A client without a result repeats its request.
+        // The result of the send is ignored. The send queue has room, because only one answer is in flight. If the answer is lost, the
+        // client repeats its request.
         let _ = cx.datagrams().send(endpoint, peer, payload);
     }
 }
@@ -277,7 +278,7 @@ struct DatagramClient {
     to: Option<(EndpointId, PeerId)>,
     bytes: Vec<u8>,
     count: u64,
-    /// The number of datagrams that were sent, or that have returned.
+    /// In a flood, the number of datagrams that were sent. Otherwise, the number of echoes that have returned.
     done: u64,
     warmup: u64,
     sent_at: Instant,
@@ -303,7 +304,7 @@ impl DatagramClient {
         let Some((endpoint, peer)) = self.to else { return };
         while self.done < self.count {
             if cx.datagrams().send(endpoint, peer, &self.bytes).is_err() {
-                return; // `on_datagram_writable` follows
+                return; // `on_datagram_writable` follows.
             }
             self.done += 1;
         }

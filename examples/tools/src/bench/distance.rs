@@ -1,6 +1,6 @@
-//! The distance of the two processors, which determines the cost of everything that moves
-//! between them. The host of a virtual machine moves its processors between groups of cores
-//! that share a cache, every few seconds to minutes, so each round probes before and after.
+//! The distance between the two processors of a round. It determines the cost of every cache line that moves between them. The host of
+//! a virtual machine moves its processors between groups of cores that share a cache, every few seconds to minutes. So each round
+//! probes the distance before and after its measurement.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,33 +8,34 @@ use std::time::Duration;
 use super::pair::Processors;
 use super::ring;
 
-/// The threshold, ns: a message of 64 B takes less between processors that share a cache, and more between others.
-/// On a Zen 4 the times were 90 and 290 to 340, with nothing between. The threshold is near their geometric mean.
+/// The threshold of a probe, in ns. If a message of 64 B takes less time, the two processors share a cache. On a Zen 4, the times were
+/// 90 with a shared cache, and 290 to 340 without. The threshold is near their geometric mean.
 pub const NEAR_BELOW_NS: f64 = 180.0;
-/// The number of exchanges of a probe.
+/// The number of exchanges in a probe.
 const EXCHANGES: u64 = 20_000;
-/// The time limit of a probe, for a machine with other load.
+/// The time limit of a probe, which matters if the machine has other load.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// The distance of the two processors.
+/// The distance between the two processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// The processors share a cache.
     Near,
     /// The processors share no cache.
     Far,
-    /// The distance is not known: there is one processor, or the probe failed.
+    /// The distance is unknown: the process may use only one processor, or the probe failed.
     Unknown,
 }
 
 impl Distance {
-    /// Returns the distance, given the time of a probe, ns.
+    /// Returns the distance. `ns` is the half round trip that a probe measured.
     #[must_use]
     pub fn of(ns: f64) -> Self {
         if ns < NEAR_BELOW_NS { Self::Near } else { Self::Far }
     }
 
-    /// Returns the distance during a round, given the probes before and after. Returns `None` if they disagree.
+    /// Returns the distance during a round, given the probes before and after it. Returns `None` if the two probes disagree, because
+    /// the processors moved during the round.
     #[must_use]
     pub fn of_round(probes: Option<[f64; 2]>) -> Option<Self> {
         let Some(probes) = probes else { return Some(Self::Unknown) };
@@ -53,8 +54,8 @@ impl fmt::Display for Distance {
     }
 }
 
-/// Measures the half round trip of 64 B through memory between
-/// the two processors, ns. Returns `None` if there is only one.
+/// Measures the half round trip of 64 B through memory between the two processors, in ns. Returns `None` if there is only one
+/// processor.
 #[must_use]
 pub fn probe(processors: &Processors) -> Option<f64> {
     (processors.count() >= 2).then(|| ring::half_round_trip(processors, EXCHANGES, LIMIT))

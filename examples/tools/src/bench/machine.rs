@@ -1,5 +1,5 @@
-//! The state of the machine that the figures depend on: the congestion
-//! control of TCP, and the processor time that its host stole.
+//! Two facts about the machine that affect the results: the congestion control of TCP, and the processor time that the host of a
+//! virtual machine stole.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -8,15 +8,15 @@ use std::sync::OnceLock;
 use rdma_reactor::transport::iwarp::IwarpConfig;
 use socket2::{Domain, SockRef, Socket, Type};
 
-/// Returns the system's congestion control of TCP, such as `cubic`.
+/// Returns the name of the system's default congestion control for TCP, such as `cubic`.
 #[must_use]
 pub fn system_congestion() -> String {
     let read = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     read.map_or_else(|_| "unknown".into(), |name| name.trim().into())
 }
 
-/// Returns the congestion control that this library uses within a host,
-/// if the system allows it. Otherwise the library uses the system's.
+/// Returns the congestion control that this library selects for connections within a host. Returns `None` if the system does not allow
+/// that; the library then uses the system's default.
 pub fn own_congestion() -> Option<&'static str> {
     static OWN: OnceLock<Option<String>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
@@ -27,20 +27,20 @@ pub fn own_congestion() -> Option<&'static str> {
     own.as_deref()
 }
 
-/// Sets the congestion control that this library uses within a host on a socket of bare TCP.
+/// Gives a socket of bare TCP the congestion control that this library uses within a host, for a fair comparison.
 pub fn equal_congestion(socket: &impl AsFd) {
     if let Some(name) = own_congestion() {
-        // The call above has shown that the system allows it.
+        // This cannot fail: `own_congestion` has returned a name, so the system allows it.
         let _ = SockRef::from(socket).set_tcp_congestion(name.as_bytes());
     }
 }
 
-/// The processor time of the machine so far, in ticks of the clock.
+/// The processor time that the machine has used since boot, in clock ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// The time that the host of a virtual machine gave to others.
+    /// The time that the host gave to other virtual machines.
     pub stolen: u64,
-    /// The total time of all processors.
+    /// The total time of all processors, idle time included.
     pub all: u64,
 }
 
@@ -51,14 +51,15 @@ impl Times {
         Self::read(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Parses the first line of proc(5)'s `stat`. The first two values include the time of guests.
+    /// Parses the first line of `/proc/stat`, see proc(5). Guest time is already part of the first two values, so it is not added
+    /// again.
     fn read(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|ticks| ticks.parse().ok()).collect();
         Some(Self { stolen: *ticks.get(7)?, all: ticks.iter().sum() })
     }
 
-    /// Returns the share of the time since `before` that was stolen, percent.
+    /// Returns the percentage of the time since `before` that was stolen.
     #[must_use]
     pub fn stolen_percent(&self, before: &Self) -> f64 {
         let all = self.all.saturating_sub(before.all).max(1);

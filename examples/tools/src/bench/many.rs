@@ -1,5 +1,5 @@
-//! Echoes on many connections at the same time: one message of 64 B on each, over
-//! this library and over bare TCP. Both sides sleep until a message arrives.
+//! Echoes on many connections at the same time, over this library and over bare TCP. Each connection has one message of 64 B in flight.
+//! Both sides sleep until a message arrives.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,13 +19,13 @@ use crate::pingpong::server::LISTENING;
 use super::machine;
 use super::pair;
 
-/// The length of a message, bytes.
+/// The length of a message, in bytes.
 const SIZE: usize = 64;
-/// The largest number of connections of a side.
+/// The largest number of connections that a side supports.
 const MOST: u32 = 20_000;
 /// The time limit for establishing all connections.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The largest number of readable sockets per poll.
+/// The largest number of socket events that one poll returns.
 const BATCH: usize = 1024;
 
 /// The transport of the echoes.
@@ -49,7 +49,8 @@ pub fn serve(carrier: EchoTransport) -> Result<(), Failure> {
     }
 }
 
-/// Runs the client. Returns echoes per second on this many connections; a tenth more of them warm up.
+/// Runs the client. Returns echoes per second on `connections` connections. `count` echoes are measured, after another tenth of them
+/// for warming up.
 ///
 /// # Errors
 /// A system call failed, or the server went away.
@@ -62,13 +63,13 @@ pub fn measure(carrier: EchoTransport, server: SocketAddr, connections: u32, cou
     }
 }
 
-/// Raises the soft limit of descriptors to the hard limit.
+/// Raises the process's soft limit of descriptors to its hard limit.
 fn permit_many() -> Result<(), Failure> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(Failure::new)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(Failure::new)
 }
 
-/// Counts echoes, and measures the time of all but the first ones.
+/// Counts echoes. Measures the time of all echoes after those for warming up.
 struct EchoRate {
     echoes: u64,
     warmup: u64,
@@ -82,7 +83,7 @@ impl EchoRate {
         Self { echoes: 0, warmup, last: warmup + count, started: Instant::now() }
     }
 
-    /// Counts an echo. Returns echoes per second after the last one.
+    /// Counts an echo. Returns `Some` with the echoes per second after the last one, and otherwise `None`.
     fn echo(&mut self) -> Option<f64> {
         self.echoes += 1;
         if self.echoes == self.warmup {
@@ -92,9 +93,9 @@ impl EchoRate {
     }
 }
 
-// This library.
+// The echoes over this library.
 
-/// Makes a reactor with windows that fit one message: ten thousand connections with the usual ones would take 10 GiB.
+/// Makes a reactor whose windows fit one message. With the default windows, ten thousand connections would need 10 GiB.
 fn reactor() -> Result<Reactor, Failure> {
     let config = Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event);
     let config = config
@@ -109,7 +110,7 @@ struct EchoServer;
 
 impl Handler for EchoServer {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window is open, because only one message is in flight.
+        // Credit is available, because each connection has only one message in flight. So an error is a failure of the connection.
         if cx.send(conn, &message).is_err() {
             cx.close(conn);
         }
@@ -117,11 +118,11 @@ impl Handler for EchoServer {
 }
 
 struct EchoClient {
-    /// The established connections, until all are.
+    /// The connections that are established so far. Cleared when all of them are.
     up: Vec<ConnectionId>,
     wanted: usize,
     pace: EchoRate,
-    /// Echoes per second, or the failure.
+    /// The echoes per second, or the failure. `None` during the run.
     result: Option<Result<f64, Failure>>,
 }
 
@@ -175,7 +176,7 @@ fn ask_on_reactor(server: SocketAddr, connections: u32, pace: EchoRate) -> Resul
     client.result.unwrap_or_else(|| Err(Failure::new("the client was stopped")))
 }
 
-// Bare TCP.
+// The echoes over bare TCP.
 
 /// A socket, and the received part of the current message.
 struct Socket {
@@ -192,13 +193,14 @@ impl Socket {
         Ok(Self { stream, message: [7; SIZE], have: 0 })
     }
 
-    /// Sends a message. It fits the send buffer, because only one is in flight.
+    /// Sends a message. The send buffer has room, because only one message is in flight.
     fn send(&mut self) -> io::Result<()> {
         (&self.stream).write_all(&self.message)
     }
 
-    /// Reads after an edge. Returns `Some(true)` if a message is complete, and `None` at the end of the stream. One
-    /// read is enough: the peer sends nothing more before the answer, and later bytes raise another edge.
+    /// Reads after an edge of epoll. Returns `Some(true)` if a message is complete, `Some(false)` if a part is missing, and `None` at
+    /// the end of the stream. One read is enough: the peer sends nothing more before it gets an answer, and later bytes raise another
+    /// edge.
     fn receive(&mut self) -> io::Result<Option<bool>> {
         match self.stream.read(&mut self.message[self.have..]) {
             Ok(0) => return Ok(None),

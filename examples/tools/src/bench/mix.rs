@@ -1,4 +1,4 @@
-//! A mix of requests: lengths from 1 B to 256 KiB, each answered with the same bytes, one at a time.
+//! Requests of mixed length, from 1 B to 256 KiB. The server sends each request back. Only one request is in flight.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -13,11 +13,11 @@ use crate::pingpong::failure::Failure;
 
 use super::pair;
 
-/// The length of the longest request, as a power of two.
+/// The binary logarithm of the longest request's length.
 const LONGEST: u32 = 18;
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The buffers of both sides.
+/// The sizes of the buffers on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Buffers {
     /// The default sizes
@@ -35,7 +35,8 @@ fn reactor(buffers: Buffers) -> Result<Reactor, Failure> {
     Reactor::new(config).map_err(Failure::new)
 }
 
-/// Returns the lengths of requests, bytes, evenly spread over the powers of two. They are always the same.
+/// Returns an endless sequence of request lengths, in bytes. The lengths are evenly distributed over the powers of two. The sequence is
+/// the same in every run.
 fn lengths() -> impl Iterator<Item = usize> {
     let states = std::iter::successors(Some(SEED), |&state| {
         let state = state ^ (state << 13);
@@ -52,7 +53,7 @@ struct MixServer;
 
 impl Handler for MixServer {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window is open, because only one request is in flight.
+        // Credit is available, because only one request is in flight. So an error is a failure of the connection.
         if cx.send(conn, &message).is_err() {
             cx.close(conn);
         }
@@ -67,15 +68,15 @@ pub fn serve(buffers: Buffers) -> Result<(), Failure> {
     pair::serve(reactor(buffers)?, &mut MixServer)
 }
 
-/// Sends a request after the answer to the last one.
+/// The client, which sends the next request when the last one is answered.
 struct MixClient {
     lengths: Vec<usize>,
-    /// The number of answers so far, and below it the number that is not measured.
+    /// The number of answers so far. The answers up to `warmup` are not measured.
     answers: usize,
     warmup: usize,
     bytes: Vec<u8>,
     started: Instant,
-    /// Requests per second, or the failure.
+    /// The requests per second, or the failure. `None` during the run.
     result: Option<Result<f64, Failure>>,
 }
 
@@ -130,7 +131,7 @@ impl Handler for MixClient {
     }
 }
 
-/// Runs the client. Returns requests per second; a tenth more requests warm up.
+/// Runs the client. Returns requests per second. `count` requests are measured, after another tenth of them for warming up.
 ///
 /// # Errors
 /// A system call failed, or the server went away.

@@ -1,11 +1,11 @@
-//! `bench`: `rdma-pingpong` and one-sided operations against bare TCP and against programs of other projects on this
-//! machine, and secured connections against plain ones and against `openssl`, in alternating rounds of one run.
+//! `bench` compares this library with competitors on this machine, in alternating rounds of one run. It compares `rdma-pingpong` and
+//! one-sided operations with bare TCP and with programs of other projects. It also compares secured connections with plain ones and
+//! with `openssl`.
 //!
-//! Each round of a [`contest`] runs two processes, each on a separate processor ([`pair`]), between
-//! two probes of the [`distance`] of these processors. The [`rows`] name the competitors: [`tcp`], the
-//! [`ring`], the [`peers`], [`openssl`], and this library itself with other [`work`]. [`one_sided`],
-//! [`mix`], [`many`], [`datagrams`] and [`secured`] do work that `rdma-pingpong` does not do. In an
-//! [`outcome`], a figure is the median of its rounds, and a ratio is the median of their ratios.
+//! Each round of a [`contest`] runs two processes, each on a separate processor ([`pair`]). The [`distance`] of these processors is
+//! probed before and after. The [`rows`] of the table name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this
+//! library itself with other [`work`]. Work that `rdma-pingpong` cannot do is in [`one_sided`], [`mix`], [`many`], [`datagrams`] and
+//! [`secured`]. In an [`outcome`], a figure is the median of its rounds, and a ratio is the median of their ratios.
 
 pub mod contest;
 pub mod datagrams;

@@ -1,4 +1,4 @@
-//! One-sided operations of the embedded provider, without a reactor on top, for a comparison with bare TCP.
+//! One-sided operations of the embedded provider, for a comparison with bare TCP. They use the provider directly, without a reactor.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -30,16 +30,16 @@ pub enum Operation {
 }
 
 const DEVICE: DeviceId = DeviceId(0);
-/// The length of a Write and of a Read, bytes.
+/// The length of a Write or a Read, in bytes.
 const CHUNK: usize = 64 << 10;
-/// The number of operations in flight; of Reads, as many as the connection allows.
+/// The number of Writes in flight. For Reads, the connection may allow fewer.
 const DEPTH: u32 = 16;
-/// The length of the memory that the operations use, bytes.
+/// The length in bytes of the memory that the operations access.
 const WINDOW: usize = DEPTH as usize * CHUNK;
 /// The time limit of a handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One side: a provider that is polled in a loop.
+/// One side of the connection: a provider that the program polls in a loop.
 struct PolledProvider {
     station: Station,
     cq: CqId,
@@ -67,7 +67,7 @@ impl PolledProvider {
         self.station.provider().create_qp(id, &attr).map_err(io::Error::other)
     }
 
-    /// Polls the provider until it returns an event.
+    /// Polls the provider until it has an event, and returns that event.
     fn event(&mut self) -> io::Result<CmEvent> {
         loop {
             let now = Instant::now();
@@ -78,7 +78,7 @@ impl PolledProvider {
         }
     }
 
-    /// Polls the provider until operations have completed. Returns the number of completions.
+    /// Polls the provider until at least one operation has completed. Returns the number of completions.
     fn completions(&mut self) -> io::Result<usize> {
         loop {
             self.done.clear();
@@ -95,7 +95,7 @@ impl PolledProvider {
     }
 }
 
-/// Runs the server, which prints its address and lends its memory to one client.
+/// Runs the server. It prints its address, and gives one client access to its memory.
 ///
 /// # Errors
 /// A system call failed.
@@ -116,7 +116,7 @@ pub fn serve() -> io::Result<()> {
     side.equip(request.id)?;
     let param = ConnectParam { private_data: &place, ..ConnectParam::default() };
     side.station.provider().accept(request.id, &param, Instant::now()).map_err(io::Error::other)?;
-    // The provider serves the client within these calls.
+    // The embedded provider has no thread: it serves the client's operations only in calls of `progress`.
     loop {
         for _ in 0..1000 {
             side.station.provider().progress(Instant::now(), Drive::Spin);
@@ -128,7 +128,7 @@ pub fn serve() -> io::Result<()> {
     }
 }
 
-/// Runs the client. Returns Gbit/s, or for single words the median half round trip in microseconds.
+/// Runs the client. Returns the median half round trip in microseconds for [`Operation::Word`], and otherwise Gbit/s.
 ///
 /// # Errors
 /// A system call failed, or the server went away.
@@ -187,7 +187,7 @@ fn chunks(
     let started = Instant::now();
     let (mut posted, mut under_way) = (0, 0);
     while posted < iterations || under_way > 0 {
-        // One doorbell posts all operations that fit the queue.
+        // All operations that fit the send queue are posted as one chain, which needs one doorbell.
         let room = (iterations - posted).min(u64::from(DEPTH) - under_way);
         let chain = (posted..posted + room).map(|iteration| {
             let at = (iteration % u64::from(DEPTH)) as usize * CHUNK;
@@ -198,7 +198,8 @@ fn chunks(
         (posted, under_way) = (posted + room, under_way + room);
         under_way -= side.completions()? as u64;
     }
-    // A Write completes when it is handed over. A Read after the last Write shows that all Writes are placed.
+    // A Write completes when the provider has sent it, before it has arrived. So a Read follows the last Write. Its completion shows
+    // that the peer's memory has all written data.
     let last = side.station.post_send(qp, 0, SendOp::Read(remote), std::slice::from_ref(&(0..8)), SendFlags::SIGNALED);
     last.map_err(io::Error::other)?;
     side.completions()?;

@@ -1,4 +1,4 @@
-//! The competitor of secured connections: the programs of OpenSSL, one way over TCP with TLS 1.3.
+//! OpenSSL's own programs, as the competitor of secured connections. They send data one way over TCP with TLS 1.3.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::pingpong::failure::Failure;
 use super::pair::{self, Processors};
 use super::secured::KeyFiles;
 
-/// Sends zeros from `openssl s_client` to `openssl s_server`. Returns Gbit/s, the handshake included.
+/// Sends `bytes` zeros from `openssl s_client` to `openssl s_server`. Returns Gbit/s. The time includes the handshake.
 ///
 /// # Errors
 /// One of the two processes failed.

@@ -10,36 +10,36 @@ use super::pair::Processors;
 use super::sample::{Sample, Tail};
 use super::target::RowTarget;
 
-/// A round.
+/// The results of one round.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// The competitor, if there is one.
+    /// The sample of the competitor, if there is one.
     pub theirs: Option<Sample>,
-    /// This library.
+    /// The sample of this library.
     pub ours: Sample,
-    /// The probes before and after, ns, if there are two processors.
+    /// The probes of the processors' distance before and after the round, in ns; `None` with a single processor.
     pub probes_ns: Option<[f64; 2]>,
 }
 
-/// The rounds of a contest.
+/// All rounds of a contest, and their evaluation.
 #[derive(Debug)]
 pub struct Outcome {
     /// The name of the contest.
     pub name: String,
-    /// Its position in a picture.
+    /// The position of the result in a picture, if a picture shows it.
     pub place: Option<PlotPoint>,
     /// The name of the competitor; empty if there is none.
     pub against: &'static str,
     target: RowTarget,
-    /// The distance that the target is for, if it is for one.
+    /// The distance between the processors for which the target applies; `None` if no distance was chosen.
     wanted_at: Option<Distance>,
-    /// The command line of a program of another project.
+    /// The command line of the competitor, if it is a program of another project.
     command: Option<String>,
     congestion: Option<String>,
-    /// The reason why rounds are missing.
+    /// The reason why the contest has too few rounds or none.
     pub skipped: Option<String>,
     rounds: BTreeMap<Distance, Vec<Round>>,
-    /// The number of rounds that were dropped because the processors moved.
+    /// The number of dropped rounds, in which the processors moved between the two probes.
     pub mixed: usize,
 }
 
@@ -61,7 +61,7 @@ impl Outcome {
         }
     }
 
-    /// Adds a round to those at its distance, or counts it as mixed.
+    /// Stores a round with the other rounds at its distance. If the distance changed during the round, only increments `mixed`.
     pub fn add(&mut self, round: Round) {
         match Distance::of_round(round.probes_ns) {
             Some(distance) => self.rounds.entry(distance).or_default().push(round),
@@ -69,7 +69,7 @@ impl Outcome {
         }
     }
 
-    /// Formats a line about a round, for the log.
+    /// Formats a line of the log about a round.
     #[must_use]
     pub fn note(&self, round: &Round) -> String {
         let theirs =
@@ -86,7 +86,8 @@ impl Outcome {
         self.rounds.get(&distance).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the distance whose rounds count for the target: the one that it is for, or else the nearest.
+    /// Returns the distance whose rounds are compared with the target: the distance that the contest chose, or else the nearest one
+    /// with rounds.
     #[must_use]
     pub fn counted(&self) -> Option<Distance> {
         let nearest = self.rounds.keys().next().copied();
@@ -96,7 +97,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the median of one side's figures.
+    /// Returns the median of one side's figures at this distance, or `None` if there are no rounds.
     #[must_use]
     pub fn median(&self, side: ContestSide, distance: Distance) -> Option<f64> {
         median(self.samples(side, distance).map(|sample| sample.figure))
@@ -109,14 +110,15 @@ impl Outcome {
         })
     }
 
-    /// Returns the ratios of this library's figures to the competitor's. Their median is better than the
-    /// ratio of medians, because other load of the machine changes more between rounds than within one.
+    /// Returns the ratio of this library's figure to the competitor's for each round. The median of these ratios is better than the
+    /// ratio of medians, because the machine's other load changes less within a round than between rounds.
     fn ratios(&self, distance: Distance) -> Vec<f64> {
         let ratio = |round: &Round| Some(round.ours.figure / round.theirs.as_ref()?.figure);
         self.at(distance).iter().filter_map(ratio).collect()
     }
 
-    /// Returns the processor time for each message of this library, us: of the client and of the server.
+    /// Returns the processor time that this library needs for each message, in us: the client's and the server's. Returns `None` if it
+    /// was not measured.
     fn processor_us(&self, distance: Distance) -> Option<[f64; 2]> {
         let of = |side: usize| {
             median(self.samples(ContestSide::Ours, distance).filter_map(|sample| Some(sample.processor_us?[side])))
@@ -124,14 +126,14 @@ impl Outcome {
         Some([of(0)?, of(1)?])
     }
 
-    /// Returns the quantiles of an open loop, us.
+    /// Returns the medians of the quantiles that an open loop measured, in us, or `None` if this contest has no open loop.
     #[must_use]
     pub fn tail(&self, side: ContestSide, distance: Distance) -> Option<Tail> {
         let of = |place: usize| median(self.samples(side, distance).filter_map(|sample| Some(sample.tail?[place])));
         Some([of(0)?, of(1)?, of(2)?, of(3)?])
     }
 
-    /// Returns true if the target is met, or if it is not known.
+    /// Returns true if the target is met, or if it cannot be judged because the contest was skipped or has no rounds.
     #[must_use]
     pub fn is_met(&self) -> bool {
         let Some(distance) = self.counted() else { return true };
@@ -140,7 +142,7 @@ impl Outcome {
             || ours.is_none_or(|ours| self.target.is_met(ours, median(self.ratios(distance).into_iter())))
     }
 
-    /// Formats everything as JSON, with the rounds.
+    /// Formats the results and all rounds as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let at = |distance: Distance| {
@@ -181,7 +183,7 @@ impl Outcome {
         })
     }
 
-    /// Formats a row of the table.
+    /// Formats the contest's row of the table. `columns` are the distances that the table shows.
     #[must_use]
     pub fn row(&self, columns: &[Distance]) -> String {
         let mut cells = vec![self.name.clone(), self.against.into()];
@@ -209,7 +211,7 @@ impl Outcome {
         line(&cells)
     }
 
-    /// Formats the rows of the table of open loops.
+    /// Formats the contest's rows in the table of open loops. Other contests have no rows there.
     pub fn tail_rows(&self, columns: &[Distance]) -> Vec<String> {
         let of = |distance: Distance, side| {
             let name = if side == ContestSide::Theirs { self.against } else { "rdma-reactor" };
@@ -232,7 +234,7 @@ pub enum ContestSide {
     Ours,
 }
 
-/// Formats the head of the table in Markdown, with columns for these distances.
+/// Formats the head of the table in Markdown. `columns` are the distances that the table shows.
 #[must_use]
 pub fn head(columns: &[Distance]) -> String {
     let mut cells = vec![String::new(), "against".into(), "TCP".into()];
@@ -254,14 +256,14 @@ fn line(cells: &[String]) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// Formats the median of ratios, with the smallest and the largest one if there are several.
+/// Formats the median of ratios, with the smallest and the largest ratio if there are several. Returns `None` if there are no ratios.
 fn spread(ratios: &[f64]) -> Option<String> {
     let middle = median(ratios.iter().copied())?;
     let [low, high] = [f64::min, f64::max].map(|of| ratios.iter().copied().fold(middle, of));
     Some(if ratios.len() > 1 { format!("{middle:.2} ({low:.2} to {high:.2})") } else { format!("{middle:.2}") })
 }
 
-/// Returns the value in the middle. Returns `None` if there are no values.
+/// Returns the median, or `None` if there are no values.
 pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.collect();
     sorted.sort_by(f64::total_cmp);

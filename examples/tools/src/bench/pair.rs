@@ -1,4 +1,4 @@
-//! Two processes, each on a separate processor: a server that prints its address, and a client that prints a result.
+//! Runs two processes, each on a separate processor: a server, which prints its address, and a client, which prints its result.
 
 use std::fmt;
 use std::fs;
@@ -13,17 +13,17 @@ use rdma_reactor::{Handler, Reactor};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::server::LISTENING;
 
-/// The first argument with which this program is `rdma-pingpong`.
+/// If this is the first argument of this program, it behaves as `rdma-pingpong`.
 pub const PINGPONG: &str = "pingpong";
 
-/// The processors that servers and clients run on.
+/// The processors that this process may use. The server runs on the first one, the client on the second.
 #[derive(Debug)]
 pub struct Processors {
     all: Vec<CoreId>,
 }
 
 impl Processors {
-    /// Selects the first two processors that this process may use.
+    /// Returns the processors that this process may use.
     #[must_use]
     pub fn of_this_machine() -> Self {
         Self { all: core_affinity::get_core_ids().unwrap_or_default() }
@@ -35,7 +35,7 @@ impl Processors {
         self.all.len()
     }
 
-    /// Returns the numbers of the processors of the server and of the client.
+    /// Returns the number of the server's processor and that of the client's.
     #[must_use]
     pub fn numbers(&self) -> [usize; 2] {
         match self.all[..] {
@@ -44,7 +44,7 @@ impl Processors {
         }
     }
 
-    /// Moves this thread, and thereby the next child, to a processor.
+    /// Moves this thread to the processor at `index`: 0 is the server's, 1 the client's. Child processes that start later inherit it.
     pub fn choose(&self, index: usize) {
         if let [first, second, ..] = self.all[..] {
             if !core_affinity::set_for_current([first, second][index]) {
@@ -63,16 +63,16 @@ impl fmt::Display for Processors {
     }
 }
 
-/// The time limit for a server to begin to listen.
+/// The time limit within which a server must begin to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A child process that does not outlive its round.
+/// A child process. Dropping this value kills it, so that no process outlives its round.
 #[derive(Debug)]
 pub struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // It is not an error if the process has ended already.
+        // `kill` fails if the process has ended already, which is no error here.
         let _ = self.0.kill();
         if let Err(error) = self.0.wait() {
             log::warn!("waiting for a child: {error}");
@@ -80,8 +80,8 @@ impl Drop for Guard {
     }
 }
 
-/// Runs this program twice, and returns the output of the second process.
-/// `{}` in the client's arguments stands for the server's address.
+/// Runs this program twice, as a server and as a client. Returns the output of the client. `{}` in the client's arguments is replaced
+/// by the server's address.
 ///
 /// # Errors
 /// One of the two processes failed.
@@ -90,11 +90,11 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
     processors.choose(0);
     let mut command = Command::new(&program);
-    // The child's standard input closes when this process ends, which also ends the server.
+    // The server ends when its standard input closes. So it ends with this process, whatever happens.
     command.args(server).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
     let mut line = String::new();
-    // The pipe is held open until the end, because a server may print more.
+    // The pipe stays open until the end: the server may print more, and would fail on a closed pipe.
     let mut stdout = server.0.stdout.take().map(BufReader::new);
     if let Some(stdout) = &mut stdout {
         stdout.read_line(&mut line).map_err(|error| failed("reading from a server:", &error))?;
@@ -127,14 +127,14 @@ pub fn serve(mut reactor: Reactor, handler: &mut impl Handler) -> Result<(), Fai
     reactor.run(handler).map_err(Failure::new)
 }
 
-/// Returns true if a program is installed.
+/// Returns true if the search path contains the program.
 #[must_use]
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// Returns a port that was free just now, for a server that does not print its port.
+/// Returns a TCP port that is free now, for a server that cannot choose one.
 ///
 /// # Errors
 /// A system call failed.
@@ -143,7 +143,8 @@ pub fn free_port() -> Result<u16, Failure> {
     Ok(address.map_err(|error| Failure::new(format!("a free port: {error}")))?.port())
 }
 
-/// Starts the server of another program, and waits until it listens. Later children run on the client's processor.
+/// Starts the server of another project's program, and waits until it listens. Moves this thread to the client's processor, so that
+/// later children run there.
 ///
 /// # Errors
 /// The program does not start, or does not listen.
@@ -154,7 +155,8 @@ pub fn start(processors: &Processors, mut command: Command, port: u16) -> Result
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = Guard(command.spawn().map_err(|error| failed(&error))?);
     let started = Instant::now();
-    // A connection as a test would count as the client, and many servers accept only one.
+    // Reads the system's tables instead of connecting. A test connection would look like the client, and many servers accept only one
+    // client.
     while !listens(port).map_err(|error| failed(&error))? {
         if let Some(status) = server.0.try_wait().map_err(|error| failed(&error))? {
             return Err(failed(&format!("ended with {status}")));

@@ -1,4 +1,5 @@
-//! The programs of other projects that do the same work over TCP: their command lines, and the parsers of their output.
+//! The programs of other projects that do the same work over TCP or shared memory: their command lines, and the parsers of their
+//! output.
 
 use std::process::{Command, Stdio};
 
@@ -10,18 +11,18 @@ use super::machine;
 use super::pair::{self, Processors};
 use super::sample::{Sample, Tail};
 
-/// The time limit of a client, seconds.
+/// The time limit of a client, in seconds.
 const PATIENCE: &str = "10";
 
 /// The transports of UCX.
 #[derive(Clone, Copy, Debug)]
 pub enum Ucx {
-    /// TCP over the loopback. By default, UCX sends 64 KiB by rendezvous,
-    /// which takes twice as long here. At 1 MiB, rendezvous is faster.
+    /// TCP over the loopback interface. UCX would send 64 KiB by its rendezvous protocol, which takes twice as long here. At 1 MiB,
+    /// rendezvous is faster.
     Tcp,
-    /// Shared memory, with two copies.
+    /// Shared memory. Each message is copied twice.
     Posix,
-    /// Shared memory; long messages are copied once, out of the other process (`process_vm_readv`).
+    /// Shared memory. Long messages are copied once, directly from the memory of the other process (`process_vm_readv`).
     Cma,
 }
 
@@ -43,41 +44,41 @@ impl Ucx {
     }
 }
 
-/// A program of another project, with its work. In the command lines, `PORT` stands for the
-/// port that both sides use, and `SERVER` and `CLIENT` for the numbers of the two processors.
+/// A program of another project, with its work. In its command lines, `PORT` is replaced by the port that both sides use, and `SERVER`
+/// and `CLIENT` by the numbers of their processors.
 #[derive(Clone, Debug)]
 pub struct PeerProgram {
     name: &'static str,
     program: &'static str,
     server: String,
     client: String,
-    /// Finds the figure in the output of the client.
+    /// Finds the result in the output of the client. Returns `None` if it is missing.
     read: fn(&str) -> Option<f64>,
-    /// Converts the figure to the unit of the contest.
+    /// The factor that converts the result to the unit of the contest.
     scale: f64,
-    /// Finds the quantiles of an open loop.
+    /// Finds the quantiles in the output of an open loop; `None` for other work.
     tail: Option<fn(&str) -> Option<Tail>>,
-    /// True if its connections have the system's congestion control, and no flag changes that.
+    /// True if its TCP connections use the system's congestion control, because it has no flag for another one.
     keeps_system_congestion: bool,
 }
 
 impl PeerProgram {
-    /// Measures the half round trip of UCX, us: the median of the last
-    /// 2,048. Both sides poll, or sleep if `flags` has `-E sleep`.
+    /// Measures the half round trip of UCX, in us: the median of the last 2,048 round trips. Both sides poll, or sleep if `flags` has
+    /// `-E sleep`.
     #[must_use]
     pub fn ucx_latency(ucx: Ucx, size: u32, iterations: u64, flags: &str) -> Self {
         let work = format!("-t tag_lat -s {size} -n {iterations} -w {} {flags}", iterations / 10);
         Self::ucx(ucx, &work, flags, |text| column(text, ',', "50.0_percentile_lat"), 1.0)
     }
 
-    /// Measures the messages that UCX sends one way, per second.
+    /// Measures the rate at which UCX sends messages one way, in messages per second.
     #[must_use]
     pub fn ucx_rate(ucx: Ucx, size: u32, iterations: u64) -> Self {
         let work = format!("-t tag_bw -s {size} -n {iterations} -w {}", iterations / 10);
         Self::ucx(ucx, &work, "", |text| column(text, ',', "overall_mr"), 1.0)
     }
 
-    /// Measures the throughput of UCX one way, Gbit/s.
+    /// Measures the throughput of UCX one way, in Gbit/s.
     #[must_use]
     pub fn ucx_throughput(ucx: Ucx, size: u32, iterations: u64) -> Self {
         Self { scale: f64::from(size) * 8e-9, ..Self::ucx_rate(ucx, size, iterations) }
@@ -97,7 +98,7 @@ impl PeerProgram {
         }
     }
 
-    /// Measures the half round trip of libfabric, us: the mean, because the program prints no median. Both sides poll.
+    /// Measures the half round trip of libfabric, in us. This is the mean, because the program prints no median. Both sides poll.
     #[must_use]
     pub fn libfabric_latency(provider: &str, size: u32, iterations: u64) -> Self {
         let work = format!("-p {provider} -e rdm -I {iterations} -S {size}");
@@ -113,21 +114,21 @@ impl PeerProgram {
         }
     }
 
-    /// Measures the median half round trip of `sockperf`, us. Both sides sleep.
+    /// Measures the median half round trip of `sockperf`, in us. Both sides sleep.
     #[must_use]
     pub fn sockperf_latency(size: u32) -> Self {
         Self::sockperf("ping-pong", &format!("-m {size} -t 1"), |text| after(text, "percentile 50.000 ="))
     }
 
-    /// Measures the messages that `sockperf` sends one way, per second.
+    /// Measures the rate at which `sockperf` sends messages one way, in messages per second.
     #[must_use]
     pub fn sockperf_rate(size: u32) -> Self {
         Self::sockperf("throughput", &format!("-m {size} -t 1"), |text| after(text, "Message Rate is"))
     }
 
-    /// Measures an open loop of 64 B with `sockperf`: p99 of the round trip, us, at this many messages per second,
-    /// or without a rate the answered messages per second. The round trip counts from the time at which a message
-    /// is sent. The client has two threads: one polls the clock, the other one is on the server's processor.
+    /// Measures an open loop with messages of 64 B, by `sockperf`. With a rate in messages per second, the result is the p99 of the
+    /// round trip, in us. Without a rate, the result is the number of answers per second. A round trip begins when its message is sent.
+    /// The client has two threads: one polls the clock; the other one runs on the server's processor.
     #[must_use]
     pub fn sockperf_open_loop(rate: Option<u64>) -> Self {
         let mps = rate.map_or_else(|| "max".into(), |rate| rate.to_string());
@@ -154,7 +155,7 @@ impl PeerProgram {
         }
     }
 
-    /// Measures the throughput of `iperf3` one way, Gbit/s.
+    /// Measures the throughput of `iperf3` one way, in Gbit/s.
     #[must_use]
     pub fn iperf3(size: u32) -> Self {
         let congestion = machine::own_congestion().map_or_else(String::new, |name| format!(" -C {name}"));
@@ -172,7 +173,7 @@ impl PeerProgram {
         }
     }
 
-    /// Returns the name in the table.
+    /// Returns the competitor's name in the table.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
@@ -190,7 +191,7 @@ impl PeerProgram {
         &self.client
     }
 
-    /// Returns true if its connections have the system's congestion control.
+    /// Returns true if its TCP connections use the system's congestion control.
     #[must_use]
     pub const fn keeps_system_congestion(&self) -> bool {
         self.keeps_system_congestion
@@ -227,8 +228,8 @@ impl PeerProgram {
     }
 }
 
-/// Returns libfabric's provider for TCP. In 1.17 that is `net`, which later
-/// versions call `tcp`; it is faster than the provider that 1.17 calls `tcp`.
+/// Returns the name of libfabric's faster provider for TCP. In version 1.17, that is `net`; its provider `tcp` is slower. Later
+/// versions call the faster one `tcp`.
 #[must_use]
 pub fn libfabric_provider() -> &'static str {
     let mut info = Command::new("fi_info");
@@ -236,14 +237,14 @@ pub fn libfabric_provider() -> &'static str {
     if info.status().is_ok_and(|status| status.success()) { "net" } else { "tcp" }
 }
 
-/// Parses the messages that `sockperf` has answers for, per second.
+/// Parses the number of answers per second from `sockperf`'s output.
 fn answers_per_second(text: &str) -> Option<f64> {
     let valid = text.split_once("[Valid Duration]")?.1;
     let answers: f64 = valid.split_once("ReceivedMessages=")?.1.split_whitespace().next()?.parse().ok()?;
     Some(answers / after(valid, "RunTime=")?)
 }
 
-/// Parses a quantile of `sockperf`'s output, us.
+/// Parses a quantile from `sockperf`'s output, in us.
 fn quantile(text: &str, percent: &str) -> Option<f64> {
     after(text, &format!("percentile {percent} ="))
 }
@@ -257,14 +258,14 @@ fn tail(text: &str) -> Option<Tail> {
     ])
 }
 
-/// Returns the last figure in the column with this head. The head is in the first line.
+/// Returns the last number in the column with this head, or `None` if it is missing. The first line of the text has the heads.
 fn column(text: &str, separator: char, head: &str) -> Option<f64> {
     let mut rows = text.lines().map(|line| line.split(separator).map(str::trim).filter(|cell| !cell.is_empty()));
     let place = rows.next()?.position(|cell| cell == head)?;
     rows.next_back()?.nth(place)?.parse().ok()
 }
 
-/// Returns the figure after a text.
+/// Returns the number that follows `what` in the text, or `None` if it is missing.
 fn after(text: &str, what: &str) -> Option<f64> {
     text.split_once(what)?.1.split_whitespace().next()?.parse().ok()
 }

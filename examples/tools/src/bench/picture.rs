@@ -1,4 +1,4 @@
-//! The pictures of the results.
+//! Draws the pictures of the results.
 
 use plotters::style::RGBColor;
 
@@ -8,15 +8,15 @@ use crate::pingpong::failure::Failure;
 use super::contest::PlotPoint;
 use super::outcome::{ContestSide, Outcome};
 
-/// The colours of this library, of bare TCP, and of programs of other projects.
+/// The colour of this library. The colours of bare TCP and of other projects' programs follow.
 const OURS: RGBColor = RGBColor(31, 96, 168);
 const BARE: RGBColor = RGBColor(120, 120, 120);
 const OTHERS: RGBColor = RGBColor(214, 96, 32);
-/// The horizontal positions of a tail's quantiles: one message
-/// in this many is slower. The largest value is not a quantile.
+/// The x-coordinates of the quantiles p50, p99 and p99.9: 1 of this many messages is slower. The largest value is not a quantile, so it
+/// is not drawn.
 const ONE_IN: [f64; 3] = [2.0, 100.0, 1000.0];
 
-/// Draws the spinning half round trips by size: of this library, and of each competitor.
+/// Draws the half round trips by message size, with both sides polling: one line for this library, and one for each competitor.
 ///
 /// # Errors
 /// No row with a size was measured.
@@ -34,7 +34,7 @@ pub fn latency_by_size(outcomes: &[Outcome]) -> Result<String, Failure> {
     chart::by_size("TCP over the loopback, both sides spinning", "half round trip, us", &lines)
 }
 
-/// Draws the echoes per second by connections: of this library, and of bare TCP.
+/// Draws the echoes per second by the number of connections: one line for this library, and one for bare TCP.
 ///
 /// # Errors
 /// No row with connections was measured.
@@ -45,7 +45,7 @@ pub fn rate_by_connections(outcomes: &[Outcome]) -> Result<String, Failure> {
     chart::by_connections("TCP over the loopback, both sides sleeping", "echoes of 64 B per second", &lines)
 }
 
-/// Draws the round trips of the open loop by quantile.
+/// Draws the quantiles of the round trips in the open loop.
 ///
 /// # Errors
 /// No open loop was measured.
@@ -59,8 +59,8 @@ pub fn open_loop(outcomes: &[Outcome]) -> Result<String, Failure> {
     chart::by_quantile("64 B on a schedule, TCP over the loopback", "round trip, us", &lines)
 }
 
-/// Returns the medians of the contests with this competitor that
-/// have a position in the picture, over the rounds that count.
+/// Returns the points of a line: for each contest with this competitor, its position and the median of one side. `at` returns the
+/// position, or `None` if the contest belongs to another picture.
 fn points(outcomes: &[Outcome], against: &str, at: fn(PlotPoint) -> Option<u32>, side: ContestSide) -> Vec<(f64, f64)> {
     let of_it = outcomes.iter().filter(|outcome| outcome.against == against);
     of_it

@@ -1,5 +1,5 @@
-//! The bare ring: two threads with the same memory, at the lowest possible cost, for a comparison
-//! with shared memory. It has no connection, no check of the peer's data, and no sleep.
+//! A bare ring: two threads exchange messages through shared memory at the lowest possible cost. It has no connections, does not check
+//! the peer's data, and never sleeps. Shared memory of this library is compared with it.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -15,16 +15,17 @@ use crate::pingpong::touch;
 use super::outcome::median;
 use super::pair::Processors;
 
-/// Slots of a ring of short messages.
+/// The number of slots in a ring of short messages.
 const SLOTS: usize = 1024;
-/// The number of exchanges between two readings of the clock, which takes longer than an exchange may.
+/// The number of exchanges between two readings of the clock. A reading takes longer than an exchange, so it must be rare.
 const BATCH: u64 = 20;
-/// The number of messages after which the receiver reports that their slots are free.
+/// The receiver reports that slots are free once for this many messages.
 const RETURN: u64 = 64;
-/// The number of the message that ends an exchange.
+/// The message number that ends an exchange.
 const END: u64 = u64::MAX;
 
-/// A message of 64 B, one cache line. Its number is part of it, and is written last and read first.
+/// A message of 64 B, one cache line. The sender writes the number last, and the receiver reads it first. So a received number shows
+/// that the other bytes have arrived.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct RingSlot {
@@ -40,7 +41,7 @@ impl RingSlot {
         self.number.store(number, Ordering::Release);
     }
 
-    /// Waits for the message with this number. Returns `false` at the end.
+    /// Waits for the message with this number. Returns false if the sender has ended the exchange.
     fn take(&self, number: u64) -> bool {
         loop {
             match self.number.load(Ordering::Acquire) {
@@ -54,12 +55,12 @@ impl RingSlot {
     }
 }
 
-/// A value with no other data on its cache lines, nor on the neighbouring ones.
+/// A value that shares neither its cache lines nor the neighbouring ones with other data.
 #[derive(Debug)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
-/// A count on separate cache lines.
+/// A counter on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct RingCount(AtomicU64);
@@ -73,7 +74,7 @@ impl RingCount {
         self.0.store(value, Ordering::Release);
     }
 
-    /// Waits until the count has another value, and returns that value.
+    /// Waits until the counter differs from `value`, and returns its new value.
     fn past(&self, value: u64) -> u64 {
         loop {
             match self.is() {
@@ -84,11 +85,11 @@ impl RingCount {
     }
 }
 
-/// Sends a message of 64 B back and forth, `exchanges` times, but no longer than `limit`.
-/// Returns the median of half the round trip, ns; each sample is the mean of some exchanges.
+/// Sends a message of 64 B back and forth, `exchanges` times or until `limit` has passed. Returns the median of half the round trip, in
+/// ns. Each sample of this median is the mean of `BATCH` exchanges.
 #[must_use]
 pub fn half_round_trip(processors: &Processors, exchanges: u64, limit: Duration) -> f64 {
-    // A processor may also prefetch the neighbouring line.
+    // `CachePadded` also separates neighbouring lines, because a processor may prefetch them in pairs.
     let [there, back] = [(); 2].map(|()| CachePadded(RingSlot::default()));
     let [there, back] = [&there.0, &back.0];
     let mut batches_ns = Vec::with_capacity(usize::try_from(exchanges / BATCH).unwrap_or_default());
@@ -147,11 +148,11 @@ pub fn rate(processors: &Processors, count: u64) -> f64 {
     count as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Writes each byte of a buffer in one thread and reads each in another. Returns Gbit/s.
+/// One thread writes each byte of a buffer, another one reads each byte. Returns Gbit/s.
 #[must_use]
 pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
-    // There are as many buffers as `rdma-pingpong` has messages in
-    // flight. A lock that nobody waits for costs two writes to a line.
+    // `rdma-pingpong` has as many messages in flight as there are buffers here. Locking an uncontended mutex costs only two writes to a
+    // cache line.
     let depth = Job::suited_depth(ProviderChoice::Shm, size);
     let buffers: Vec<_> = (0..depth).map(|_| Mutex::new(vec![1; size as usize])).collect();
     let buffer = |number: u64| &buffers[number as usize % buffers.len()];
@@ -184,7 +185,7 @@ pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
     gbit_per_second(size, count, started)
 }
 
-/// Copies the same bytes from one buffer to another, repeatedly. Returns Gbit/s.
+/// Copies the same buffer to another one repeatedly. Returns Gbit/s.
 #[must_use]
 pub fn memcpy(processors: &Processors, size: u32, count: u64) -> f64 {
     let (from, mut to) = (vec![1_u8; size as usize], vec![0; size as usize]);
@@ -208,8 +209,8 @@ mod tests {
     #[test]
     fn every_message_arrives() {
         let processors = Processors::of_this_machine();
-        // Moving a line between processors takes some nanoseconds; on
-        // one processor, waiting for the other thread takes far more.
+        // Moving a cache line between processors takes some nanoseconds. If both threads share a processor, waiting for the other
+        // thread takes far longer.
         assert!(half_round_trip(&processors, 3 * BATCH, Duration::MAX) > 1.0);
         assert!(rate(&processors, 3 * SLOTS as u64 + 1) > 0.0);
         assert!(touched(&processors, 64 << 10, 100) > 0.0);

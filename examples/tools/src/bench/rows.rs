@@ -11,15 +11,15 @@ use super::secured::SecurityMode;
 use super::target::RowTarget::{self, Figure, Latency, Rate, TimesLatency, TimesRate, TimesThroughput};
 use super::work::{MEAN, MEDIAN, Pingpong, RATE, THROUGHPUT, Work};
 
-/// Sizes of messages back and forth, bytes.
+/// The sizes of messages that are sent back and forth, in bytes.
 const LATENCY_SIZES: [u32; 5] = [64, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
-/// Sizes of messages one way, bytes.
+/// The sizes of messages that are sent one way, in bytes.
 const STREAM_SIZES: [u32; 5] = [4 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20];
-/// Numbers of connections with echoes.
+/// The numbers of connections on which echoes are measured.
 const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
-/// The longest block of `iperf3`, bytes.
+/// The longest block that `iperf3` can send, in bytes.
 const IPERF3_LONGEST: u32 = 1 << 20;
-/// The target against a program of another project: to be no slower.
+/// The target against programs of other projects: this library must not be slower.
 const NO_SLOWER: f64 = 1.0;
 
 /// Returns all contests.
@@ -40,7 +40,7 @@ fn row(name: &str, target: RowTarget, theirs: Competitor, ours: impl Into<Work>)
     Contest { name: name.into(), place: None, target, at: None, theirs, ours: ours.into(), mode: None }
 }
 
-/// Returns the work of the open loop, without a rate. The round measures the rate.
+/// Returns the work of an open loop without a rate, because the round measures the rate first.
 fn limitless() -> Pingpong {
     Pingpong::open_loop_limit()
 }
@@ -70,7 +70,7 @@ fn to_and_fro() -> Vec<Contest> {
 }
 
 fn one_way() -> Vec<Contest> {
-    // A sleeping program competes with this library when it sleeps, too.
+    // If the competitor's program sleeps, this library sleeps too.
     let (spinning, sleeping) = ("64 B one way", "64 B one way, events");
     let ours = |wait| Pingpong::one_way("iwarp", wait, 64, 2_000_000, RATE);
     let mut all = vec![
@@ -94,7 +94,7 @@ fn one_way() -> Vec<Contest> {
     all
 }
 
-/// Returns the competitor bare TCP with 64 KiB at a time.
+/// Returns bare TCP as a competitor, which sends 64 KiB in each write.
 fn stream() -> Competitor {
     Baseline::Tcp("stream", 64 << 10, 32_768).into()
 }
@@ -153,7 +153,7 @@ fn secured() -> Vec<Contest> {
     ]
 }
 
-/// Returns the rows of shared memory, against programs of other projects that support it, and against the bare ring.
+/// Returns the contests in shared memory: against programs of other projects that support it, and against the bare ring.
 fn shared_memory() -> Vec<Contest> {
     let name = "shm: 64 B half round trip, spinning";
     let short = |figure| Pingpong::latency("shm", "spin", 64, 200_000, figure);

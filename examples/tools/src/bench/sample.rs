@@ -1,21 +1,22 @@
-//! The measurements of one side of a round.
+//! The results of one side in a round.
 
 use serde_json::Value;
 
 use crate::pingpong::failure::Failure;
 
-/// The measurements of one side of a round.
+/// The results of one side in a round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// The figure that counts, in the unit of the row.
+    /// The main result, in the unit of its row.
     pub figure: f64,
-    /// The processor time for each message, us: of the client, which sends, and of the server.
+    /// The processor time for each message, in us: that of the client, which sends, and that of the server. `None` if it was not
+    /// measured.
     pub processor_us: Option<[f64; 2]>,
-    /// The round trips of an open loop, us.
+    /// The quantiles of the round trip in an open loop, in us; `None` for other work.
     pub tail: Option<Tail>,
 }
 
-/// Quantiles of a latency, us: p50, p99, p99.9 and the largest.
+/// The quantiles of a latency, in us: p50, p99, p99.9, and the largest value.
 pub type Tail = [f64; 4];
 
 impl From<f64> for Sample {
@@ -25,10 +26,10 @@ impl From<f64> for Sample {
 }
 
 impl Sample {
-    /// Parses the JSON of `rdma-pingpong`. `figure` is the JSON pointer of the figure.
+    /// Parses the JSON output of `rdma-pingpong`. `figure` is the JSON pointer to the main result.
     ///
     /// # Errors
-    /// The figure is missing.
+    /// The result is missing.
     pub fn of_pingpong(text: &str, figure: &str) -> Result<Self, Failure> {
         let value: Value = serde_json::from_str(text).map_err(Failure::new)?;
         let at = |place: &str| value.pointer(place).and_then(Value::as_f64);
@@ -45,7 +46,7 @@ impl Sample {
         })
     }
 
-    /// Parses the figure that a client of this program printed.
+    /// Parses the number that a client of this program printed.
     ///
     /// # Errors
     /// The text is not a number.

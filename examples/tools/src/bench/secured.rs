@@ -1,4 +1,4 @@
-//! Secured connections: the files that both sides need, and connections that are opened sequentially.
+//! Secured connections: the key files that both sides need, and a client that opens connections sequentially.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +16,7 @@ use crate::secure::SecurityArgs;
 
 use super::pair;
 
-/// The security of connections.
+/// The way in which connections are secured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecurityMode {
     /// Certificates on both sides.
@@ -30,10 +30,10 @@ pub enum SecurityMode {
 pub struct KeyFiles(PathBuf);
 
 impl KeyFiles {
-    /// Makes the files.
+    /// Generates the files.
     ///
     /// # Errors
-    /// They cannot be made.
+    /// They cannot be generated.
     pub fn new() -> Result<Self, Failure> {
         let files = Self(std::env::temp_dir().join(format!("rdma-bench.{}", std::process::id())));
         fs::create_dir(&files.0).map_err(|error| Failure::new(format!("{}: {error}", files.0.display())))?;
@@ -48,7 +48,7 @@ impl KeyFiles {
         self.0.join(name)
     }
 
-    /// Returns the flags of a side, `server` or `client`.
+    /// Returns the command-line flags that make a side, `server` or `client`, use these files.
     #[must_use]
     pub fn flags(&self, mode: SecurityMode, side: &str) -> String {
         let path = |name: &str| self.path(name).display().to_string();
@@ -61,7 +61,7 @@ impl KeyFiles {
         }
     }
 
-    /// Returns a sparse file of zeros, at its beginning.
+    /// Returns a sparse file with `len` zeros, open at its beginning.
     ///
     /// # Errors
     /// A system call failed.
@@ -98,7 +98,7 @@ pub fn serve(security: &SecurityArgs) -> Result<(), Failure> {
     pair::serve(reactor(security)?, &mut ConnectionsServer)
 }
 
-/// Opens a connection, closes it as soon as it is established, and opens the next after its end.
+/// A client that opens a connection, closes it when it is established, and opens the next one after it has ended.
 struct ConnectionsClient {
     server: SocketAddr,
     left: u64,

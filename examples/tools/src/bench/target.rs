@@ -1,8 +1,8 @@
-//! The target of a row, and the format of its figures.
+//! The target of a row, and the formatting of its results.
 
 use std::fmt;
 
-/// The target of a row.
+/// The target of a row, which this library must meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowTarget {
     /// At most this many times the competitor's latency.
@@ -15,12 +15,12 @@ pub enum RowTarget {
     Rate(f64),
     /// At most this latency, us.
     Latency(f64),
-    /// No target: the figure is only reported, in this unit.
+    /// There is no target. The result is reported in this unit.
     Figure(&'static str),
 }
 
 impl RowTarget {
-    /// Returns true if this library's figure meets the target. `ratio` is that figure over the competitor's.
+    /// Returns true if this library meets the target. `ours` is its result, and `ratio` is its result divided by the competitor's.
     #[must_use]
     pub fn is_met(self, ours: f64, ratio: Option<f64>) -> bool {
         match self {
@@ -32,7 +32,7 @@ impl RowTarget {
         }
     }
 
-    /// Returns the unit of the figures.
+    /// Returns the unit of the results.
     #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl RowTarget {
         }
     }
 
-    /// Formats a figure for the table.
+    /// Formats a result for the table.
     #[must_use]
     pub fn cell(self, figure: f64) -> String {
         match self.unit() {

@@ -1,4 +1,4 @@
-//! The competitor on bare TCP sockets, which does the same work as efficiently as possible.
+//! Bare TCP sockets as a competitor. They do the same work as efficiently as possible.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,15 +15,15 @@ use super::machine;
 /// The work to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TcpExchange {
-    /// Messages back and forth, receiving in a loop
+    /// Messages back and forth. Both sides retry their reads in a loop.
     Spin,
-    /// Messages back and forth, sleeping in epoll
+    /// Messages back and forth. Both sides sleep in epoll.
     Epoll,
-    /// Writes one way, retrying in a loop
+    /// Writes one way. Both sides retry in a loop.
     Stream,
 }
 
-/// Runs the server, which prints its address and serves one client. Messages, writes and reads have this size, bytes.
+/// Runs the server, which prints its address and serves one client. `size` is the length in bytes of a message, a write or a read.
 ///
 /// # Errors
 /// A system call failed.
@@ -42,7 +42,7 @@ pub fn serve(kind: TcpExchange, size: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the client. Returns the median half round trip in microseconds, or for a stream Gbit/s.
+/// Runs the client. Returns Gbit/s for a stream, and otherwise the median half round trip in microseconds.
 ///
 /// # Errors
 /// A system call failed, or the server went away.
@@ -71,7 +71,7 @@ pub fn measure(kind: TcpExchange, server: SocketAddr, size: usize, iterations: u
 
 /// The way in which a peer waits for bytes.
 enum TcpWait {
-    /// The peer does not sleep, but retries.
+    /// The peer does not sleep: it retries the read.
     Spin,
     Epoll(Poll, Events),
 }
@@ -103,12 +103,11 @@ impl TcpPeer {
         write_all(&mut self.stream, &self.buffer)
     }
 
-    /// Receives one message. Returns `false` at the end of the stream.
+    /// Receives one message. Returns false at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         let mut have = 0;
         while have < self.buffer.len() {
-            // The peer sleeps before it reads, because the answer
-            // has not arrived yet and a read would be a wasted call.
+            // The peer sleeps before its first read. The answer has not arrived yet, so a read now would be a wasted system call.
             if let TcpWait::Epoll(poll, events) = &mut self.wait {
                 poll.poll(events, None)?;
             }
@@ -124,7 +123,7 @@ impl TcpPeer {
     }
 }
 
-/// Repeats a call while it fails with `WouldBlock`. Spinning is faster for a stream, too, if each side has a processor.
+/// Repeats a call while it fails with `WouldBlock`. For a stream this is also faster than sleeping, if each side has its own processor.
 fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -134,7 +133,7 @@ fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Writes all bytes. A message that fits the send buffer needs one call.
+/// Writes all bytes. A message that fits in the send buffer needs one call.
 fn write_all(stream: &mut impl Write, mut rest: &[u8]) -> io::Result<()> {
     while !rest.is_empty() {
         let written = insist(|| stream.write(rest))?;
@@ -143,7 +142,7 @@ fn write_all(stream: &mut impl Write, mut rest: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a stream to its end, then notifies the peer.
+/// Reads a stream to its end, then sends the peer a confirmation.
 fn drain(mut stream: TcpStream, chunk: usize) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     let mut buffer = vec![0; chunk];
@@ -151,7 +150,7 @@ fn drain(mut stream: TcpStream, chunk: usize) -> io::Result<()> {
     insist(|| stream.write(&[1])).map(|_| ())
 }
 
-/// Writes a stream. The clock stops when the peer reports that it has everything.
+/// Writes a stream. Returns Gbit/s. The measured time ends when the peer confirms that it has received everything.
 fn fill(mut stream: TcpStream, chunk: usize, chunks: u64) -> io::Result<f64> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;

@@ -11,15 +11,15 @@ use super::secured::{KeyFiles, SecurityMode};
 pub enum Work {
     /// `rdma-pingpong`.
     Pingpong(Pingpong),
-    /// The operation of `one-sided-client`, and the number of iterations.
+    /// One-sided operations: an argument of `one-sided-client`, and the number of iterations.
     OneSided(&'static str, u64),
-    /// Sequential connections, and their number.
+    /// Connections that are opened sequentially. The number is that of the connections.
     Connections(u64),
-    /// The number of connections, and of echoes on all of them together.
+    /// Echoes on many connections: the number of connections, and that of the echoes on all of them together.
     Echoes(u32, u64),
-    /// Datagrams: the kind of exchange, their size, and their number.
+    /// Datagrams: the kind of exchange, the size of a datagram in bytes, and the number of datagrams.
     Datagrams(&'static str, u32, u64),
-    /// The buffers that carry the mix of requests, and the number of requests.
+    /// The mix of requests: the sizes of the buffers, and the number of requests.
     Mix(&'static str, u64),
 }
 
@@ -30,21 +30,21 @@ pub struct Pingpong {
     pub provider: &'static str,
     /// The flags of the client.
     pub flags: String,
-    /// The JSON pointer of the figure in its output.
+    /// The JSON pointer to the main result in the client's output.
     pub figure: &'static str,
 }
 
-/// The JSON pointers into the output of `rdma-pingpong`, here of the median half round trip.
+/// The JSON pointer to the median half round trip in the output of `rdma-pingpong`.
 pub const MEDIAN: &str = "/half_rtt_us/p50";
-/// The mean of the half round trips.
+/// The JSON pointer to the mean half round trip.
 pub const MEAN: &str = "/half_rtt_us/mean";
-/// Messages per second.
+/// The JSON pointer to the messages per second.
 pub const RATE: &str = "/messages_per_second";
-/// The throughput, Gbit/s.
+/// The JSON pointer to the throughput, in Gbit/s.
 pub const THROUGHPUT: &str = "/gbit_per_second";
 
 impl Pingpong {
-    /// Returns work with messages back and forth.
+    /// Returns work that sends messages back and forth.
     #[must_use]
     pub fn latency(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
         let warmup = iterations / 10;
@@ -52,7 +52,7 @@ impl Pingpong {
         Self { provider, flags, figure }
     }
 
-    /// Returns work with messages one way.
+    /// Returns work that sends messages one way.
     #[must_use]
     pub fn one_way(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
         let warmup = iterations / 20;
@@ -60,34 +60,35 @@ impl Pingpong {
         Self { provider, flags, figure }
     }
 
-    /// Returns work with messages of 2 GiB in total, one way.
+    /// Returns work that sends 2 GiB in total, one way, in messages of this size.
     #[must_use]
     pub fn bulk(provider: &'static str, wait: &str, size: u32) -> Self {
         Self::one_way(provider, wait, size, (2 << 30) / u64::from(size), THROUGHPUT)
     }
 
-    /// Returns work with messages of 64 B back and forth for a second, on a schedule of `rate` per second.
+    /// Returns work that sends messages of 64 B back and forth for a second. The client sends `rate` messages per second on a schedule,
+    /// even if answers are late.
     #[must_use]
     pub fn open_loop(rate: f64, figure: &'static str) -> Self {
         let flags = format!("--mode latency --wait event --size 64 --duration 1 --warmup 10000 --rate {rate}");
         Self { provider: "iwarp", flags, figure }
     }
 
-    /// Returns work at the greatest rate of an open loop: all messages are due immediately.
+    /// Returns work that measures the maximum rate of an open loop. The rate is so high that all messages are due immediately.
     #[must_use]
     pub fn open_loop_limit() -> Self {
         let flags = "--mode latency --wait event --size 64 --iters 500000 --warmup 10000 --rate 1000000000".into();
         Self { provider: "iwarp", flags, figure: RATE }
     }
 
-    /// Adds flags.
+    /// Appends flags to those of the client.
     #[must_use]
     pub fn and(mut self, flags: &str) -> Self {
         self.flags = format!("{} {flags}", self.flags);
         self
     }
 
-    /// Does the work once.
+    /// Does the work once and returns the sample.
     ///
     /// # Errors
     /// A process failed.
@@ -103,24 +104,24 @@ impl Pingpong {
     }
 }
 
-/// The settings of a round that do not belong to the work.
+/// The settings of a round that do not depend on its work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundSettings<'a> {
-    /// The security of the connections, if they are secured.
+    /// The mode and the key files of secured connections; `None` for plain ones.
     pub secured: Option<(SecurityMode, &'a KeyFiles)>,
-    /// True if TCP uses the system's congestion control, like the competitor.
+    /// True if TCP must use the system's congestion control, because the competitor does.
     pub system_congestion: bool,
 }
 
 impl RoundSettings<'_> {
-    /// Returns the flags of a side, `server` or `client`.
+    /// Returns the security flags of a side, `server` or `client`; an empty string for plain connections.
     fn security(&self, side: &str) -> String {
         self.secured.map(|(mode, files)| files.flags(mode, side)).unwrap_or_default()
     }
 }
 
 impl Work {
-    /// Does the work once.
+    /// Does the work once and returns the sample.
     ///
     /// # Errors
     /// A process failed.
@@ -147,7 +148,7 @@ impl Work {
     }
 }
 
-/// Runs bare TCP: its work, the size of messages, and the number of iterations.
+/// Measures bare TCP. `kind` is the kind of exchange, and `size` the length of a message in bytes.
 ///
 /// # Errors
 /// A process failed.
@@ -156,7 +157,7 @@ pub fn bare(processors: &Processors, kind: &str, size: u32, iterations: u64) -> 
     Sample::printed(&pair::run(processors, &words(&format!("tcp-server {kind} {size}")), &client)?)
 }
 
-/// Runs echoes on many connections over `tcp`, or over this library (`reactor`).
+/// Measures echoes on many connections. `carrier` is `tcp` for bare TCP, or `reactor` for this library.
 ///
 /// # Errors
 /// A process failed.
@@ -165,7 +166,7 @@ pub fn echoes(processors: &Processors, carrier: &str, connections: u32, count: u
     Sample::printed(&pair::run(processors, &words(&format!("many-server {carrier}")), &client)?)
 }
 
-/// Runs datagrams over sockets (`udp`), or over this library (`reactor`).
+/// Measures datagrams. `carrier` is `udp` for sockets, or `reactor` for this library.
 ///
 /// # Errors
 /// A process failed.

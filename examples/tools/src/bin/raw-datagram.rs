@@ -7,8 +7,8 @@
 //! | `mckey -m GROUP -b ADDR -s -C N -S S` | `raw-datagram receive GROUP --bind ADDR -n N -s S` |
 //! | `mckey -m GROUP -b ADDR -C N -S S` | `raw-datagram send GROUP --bind ADDR -n N -s S` |
 //!
-//! As with those programs, each datagram carries the number of the sending queue pair as immediate data. A lost
-//! datagram is not sent again; the program waits for it until `--timeout`.
+//! As in those programs, the immediate data of a datagram is the number of the sending queue pair. A lost datagram is not sent again:
+//! the program waits for it until `--timeout`, and then fails.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -29,11 +29,11 @@ use rdma_reactor_tools::pingpong::interrupt::Interrupt;
 use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 
-/// The port of udaddy, which has no option for it.
+/// The port that udaddy always uses.
 const PORT: u16 = 7174;
-/// The smallest and largest number of receives and sends of the endpoint.
+/// The smallest and the largest depth of the endpoint's receive queue and send queue.
 const DEPTH: (u32, u32) = (64, 4096);
-/// The largest number of senders that an echo answers. Datagrams of further senders are dropped.
+/// The largest number of senders that the echo server answers. It drops the datagrams of further senders.
 const SENDERS: usize = 1024;
 
 /// Sends, echoes and receives datagrams and multicasts, for programs that only use verbs (udaddy, mckey).
@@ -111,16 +111,16 @@ struct TalkArgs {
     udp_port: Option<u16>,
 }
 
-/// The role of the local side.
+/// The role of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Sends datagrams back, `total` times.
+    /// Sends datagrams back. Ends after `total` of them.
     Echo { total: u32 },
-    /// Sends to the server, and receives as many datagrams back.
+    /// Sends datagrams to the server, and receives as many back. With `verify`, compares their bytes.
     Ask { verify: bool },
-    /// Receives the datagrams of its group.
+    /// Receives the datagrams of a multicast group.
     Receive,
-    /// Sends to its group.
+    /// Sends datagrams to a multicast group.
     Send,
 }
 
@@ -130,9 +130,9 @@ struct Talk {
     count: u32,
     text: Vec<u8>,
     number: u32,
-    /// The clients of an echo.
+    /// The senders that the echo server answers.
     senders: BTreeMap<Origin, PeerId>,
-    /// Datagrams that wait for `on_datagram_writable`.
+    /// Datagrams that were refused because the send queue was full. `on_datagram_writable` sends them.
     waiting: VecDeque<(PeerId, Vec<u8>)>,
     received: u32,
     sent: u32,
@@ -151,7 +151,7 @@ impl Talk {
         while let Some((peer, bytes)) = self.waiting.front() {
             match cx.datagrams().send_with_immediate(endpoint, *peer, bytes, self.number) {
                 Ok(_) => drop(self.waiting.pop_front()),
-                // `on_datagram_writable` follows.
+                // The send queue is full; `on_datagram_writable` follows.
                 Err(SendErrorKind::WouldBlock(_)) => return,
                 Err(error) => return self.fail(cx, error.to_string()),
             }
@@ -210,7 +210,7 @@ impl DatagramHandler for Talk {
 
     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
         if self.part == Part::Send {
-            return; // A sender ignores the datagrams of its group, also its own.
+            return; // A sender receives the datagrams of its group, even its own, and ignores them.
         }
         if datagram.len() != self.text.len() {
             let expected = self.text.len();
@@ -237,7 +237,7 @@ impl DatagramHandler for Talk {
                         Err(error) => return self.fail(cx, format!("no route back to {origin}: {error}")),
                     },
                 };
-                // A slow echo drops datagrams, as the network does.
+                // If datagrams arrive faster than they can be sent back, the server drops some, as a network does.
                 if self.waiting.len() < DEPTH.1 as usize {
                     self.waiting.push_back((peer, datagram.to_vec()));
                 }

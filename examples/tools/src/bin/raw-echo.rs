@@ -1,8 +1,8 @@
-//! Exchanges messages with programs that do not use this library
-//! and only send and receive: `raw-echo server`, `client ADDR`.
+//! Exchanges messages with verbs programs that do not use this library and that only send and receive: `raw-echo server`, `raw-echo
+//! client ADDR`.
 //!
-//! Messages are sent without headers ([`Framing::Raw`]). There are no credits, so both sides must
-//! agree on the number of messages in flight. One side of a connection speaks, and the other echoes:
+//! Messages have no headers ([`Framing::Raw`]). There are no credits, so both sides must agree on the number of messages in flight. On
+//! each connection, one side sends messages first, and the other side echoes them:
 //!
 //! | other program | this one |
 //! |---|---|
@@ -30,15 +30,15 @@ use rdma_reactor_tools::pingpong::interrupt::Interrupt;
 use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 
-/// The port of librdmacm's examples.
+/// The port that librdmacm's examples use.
 const PORT: u16 = 7471;
-/// The default size of a speaker's messages, bytes, the same as that of `rdma_client`.
+/// The default size of the messages that a speaker sends, in bytes. `rdma_client` uses the same size.
 const SIZE: u32 = 16;
-/// The default size of the largest message that an echo accepts, bytes.
+/// The size of the largest message that an echo accepts by default, in bytes.
 const MAX_SIZE: u32 = 64 << 10;
-/// The default number of messages in flight if no count is given.
+/// The number of messages in flight if neither a count nor a depth is given.
 const DEPTH: u32 = 64;
-/// The largest number of messages in flight unless the user requests more. Every device supports this many.
+/// The largest default number of messages in flight. Every device supports this many.
 const MAX_DEPTH: u32 = 4096;
 
 /// Sends and echoes plain messages, for programs that only use send and receive (rdma_client, ucmatose, ...).
@@ -119,8 +119,8 @@ impl TalkArgs {
         let depth = self.depth(count);
         Config::default()
             .provider(self.provider.into())
-            // A message that is one byte too long fits, and is refused by its size. If it did not fit, the error of the device could
-            // end the connection before the program knows of it.
+            // The receive buffers are one byte larger than a message. So a message that is one byte too long arrives, and the program
+            // can report its length. In a smaller buffer, the device's error could end the connection first.
             .buffer_size(self.size.map_or(MAX_SIZE, |size| size.saturating_add(1)))
             .receive_depth(depth.max(5))
             .send_depth(depth)
@@ -129,53 +129,53 @@ impl TalkArgs {
     }
 }
 
-/// The role of the local side on every connection.
+/// The role of this process on every connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Sends `count` messages, and receives as many back.
+    /// Sends `count` messages first, and receives as many back.
     Speaker { count: u32 },
-    /// Sends messages back, `count` of them if the number is known.
+    /// Sends messages back. Ends after `count` of them if it is given.
     Echo { count: Option<u32> },
 }
 
-/// One connection.
+/// The state of one connection.
 #[derive(Debug, Default)]
 struct Talk {
     received: u32,
     sent: u32,
     /// The number of sends that failed.
     lost: u32,
-    /// Echoes that wait for `on_writable`.
+    /// Echoes that were refused because the send queue was full. `on_writable` sends them.
     waiting: VecDeque<Vec<u8>>,
     failure: Option<String>,
 }
 
-/// All connections of the program.
+/// The state of all connections.
 #[derive(Debug)]
 struct Talks {
     part: Part,
     size: Option<u32>,
     depth: u32,
-    /// The message that a speaker sends. Returned messages are compared with it.
+    /// The message that a speaker sends. Returned messages must be equal to it.
     text: Vec<u8>,
     verify: bool,
     solicit: Option<u32>,
     talks: Vec<Talk>,
     ended: u32,
-    /// The number of connections after which the program ends.
+    /// The number of connections after whose end the program ends.
     until: Option<u32>,
     failure: Option<Failure>,
     output: Output,
 }
 
 impl Talks {
-    /// Finds the state of a connection by its index, which is the connection's user number.
+    /// Returns the state of a connection. The connection's user number is the index of the state plus one.
     fn talk(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut Talk> {
         let index = cx.user(conn)?.checked_sub(1)?;
         self.talks.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Closes a connection after a failure.
+    /// Records a failure, and closes the connection.
     fn fail(&mut self, cx: &mut Context<'_>, conn: ConnectionId, why: String) {
         if let Some(talk) = self.talk(cx, conn) {
             talk.failure.get_or_insert(why);
@@ -183,7 +183,7 @@ impl Talks {
         cx.close(conn);
     }
 
-    /// Sends messages until one is refused or the limit in flight is reached.
+    /// Sends messages until one is refused or `depth` messages are in flight.
     fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (part, depth, solicit) = (self.part, self.depth, self.solicit);
         let text = std::mem::take(&mut self.text);
@@ -207,7 +207,7 @@ impl Talks {
                     talk.sent += 1;
                     talk.waiting.pop_front();
                 }
-                // `on_writable` follows.
+                // The send queue is full; `on_writable` follows.
                 Err(SendErrorKind::WouldBlock(_)) => break,
                 Err(error) => {
                     failure = Some(error.to_string());

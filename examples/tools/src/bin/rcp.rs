@@ -1,5 +1,4 @@
-//! Copies files to a peer: the peer runs `rcp server DIR`, and the local
-//! side `rcp FILE HOST`, `rcp FILE HOST:NAME` or `rcp -r DIR HOST`.
+//! Copies files to a peer. The peer runs `rcp server DIR`; the sender runs `rcp FILE HOST`, `rcp FILE HOST:NAME` or `rcp -r DIR HOST`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -82,7 +81,7 @@ enum Command {
     },
 }
 
-/// Splits `HOST[:NAME]` into the host, and the name if one is given.
+/// Splits `HOST[:NAME]` into the host and the optional name.
 fn split(to: &str) -> Result<(&str, Option<&str>), Failure> {
     let (host, rest) = match to.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some(split) => split,

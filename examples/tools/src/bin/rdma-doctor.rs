@@ -1,4 +1,4 @@
-//! Reports which RDMA this machine can use, and what is missing: `rdma-doctor [ADDRESS...]`.
+//! Reports which RDMA devices and providers this machine can use, and what is missing: `rdma-doctor [ADDRESS...]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

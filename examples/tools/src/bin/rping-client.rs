@@ -1,7 +1,8 @@
-//! `rping -c`: lets a server (this project's or librdmacm's) read a ping from local memory and write it back.
+//! Does the same as `rping -c`: lets a server read a ping from local memory and write it back. The server may be this project's or
+//! librdmacm's.
 //!
-//! This program is an example to read and copy. It shows how to offer memory
-//! to a peer. The rounds are described in `rdma_reactor_tools::rping`.
+//! This program is an example to read and copy. It shows how to give a peer access to memory. `rdma_reactor_tools::rping` describes the
+//! steps of a round.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -23,7 +24,7 @@ use rdma_reactor_tools::rping::options::Options;
 use rdma_reactor_tools::rping::{advert, ping};
 use serde_json::json;
 
-/// The time that an interrupted round has to finish. The second Ctrl-C ends the program immediately.
+/// After the first Ctrl-C, the current round has this time to finish. A second Ctrl-C ends the program immediately.
 const LAST_ROUND: Duration = Duration::from_secs(10);
 
 /// Offers memory to an rping server, which reads a ping from it and writes it back.
@@ -40,16 +41,16 @@ struct Cli {
     options: Options,
 }
 
-/// The current step of a round.
+/// The step that the server must finish next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The server reads the source.
+    /// The server reads the source, the region with the ping.
     Source,
-    /// The server writes the sink.
+    /// The server writes the ping to the sink, the region for the returned ping.
     Sink,
 }
 
-/// The memory that the server may access while the connection lasts.
+/// A connection, with the memory that the server may access while the connection lasts.
 #[derive(Debug)]
 struct Session {
     conn: ConnectionId,
@@ -64,7 +65,7 @@ struct Client {
     /// Addresses of the server that were not tried yet.
     addresses: std::vec::IntoIter<SocketAddr>,
     session: Option<Session>,
-    /// The ping of this round, and below it the buffer for the returned ping.
+    /// The ping of this round. `back` is the buffer for the returned ping.
     text: Vec<u8>,
     back: Vec<u8>,
     rounds: u64,
@@ -76,9 +77,9 @@ struct Client {
 }
 
 impl Client {
-    /// Connects to the next address, if one is left.
+    /// Connects to the next address. Returns `None` if no address is left.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
-        // rping has no headers and no credits.
+        // rping's messages have no headers, and there are no credits.
         let options = ConnectOptions::new().framing(Framing::Raw);
         self.addresses.next().map(|address| cx.connect_with(address, options))
     }
@@ -91,20 +92,20 @@ impl Client {
         }
     }
 
-    /// Returns true if every round is done.
+    /// Returns true if all requested rounds are done.
     fn is_over(&self) -> bool {
         self.options.count == Some(self.rounds)
     }
 
-    /// Offers the next ping.
+    /// Writes the next ping to the source, and sends the server its address.
     fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         ping::fill(self.rounds, &mut self.text);
-        // `bytes_mut` would return no reference, because the server may
-        // read the region. The server has no reason to read it now.
+        // `bytes_mut` would return no reference, because the server has the right to read the region. `copy_from` is safe here: the
+        // server has no reason to read the region before it gets the address.
         session.source.copy_from(0, &self.text).map_err(|error| error.to_string())?;
         if self.options.verify {
-            // The fill reveals a sink that the server did not write.
+            // Fills the sink, so that a comparison detects a server that wrote nothing.
             self.back.fill(0xff);
             session.sink.copy_from(0, &self.back).map_err(|error| error.to_string())?;
         }
@@ -113,7 +114,7 @@ impl Client {
         sent.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Continues after the server's message that it has finished with the offered memory.
+    /// Handles a message of the server, by which the server reports that it has finished with the source or the sink.
     fn proceed(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         advert::checked(message)?;
@@ -122,7 +123,7 @@ impl Client {
             let sent = cx.send(session.conn, &advert::encode(session.sink.remote()));
             return sent.map(drop).map_err(|error| error.to_string());
         }
-        // The message arrived after the write, so the bytes have arrived.
+        // The server writes before it sends this message, so the bytes have arrived.
         session.sink.copy_to(0, &mut self.back);
         let conn = session.conn;
         if self.options.verify {
@@ -213,7 +214,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     reactor.run(&mut client)?;
     client.interrupted = interrupt.is_raised() && !client.is_over();
     if client.interrupted && client.session.is_some() {
-        // The round may finish within this time, because a server may report an error if a client leaves in the middle.
+        // The current round may finish within this time. A server may report an error if a client leaves during a round.
         reactor.context().set_timer(LAST_ROUND, 0);
         reactor.run(&mut client)?;
     }

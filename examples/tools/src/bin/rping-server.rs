@@ -1,7 +1,8 @@
-//! `rping -s`: reads a ping from the memory of a client (this project's or librdmacm's) and writes it back.
+//! Does the same as `rping -s`: reads a ping from the memory of a client and writes it back. The client may be this project's or
+//! librdmacm's.
 //!
-//! This program is an example to read and copy. It shows how to use the
-//! memory of peers. The rounds are described in `rdma_reactor_tools::rping`.
+//! This program is an example to read and copy. It shows how to use the memory of a peer. `rdma_reactor_tools::rping` describes the
+//! steps of a round.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -44,21 +45,21 @@ struct Cli {
     options: Options,
 }
 
-/// The next step on a connection.
+/// The step of the current round on a connection.
 #[derive(Debug)]
 enum Step {
-    /// The server waits for the address of the client's source.
+    /// The server waits for the address of the source, the client's region with the ping.
     Source,
-    /// The ping is being read.
+    /// The server reads the ping by RDMA Read.
     Ping { len: usize },
-    /// The server waits for the address of the client's sink.
+    /// The server waits for the address of the sink, the client's region for the returned ping.
     Sink { len: usize },
 }
 
 #[derive(Debug)]
 struct Client {
     address: Option<SocketAddr>,
-    /// The memory that the ping is read to and written from.
+    /// The local memory that pings are read into, and written from.
     ping: Region,
     step: Step,
     rounds: u64,
@@ -66,7 +67,7 @@ struct Client {
 }
 
 impl Client {
-    /// Handles the client's advert of its source or its sink.
+    /// Handles a message with the address of the client's source or sink: reads or writes the ping.
     fn advertised(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), String> {
         let remote = advert::decode(message)?;
         match self.step {
@@ -84,7 +85,8 @@ impl Client {
             Step::Ping { .. } => return Err("it sends out of turn".into()),
             Step::Sink { len } => {
                 cx.write(conn, remote, &self.ping, 0..len).map_err(|error| error.to_string())?;
-                // The message cannot overtake the write, so the client has the ping when it receives this message.
+                // On a connection, messages arrive after earlier writes. So the client has the whole ping when it receives this
+                // message.
                 cx.send(conn, &[0; advert::LEN]).map_err(|error| error.to_string())?;
                 self.step = Step::Source;
                 self.rounds += 1;
@@ -116,7 +118,7 @@ impl Client {
         cx.send(conn, &[0; advert::LEN]).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Returns the complaint about a client that is gone, if any.
+    /// Returns a description of what went wrong with a client that has disconnected, or `None` if nothing did.
     fn complaint(&self, reason: &DisconnectReason, count: Option<u64>) -> Option<String> {
         let rounds = self.rounds;
         match (&self.failure, reason, &self.step) {
@@ -135,12 +137,12 @@ impl Client {
 struct Server {
     options: Options,
     output: Output,
-    /// The largest ping, bytes.
+    /// The length of the largest ping, in bytes.
     size: usize,
     /// The connections, by [`ConnectionId::slot`].
     clients: Vec<Option<Client>>,
-    /// The number of clients that have connected; below it the number of
-    /// those that are gone, and the number after which the server ends.
+    /// The number of clients that have connected. `gone` is the number of those that have disconnected. The server ends when `gone`
+    /// reaches `until`.
     came: u64,
     gone: u64,
     until: Option<u64>,
@@ -153,7 +155,7 @@ impl Server {
     fn failed(&mut self, address: Option<SocketAddr>, round: u64, why: impl fmt::Display) {
         let address = address.map_or_else(|| "?".into(), |address| address.to_string());
         let failure = Failure::new(format!("client {address}, round {round}: {why}"));
-        // The failure of an only client is not printed here, because the program ends with the first failure.
+        // If there is only one client, the program ends with its failure and prints it then. So it is not printed here.
         if self.until != Some(1) {
             self.output.line(&failure);
         }
@@ -198,7 +200,7 @@ impl Handler for Server {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         let Some(client) = &mut self.clients[conn.slot()] else { return };
-        // A failed read ends the connection, and `on_disconnect` reports the reason.
+        // If the read failed, the connection ends, and `on_disconnect` reports the reason.
         if send.kind() == SendKind::Read && outcome.is_sent() && client.failure.is_none() {
             if let Err(why) = client.fetched(cx, conn, &self.options, &mut self.output) {
                 client.failure = Some(why);
@@ -262,8 +264,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     }
     match server.failure {
         Some(failure) => Err(failure),
-        // A server with a limit that is interrupted has not completed
-        // its job. A server without a limit ends in no other way.
+        // A signal is the normal end of a server without a limit. A server with a limit has not completed its work if a signal ends it.
         None if interrupted && server.until.is_some() => Ok(Ending::Interrupted),
         None => Ok(Ending::Complete),
     }

@@ -1,8 +1,8 @@
-//! Measures latency and throughput of byte streams as librdmacm's `rstream` measures sockets, with the
-//! same letters and the same table: `stream-bench` on one side, `stream-bench -s ADDR` on the other.
+//! Measures latency and throughput of byte streams, as librdmacm's `rstream` does for sockets. The options and the table are those of
+//! `rstream`. One side runs `stream-bench`, the other one `stream-bench -s ADDR`.
 //!
-//! An iteration is a burst of transfers one way, then as many the other way; a burst of one is a
-//! ping-pong. Both sides copy, out of and into their own memory, as a program with sockets does.
+//! An iteration is a burst of transfers one way, then as many the other way. A burst of one transfer is a ping-pong. Both sides copy
+//! the bytes into and out of their own memory, as a program with sockets does.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -21,9 +21,9 @@ use rdma_reactor_tools::pingpong::job::WaitMode;
 use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 
-/// The length of the job that a client sends before each test, bytes: size, transfers, iterations.
+/// The length in bytes of the message that a client sends before each test: transfer size, number of transfers, number of iterations.
 const JOB_LEN: usize = 24;
-/// The largest number of bytes in a burst. Jobs of peers that request more are refused.
+/// The largest number of bytes in a burst. The server refuses clients that request more.
 const MAX_BURST: u64 = 1 << 40;
 
 /// Measures latency and throughput of byte streams between two processes; without -s, it is the server.
@@ -62,7 +62,7 @@ struct Cli {
     provider: Provider,
 }
 
-/// One test.
+/// The parameters of one test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Job {
     size: u64,
@@ -79,7 +79,7 @@ impl Job {
         out
     }
 
-    /// Decodes the job of a client. Returns `None` if it is out of range.
+    /// Decodes the parameters that a client sends. Returns `None` if they are out of range.
     fn decode(bytes: &[u8; JOB_LEN]) -> Option<Self> {
         let word = |i: usize| bytes[i * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
         let job = Self { size: word(0)?, transfers: word(1)?, iterations: word(2)? };
@@ -92,8 +92,8 @@ impl Job {
         self.size * self.transfers
     }
 
-    /// Returns the default number of iterations of a test, within
-    /// bounds, so that tests of all sizes move about as many bytes.
+    /// Returns the default number of iterations of a test. Tests of all sizes transfer about the same number of bytes, within limits
+    /// for the number.
     fn iterations(size: u64, transfers: u64) -> u64 {
         let bytes = if transfers == 1 { 64 << 20 } else { 256 << 20 };
         (bytes / (size * transfers)).clamp(10, if transfers == 1 { 20_000 } else { 500 })
@@ -113,36 +113,36 @@ impl Job {
     }
 }
 
-/// The next step of a side.
+/// The step that a side must finish next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A server waits for the rest of a job.
+    /// The server waits for the parameters of the next test. `have` is the number of bytes received so far.
     Ask { have: usize },
-    /// This many bytes of this burst must still be sent.
+    /// The number of bytes of this burst that must still be sent.
     Send(u64),
-    /// This many bytes of this burst must still arrive.
+    /// The number of bytes of this burst that must still arrive.
     Receive(u64),
 }
 
-/// One side of one stream.
+/// The state of one side of a stream.
 #[derive(Debug)]
 struct Side {
     active: bool,
     step: Step,
     asked: [u8; JOB_LEN],
     job: Job,
-    /// The number of iterations left.
+    /// The number of iterations that remain.
     left: u64,
     memory: Vec<u8>,
 }
 
-/// The result of a step.
+/// The result of [`Side::go`].
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Waits,
-    /// All iterations of the job are done.
+    /// All iterations of the test are done.
     Done,
-    /// The peer has finished.
+    /// The peer has ended the stream.
     Ended,
 }
 
@@ -157,7 +157,7 @@ impl Side {
         Self { active: true, step: Step::Send(job.burst()), asked: [0; JOB_LEN], job, left: job.iterations, memory }
     }
 
-    /// Continues until the side must wait.
+    /// Sends and receives until the test is done, or until the stream must wait. Returns the progress.
     fn go(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) -> Result<Progress, Failure> {
         let mut stream = cx.stream(id);
         loop {
@@ -184,7 +184,7 @@ impl Side {
                 Step::Receive(left) if left > moved as u64 => Step::Receive(left - moved as u64),
                 Step::Send(_) if self.active => Step::Receive(self.job.burst()),
                 Step::Receive(_) if !self.active => Step::Send(self.job.burst()),
-                // The iteration is over.
+                // A burst in each direction is done, so the iteration is done.
                 Step::Send(_) | Step::Receive(_) => {
                     self.left -= 1;
                     match (self.left, self.active) {
@@ -199,11 +199,11 @@ impl Side {
     }
 }
 
-/// A server's clients.
+/// The server, with the state of its clients' streams.
 #[derive(Debug)]
 struct Server {
     sides: Vec<Option<Side>>,
-    /// The number of clients that the server still waits for.
+    /// The number of clients after which the server ends; `None` for no limit.
     clients: Option<u32>,
 }
 
@@ -255,12 +255,12 @@ impl StreamHandler for Server {
     }
 }
 
-/// A client with its tests.
+/// The client, with its tests.
 #[derive(Debug)]
 struct Client {
     jobs: std::vec::IntoIter<Job>,
     side: Option<Side>,
-    /// True during the first test, which is not counted.
+    /// True during the first test, which warms up and is not reported.
     warming: bool,
     since: Instant,
     failure: Option<Failure>,
@@ -277,7 +277,7 @@ impl Client {
         }
         match cx.stream(id).write(&job.encode()) {
             Ok(JOB_LEN) => {}
-            // The window is open between tests, so any other result means that the stream is ending.
+            // Nothing is in flight between tests, so the window is open. If not all bytes were accepted, the stream is ending.
             other => return self.fail(cx, id, Failure::new(format!("a test could not be requested: {other:?}"))),
         }
         self.since = Instant::now();
@@ -293,7 +293,7 @@ impl Client {
                 let job = side.job;
                 self.side = None;
                 self.warming = !self.warming;
-                // If the next test is a warm-up, the test before it counts.
+                // The test that has ended is reported, unless it was the warm-up.
                 if self.warming {
                     self.output.line(row(job, self.since.elapsed().as_secs_f64()));
                 }
@@ -342,7 +342,7 @@ impl StreamHandler for Client {
     }
 }
 
-/// Formats a line of the table. As with rstream, a transfer is one way.
+/// Formats a line of the table. As in rstream, a transfer is one way, so an iteration counts each transfer twice.
 fn row(job: Job, seconds: f64) -> String {
     let transfers = 2.0 * job.transfers as f64 * job.iterations as f64;
     let bytes = transfers * job.size as f64;

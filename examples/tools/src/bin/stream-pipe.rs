@@ -1,8 +1,8 @@
-//! Sends standard input to the peer, and writes the peer's bytes to standard output, as netcat does: `stream-pipe
-//! server`, `stream-pipe client ADDR`. The end of standard input ends one direction of the stream; the other continues.
+//! Sends standard input to the peer, and writes the peer's bytes to standard output, as netcat does: `stream-pipe server`, `stream-pipe
+//! client ADDR`. The end of standard input ends only that direction of the stream.
 //!
-//! The program is an outer loop with a reactor in it. It calls `poll`(2) for the reactor's descriptor,
-//! standard input and standard output, like a program with sockets, and queries the stream for its readiness.
+//! The program has its own event loop, which contains a reactor. The loop calls `poll`(2) for the reactor's descriptor, standard input
+//! and standard output, as a program with sockets does. It then asks the stream for its readiness.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -26,7 +26,7 @@ use rdma_reactor_tools::pingpong::failure::{Ending, Failure};
 use rdma_reactor_tools::program;
 use rdma_reactor_tools::secure::SecurityArgs;
 
-/// The number of bytes that a pipe accepts without blocking once `poll`(2) reports it writable (`PIPE_BUF`).
+/// The number of bytes that a pipe accepts without blocking if `poll`(2) reports it writable (`PIPE_BUF`).
 const ATOMIC: usize = 4096;
 
 /// Connects standard input and output of two processes.
@@ -61,13 +61,13 @@ enum Command {
     },
 }
 
-/// The one stream, and its end.
+/// The handler, with the only stream that the program accepts.
 #[derive(Debug, Default)]
 struct Peer {
     listener: Option<ListenerId>,
     stream: Option<ConnectionId>,
     end: Option<Result<(), Failure>>,
-    /// The bytes that were unread when the stream ended.
+    /// The bytes that the program had not read when the stream ended.
     rest: Unread,
 }
 
@@ -78,7 +78,7 @@ impl StreamHandler for Peer {
 
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         if self.stream.is_some() {
-            // Another stream was accepted at the same time.
+            // The program accepts one stream. A second one is closed.
             return cx.stream(id).close();
         }
         self.stream = Some(id);
@@ -87,7 +87,7 @@ impl StreamHandler for Peer {
         }
     }
 
-    // The loop queries the stream for its readiness, so there is nothing to do here.
+    // The loop polls the stream for its readiness, so this callback does nothing.
     fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {}
 
     fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
@@ -109,13 +109,14 @@ impl StreamHandler for Peer {
     }
 }
 
-/// Duplicates a standard stream as a file without the buffer of the standard library.
+/// Duplicates the descriptor of a standard stream. The result is a file without the standard library's buffer, so `poll`(2) reports all
+/// of its data.
 fn unbuffered(fd: &impl AsFd) -> Result<File, Failure> {
     let owned = fd.as_fd().try_clone_to_owned();
     owned.map(File::from).map_err(|error| Failure::new(format!("a standard stream is not open: {error}")))
 }
 
-/// Moves bytes from standard input into the stream's send buffers. Returns `false` at the end.
+/// Reads standard input directly into the stream's send buffers. Returns false at the end of standard input.
 fn feed(input: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
     let mut result = Ok(0);
     let written = stream.write_with(|room| {
@@ -126,18 +127,18 @@ fn feed(input: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
         (_, Err(error)) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => Ok(true),
         (_, Err(error)) => Err(Failure::new(format!("standard input: {error}"))),
         (Ok(0), Ok(_)) => Ok(false),
-        // The window has closed meanwhile, or the connection is ending; the stream reports the reason.
+        // The stream accepted no bytes: its window is closed, or the connection is ending. The stream reports the reason elsewhere.
         (Ok(_) | Err(_), Ok(_)) => Ok(true),
     }
 }
 
-/// Moves bytes from the buffers that they arrived in to standard output. Returns `false` at the end.
+/// Writes received bytes to standard output, directly from the buffers that they arrived in. Returns false at the end of the stream.
 fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> {
     let bytes = match stream.fill_buf() {
         Ok([]) => return Ok(false),
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
-        // The callback `on_error` has reported the reason.
+        // `on_error` has already reported the reason.
         Err(_) => return Ok(false),
     };
     match output.write(&bytes[..bytes.len().min(ATOMIC)]) {
@@ -148,9 +149,9 @@ fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> 
     Ok(true)
 }
 
-/// Waits until the reactor has events or one of the other descriptors is ready. Returns which of the others are ready.
+/// Waits until the reactor has events or one of `others` is ready. Returns for each of `others` if it is ready.
 fn wait(reactor: &mut Reactor, others: [Option<(BorrowedFd<'_>, PollFlags)>; 2]) -> Result<[bool; 2], Failure> {
-    // The time is rounded up, because a turn before the deadline would have nothing to do.
+    // Rounded up to whole milliseconds, because a turn before the deadline would have nothing to do.
     let left =
         reactor.next_deadline().map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
     let timeout = left.map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
@@ -191,7 +192,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             continue;
         };
         if let Some(end) = peer.handler.end.take() {
-            // All bytes from before the end are written to standard output before the program ends.
+            // Bytes that arrived before the end of the stream are still written to standard output.
             while drain(&mut output, &mut peer.handler.rest)? {
                 wait(&mut reactor, [None, Some((output.as_fd(), PollFlags::POLLOUT))])?;
             }
@@ -205,7 +206,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         let mut stream = cx.stream(id);
         if has_input && !feed(&mut input, &mut stream)? {
             feeding = false;
-            // If the stream is gone already, nobody needs the notice.
+            // This fails only if the stream has ended already. The peer needs no notice then.
             let _ = stream.shutdown(Shutdown::Write);
         }
         if has_room {

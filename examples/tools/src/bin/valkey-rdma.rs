@@ -1,8 +1,8 @@
-//! A client of Valkey over RDMA: `valkey-rdma ADDR COMMAND...`, or
-//! `valkey-rdma ADDR` to write and read values and compare them.
+//! A client of Valkey over RDMA. `valkey-rdma ADDR COMMAND...` sends one command. `valkey-rdma ADDR` writes values, reads them back and
+//! compares them.
 //!
-//! This program is an example to read and copy. It shows how to speak the protocol of another
-//! program in raw framing. The protocol is described in `rdma_reactor_tools::valkey`.
+//! This program is an example to read and copy. It shows how to use raw framing for the protocol of another program.
+//! `rdma_reactor_tools::valkey` describes this protocol.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -29,15 +29,15 @@ use rdma_reactor_tools::valkey::link::ValkeyLink;
 use rdma_reactor_tools::valkey::resp::{Answer, Answers, request};
 use rdma_reactor_tools::valkey::{MAX_PIPELINE, RECEIVES};
 
-/// Requests are added while fewer bytes than this wait to be written.
+/// The client adds requests while fewer bytes than this are queued to be written.
 const AHEAD: usize = 1 << 20;
-/// The largest number of keys, and below it of bytes of values, that the server holds at a time; one value may exceed
-/// it.
+/// The largest number of keys that the server holds at a time. `VALUES` is the largest number of bytes in their values; a single value
+/// may be longer.
 const KEYS: u64 = 1000;
 const VALUES: u64 = 64 << 20;
-/// The time between two keepalives, the same as that of `valkey-server`.
+/// The time between two keepalives. `valkey-server` uses the same time.
 const KEEPALIVE: Duration = Duration::from_secs(3);
-/// The tokens of the two timers.
+/// The tokens of the timers: `TOO_LATE` is the timeout of the program, `STILL_HERE` sends a keepalive.
 const TOO_LATE: u64 = 0;
 const STILL_HERE: u64 = 1;
 
@@ -82,16 +82,16 @@ struct Cli {
 enum Step {
     Command,
     Ping,
-    /// Deletes all keys, which an earlier run may have left.
+    /// Deletes all keys that an earlier run may have left.
     Clear,
-    /// Sets the value of a key, or gets it and compares.
+    /// Sets the value of a key.
     Set(u64),
     Get(u64),
-    /// Deletes all keys, which exist.
+    /// Deletes all keys. The answer must be their number.
     End,
 }
 
-/// The work of a run: one command, or values to set and get.
+/// The work of a run: one command, or a series of values to set and get.
 #[derive(Debug)]
 struct Work {
     command: Vec<String>,
@@ -122,12 +122,12 @@ impl Work {
         }
     }
 
-    /// Returns true if a step begins a part, which waits for all answers to the part before.
+    /// Returns true if the step begins a part of the run. A part begins only after all answers to the previous part.
     fn begins_part(&self, number: u64) -> bool {
         self.command.is_empty() && [2, 2 + self.count, 2 + 2 * self.count].contains(&number)
     }
 
-    /// Makes the value of a key.
+    /// Fills `value` with the value of a key, which depends on the key.
     fn fill(&mut self, key: u64) {
         self.value.iter_mut().enumerate().for_each(|(at, byte)| *byte = (key as usize * 7 + at + at / 251) as u8);
     }
@@ -149,7 +149,7 @@ impl Work {
         }
     }
 
-    /// Checks the answer of a step. Returns the text to print, if any.
+    /// Checks the answer of a step. Returns the text to print, or `None` if there is nothing to print.
     fn check(&mut self, number: u64, answer: Answer) -> Result<Option<String>, String> {
         match (self.step(number), answer) {
             (_, Answer::Error(error)) => Err(format!("the server refuses: {}", shown(&error))),
@@ -170,7 +170,7 @@ impl Work {
     }
 }
 
-/// Formats an answer for people. Each element of an array is a line.
+/// Formats an answer for people, with each element of an array on its own line.
 fn text(answer: &Answer) -> String {
     match answer {
         Answer::Simple(text) => shown(text),
@@ -191,19 +191,20 @@ struct Client {
     link: Option<ValkeyLink>,
     answers: Answers,
     work: Work,
-    /// The number of steps whose request was queued, and below it of those whose answer was checked.
+    /// The number of steps whose requests are queued or sent. `done` is the number of those whose answers were checked.
     begun: u64,
     done: u64,
-    /// The start of each part.
+    /// The time at which each part of the run began.
     parts: Vec<Instant>,
     failure: Option<Failure>,
     output: Output,
 }
 
 impl Client {
-    /// Connects to the next address, if one is left.
+    /// Connects to the next address. Returns `None` if no address is left.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
-        // Valkey has no headers and no credits, and its peers support writes with immediate data.
+        // Valkey's protocol has no headers and no credits. It uses writes with immediate data, so the connection must allow this
+        // extension.
         let options = ConnectOptions::new().framing(Framing::Raw).extensions(true);
         self.addresses.next().map(|address| cx.connect_with(address, options))
     }
@@ -216,7 +217,7 @@ impl Client {
         }
     }
 
-    /// Calls `run` with the link, if there is one. Its error fails the run.
+    /// Calls `run` with the connection's link. Does nothing if there is no connection. If `run` fails, the program fails.
     fn with(
         &mut self,
         cx: &mut Context<'_>,
@@ -228,7 +229,7 @@ impl Client {
         }
     }
 
-    /// Checks the answers that have arrived, and sends the requests that may be sent.
+    /// Checks the answers that have arrived, and sends as many requests as the limits allow.
     fn proceed(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(link) = &mut self.link else { return Ok(()) };
         while let Some(answer) = self.answers.next_answer().map_err(|why| format!("the server sends {why}"))? {
@@ -322,7 +323,7 @@ impl Handler for Client {
 }
 
 fn run(cli: Cli) -> Result<Ending, Failure> {
-    // A command of any other length must fit, so that the program can report it.
+    // The buffers are larger than a command, so a command of a wrong length arrives and the program can report it.
     let config = Config::default()
         .provider(cli.provider.into())
         .buffer_size(2 * command::LEN as u32)
@@ -351,7 +352,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
         connected?;
     }
     reactor.run(&mut client)?;
-    // If the user ends the program, the end of the connection is no failure.
+    // If the user ends the program, the connection ends too. That is not a failure, so the failure is saved before the shutdown.
     let failure = client.failure.take();
     reactor.shutdown(&mut client, Duration::from_secs(1))?;
     let interrupted = client.done < client.work.steps();

@@ -1,4 +1,4 @@
-//! The changes of the devices' hardware counters during an observation.
+//! Observes the devices' hardware counters for a while, and reports which ones changed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::finding::Finding;
 use super::tree::SystemTree;
 use crate::hw_counters::{HwCounters, meaning, troubles};
 
-/// The counters of a device that have changed.
+/// The hardware counters of one device that have changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CounterChanges {
-    /// The device.
+    /// The name of the device.
     pub device: String,
-    /// The changed counters, and by how much; `None` if the device has no counters.
+    /// The changed counters, with the amount of each change. `None` if the device has no counters.
     pub by: Option<BTreeMap<String, u64>>,
 }
 
@@ -34,7 +34,7 @@ impl CounterChanges {
         moved.collect()
     }
 
-    /// Reports the changes: a line for each kind of trouble, and one for the other counters.
+    /// Returns the findings: one for each kind of trouble that the changes show, and one for all other counters.
     pub(super) fn findings(&self, time: Duration) -> Vec<Finding> {
         let (device, time) = (&self.device, time.as_secs_f64());
         let Some(by) = &self.by else {

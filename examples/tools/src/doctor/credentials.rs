@@ -1,27 +1,27 @@
-//! The user and groups of the process, and their rights.
+//! The user, groups and capabilities of this process.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
 use super::tree::SystemTree;
 
-/// The capability to read and write any file.
+/// The number of the capability to read and write any file.
 const CAP_DAC_OVERRIDE: u32 = 1;
-/// The capability to lock any amount of memory.
+/// The number of the capability to lock any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// The user and groups of this process.
+/// The user, groups and capabilities of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
-    /// The effective user.
+    /// The effective user id.
     pub uid: u32,
-    /// The effective and supplementary groups.
+    /// The effective and supplementary group ids.
     pub groups: Vec<u32>,
     capabilities: u64,
 }
 
 impl Credentials {
-    /// Reads the account from the kernel's files about this process.
+    /// Reads the credentials from `/proc/self/status`.
     #[must_use]
     pub fn read(tree: &SystemTree) -> Self {
         Self::parse(&tree.text_or_empty("/proc/self/status"))
@@ -33,7 +33,7 @@ impl Credentials {
         let mut groups: Vec<u32> = field("Groups:").split_whitespace().filter_map(|id| id.parse().ok()).collect();
         groups.extend(effective("Gid:"));
         Self {
-            // An unknown user counts as `nobody`.
+            // If the user id is missing, the id of `nobody` is assumed, which grants nothing.
             uid: effective("Uid:").unwrap_or(65_534),
             groups,
             capabilities: u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or(0),
@@ -50,7 +50,7 @@ impl Credentials {
         self.has(CAP_IPC_LOCK)
     }
 
-    /// Returns true if the mode of a file lets the process read and write.
+    /// Returns true if the process may read and write a file with this owner, group and mode.
     #[must_use]
     pub fn may_use(&self, file: &Metadata) -> bool {
         let granted = if file.uid() == self.uid {

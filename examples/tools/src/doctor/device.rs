@@ -1,4 +1,4 @@
-//! An RDMA device.
+//! An RDMA device, as the kernel describes it in sysfs.
 
 use std::net::IpAddr;
 
@@ -12,25 +12,25 @@ use super::tree::SystemTree;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// One device.
+/// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
     /// The device's name.
     pub name: String,
-    /// `InfiniBand`, `RoCE`, `iWARP`, or the kernel's text.
+    /// The type of the device: `InfiniBand`, `RoCE`, `iWARP`, or the kernel's own word for another type.
     pub kind: String,
-    /// The kernel's driver of an adapter; `None` for a software device.
+    /// The kernel driver of an adapter; `None` for a software device.
     pub driver: Option<String>,
-    /// The firmware version, if there is one.
+    /// The firmware version, if the device reports one.
     pub firmware: Option<String>,
-    /// The device file, such as `uverbs0`.
+    /// The name of the device file, such as `uverbs0`; `None` if it is missing.
     pub node: Option<String>,
     /// The device's ports.
     pub ports: Vec<Port>,
 }
 
 impl Device {
-    /// Returns the devices of the machine.
+    /// Returns all RDMA devices of the machine.
     #[must_use]
     pub fn all(tree: &SystemTree, netdevs: &Netdevs) -> Vec<Self> {
         tree.names(CLASS).into_iter().map(|name| Self::read(tree, name, netdevs)).collect()
@@ -58,7 +58,7 @@ impl Device {
         }
     }
 
-    /// Returns true if one of its active ports has this address of the machine.
+    /// Returns true if an active port of the device has this address.
     #[must_use]
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.ports.iter().any(|port| port.is_active() && port.addresses.contains(&address))
@@ -97,7 +97,7 @@ fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
             ModuleState::Missing => {}
         }
     }
-    // A container sees neither the modules nor those that its host could load.
+    // Inside a container, neither the loaded modules nor the loadable modules of the host are visible.
     let load = modules.how_to_load(&["siw".into(), "rdma_ucm".into()]);
     finding.fix(format!("{load}; then {}", add("siw")))
 }

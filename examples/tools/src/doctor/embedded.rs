@@ -1,4 +1,4 @@
-//! A test of the embedded provider on this machine.
+//! Tests the embedded provider on this machine.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -10,11 +10,11 @@ use rdma_reactor::{
 
 use super::finding::Finding;
 
-/// The time limit of a test. A successful one takes milliseconds.
+/// The time limit of a test. A successful test takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
 const TEXT: &[u8] = b"how do you do";
 
-/// Both ends of one connection.
+/// The handler of the test, which has both ends of the connection.
 struct Trial {
     client: Option<ConnectionId>,
     outcome: Option<Result<(), String>>,
@@ -58,7 +58,7 @@ impl Handler for Trial {
     }
 }
 
-/// Sends a message over the loopback and back.
+/// Sends a message over the loopback interface and back. Returns the address that worked.
 ///
 /// # Errors
 /// Both IPv4 and IPv6 failed. The text has the reasons.
@@ -70,7 +70,7 @@ pub fn probe() -> Result<SocketAddr, String> {
     })
 }
 
-/// Sends a message to another reactor of this process in shared memory, and back.
+/// Sends a message through shared memory to another reactor of this process, and back.
 ///
 /// # Errors
 /// The message did not return. The text has the reason.
@@ -98,7 +98,7 @@ fn through(provider: ProviderChoice, address: SocketAddr) -> Result<SocketAddr, 
     }
 }
 
-/// Reports the finding about the embedded provider.
+/// Returns the finding about the embedded provider.
 #[must_use]
 pub fn finding(outcome: &Result<SocketAddr, String>) -> Finding {
     match outcome {
@@ -108,7 +108,7 @@ pub fn finding(outcome: &Result<SocketAddr, String>) -> Finding {
     }
 }
 
-/// Reports the finding about shared memory with processes of this host.
+/// Returns the finding about shared memory between processes of this host.
 #[must_use]
 pub fn shared_memory(outcome: &Result<(), String>) -> Finding {
     match outcome {

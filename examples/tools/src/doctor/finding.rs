@@ -1,4 +1,4 @@
-//! A finding, and the command that fixes it.
+//! A finding of `rdma-doctor`, with the command that fixes the problem.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 pub enum Level {
     /// Everything is in order.
     Ok,
-    /// Something is missing that is not needed.
+    /// Something optional is missing.
     Note,
     /// Something prevents the use of a device.
     Problem,
@@ -28,16 +28,16 @@ impl Level {
     }
 }
 
-/// A finding, in one line.
+/// A finding. It is printed as one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The severity.
     pub level: Level,
-    /// The topic, one word.
+    /// The topic, in one word.
     pub topic: &'static str,
     /// The text.
     pub text: String,
-    /// The command that fixes it.
+    /// The command that fixes the problem, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
@@ -58,12 +58,12 @@ impl Finding {
         Self::new(Level::Problem, topic, text)
     }
 
-    /// Makes a finding of any level.
+    /// Makes a finding with this severity.
     pub fn new(level: Level, topic: &'static str, text: impl Into<String>) -> Self {
         Self { level, topic, text: text.into(), fix: None }
     }
 
-    /// Adds the command that fixes it.
+    /// Adds the command that fixes the problem.
     #[must_use]
     pub fn fix(mut self, command: impl Into<String>) -> Self {
         self.fix = Some(command.into());
@@ -73,7 +73,8 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The text of a file may have any characters, but a finding is one line.
+        // The text may come from a file and have control characters, such as line breaks. They become spaces, because a finding is one
+        // line.
         let clean = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
         write!(f, "{:<7}  {:<10}  {}", self.level.name(), self.topic, clean(&self.text))?;
         match &self.fix {

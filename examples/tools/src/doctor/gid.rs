@@ -1,27 +1,27 @@
-//! An entry of a port's GID table.
+//! The entries of a port's GID table.
 
 use serde::Serialize;
 
 use super::tree::SystemTree;
 
-/// The largest number of entries that are read per port.
+/// The largest number of entries that the program reads for each port.
 const MAX_GIDS: usize = 1024;
 
-/// One entry.
+/// One entry of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gid {
-    /// The index in the table, from 0.
+    /// The index of the entry in the table, from 0.
     pub index: u32,
-    /// The GID, as the kernel prints it.
+    /// The GID, formatted by the kernel.
     pub gid: String,
     /// The protocol that uses the entry, such as `RoCE v2`.
     pub kind: Option<String>,
-    /// The network device that the entry belongs to.
+    /// The network device that the GID is derived from.
     pub netdev: Option<String>,
 }
 
 impl Gid {
-    /// Returns the entries of a port that are in use.
+    /// Returns the entries of a port's GID table that are in use.
     #[must_use]
     pub fn all(tree: &SystemTree, port: &str) -> Vec<Self> {
         let names = tree.names(&format!("{port}/gids"));

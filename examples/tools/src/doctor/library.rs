@@ -1,4 +1,4 @@
-//! The libraries of rdma-core.
+//! The installed libraries of rdma-core.
 
 use super::device::Device;
 use super::finding::Finding;
@@ -10,7 +10,8 @@ const DRIVERS: &str = "/etc/libibverbs.d";
 const INSTALL: &str = "apt-get install rdma-core ibverbs-providers librdmacm1 (Debian, Ubuntu), \
                        dnf install rdma-core libibverbs librdmacm (Fedora)";
 
-/// Returns the version of a library, from the name of its file. Its third part is rdma-core's version.
+/// Returns the version of a library, which is the third part of the number in its file name. Returns `None` if the library is missing.
+/// This is also the version of rdma-core.
 fn version(tree: &SystemTree, library: &str) -> Option<String> {
     let prefix = format!("{library}.so.1.");
     let directories = DIRECTORIES.iter().flat_map(|directory| {
@@ -22,7 +23,7 @@ fn version(tree: &SystemTree, library: &str) -> Option<String> {
         .find_map(|name| Some(format!("1.{}", name.strip_prefix(&prefix)?)))
 }
 
-/// Reports the findings about the libraries.
+/// Returns the findings about the libraries.
 #[must_use]
 pub fn findings(tree: &SystemTree, devices: &[Device]) -> Vec<Finding> {
     let versions: Vec<_> = LIBRARIES.iter().map(|library| (*library, version(tree, library))).collect();
@@ -38,7 +39,8 @@ pub fn findings(tree: &SystemTree, devices: &[Device]) -> Vec<Finding> {
             if devices.is_empty() { Finding::note("library", text) } else { Finding::problem("library", text) };
         findings.push(finding.fix(INSTALL));
     }
-    // The library does not find a device without its driver. A library with built-in drivers has no directory for them.
+    // The library cannot use a device without a driver library for it. If the drivers are built into the library, there is no directory
+    // of drivers, and nothing to check.
     let drivers = tree.names(DRIVERS);
     for device in devices.iter().filter(|_| !drivers.is_empty() && absent.is_empty()) {
         let Some(driver) = driver_of(device) else { continue };
@@ -50,7 +52,7 @@ pub fn findings(tree: &SystemTree, devices: &[Device]) -> Vec<Finding> {
     findings
 }
 
-/// Returns the library's name for the driver of a device, if it is known.
+/// Returns the name of the driver library for a device, or `None` if it is not known.
 fn driver_of(device: &Device) -> Option<&'static str> {
     Some(match (device.driver.as_deref(), device.kind.as_str()) {
         (None, "iWARP") => "siw",

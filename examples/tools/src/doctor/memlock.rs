@@ -1,21 +1,21 @@
-//! The limit on memory that this process may lock. Memory that is registered with a device is locked.
+//! The limit on the memory that this process may lock. Registered memory is locked, so this limits the number of connections.
 
 use super::credentials::Credentials;
 use super::finding::Finding;
 use super::tree::SystemTree;
 
-/// The approximate memory of a connection with the default settings, bytes.
+/// The approximate number of registered bytes for a connection with the default settings.
 const PER_CONNECTION: u64 = 1 << 20;
-/// The smallest limit that is not a problem, bytes. It suffices for some sixty connections.
+/// The smallest limit that is not reported as a problem, in bytes. It suffices for about sixty connections.
 const COMFORTABLE: u64 = 64 << 20;
 
-/// Returns the limit, bytes. Returns `None` if there is no limit, or if it is not known.
+/// Parses the limit, in bytes, from `/proc/self/limits`. Returns `None` if there is no limit or it cannot be parsed.
 fn limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Reports the finding about the limit. Returns `None` if no device would lock memory.
+/// Returns the finding about the limit. Returns `None` if the machine has no device that would lock memory.
 #[must_use]
 pub fn finding(tree: &SystemTree, account: &Credentials, has_devices: bool) -> Option<Finding> {
     if !has_devices {

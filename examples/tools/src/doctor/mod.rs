@@ -1,7 +1,7 @@
-//! `rdma-doctor` reports which RDMA this machine can use, and what is missing.
+//! `rdma-doctor` reports which RDMA devices and providers this machine can use, and what is missing.
 //!
-//! Everything is read from files of the system ([`tree`]). The program changes nothing and does not use
-//! netlink. Each module examines one noun and reports its findings ([`finding`]); [`report`] prints them.
+//! All facts are read from files of the system ([`tree`]). The program changes nothing and does not use netlink. Each module examines
+//! one topic and returns its findings ([`finding`]); [`report`] prints them.
 
 pub mod cli;
 pub mod counters;
@@ -81,7 +81,7 @@ pub fn examine(cli: &DoctorArgs) -> Result<DoctorReport, Failure> {
     Ok(DoctorReport { embedded: embedded.is_ok(), verbs: route::HAS_VERBS, findings, devices, addresses: ways, moved })
 }
 
-/// Reports the features that this program was built with.
+/// Returns the finding about the features that this program was built with.
 fn build() -> Finding {
     let version = env!("CARGO_PKG_VERSION");
     if route::HAS_VERBS {

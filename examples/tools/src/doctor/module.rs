@@ -1,13 +1,13 @@
-//! The kernel's modules for RDMA.
+//! The kernel modules for RDMA.
 
 use super::finding::Finding;
 use super::tree::SystemTree;
 
-/// Modules that user space needs.
+/// The modules that user-space RDMA needs.
 const NEEDED: [&str; 4] = ["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm"];
-/// Modules of software devices.
+/// The modules of software devices.
 const SOFTWARE: [&str; 2] = ["siw", "rdma_rxe"];
-/// Drivers of adapters.
+/// The modules that are drivers of adapters.
 const DRIVERS: [&str; 12] = [
     "mlx5_ib",
     "mlx4_ib",
@@ -30,9 +30,9 @@ pub enum ModuleState {
     Loaded,
     /// The module is part of the kernel.
     BuiltIn,
-    /// The module is not loaded, and `modprobe` finds it.
+    /// The module is not loaded, but `modprobe` can load it.
     Loadable,
-    /// The kernel does not have the module.
+    /// The running kernel has no such module.
     Missing,
 }
 
@@ -43,11 +43,11 @@ pub struct Modules {
     loaded: Vec<String>,
     built_in: Vec<String>,
     loadable: Vec<String>,
-    /// True if the running kernel has a directory of modules.
+    /// True if there is a directory of modules for the running kernel.
     has_directory: bool,
 }
 
-/// Parses the name from a line of the kernel's list, such as `kernel/drivers/x/name.ko.xz: ...`.
+/// Returns the name of the module in a line of the kernel's module list, such as `kernel/drivers/x/name.ko.xz: ...`.
 fn name_of(line: &str) -> Option<String> {
     let file = line.split(':').next()?.rsplit('/').next()?;
     Some(file.split(".ko").next()?.replace('-', "_"))
@@ -95,7 +95,7 @@ impl Modules {
         names.iter().filter(|name| wanted.contains(&self.state(name))).map(|name| (*name).to_owned()).collect()
     }
 
-    /// Reports the findings about the modules.
+    /// Returns the findings about the modules.
     #[must_use]
     pub fn findings(&self, has_devices: bool) -> Vec<Finding> {
         let present = [ModuleState::Loaded, ModuleState::BuiltIn];
@@ -126,7 +126,7 @@ impl Modules {
         findings
     }
 
-    /// Returns the command that loads the modules.
+    /// Returns the command that loads these modules, or the command that installs them first if they are missing.
     pub(super) fn how_to_load(&self, modules: &[String]) -> String {
         if modules.iter().any(|module| self.state(module) == ModuleState::Missing) {
             return if self.has_directory {

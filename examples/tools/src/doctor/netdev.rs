@@ -1,15 +1,15 @@
-//! Network devices and their addresses.
+//! The network devices of the machine, and their addresses.
 
 use std::net::IpAddr;
 
 use super::tree::SystemTree;
 
-/// One network device.
+/// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Netdev {
     /// The device's name.
     pub name: String,
-    /// The device's hardware address.
+    /// The device's hardware address, if it has one.
     pub mac: Option<[u8; 6]>,
     /// The device's addresses.
     pub addresses: Vec<IpAddr>,
@@ -20,8 +20,8 @@ pub struct Netdev {
 pub struct Netdevs(Vec<Netdev>);
 
 impl Netdevs {
-    /// Reads the network devices of the machine. A simulated machine has its
-    /// addresses in the file `addresses`, a name and an address per line.
+    /// Reads the network devices of the machine. In a test, their addresses are in the file `addresses`: each line has a device's name
+    /// and an address.
     #[must_use]
     pub fn read(tree: &SystemTree) -> Self {
         let addresses = if tree.is_real() { of_machine() } else { listed(&tree.text_or_empty("/addresses")) };
@@ -33,27 +33,27 @@ impl Netdevs {
         Self(devices.collect())
     }
 
-    /// Returns the device of this name.
+    /// Returns the network device with this name, if there is one.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&Netdev> {
         self.0.iter().find(|device| device.name == name)
     }
 
-    /// Returns the device that has this address.
+    /// Returns the network device that has this address, if there is one.
     #[must_use]
     pub fn with_address(&self, address: IpAddr) -> Option<&Netdev> {
         self.0.iter().find(|device| device.addresses.contains(&address))
     }
 
-    /// Returns the device whose hardware address a node's GUID is derived from.
+    /// Returns the network device from whose hardware address an RDMA device's GUID is derived, if there is one.
     #[must_use]
     pub fn with_guid(&self, guid: &str) -> Option<&Netdev> {
         let bytes = parse_guid(guid)?;
         self.0.iter().find(|device| device.mac.map(eui64) == Some(bytes))
     }
 
-    /// Returns the network device for a new software device: the
-    /// first one with an IPv4 address, except for the loopback.
+    /// Returns the network device that suits a new software RDMA device: the first one with an IPv4 address that is not a loopback
+    /// address.
     #[must_use]
     pub fn candidate(&self) -> Option<&Netdev> {
         let routable = |address: &IpAddr| address.is_ipv4() && !address.is_loopback();
@@ -91,7 +91,7 @@ fn parse_guid(text: &str) -> Option<[u8; 8]> {
     u64::from_str_radix(&text.replace(':', ""), 16).ok().map(u64::to_be_bytes)
 }
 
-/// Returns the EUI-64 that Ethernet devices derive from their hardware address.
+/// Returns the EUI-64 identifier that is derived from a hardware address.
 const fn eui64(mac: [u8; 6]) -> [u8; 8] {
     let [a, b, c, d, e, f] = mac;
     [a ^ 2, b, c, 0xff, 0xfe, d, e, f]

@@ -1,4 +1,4 @@
-//! The device files, and the user's right to open them.
+//! The RDMA device files, and the permission to open them.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;
@@ -11,7 +11,7 @@ use super::tree::SystemTree;
 
 const DIRECTORY: &str = "/dev/infiniband";
 
-/// Reports the findings about the device files.
+/// Returns the findings about the device files.
 #[must_use]
 pub fn findings(tree: &SystemTree, account: &Credentials, devices: &[Device]) -> Vec<Finding> {
     if devices.is_empty() {
@@ -53,7 +53,8 @@ fn examine(tree: &SystemTree, account: &Credentials, node: &str, of: &str) -> Re
     if !account.may_use(&file) {
         return Err(refused(tree, &path, &file));
     }
-    // The mode is not sufficient, because a container has additional rules. Opening has no effect on a device.
+    // A file's mode does not show everything, because a container may restrict devices further. So the program opens the file, which
+    // has no effect on the device.
     if tree.is_real() {
         if let Err(error) = OpenOptions::new().read(true).write(true).open(tree.path(&path)) {
             let finding = Finding::problem("permission", format!("{path} (for {of}): {error}"));

@@ -1,4 +1,4 @@
-//! A port of a device.
+//! The ports of an RDMA device.
 
 use std::net::IpAddr;
 
@@ -9,18 +9,18 @@ use super::gid::Gid;
 use super::netdev::Netdevs;
 use super::tree::SystemTree;
 
-/// One port.
+/// A port of an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Port {
     /// The port's number, from 1.
     pub number: u32,
     /// The port's state, such as `ACTIVE`.
     pub state: String,
-    /// `Ethernet`, `InfiniBand`, or the kernel's text.
+    /// The link layer: `Ethernet`, `InfiniBand`, or the kernel's own word for another one.
     pub link_layer: String,
-    /// The port's rate, as the kernel prints it.
+    /// The port's rate, formatted by the kernel.
     pub rate: String,
-    /// The port's network device.
+    /// The name of the port's network device, if it is known.
     pub netdev: Option<String>,
     /// The addresses of that network device.
     pub addresses: Vec<IpAddr>,
@@ -28,7 +28,7 @@ pub struct Port {
     pub gids: Vec<Gid>,
 }
 
-/// Returns the word after the number in the kernel's text, as in `4: ACTIVE`.
+/// Returns the word that follows a number in the kernel's text, as in `4: ACTIVE`.
 pub(super) fn word(text: &str) -> String {
     text.split_once(": ").map_or(text, |(_, word)| word).to_owned()
 }
@@ -44,8 +44,9 @@ impl Port {
         let port = format!("{device}/ports/{name}");
         let text = |what: &str| tree.text_or_empty(&format!("{port}/{what}"));
         let gids = Gid::all(tree, &port);
-        // RoCE devices name the network device with each GID, the kernel's rxe in `parent`, and adapters in a separate
-        // directory. The others, siw and older adapters, derive their GUID from the network device's address.
+        // Three sources name the network device. RoCE devices name it for each GID, the rxe driver in the file `parent`, and adapters
+        // in a separate directory. For siw and older adapters, the network device is found by the GUID, which is derived from its
+        // hardware address.
         let netdev = gids
             .iter()
             .find_map(|gid| gid.netdev.clone())
@@ -67,7 +68,7 @@ impl Port {
         })
     }
 
-    /// Returns true if connections can be made over the port.
+    /// Returns true if the port is active, so that connections can be made over it.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.state == "ACTIVE"

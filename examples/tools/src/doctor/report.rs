@@ -9,12 +9,12 @@ use super::route::Route;
 use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
 
-/// The report.
+/// The result of `rdma-doctor`.
 #[derive(Clone, Debug, Serialize)]
 pub struct DoctorReport {
-    /// True if the embedded provider works.
+    /// True if the embedded provider passed its test.
     pub embedded: bool,
-    /// True if this program supports RDMA devices.
+    /// True if this program was built with support for RDMA devices.
     pub verbs: bool,
     /// The findings.
     pub findings: Vec<Finding>,
@@ -22,13 +22,13 @@ pub struct DoctorReport {
     pub devices: Vec<Device>,
     /// The addresses that the user gave.
     pub addresses: Vec<Route>,
-    /// The changed counters of each device, with `--watch`.
+    /// With `--watch`: the changed hardware counters of each device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<CounterChanges>,
 }
 
 impl DoctorReport {
-    /// Returns true if connections can be made.
+    /// Returns true if connections can be made by any provider.
     #[must_use]
     pub fn works(&self) -> bool {
         self.embedded || self.addresses.iter().any(|way| way.provider == "verbs")

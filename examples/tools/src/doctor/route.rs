@@ -1,4 +1,4 @@
-//! The route to an address, and the provider that `auto` chooses for it.
+//! The route to an address, and the provider that `ProviderChoice::Auto` chooses for it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -12,7 +12,7 @@ use crate::pingpong::address::resolve;
 use crate::pingpong::cli::DEFAULT_PORT;
 use crate::pingpong::failure::Failure;
 
-/// True if this program supports RDMA devices.
+/// True if this program was built with support for RDMA devices.
 pub const HAS_VERBS: bool = cfg!(feature = "verbs");
 
 /// The route to an address that the user gave.
@@ -20,28 +20,28 @@ pub const HAS_VERBS: bool = cfg!(feature = "verbs");
 pub struct Route {
     /// The address.
     pub address: SocketAddr,
-    /// The local address that packets to it are sent from.
+    /// The local address from which packets to `address` are sent, if there is a route.
     pub source: Option<IpAddr>,
-    /// The network device that they are sent through.
+    /// The network device through which packets to `address` are sent.
     pub netdev: Option<String>,
-    /// The RDMA device on that network device.
+    /// The RDMA device that uses this network device.
     pub device: Option<String>,
-    /// The provider that `auto` chooses.
+    /// The provider that `auto` chooses: `verbs` or `iwarp`.
     pub provider: &'static str,
-    /// The reason for that.
+    /// The reason for this choice.
     pub reason: String,
-    /// The command that fixes it, if it is known.
+    /// The command that makes an RDMA device usable for this address, if it is known.
     #[serde(skip)]
     fix: Option<String>,
 }
 
-/// The provider that `auto` chooses, the reason, and the command that fixes it.
+/// The provider that `auto` chooses, the reason, and the command that would make an RDMA device usable.
 type Choice = (&'static str, String, Option<String>);
 
 /// Resolves the names and addresses that the user gave.
 ///
 /// # Errors
-/// A name is unknown. The error names the first one.
+/// A name is unknown. The error names the first unknown name.
 pub fn targets(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     let mut targets = Vec::new();
     for text in texts {
@@ -54,7 +54,7 @@ pub fn targets(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     Ok(targets)
 }
 
-/// Returns the local address that packets to `peer` are sent from. Nothing is sent.
+/// Returns the local address from which packets to `peer` would be sent, or `None` if there is no route. No packet is sent.
 #[must_use]
 pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -65,11 +65,12 @@ pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
 }
 
 impl Route {
-    /// Finds the route to an address. The library is queried if possible, which may take 200 ms.
+    /// Finds the route to an address. If possible, this calls librdmacm, which may take 200 ms.
     #[must_use]
     pub fn find(address: SocketAddr, tree: &SystemTree, netdevs: &Netdevs, devices: &[Device]) -> Self {
         let ip = address.ip();
-        // An address of this machine is reached over the loopback, but still belongs to its device.
+        // An address of this machine is routed over the loopback interface. The program reports the device that has the address
+        // instead.
         let source = if ip.is_unspecified() {
             None
         } else if netdevs.with_address(ip).is_some() {
@@ -95,7 +96,7 @@ impl Route {
         };
         let text = format!("auto uses {} {what} {}{way}: {}", self.provider, self.address.ip(), self.reason);
         match &self.device {
-            // A device exists and is not used.
+            // An RDMA device exists, but this program was built without support for it.
             Some(device) if self.provider == "iwarp" && !HAS_VERBS => {
                 Finding::note("address", format!("{text}; the device {device} has a route there"))
                     .fix("cargo build --release")
@@ -109,7 +110,7 @@ impl Route {
     }
 }
 
-/// Returns the choice on a simulated machine.
+/// Returns the choice on a simulated machine, where librdmacm cannot be called.
 fn guessed(device: Option<&str>) -> Choice {
     match device {
         Some(device) if HAS_VERBS => ("verbs", format!("the device {device} has a route there"), None),
@@ -138,7 +139,7 @@ fn asked(address: SocketAddr) -> Choice {
     match reach {
         Ok(Reach::Yes { .. }) if address.ip().is_unspecified() => ("verbs", EVERY_DEVICE.into(), None),
         Ok(Reach::Yes { device }) => ("verbs", format!("the device {device} has a route there"), None),
-        // The address is in the network of a device, but no host there has it.
+        // The address is in the network of an RDMA device, but address resolution found no host with it.
         Ok(Reach::No { reason }) => ("iwarp", reason, Some(format!("ping -c 1 {}", address.ip()))),
         Err(error) => ("iwarp", error.to_string(), None),
     }

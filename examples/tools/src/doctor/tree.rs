@@ -1,31 +1,31 @@
-//! The files of the system, or of a system that a test simulates.
+//! The files of the system, or a directory in which a test simulates them.
 
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The largest part of a file that is read, bytes. Only the list of loadable modules may be longer.
+/// The program reads this many bytes of a file at most. Only the list of loadable modules may be longer.
 const MAX_FILE: u64 = 4 << 20;
 
-/// The root of the files.
+/// The directory that is used as the root of the file system.
 #[derive(Clone, Debug)]
 pub struct SystemTree {
     root: PathBuf,
 }
 
 impl SystemTree {
-    /// Makes a tree of the files under `root`.
+    /// Uses the directory `root` as the root of the file system.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Returns true if this is the real machine, which has other sources than files.
+    /// Returns true if the root is that of the real machine. System calls then give information that files do not have.
     #[must_use]
     pub fn is_real(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Returns the path under the root of an absolute path of the system.
+    /// Converts an absolute path of the system to a path under the root.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
@@ -47,7 +47,7 @@ impl SystemTree {
         self.text(path).unwrap_or_default()
     }
 
-    /// Returns the names in a directory, numbers sorted by value. Empty if the directory cannot be read.
+    /// Returns the names in a directory, sorted; names that are numbers are sorted by value. Empty if the directory cannot be read.
     #[must_use]
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
@@ -57,13 +57,13 @@ impl SystemTree {
         names
     }
 
-    /// Returns true if there is such a file or directory.
+    /// Returns true if a file or directory with this path exists.
     #[must_use]
     pub fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
-    /// Returns the last part of the path that a link points to.
+    /// Returns the last component of a symbolic link's target, or `None` if the link cannot be read.
     #[must_use]
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;

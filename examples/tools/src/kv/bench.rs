@@ -1,5 +1,5 @@
-//! Readers that run while a writer writes without pause. Every value that a reader accepts
-//! must be a stored one, whole, and not older than the value that the reader saw before.
+//! Clients that read values while another client writes without pause. Each value that a reader accepts must be a complete stored
+//! value. It must not be older than a value that was read earlier.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,28 +17,28 @@ use crate::pingpong::interrupt::Interrupt;
 /// The plan of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchPlan {
-    /// Connections that read.
+    /// The number of connections that read.
     pub readers: u32,
-    /// Keys that are written and read.
+    /// The number of keys that are written and read.
     pub keys: u32,
     /// The length of the run.
     pub time: Duration,
 }
 
-/// The figures of a run.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BenchFigures {
-    /// Values read.
+    /// The number of values that were read.
     pub reads: u64,
-    /// Reads that were repeated because the server was writing the slot.
+    /// The number of reads that were repeated because the server was writing the slot.
     pub torn: u64,
-    /// Values stored.
+    /// The number of values that were stored.
     pub writes: u64,
-    /// The time from the first read to the end, nanoseconds.
+    /// The time from the first read to the end, in nanoseconds.
     pub nanos: u128,
 }
 
-/// The largest number of values in flight to the server.
+/// The largest number of stores in flight.
 const DEPTH: u64 = 16;
 
 /// The role of a connection.
@@ -46,7 +46,7 @@ const DEPTH: u64 = 16;
 enum ConnectionRole {
     /// The server has not yet sent the address of its table.
     New,
-    /// The connection stores values. The numbers count those sent and those stored.
+    /// The connection stores values. `sent` and `stored` count them.
     Writer {
         hello: TableHello,
         sent: u64,
@@ -60,7 +60,7 @@ enum ConnectionRole {
 struct BenchState {
     reader: Reader,
     key: u32,
-    /// The newest value that a reader has seen, by key.
+    /// For each key, the newest value that any reader has seen.
     newest: Vec<u64>,
 }
 
@@ -68,7 +68,7 @@ struct BenchState {
 struct Bench {
     plan: BenchPlan,
     server: SocketAddr,
-    /// The role of each connection, by the connection's slot.
+    /// The role of each connection. The index is the connection's slot.
     roles: Vec<ConnectionRole>,
     figures: BenchFigures,
     since: Option<Instant>,
@@ -81,7 +81,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key {number}").into_bytes()
 }
 
-/// Returns the number that a value consists of. Returns `None` if it consists of several.
+/// Returns the number that fills the value. Returns `None` if the value has different numbers, which means that it is not complete.
 fn number(value: &[u8]) -> Option<u64> {
     let first = u64::from_le_bytes(*value.first_chunk()?);
     value.chunks_exact(8).all(|word| word == first.to_le_bytes()).then_some(first)
@@ -95,7 +95,7 @@ impl Bench {
         &mut self.roles[conn.slot()]
     }
 
-    /// Returns true if all keys have a value.
+    /// Returns true if every key has a value, so that readers may begin.
     fn is_loaded(&self) -> bool {
         self.since.is_some()
     }
@@ -130,7 +130,7 @@ impl Bench {
         self.go(cx, conn)
     }
 
-    /// Starts the next read or store on a connection.
+    /// Starts the next read or the next stores on a connection.
     fn go(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let keys = u64::from(self.plan.keys);
         let mut value = std::mem::take(&mut self.value);
@@ -143,7 +143,7 @@ impl Bench {
                     value.extend(std::iter::repeat_n(sent.to_le_bytes(), words).flatten());
                     match cx.send(conn, &encode_put(&key((*sent % keys) as u32), &value)) {
                         Ok(_) => *sent += 1,
-                        // `on_writable` follows.
+                        // No credit is left; `on_writable` follows.
                         Err(SendErrorKind::WouldBlock(_)) => break,
                         Err(error) => return Err(Failure::new(error)),
                     }
@@ -155,7 +155,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Handles the end of a read.
+    /// Handles a completed read: checks the value, and starts the next read.
     fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let keys = self.plan.keys;
         let ConnectionRole::Reader(looks) = self.role(conn) else { return Ok(()) };
@@ -200,7 +200,7 @@ impl Handler for Bench {
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Only writers are ever refused, because a reader has only one read in flight.
+        // Only a writer's sends can be refused: a reader has only one read in flight.
         let result = self.go(cx, conn);
         self.check(cx, result);
     }
@@ -218,11 +218,11 @@ impl Handler for Bench {
     }
 }
 
-/// Stores values of every key over and over, and reads them meanwhile.
-/// The user may interrupt the run before the first read or later.
+/// Stores values of all keys repeatedly, and reads them at the same time. Returns the results, or `None` if the user interrupted the
+/// run before the first read.
 ///
 /// # Errors
-/// A value was not whole or was older than one read before it, or the server is gone.
+/// A value was not complete, or was older than one read before, or the server is gone.
 pub fn run(server: SocketAddr, plan: BenchPlan, config: Config) -> Result<(Option<BenchFigures>, Ending), Failure> {
     let mut reactor = Reactor::new(config)?;
     let interrupt = Interrupt::on_signals()?;

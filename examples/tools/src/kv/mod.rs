@@ -1,8 +1,8 @@
 //! `kv`: a hash table that clients read by RDMA Read, without a callback in the server.
 //!
-//! The server registers its table for all peers to read, and sends its address ([`wire::TableHello`]). A client computes the
-//! slot of a key, reads the slot, and checks its checksum ([`table`]). If the checksum is wrong, the server was writing
-//! the slot meanwhile, and the client reads again. Clients store values by messages, so that only the server writes.
+//! The server registers the table so that all peers may read it, and sends its address to each client ([`wire::TableHello`]). A client
+//! computes the slot of a key, reads the slot, and verifies its checksum ([`table`]). If the checksum is wrong, the server was writing
+//! the slot during the read, and the client reads again. Clients store values by sending messages, so only the server writes the table.
 
 pub mod bench;
 pub mod once;

@@ -1,4 +1,4 @@
-//! One read or one store of a key.
+//! A client that reads or stores the value of one key, and ends.
 
 use std::net::SocketAddr;
 
@@ -20,17 +20,17 @@ pub enum TableOperation {
     Put(Vec<u8>, Vec<u8>),
 }
 
-/// A client with one operation.
+/// The handler of a client with one operation.
 #[derive(Debug)]
 struct OneOperation {
     wish: TableOperation,
     reader: Option<Reader>,
-    /// The result once the operation has ended. A read returns the value; a store returns an empty one.
+    /// The result of the operation; `None` until it has ended. A read returns the value, a store an empty one.
     result: Option<Result<Vec<u8>, Failure>>,
 }
 
 impl OneOperation {
-    /// Handles a message. The server's first message gives the address of the table; the second one confirms the store.
+    /// Handles a message. The server's first message has the address of the table. A second message is the answer to a store.
     fn handle_message(
         &mut self,
         cx: &mut Context<'_>,
@@ -51,7 +51,7 @@ impl OneOperation {
         Ok(None)
     }
 
-    /// Handles the end of a read.
+    /// Handles a completed read. Returns the value, or `None` if another read is needed.
     fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Option<Vec<u8>>, Failure> {
         let Some(reader) = &mut self.reader else { return Ok(None) };
         match reader.completed(cx, conn)? {
@@ -93,7 +93,7 @@ impl Handler for OneOperation {
     }
 }
 
-/// Performs an operation. Returns the value, which is empty after a store, or `None` if the user interrupted it.
+/// Performs an operation. Returns the value, which is empty after a store. Returns `None` if the user interrupted the operation.
 ///
 /// # Errors
 /// The operation failed.

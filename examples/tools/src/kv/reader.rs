@@ -1,4 +1,4 @@
-//! A client's reader of the table. It repeats an RDMA Read until an entry arrives in one piece.
+//! Reads the table as a client. Repeats an RDMA Read until it returns a consistent entry.
 
 use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
 
@@ -6,39 +6,39 @@ use super::table::{HEADER, Slot};
 use super::wire::TableHello;
 use crate::pingpong::failure::Failure;
 
-/// The number of torn reads in a row that a concurrent writer cannot explain.
+/// The number of consecutive torn reads after which the reader gives up. A concurrent writer cannot cause so many.
 const PATIENCE: u32 = 100_000;
 
-/// Looks one key up at a time.
+/// A reader, which looks up one key at a time.
 #[derive(Debug)]
 pub struct Reader {
     hello: TableHello,
-    /// The local buffer of the reads.
+    /// The local region that reads are written to.
     sink: Region,
-    /// A copy of the bytes that were read. On iWARP adapters the device
-    /// opens the sink to the response, so the peer could write it later.
+    /// A copy of the bytes that were read. On iWARP adapters, the peer may write to `sink` even after the read, so the checks use this
+    /// copy.
     slot: Vec<u8>,
     key: Vec<u8>,
-    /// Offsets of the key's slots that were not read yet, the current one first.
+    /// The offsets of the slots that may have the key and are not read yet. The last one is the current one.
     places: Vec<u64>,
     torn: u32,
-    /// Reads that were repeated, over all keys.
+    /// The number of reads that were repeated, for all keys together.
     pub retries: u64,
 }
 
-/// The result of a read.
+/// The result of a completed read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LookupResult<'a> {
-    /// Another read is in flight.
+    /// The entry is not found yet: another read is in flight.
     NotYet,
     /// The table has no such key.
     Nothing,
-    /// The value.
+    /// The value of the key.
     Value(&'a [u8]),
 }
 
 impl Reader {
-    /// Makes a reader for the table that a server's hello names.
+    /// Makes a reader for the table that the server's hello describes.
     ///
     /// # Errors
     /// Memory for one slot could not be registered.
@@ -48,7 +48,7 @@ impl Reader {
         Ok(Self { hello, sink, slot: vec![0; len], key: Vec::new(), places: Vec::new(), torn: 0, retries: 0 })
     }
 
-    /// Starts looking for a key. The caller calls [`Reader::completed`] when the read has completed.
+    /// Starts to look up a key. When the read has completed, the caller must call [`Reader::completed`].
     ///
     /// # Errors
     /// The read was refused.
@@ -57,7 +57,7 @@ impl Reader {
         self.key.extend_from_slice(key);
         self.places.clear();
         self.places.extend(self.hello.geometry.places(key));
-        // Offsets are taken from the end of the list.
+        // The current offset is the last one of the list, so the preferred slot must be last.
         self.places.reverse();
         self.torn = 0;
         self.read(cx, conn)
@@ -71,10 +71,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Handles a successful read and returns its result.
+    /// Evaluates a read that has completed successfully.
     ///
     /// # Errors
-    /// The next read was refused, or the entry never arrived in one piece.
+    /// The next read was refused, or the slot was torn in too many reads.
     pub fn completed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<LookupResult<'_>, Failure> {
         self.sink.copy_to(0, &mut self.slot);
         let value = match Slot::parse(&self.slot) {

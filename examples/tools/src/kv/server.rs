@@ -1,4 +1,4 @@
-//! The server owns the table and stores the values that clients send. It takes no part in their reads.
+//! The server, which owns the table and stores the values that clients send. It does nothing for their reads.
 
 use rdma_reactor::{
     Access, Config, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, RegionOptions, SendErrorKind,
@@ -10,22 +10,21 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// The server.
+/// The server's handler.
 #[derive(Debug)]
 struct TableServer {
     geometry: Geometry,
-    /// The table, registered with the device of the first connection.
+    /// The table. It is registered with the device of the first connection, so it is `None` before that.
     table: Option<Table>,
 }
 
 impl TableServer {
-    /// Returns the table. The server makes it for the first client,
-    /// because memory is registered with the device of a connection.
+    /// Returns the table. The first call allocates it, because registering memory needs a connection.
     fn table(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<&mut Table, Failure> {
         match &mut self.table {
             Some(table) => Ok(table),
             none => {
-                // Every client may read the table, now and later. Only the server writes it.
+                // All clients may read the table, including those that connect later. Only the server may write it.
                 let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
                 let len = usize::try_from(self.geometry.table_len()).map_err(Failure::new)?;
                 let region = cx.register(conn, len, &options)?;
@@ -61,8 +60,8 @@ impl Handler for TableServer {
         match cx.send(conn, answer.as_bytes()) {
             Ok(_) | Err(SendErrorKind::Closed) => {}
             Err(error) => {
-                // The client stores values but does not receive the
-                // answers. The server does not wait for such a client.
+                // The client sends stores but does not receive the answers, so this answer cannot be sent. The server does not wait for
+                // such a client.
                 eprintln!("kv: {conn}: {error}");
                 cx.close(conn);
             }

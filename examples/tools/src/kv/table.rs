@@ -1,4 +1,4 @@
-//! The table consists of slots of equal length, each with one entry that changes in place while others read it.
+//! The table: slots of equal length, each with at most one entry. The server overwrites an entry in place while clients read it.
 //!
 //! ```text
 //!  0  8  version: 0 if never used, odd during a write, even otherwise
@@ -7,22 +7,22 @@
 //! 24  K  the key, then the value
 //! ```
 //!
-//! All numbers are little-endian. A reader accepts an entry only if the checksum is right. A device may read the bytes
-//! of a slot in any order, so versions alone would prove nothing. An odd version saves the work of checking an entry
-//! that is known to be half written.
+//! All numbers are little-endian. A reader accepts an entry only if its checksum is right. The version alone would not suffice, because
+//! a device may read the bytes of a slot in any order. An odd version shows that a write is in progress, so the reader need not compute
+//! the checksum.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use rdma_reactor::{Lent, Region};
 
 use crate::pingpong::failure::Failure;
 
-/// The longest key, bytes.
+/// The length of the longest key, in bytes.
 pub const MAX_KEY: usize = 64;
-/// The largest value that a table can be made for, bytes.
+/// The length of the largest value that a table can be made for, in bytes.
 pub const MAX_VALUE: u32 = 16 << 20;
-/// Bytes in front of a key.
+/// The length of the header of an entry, in bytes. The key follows it.
 pub(super) const HEADER: usize = 24;
-/// The number of consecutive slots that a key may be in.
+/// The number of consecutive slots in which a key may be stored.
 const PROBES: u32 = 8;
 
 /// The shape of a table: the number of its slots and their length.
@@ -30,24 +30,24 @@ const PROBES: u32 = 8;
 pub struct Geometry {
     /// The number of slots.
     pub slots: u32,
-    /// The longest value, bytes.
+    /// The length of the longest value, in bytes.
     pub max_value: u32,
 }
 
 impl Geometry {
-    /// Returns the length of a slot, bytes.
+    /// Returns the length of a slot, in bytes.
     #[must_use]
     pub const fn slot_len(self) -> usize {
         (HEADER + MAX_KEY + self.max_value as usize).next_multiple_of(8)
     }
 
-    /// Returns the length of the table, bytes.
+    /// Returns the length of the table, in bytes.
     #[must_use]
     pub const fn table_len(self) -> u64 {
         self.slot_len() as u64 * self.slots as u64
     }
 
-    /// Returns the offsets of the slots that a key may be in, the preferred one first.
+    /// Returns the offsets of the slots in which a key may be stored, the preferred slot first.
     pub fn places(self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let hash = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, key);
         let slots = u64::from(self.slots.max(1));
@@ -60,11 +60,11 @@ impl Geometry {
 pub enum Slot<'a> {
     /// The slot was never written.
     Empty,
-    /// The bytes are parts of two entries. The slot must be read again.
+    /// The slot was read during a write, so its bytes are inconsistent. The reader must read it again.
     Torn,
-    /// An entry.
+    /// A consistent entry.
     Entry {
-        /// Its version.
+        /// The version of the entry.
         version: u64,
         /// Its key.
         key: &'a [u8],
@@ -80,7 +80,7 @@ impl<'a> Slot<'a> {
         Self::entry(bytes).unwrap_or(Self::Torn)
     }
 
-    /// Parses an entry. Returns `None` if it is not in one piece.
+    /// Parses the bytes of a slot. Returns `None` if they are inconsistent.
     fn entry(bytes: &'a [u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let (version, sum, lengths) = (word(0)?, word(8)?, word(16)?);
@@ -105,7 +105,7 @@ fn checksum(version: u64, content: &[u8]) -> u64 {
     digest.finalize()
 }
 
-/// The server's table.
+/// The table, as the server stores and writes it.
 #[derive(Debug)]
 pub struct Table {
     geometry: Geometry,
@@ -115,13 +115,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes an empty table in zeroed memory of [`Geometry::table_len`] bytes, which only the server writes.
+    /// Makes an empty table in a region of [`Geometry::table_len`] zeros. Only the server may write to the region.
     #[must_use]
     pub fn new(geometry: Geometry, region: Region) -> Self {
         Self { geometry, region, draft: Vec::new() }
     }
 
-    /// Returns the region of the table, which names it for peers.
+    /// Returns the region of the table. The server sends its address and key to clients.
     #[must_use]
     pub const fn region(&self) -> &Region {
         &self.region
@@ -160,7 +160,7 @@ impl Table {
         self.write(offset, version).map_err(|error| Failure::new(error.to_string()))
     }
 
-    /// Writes the draft to a slot. An odd version is written first, which marks the slot as being written.
+    /// Writes the draft to a slot. First stores an odd version, which marks the slot as being written.
     fn write(&mut self, offset: usize, version: u64) -> Result<(), Lent> {
         self.region.store(offset, (version - 1).to_le())?;
         self.region.store(offset + 8, checksum(version, &self.draft).to_le())?;

@@ -1,4 +1,4 @@
-//! The messages between a server and its clients. All numbers are little-endian.
+//! The messages between the server and its clients. All numbers are little-endian.
 
 use rdma_reactor::RemoteRegion;
 
@@ -9,21 +9,21 @@ use super::table::{Geometry, MAX_VALUE};
 pub struct TableHello {
     /// The shape of the table.
     pub geometry: Geometry,
-    /// The region of the table, which names it for peers.
+    /// The address and the key of the table's region.
     pub region: RemoteRegion,
 }
 
 const MAGIC: &[u8; 4] = b"KV01";
 
 impl TableHello {
-    /// Writes the hello as a message.
+    /// Encodes the hello as a message.
     #[must_use]
     pub fn encode(self) -> Vec<u8> {
         let Geometry { slots, max_value } = self.geometry;
         [&MAGIC[..], &slots.to_le_bytes(), &max_value.to_le_bytes(), &self.region.to_bytes()].concat()
     }
 
-    /// Decodes a hello. Returns `None` if it is another message, or describes no table.
+    /// Decodes a hello. Returns `None` if the message is not a hello or describes an invalid table.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         let (slots, rest) = message.strip_prefix(MAGIC)?.split_first_chunk()?;
@@ -35,14 +35,14 @@ impl TableHello {
     }
 }
 
-/// Encodes a request to store a value: `key length:4 | key | value`. The server answers
-/// with an empty message after it has stored the value, or with the reason why it has not.
+/// Encodes a request to store a value: `key length:4 | key | value`. The server answers with an empty message when it has stored the
+/// value. If it cannot, the answer is the reason.
 #[must_use]
 pub fn encode_put(key: &[u8], value: &[u8]) -> Vec<u8> {
     [&(key.len() as u32).to_le_bytes()[..], key, value].concat()
 }
 
-/// Decodes key and value. Returns `None` if it is another message.
+/// Decodes a request to store a value. Returns the key and the value, or `None` if the message is not such a request.
 #[must_use]
 pub fn decode_put(message: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = message.split_first_chunk()?;

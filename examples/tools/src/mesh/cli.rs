@@ -1,4 +1,4 @@
-//! The command line. All ranks of a run get the same arguments, except `--rank`.
+//! The command line of `rdma-mesh`. All ranks of a run get the same arguments, except for `--rank`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::pingpong::cli::DeviceArgs;
 use crate::pingpong::job::WaitMode;
 use crate::program::number;
 
-/// The port of rank 0.
+/// The default port of rank 0.
 pub const DEFAULT_PORT: u16 = 18517;
 
 /// Measures every pair of hosts of a cluster, and names the links that are slow and those that do not work.
@@ -45,7 +45,7 @@ pub struct MeshArgs {
     /// Address that this rank listens on and that others connect to [default: the device's with --ib-dev, else any]
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<std::net::IpAddr>,
-    /// The device that carries the connections.
+    /// The provider and the device that carry the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
     /// How the ranks wait for messages

@@ -1,5 +1,5 @@
-//! The messages between rank 0 and the others. They are JSON, because
-//! they are few. The [`super::hello`] detects a rank of another version.
+//! The messages between rank 0 and the other ranks. They are few, so they are JSON. The [`super::hello`] detects a rank with another
+//! version of the program.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,41 +9,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::is_hidden;
 
-/// The longest name that a rank may report, bytes. Longer names are truncated.
+/// The length of the longest name in a report, in bytes. Longer names are truncated.
 const MAX_NAME: usize = 64;
-/// The longest reason in a report, bytes. Longer reasons are truncated.
+/// The length of the longest reason in a report, in bytes. Longer reasons are truncated.
 const MAX_REASON: usize = 300;
 
-/// The largest number of hardware counters in a report. The others are dropped.
+/// The largest number of hardware counters in a report. Further counters are dropped.
 const MAX_COUNTERS: usize = 256;
 
-/// The largest rate that a rank may report, Gbit/s. A report with a
-/// figure above its limit, below zero, or not a number is refused.
+/// The largest rate in a report, in Gbit/s. A report is refused if a number in it is above its limit, negative, or not a number.
 const MOST_GBIT: f64 = 1e5;
-/// The largest time of a latency, an hour in us.
+/// The largest latency in a report: one hour, in us.
 const MOST_US: f64 = 3.6e9;
-/// The largest duration, thirty days in seconds.
+/// The largest duration in a report: thirty days, in seconds.
 const MOST_SECONDS: f64 = 2.6e6;
 const MOST_COUNT: f64 = 1e15;
-/// The largest amount of memory, a pebibyte in KiB.
+/// The largest amount of memory in a report: one pebibyte, in KiB.
 const MOST_KIB: f64 = (1_u64 << 40) as f64;
 
-/// The first report of a rank.
+/// The first report of a rank, which describes the rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name of the rank's host in the report.
     pub host: String,
-    /// The address that others reach the rank at. `None` if the rank is on the host of rank 0 and has its address.
+    /// The address at which other ranks reach this rank. `None` if the rank is on the host of rank 0 and uses its address.
     pub address: Option<IpAddr>,
     /// The port that the rank listens on.
     pub port: u16,
     /// The provider that carries the rank's connections.
     pub provider: String,
-    /// The device that the connections use.
+    /// The name of the device that the connections use.
     pub device: String,
 }
 
-/// The figure that two ranks measure.
+/// The quantity that a pair of ranks measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Figure {
     /// Half of a round trip.
@@ -52,30 +51,30 @@ pub enum Figure {
     Bandwidth,
 }
 
-/// An order of rank 0.
+/// An order from rank 0 to another rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Connect to the ranks that have joined.
     Connect {
-        /// One entry per rank; `None` for a rank that did not join.
+        /// The first report of each rank; `None` for a rank that did not join.
         ranks: Vec<Option<Entry>>,
     },
-    /// Measure one pair.
+    /// Measure one figure with another rank.
     Measure {
         /// The number of the measurement.
         task: u32,
         /// The other rank.
         peer: usize,
-        /// The figure.
+        /// The figure to measure.
         figure: Figure,
     },
-    /// Send to all ranks at the same time.
+    /// Send to all other ranks at the same time.
     Load,
     /// The run is over.
     End,
 }
 
-/// The half round trip of a pair.
+/// The half round trip between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LatencyFigures {
     /// The median, us.
@@ -86,83 +85,82 @@ pub struct LatencyFigures {
     pub samples: u64,
 }
 
-/// The result of a measurement.
+/// The result of a measurement between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum MeasuredFigure {
     /// Half of a round trip.
     Latency(LatencyFigures),
-    /// Gigabits per second towards the other rank.
+    /// The rate towards the other rank, in Gbit/s.
     Bandwidth(f64),
 }
 
-/// The messages that one rank has received from another while all sent to all.
+/// The messages that one rank has received from another one in the all-to-all load, in which all ranks send to all.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReceivedLoad {
-    /// The sender.
+    /// The rank that has sent them.
     pub from: usize,
     /// The number of messages.
     pub messages: u64,
-    /// The rate of the payload that arrived, Gbit/s.
+    /// The rate at which payload arrived, in Gbit/s.
     pub gbit: f64,
-    /// The number of messages that were lost, arrived twice or out of order, or had wrong content.
+    /// The number of errors: messages that were lost, duplicated, out of order, or had wrong content.
     pub errors: u64,
     /// True if the sender's last message has arrived.
     pub complete: bool,
 }
 
-/// A report to rank 0.
+/// A report from a rank to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RankReport {
     /// The rank has joined.
     Joined(Entry),
-    /// The rank has connected to all ranks that it must connect to, or has given up.
+    /// The rank has finished connecting: each of its connects has succeeded or was given up.
     Connected {
-        /// The time that it took.
+        /// The time that connecting took.
         took: Duration,
-        /// The number of connects.
+        /// The number of connects that the rank has tried.
         attempts: u64,
-        /// The ranks that it has no link to, with the reasons.
+        /// The ranks to which this rank has no link, with the reasons.
         failed: Vec<(usize, String)>,
-        /// The ranks of its host that it is connected to in shared memory.
+        /// The ranks on the same host whose links use shared memory.
         shm: Vec<usize>,
-        /// The peak memory of this process so far, KiB.
+        /// The peak memory of the rank's process so far, in KiB.
         memory_kib: u64,
     },
-    /// The rank is still connecting; the number of its links.
+    /// The rank is still connecting. The number is that of its links.
     Progress(usize),
     /// A measurement has ended.
     Result {
-        /// Its number.
+        /// The number of the measurement.
         task: u32,
         /// The result, or the reason why it failed.
         result: Result<MeasuredFigure, String>,
     },
     /// The hardware counters of the rank's device that have changed since the rank began, and by how much.
     Moved(BTreeMap<String, u64>),
-    /// A link has ended.
+    /// A link between this rank and another one has ended.
     Lost {
         /// The other rank.
         peer: usize,
-        /// The reason.
+        /// The reason for its end.
         why: String,
     },
-    /// The time of the load has ended.
+    /// The all-to-all load has ended.
     Loaded {
-        /// One entry per rank that a message arrived from.
+        /// The messages received from each rank. Ranks from which none arrived are missing.
         heard: Vec<ReceivedLoad>,
-        /// The peak memory of this process so far, KiB.
+        /// The peak memory of the rank's process so far, in KiB.
         memory_kib: u64,
     },
 }
 
 impl RankReport {
-    /// Decodes a report. Names and reasons are truncated to the length
-    /// that a table can show, and unprintable characters are removed.
+    /// Decodes a report. Names and reasons are truncated to a length that fits in a table, and unprintable characters are removed.
     ///
     /// # Errors
-    /// The message is not a report, or has a figure that cannot be right. The text describes the fault.
+    /// The message is not a report, or has an impossible number. The text describes the fault.
     pub fn read(message: &[u8]) -> Result<Self, String> {
-        // The error may quote the message.
+        // The error's text may quote the message, so it is cleaned too.
         let mut report = serde_json::from_slice(message).map_err(|error| {
             let mut what = format!("it sent no report: {error}");
             tidy(&mut what, MAX_REASON);
@@ -189,7 +187,7 @@ impl RankReport {
         Ok(report)
     }
 
-    /// Checks that each figure is within its limits.
+    /// Checks that each number is within its limits. Returns a description of the first one that is not.
     fn check(&self) -> Result<(), String> {
         match self {
             Self::Connected { took, attempts, memory_kib, .. } => {
@@ -211,7 +209,7 @@ impl RankReport {
                 }
                 plausible(*memory_kib as f64, MOST_KIB, "KiB")
             }
-            // A counter may have any value. After a reset, it may seem to have changed by a large amount.
+            // The change of a counter has no limit: after a reset, it may seem very large.
             Self::Moved(_) | Self::Joined(_) | Self::Progress(_) | Self::Result { .. } | Self::Lost { .. } => Ok(()),
         }
     }
@@ -302,7 +300,7 @@ mod tests {
             let why = RankReport::read(&write(&report)).expect_err("no rank has that");
             assert!(why.starts_with("it reports ") && why.len() < 100, "{why}");
         }
-        // JSON has no infinity, and numbers beyond the range of f64 are refused.
+        // JSON cannot express infinity, and a number beyond the range of f64 is refused.
         assert!(RankReport::read(b"{\"Result\":{\"task\":1,\"result\":{\"Ok\":{\"Bandwidth\":1e999}}}}").is_err());
         assert!(RankReport::read(&write(&rate(f64::NAN))).is_err());
     }

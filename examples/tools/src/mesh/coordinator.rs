@@ -1,8 +1,8 @@
-//! The course of a run, as rank 0 leads it. The ranks join, connect, measure in the rounds of a tournament, send to
-//! each other all at the same time, and end. Every wait has a limit, and a rank that fails does not end the others.
+//! The state machine of rank 0, which controls a run. The ranks join, connect, measure in the rounds of a tournament, send to all
+//! others at the same time, and end. Every wait has a time limit. If a rank fails, the other ranks continue.
 //!
-//! Reports and the time are the input, orders are the output; this
-//! module uses no connection. The time is a duration since the start.
+//! The input is reports and the time; the output is orders. This module does not use connections. Times are durations since the start
+//! of the run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::odd::Judgement;
 use super::results::Results;
 use super::tournament;
 
-/// The limits and the extent of a run.
+/// The limits of a run, and its measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct RunPlan {
     /// The number of ranks.
@@ -23,44 +23,45 @@ pub struct RunPlan {
     pub measure: Duration,
     /// True if bandwidth is measured.
     pub bandwidth: bool,
-    /// The time in which all send to all; `None` skips that.
+    /// The duration of the all-to-all load, in which all ranks send to all; `None` skips it.
     pub load: Option<Duration>,
-    /// The time that the ranks have for their reports after that.
+    /// After the all-to-all load, the ranks have this time to report.
     pub silence: Duration,
     /// The largest number of pairs that measure concurrently.
     pub at_once: usize,
-    /// Directions that are worse than their peers by more than this factor are measured once more.
+    /// A direction is measured a second time if it is worse than its peers by more than this factor.
     pub tolerance: f64,
 }
 
-/// One pass of the tournament: the figure, and true if the higher rank measures.
+/// A pass over all pairs: the figure to measure, and true if the higher rank of each pair measures.
 type Pass = (Figure, bool);
 
 /// The current part of the run.
 #[derive(Debug)]
 enum Phase {
-    /// Ranks join.
+    /// The ranks join.
     Gathering { until: Duration },
-    /// Ranks connect. Has the ranks that have not reported yet, and the number of links that each rank has reported.
+    /// The ranks connect. `left` has the ranks that have not reported the end of this phase, and `links` the number of links that each
+    /// rank has reported.
     Connecting { until: Duration, left: BTreeSet<usize>, links: Vec<usize> },
-    /// Pairs measure.
+    /// Pairs of ranks measure.
     Measuring { step: MeasureStep, waiting: Vec<(usize, usize, Figure)>, running: BTreeMap<u32, Running> },
-    /// All send to all. Has the ranks that have not reported yet.
+    /// All ranks send to all others. `left` has the ranks that have not reported yet.
     Loading { until: Duration, left: BTreeSet<usize> },
-    /// Everything is done.
+    /// The run has ended.
     Over,
 }
 
-/// A part of the measurements.
+/// A step of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MeasureStep {
-    /// A round of the tournament, within a pass.
+    /// A round of the tournament: its number, and the pass that it is part of.
     Round { pass: usize, round: usize },
-    /// A second measurement of the directions that were odd.
+    /// The second measurement of the directions that were much worse than their peers.
     Again,
 }
 
-/// A measurement that was ordered.
+/// A measurement in progress.
 #[derive(Clone, Copy, Debug)]
 struct Running {
     from: usize,
@@ -104,12 +105,12 @@ impl Coordinator {
         &self.results
     }
 
-    /// Removes and returns the next order, with the rank that it is for.
+    /// Removes and returns the next order, with the rank to send it to. Returns `None` if no order is queued.
     pub fn next_order(&mut self) -> Option<(usize, Order)> {
         self.orders.pop_front()
     }
 
-    /// Returns the latest time at which [`Coordinator::tick`] must be called.
+    /// Returns the latest time at which [`Coordinator::tick`] must be called next, or `None` if nothing has a time limit.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         match &self.phase {
@@ -119,25 +120,25 @@ impl Coordinator {
         }
     }
 
-    /// Returns true if everything is done.
+    /// Returns true if the run has ended.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Ends the run early. The results of pairs that were not measured record that.
+    /// Ends the run early. Pairs that were not measured stay marked as such in the results.
     pub fn interrupt(&mut self) {
         self.end();
     }
 
-    /// Returns true if a rank may still join under this number.
+    /// Returns true if the rank has not joined yet and still may.
     #[must_use]
     pub fn awaits(&self, rank: usize) -> bool {
         let known = self.results.members().get(rank).is_none_or(|member| member.entry.is_some());
         matches!(self.phase, Phase::Gathering { .. }) && !known
     }
 
-    /// Returns the name of the current stage.
+    /// Returns the name of the current phase.
     #[must_use]
     pub fn stage(&self) -> &'static str {
         match &self.phase {
@@ -154,7 +155,7 @@ impl Coordinator {
         }
     }
 
-    /// Describes in one line what the ranks are doing.
+    /// Describes the progress of the run in one line.
     #[must_use]
     pub fn progress(&self) -> String {
         let (stage, ranks) = (self.stage(), self.plan.ranks);
@@ -181,7 +182,7 @@ impl Coordinator {
     /// Handles a report of a rank.
     pub fn report(&mut self, rank: usize, report: RankReport, now: Duration) {
         if self.is_over() {
-            // Links end now because the ranks end.
+            // The ranks end, so their links end. That is no fault.
             return;
         }
         match report {
@@ -213,14 +214,14 @@ impl Coordinator {
         self.tick(now);
     }
 
-    /// Records that a rank is gone.
+    /// Records that the control connection of a rank has ended.
     pub fn gone(&mut self, rank: usize, why: &str, now: Duration) {
         if matches!(self.phase, Phase::Over) {
             return;
         }
         let when = match &self.phase {
             Phase::Gathering { .. } => {
-                // Another process may join under this number while there is time.
+                // The ranks still join, so another process may join with this number.
                 self.results.member_mut(rank).entry = None;
                 return;
             }
@@ -242,7 +243,7 @@ impl Coordinator {
         self.tick(now);
     }
 
-    /// Handles expired deadlines, and goes to the next phase when nothing is left to wait for.
+    /// Handles expired time limits. Begins the next phase if the current one has nothing to wait for.
     pub fn tick(&mut self, now: Duration) {
         loop {
             let went_on = match &self.phase {
@@ -296,7 +297,7 @@ impl Coordinator {
         for &rank in &left {
             self.orders.push_back((rank, Order::Connect { ranks: ranks.clone() }));
         }
-        // A rank gives up by itself after the patience. This limit is for one that does not.
+        // A rank stops connecting after `patience`. The limit here is longer, for a rank that does not report in time.
         let until = now + self.plan.patience + self.plan.silence;
         self.phase = Phase::Connecting { until, left, links: vec![0; self.plan.ranks] };
         true
@@ -327,7 +328,7 @@ impl Coordinator {
         true
     }
 
-    /// Returns the phase of a round. The pairs that measure first are last in the list.
+    /// Returns the phase that measures in a round. Pairs are removed from the end of `waiting`.
     fn round(&self, pass: usize, round: usize) -> Phase {
         let back = self.passes[pass].1;
         let figure = self.passes[pass].0;
@@ -338,8 +339,8 @@ impl Coordinator {
         Phase::Measuring { step: MeasureStep::Round { pass, round }, waiting, running: BTreeMap::new() }
     }
 
-    /// Returns the phase of the second measurement. If more directions are odd than there are
-    /// ranks, the links are not the cause, and the other odd directions are not measured again.
+    /// Returns the phase of the second measurement. It measures at most as many directions as there are ranks. If more directions are
+    /// odd, single links are not the cause.
     fn again(&self) -> Phase {
         let tolerance = self.plan.tolerance;
         let odd = [Figure::Latency, Figure::Bandwidth].map(|figure| {
@@ -350,7 +351,8 @@ impl Coordinator {
         Phase::Measuring { step: MeasureStep::Again, waiting, running: BTreeMap::new() }
     }
 
-    /// Orders measurements up to the limit of concurrent ones. Goes to the next round when none are left.
+    /// Orders measurements, up to the limit of concurrent ones. If none are left, begins the next round. Returns true if the phase has
+    /// changed.
     fn measure(&mut self, now: Duration) -> bool {
         let Phase::Measuring { step, waiting, running } = &mut self.phase else { return false };
         let at_once = if *step == MeasureStep::Again { 1 } else { self.plan.at_once };
@@ -392,7 +394,8 @@ impl Coordinator {
         };
         let left = self.here();
         self.orders.extend(left.iter().map(|&rank| (rank, Order::Load)));
-        // A rank that waits for a peer gives up after the silence.
+        // A rank that waits for a peer's last message stops after `silence`. The limit here is longer, so that its report can still
+        // arrive.
         self.phase = Phase::Loading { until: now + load + 2 * self.plan.silence, left };
     }
 
@@ -448,14 +451,14 @@ mod tests {
         Entry { host, address: None, port: 1, provider, device }
     }
 
-    /// Ranks that answer each order immediately, except for those that are silent.
+    /// Simulated ranks, which answer each order immediately. Ranks in `silent` do not answer.
     struct Cluster {
         coordinator: Coordinator,
         now: Duration,
         silent: BTreeSet<usize>,
-        /// The latencies that the link of ranks 1 and 2 shows, in this order.
+        /// The latencies that the pair of ranks 1 and 2 reports; the last one is reported first.
         slow: Vec<f64>,
-        /// The largest number of concurrent measurements.
+        /// The largest number of concurrent measurements so far.
         most: usize,
     }
 
@@ -471,7 +474,7 @@ mod tests {
             }
         }
 
-        /// Runs to the end. `event` is called with each order before it is carried out.
+        /// Runs to the end and returns the results. Calls `event` with each order before a rank carries it out.
         fn run(&mut self, mut event: impl FnMut(&mut Self, usize, &Order)) -> Results {
             while !self.coordinator.is_over() {
                 let mut orders = Vec::new();
@@ -488,7 +491,7 @@ mod tests {
                     let report = match order {
                         _ if self.silent.contains(&rank) => continue,
                         Order::Connect { .. } => {
-                            // All ranks are on one host.
+                            // All simulated ranks are on one host, so each link uses shared memory.
                             let shm = (rank + 1..self.coordinator.plan.ranks).collect();
                             RankReport::Connected { took: SECOND, attempts: 1, failed: Vec::new(), shm, memory_kib: 1 }
                         }
@@ -573,8 +576,8 @@ mod tests {
         assert_eq!(results.members()[2].gone.as_deref(), Some("no report while connecting"));
         assert!(results.pairs().filter(|&(a, b, _)| a != 2 && b != 2).all(|(.., pair)| pair.broken.is_none()));
 
-        // A rank that is silent from the first measurement on. Each
-        // of its pairs costs the time of one measurement, once.
+        // Rank 2 is silent from the first measurement on. Each of its pairs costs the time limit of one measurement, and is not
+        // measured again.
         let mut cluster = Cluster::new(plan(4));
         cluster.join(0..4);
         let results = cluster.run(|cluster, _, order| {
@@ -592,12 +595,12 @@ mod tests {
         for (looks, left, measured) in [(vec![90.0], 90.0, 7), (vec![80.0, 90.0], 80.0, 7), (vec![2.0], 2.0, 6)] {
             let mut cluster = Cluster::new(RunPlan { bandwidth: false, ..plan(4) });
             cluster.join(0..4);
-            // The second measurement takes the last latency.
+            // The first measurement takes the last latency of the list, the second one the latency before it.
             cluster.slow.clone_from(&looks);
             let mut count = 0;
             let results = cluster.run(|_, _, order| count += usize::from(matches!(order, Order::Measure { .. })));
             let p50 = results.pair(1, 2).latency.unwrap().p50_us;
-            // A link that is good at the second measurement counts as good.
+            // Of two measurements, the better one counts. With one latency in the list, the second measurement returns 1.0.
             assert_eq!((p50, count), (if looks.len() == 1 && left > 3.0 { 1.0 } else { left }, measured), "{looks:?}");
         }
     }

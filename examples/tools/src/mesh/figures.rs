@@ -1,10 +1,11 @@
-//! The results as JSON.
+//! Formats the results as JSON.
 
 use serde_json::{Value, json};
 
 use super::report::Report;
 
-/// Formats the results as one object: the verdict, the ranks, the pairs, and the odd ones.
+/// Formats the results as one JSON object: the verdict, the ranks, the pairs, and the ranks and directions that are worse than their
+/// peers.
 #[must_use]
 pub fn json(report: &Report<'_>) -> Value {
     let results = report.results;

@@ -1,4 +1,4 @@
-//! The control connection of another rank than 0: it finds rank 0 by name, connects, and receives orders.
+//! The control connection of a rank other than 0. The rank resolves the name of rank 0, connects, sends reports and receives orders.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -12,19 +12,19 @@ use super::role::LinkRole;
 use crate::pingpong::address::resolve;
 use crate::pingpong::failure::Failure;
 
-/// The shortest and the longest pause before the next attempt to reach rank 0.
+/// The pause after the first failed attempt to reach rank 0, and the longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// The state of the connection to rank 0.
 #[derive(Debug)]
 enum FollowerState {
-    /// Waiting for the time of the next attempt.
+    /// The next attempt begins at this time.
     Waiting(Instant),
     /// A connect is in progress.
     Connecting,
-    /// Rank 0 is connected.
+    /// Connected to rank 0. The outbox has the messages that wait to be sent.
     Connected(ConnectionId, Outbox),
-    /// Rank 0 has ended the run.
+    /// Rank 0 has ordered the end of the run.
     Dismissed,
 }
 
@@ -32,7 +32,7 @@ enum FollowerState {
 #[derive(Debug)]
 pub struct Follower {
     hello: Hello,
-    /// The name of rank 0's host, and its port.
+    /// The host name of rank 0, and its port.
     root: (String, u16),
     addresses: Vec<SocketAddr>,
     tried: usize,
@@ -41,29 +41,29 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Makes a control connection to `root`; it gives up at `until`.
+    /// Makes a control connection to `root`. Attempts to connect end at `until`.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, root: (String, u16), now: Instant, until: Instant) -> Self {
         let hello = Hello { rank, ranks, purpose: Purpose::Control };
         Self { hello, root, addresses: Vec::new(), tried: 0, until, state: FollowerState::Waiting(now) }
     }
 
-    /// Returns the address of rank 0 as this rank reaches it.
+    /// Returns the address at which this rank reaches rank 0, or `None` before the name is resolved.
     #[must_use]
     pub fn root(&self) -> Option<IpAddr> {
         self.addresses.get(self.tried % self.addresses.len().max(1)).map(SocketAddr::ip)
     }
 
-    /// Returns true if rank 0 has ended the run.
+    /// Returns true if rank 0 has ordered the end of the run.
     #[must_use]
     pub const fn is_dismissed(&self) -> bool {
         matches!(self.state, FollowerState::Dismissed)
     }
 
-    /// Connects if it is time. Resolving a name blocks, but this rank has nothing else to do yet.
+    /// Connects if the next attempt is due. Resolving the name blocks, which is harmless: this rank has nothing else to do yet.
     ///
     /// # Errors
-    /// Rank 0 cannot be found, and the time is up.
+    /// Rank 0 cannot be found, and the time limit has passed.
     pub fn tick(&mut self, cx: &mut Context<'_>, random: u64) -> Result<(), Failure> {
         let now = Instant::now();
         if !matches!(self.state, FollowerState::Waiting(at) if now >= at) {
@@ -72,7 +72,8 @@ impl Follower {
         if self.addresses.is_empty() {
             match resolve(&self.root.0, self.root.1) {
                 Ok(addresses) => self.addresses = addresses,
-                // The name of a pod appears some time after the pod.
+                // In Kubernetes, the name of a pod can be resolved only some time after the pod has started. So an unknown name is
+                // retried.
                 Err(failure) => return self.again(now, random, failure),
             }
         }
@@ -87,10 +88,10 @@ impl Follower {
         }
     }
 
-    /// Handles a failed connect: schedules the next one.
+    /// Handles a failed connect: schedules the next attempt.
     ///
     /// # Errors
-    /// Rank 0 has refused this rank, or the time is up.
+    /// Rank 0 has refused this rank, or the time limit has passed.
     pub fn failed(&mut self, error: &ConnectError, random: u64) -> Result<(), Failure> {
         if let ConnectError::Rejected { reason: RejectReason::Refused, private_data } = error {
             if !private_data.is_empty() {
@@ -120,7 +121,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Handles the new connection to rank 0: sends the first report.
+    /// Handles the established connection to rank 0: sends the first report.
     pub fn connected(&mut self, cx: &mut Context<'_>, conn: ConnectionId, entry: Entry) {
         self.state = FollowerState::Connected(conn, Outbox::default());
         self.report(cx, &RankReport::Joined(entry));
@@ -133,7 +134,7 @@ impl Follower {
         }
     }
 
-    /// Decodes an order.
+    /// Decodes an order, and records if it is the end of the run.
     ///
     /// # Errors
     /// The message is not an order.
@@ -146,7 +147,7 @@ impl Follower {
         Ok(order)
     }
 
-    /// Sends the queued reports, now that the control connection is writable again.
+    /// Sends queued reports, after the control connection has become writable.
     pub fn writable(&mut self, cx: &mut Context<'_>) {
         if let FollowerState::Connected(conn, outbox) = &mut self.state {
             outbox.writable(cx, *conn);
@@ -156,7 +157,7 @@ impl Follower {
     /// Handles the end of the control connection.
     ///
     /// # Errors
-    /// The run has not ended.
+    /// The control connection has ended before the run.
     pub fn left(&self, reason: &DisconnectReason) -> Result<(), Failure> {
         if self.is_dismissed() {
             return Ok(());

@@ -1,10 +1,10 @@
-//! The messages on a link. Each begins with its kind; all numbers are little-endian.
+//! The messages on a link between two ranks. The first byte of each is its kind. All numbers are little-endian.
 
 use rdma_reactor::RemoteRegion;
 
-/// The length of the head of a message: `kind:1 | number:8`, bytes.
+/// The length of a message's header, in bytes: `kind:1 | number:8`.
 pub const HEAD: usize = 9;
-/// The length of a message of the load, bytes.
+/// The length of a message of the all-to-all load, in bytes.
 pub const LOAD: usize = 4096;
 
 const PING: u8 = 1;
@@ -18,28 +18,28 @@ const LOAD_ONE: u8 = 8;
 const LOAD_END: u8 = 9;
 const READY: u8 = 10;
 
-/// A message on a link. The number in most messages is that of the measurement.
+/// A message on a link. In most messages, the first number is that of the measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkFrame {
-    /// The passive side has the link, too.
+    /// The side that accepted the connection has the link now, so both sides may use it.
     Ready,
-    /// A request to send the same bytes back as a pong.
+    /// A request to send these bytes back as a pong.
     Ping,
     /// The answer to a ping.
     Pong(u32),
-    /// A request to lend memory of this length, bytes.
+    /// A request for memory to write to. The second number is its length in bytes.
     Borrow(u32, u32),
-    /// The memory that the peer lends.
+    /// The memory that the peer may write to.
     Lent(u32, RemoteRegion),
-    /// All writes before this message have completed; the memory is not needed any more.
+    /// All writes of this measurement were sent before this message, so the peer may release the memory.
     Written(u32),
     /// The answer to [`LinkFrame::Written`].
     Seen(u32),
-    /// The peer cannot carry out the request, with the reason.
+    /// The request cannot be carried out; the text has the reason.
     Refused(u32, String),
-    /// A message of the load with its number, or `None` if its content is wrong.
+    /// A message of the all-to-all load, with its number. `None` if its content is wrong.
     Load(Option<u64>),
-    /// The end of the load, with the number of messages that were sent.
+    /// The end of the all-to-all load, with the number of messages that were sent.
     LoadEnd(u64),
 }
 
@@ -48,7 +48,7 @@ fn head(kind: u8, number: u64) -> Vec<u8> {
 }
 
 impl LinkFrame {
-    /// Encodes a message. A ping has only its head.
+    /// Encodes a message. Of a ping, encodes only the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -69,7 +69,7 @@ impl LinkFrame {
         }
     }
 
-    /// Decodes a message. Returns `None` if it is of no known kind.
+    /// Decodes a message. Returns `None` if its kind is unknown or it is malformed.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         let ([kind], rest) = message.split_first_chunk()?;
@@ -95,7 +95,7 @@ impl LinkFrame {
     }
 }
 
-/// Makes a ping of `size` bytes, at least [`HEAD`].
+/// Makes a ping of `size` bytes. `size` must be at least [`HEAD`].
 #[must_use]
 pub fn ping(task: u32, size: usize) -> Vec<u8> {
     let mut message = head(PING, task.into());
@@ -103,14 +103,15 @@ pub fn ping(task: u32, size: usize) -> Vec<u8> {
     message
 }
 
-/// Turns the bytes of a ping into those of its answer.
+/// Turns a ping into a pong, in place.
 pub fn answer(ping: &mut [u8]) {
     if let Some(kind) = ping.first_mut() {
         *kind = PONG;
     }
 }
 
-/// Writes a message of the load into a buffer of [`LOAD`] bytes, with its number at both ends.
+/// Writes a message of the all-to-all load into a buffer of [`LOAD`] bytes. The number is at both ends of the message, so that the
+/// receiver can check that it is complete.
 pub fn fill_load(buffer: &mut [u8], number: u64) {
     let number = number.to_le_bytes();
     if let Some((first, rest)) = buffer.split_first_mut() {

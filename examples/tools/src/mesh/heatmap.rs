@@ -1,7 +1,7 @@
-//! The heat map: a square per pair of ranks, with one panel for
-//! latency and one for bandwidth. Rows send, columns receive.
+//! Draws the heat map: one panel for latency and one for bandwidth, with a square for each pair of ranks. The row is the rank that
+//! sends, the column the rank that receives.
 //!
-//! All squares of one colour are one path, so that a map of hundreds of ranks stays a small file.
+//! All squares of one colour are one SVG path, so the file stays small even with hundreds of ranks.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,35 +10,35 @@ use super::control::Figure;
 use super::report::{Report, SHM, name};
 use super::results::Results;
 
-/// The largest width of a panel, and below it the width of the margin for labels.
+/// The largest width of a panel. `MARGIN` is the width of the margin for the labels.
 const PANEL: f64 = 560.0;
 const MARGIN: f64 = 110.0;
 const TOP: f64 = 96.0;
-/// The smallest width of a panel, which its legend needs.
+/// The smallest width of a panel. Its legend needs this width.
 const NARROWEST: f64 = 330.0;
-/// The largest tolerance that the scale adapts to.
+/// The largest tolerance that the colour scale covers.
 const STEEPEST: f64 = 16.0;
 /// The largest width of a square.
 const WIDEST: f64 = 44.0;
-/// The largest number of squares in a row. With more ranks, each square stands for several ranks and shows the worst
-/// pair.
+/// The largest number of squares in a row. With more ranks, a square stands for several ranks in each direction, and shows the worst
+/// pair among them.
 const MOST: usize = 512;
-/// The largest number of labels of an axis.
+/// The largest number of labels on an axis.
 const LABELS: usize = 32;
-/// The colours, from the best to the worst.
+/// The colours of the scale, from the best figure to the worst.
 const SCALE: [&str; 10] =
     ["#f7fcf0", "#e3f1c8", "#f6eaa0", "#fdd276", "#fdb055", "#f98a43", "#ee6338", "#d63c32", "#ab1d33", "#74082b"];
 const UNKNOWN: &str = "#d0d0d0";
 const BROKEN: &str = "#202020";
-/// The mark of a link in shared memory: a dot, visible on each of these colours.
+/// The dot that marks a link in shared memory. It is visible on all colours of the scale.
 const DOT: &str = "fill=\"#0040d0\" stroke=\"white\" stroke-width=\"0.5\"";
 
 /// The dimensions of a panel.
 #[derive(Clone, Copy, Debug)]
 struct Grid {
-    /// The number of ranks that a square stands for, per side.
+    /// The number of ranks that a row or column of squares stands for.
     ranks_per_square: usize,
-    /// Squares of a row.
+    /// The number of squares in a row.
     squares: usize,
     /// The width of a square.
     side: f64,
@@ -56,20 +56,20 @@ impl Grid {
     }
 }
 
-/// The state of a square, from the best to the worst.
+/// The state of a square. If a square stands for several pairs, it shows the greatest of their states.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Square {
     /// The square of a rank with itself.
     Nothing,
     /// The figure was not measured.
     Unknown,
-    /// An index of the scale.
+    /// The figure was measured. The number is the index of its colour in the scale.
     Level(usize),
-    /// A pair that does not work.
+    /// The pair does not work.
     Broken,
 }
 
-/// Returns the index of a cost in the scale. The median is at a quarter of the scale, twice the tolerance at its end.
+/// Returns the index of the colour for a cost. The median is at a quarter of the scale. Twice the tolerance is at the end of the scale.
 fn level(cost: f64, median: f64, tolerance: f64) -> usize {
     let doublings = (cost / median).log2();
     let share = 0.25 + 0.75 * doublings / (2.0 * tolerance).log2();
@@ -84,7 +84,7 @@ fn median(results: &Results, figure: Figure) -> Option<f64> {
     Some(*costs.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
-/// Draws the heat map.
+/// Draws the heat map as SVG.
 #[must_use]
 pub fn svg(report: &Report<'_>) -> String {
     let results = report.results;
@@ -319,7 +319,8 @@ mod tests {
         let svg = svg(&Report::new(&results, 3.0));
         let all: usize = SCALE.into_iter().chain([UNKNOWN, BROKEN]).map(|colour| squares(&svg, colour)).sum();
         assert_eq!(all, 2 * 7 * 6);
-        // The cut link and the six links of the rank that is gone, in both directions, in both panels.
+        // Seven links are broken: the cut link, and the six links of the rank that is gone. Each has two directions and appears in both
+        // panels.
         assert_eq!(squares(&svg, BROKEN), 2 * 2 * 7);
         assert_eq!(squares(&svg, SCALE[9]), 2 + 1, "the slow link: latency both ways, bandwidth one way");
         assert_eq!(svg.matches("stroke=\"#0040d0\"").count(), 3 + 2, "three squares, two legends");

@@ -1,28 +1,28 @@
-//! The private data of a connect request: the rank that connects, and its purpose.
+//! The private data of a connect request. It identifies the rank that connects, and the purpose of the connection.
 
-/// The magic: the name of the protocol, and the version of the bytes that follow and of all messages.
+/// The magic number: the name of the protocol, and its version. The version covers these bytes and all messages.
 const MAGIC: [u8; 4] = *b"RMS\x01";
 
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The control connection: orders of rank 0, and reports of another rank.
+    /// The control connection of a rank: rank 0 sends orders, the other rank sends reports.
     Control,
-    /// A link of the mesh.
+    /// A link between two ranks, for measurements.
     Link {
-        /// The number of the run, which rank 0 gives to the ranks that join.
+        /// The number of the run, which rank 0 sends to the ranks that join.
         run: u64,
-        /// The number of earlier connects to this rank. The link of the last connect counts.
+        /// The number of earlier connects from this rank to the same peer. Only the link of the last connect is used.
         attempt: u32,
     },
 }
 
-/// The first data of a rank to another.
+/// The content of a connect request's private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The rank that connects.
     pub rank: usize,
-    /// The number of ranks that it expects.
+    /// The number of ranks in the run, as this rank was told by its command line or launcher.
     pub ranks: usize,
     /// The purpose of the connection.
     pub purpose: Purpose,
@@ -41,7 +41,7 @@ impl Hello {
             .concat()
     }
 
-    /// Decodes private data. Returns `None` if it is of another program or version, or if the rank is out of range.
+    /// Decodes private data. Returns `None` if it has another magic number, or if the rank is out of range.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
         let (rank, rest) = data.strip_prefix(&MAGIC)?.split_first_chunk()?;

@@ -1,35 +1,35 @@
-//! The rank of this process, as given by the command line or by the launcher that started it.
+//! Determines the rank of this process, from the command line or from the launcher that started it (such as Slurm or Open MPI).
 
 use crate::pingpong::failure::Failure;
 
 /// The largest number of ranks.
 pub const MAX_RANKS: usize = 10_000;
 
-/// The rank of a process, and how to find the others.
+/// The rank of this process, and the information that it needs to find the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankSettings {
     /// The number of this process, from 0.
     pub rank: usize,
-    /// The number of all processes.
+    /// The number of processes in the run.
     pub ranks: usize,
-    /// The host name or address of rank 0, optionally with a port.
+    /// The host name or address of rank 0, with or without a port.
     pub root: String,
     /// The port that this rank must listen on, if one was given.
     pub port: Option<u16>,
     /// The name of this rank's host in the report, if one was given.
     pub label: Option<String>,
-    /// The source of the rank's number.
+    /// The name of the launcher that gave the rank's number, or of the option.
     pub launcher: &'static str,
 }
 
-/// The options of the command line that determine the rank.
+/// The command-line options that determine the rank.
 #[derive(Clone, Debug, Default)]
 pub struct RankOptions {
     /// The number of this process.
     pub rank: Option<usize>,
     /// The number of processes.
     pub count: Option<usize>,
-    /// One host per rank, each optionally with a port.
+    /// The hosts, one for each rank, with or without a port.
     pub hosts: Vec<String>,
     /// The host of rank 0.
     pub root: Option<String>,
@@ -41,13 +41,14 @@ pub struct RankOptions {
 struct Engine {
     name: &'static str,
     rank: &'static str,
-    /// Names of the variables with the number of ranks, the preferred one first.
+    /// The names of the variables that have the number of ranks. The first one that is set counts.
     ranks: &'static [&'static str],
-    /// The name of the variable with the number of ranks on this machine.
+    /// The name of the variable that has the number of ranks on this machine.
     local: Option<&'static str>,
 }
 
-/// An mpirun inside of a Slurm job sees the variables of both; those of Slurm then belong to the batch script.
+/// The supported launchers, the preferred one first. An mpirun inside a Slurm job sets its own variables, and Slurm's are set too. The
+/// latter then describe the batch script, so Slurm comes after the MPI launchers.
 const ENGINES: [Engine; 5] = [
     Engine {
         name: "Open MPI",
@@ -61,11 +62,11 @@ const ENGINES: [Engine; 5] = [
     Engine { name: "PMIx", rank: "PMIX_RANK", ranks: &[], local: None },
 ];
 
-/// The variables with the nodes of a Slurm step, or else of its job.
+/// The variables that list the nodes of a Slurm step or, if that is not set, of a Slurm job.
 const NODE_LISTS: [&str; 2] = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
 
-/// Finds the rank of this process. `env` reads the environment. `first_host`
-/// returns the first host of a Slurm node list, as a name that resolves.
+/// Determines the rank of this process. `env` returns an environment variable. `first_host` returns the first host of a Slurm node
+/// list, as a name or address that can be resolved.
 ///
 /// # Errors
 /// A setting is missing or wrong. The text names the remedy.
@@ -120,7 +121,7 @@ pub fn place(
     Ok(RankSettings { rank, ranks, root, port: own.and_then(|(_, port)| port), label, launcher })
 }
 
-/// Parses a list of hosts from the text of a file: one per line, `#` begins a comment.
+/// Parses a file with a list of hosts. Each line has one host; `#` begins a comment.
 ///
 /// # Errors
 /// The file names no host.
@@ -134,7 +135,7 @@ pub fn hosts_of_file(text: &str) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// Splits `host:port` or `[address]:port` into host and port. The port is optional.
+/// Splits `host:port` or `[address]:port` into the host and the port. The port may be missing.
 fn split_port(text: &str) -> (&str, Option<u16>) {
     let port = text.rsplit_once(':').filter(|(host, _)| !host.contains(':') || host.ends_with(']'));
     match port.and_then(|(host, port)| Some((host, port.parse().ok()?))) {
@@ -167,7 +168,7 @@ mod tests {
         assert_eq!((place.rank, place.ranks, place.root.as_str(), place.launcher), (3, 4, "first of n[1-2]", "Slurm"));
         assert_eq!(place.label.as_deref(), Some("n2"));
 
-        // An mpirun in a batch script of Slurm.
+        // The variables in an mpirun inside a Slurm batch script. Those of Open MPI must count.
         let mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8"), ("SLURM_PROCID", "0")];
         let mpi = [&mpi[..], &[("SLURM_NTASKS", "1"), ("SLURM_JOB_NODELIST", "n1")]].concat();
         let place = find(&RankOptions::default(), &mpi).unwrap();

@@ -1,4 +1,4 @@
-//! The control connections of rank 0: reports of the other ranks arrive, and orders are sent.
+//! The control connections of rank 0, on which it receives the reports of the other ranks and sends orders.
 
 use std::io::{IsTerminal, stderr};
 use std::net::IpAddr;
@@ -12,24 +12,24 @@ use super::hello::Hello;
 use super::outbox::Outbox;
 use super::results::Results;
 
-/// The time between two lines of progress, on a terminal and elsewhere.
+/// The time between two lines of progress: on a terminal, and otherwise.
 const PROGRESS_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// The largest number of queued orders of a rank.
+/// The largest number of queued orders for one rank. If there are more, rank 0 aborts the connection.
 const MAX_WAITING: usize = 1000;
 
-/// The control connection of one rank.
+/// The control connection of one rank, with its queued orders.
 #[derive(Debug)]
 struct ControlConnection {
     conn: ConnectionId,
     outbox: Outbox,
 }
 
-/// The leader of a run.
+/// The part of rank 0 that controls a run.
 #[derive(Debug)]
 pub struct Leader {
     started: Instant,
     coordinator: Coordinator,
-    /// The number of the run.
+    /// The number of the run, which identifies its links.
     run: u64,
     controls: Vec<Option<ControlConnection>>,
     reported_at: Instant,
@@ -37,7 +37,7 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Makes the leader of a run with a number.
+    /// Makes the leader of the run with the number `run`.
     #[must_use]
     pub fn new(plan: RunPlan, run: u64, now: Instant) -> Self {
         let controls = (0..plan.ranks).map(|_| None).collect();
@@ -57,8 +57,8 @@ impl Leader {
         self.coordinator.results()
     }
 
-    /// Returns true if the run is over and no order is queued any more. A busy rank may take a while to read its orders, so
-    /// this can come later than the end of the run.
+    /// Returns true if the run is over and every queued order was sent. A busy rank may take time to receive its orders, so this may
+    /// become true later than the end of the run.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.coordinator.is_over() && self.controls.iter().flatten().all(|control| control.outbox.is_empty())
@@ -69,10 +69,10 @@ impl Leader {
         self.coordinator.interrupt();
     }
 
-    /// Admits a rank; returns the private data of the acceptance.
+    /// Decides if a rank may join. Returns the private data with which rank 0 accepts the connection.
     ///
     /// # Errors
-    /// The reason for the refusal is returned. It is short enough for private data.
+    /// The rank may not join. The error is the reason, which is short enough for private data.
     pub fn admit(&self, hello: Hello) -> Result<Vec<u8>, String> {
         let ranks = self.controls.len();
         if hello.ranks != ranks {
@@ -84,7 +84,7 @@ impl Leader {
         }
     }
 
-    /// Handles the new control connection of a rank.
+    /// Handles the established control connection of a rank.
     pub fn joined(&mut self, cx: &mut Context<'_>, rank: usize, conn: ConnectionId) {
         if self.controls[rank].is_some() || !self.coordinator.awaits(rank) {
             cx.abort(conn);
@@ -93,7 +93,7 @@ impl Leader {
         self.controls[rank] = Some(ControlConnection { conn, outbox: Outbox::default() });
     }
 
-    /// Handles a message of a rank.
+    /// Handles a message on a control connection: decodes it as a report.
     pub fn message(&mut self, cx: &mut Context<'_>, rank: usize, conn: ConnectionId, message: &[u8]) {
         if self.controls[rank].as_ref().is_none_or(|control| control.conn != conn) {
             return;
@@ -101,21 +101,22 @@ impl Leader {
         match RankReport::read(message) {
             Ok(RankReport::Joined(mut entry)) => {
                 let ip = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
-                // A rank that connects over the loopback is on this host.
+                // The rank has not reported its address, so the address from which it connects is used. If that is a loopback address,
+                // the rank is on this host.
                 entry.address = entry.address.or(ip.filter(|ip| !ip.is_loopback()));
                 self.report(rank, RankReport::Joined(entry));
             }
             Ok(report) => self.report(rank, report),
             Err(what) => {
                 log::warn!("rank {rank} violated the protocol: {what}");
-                // The row of the rank shows the reason, too.
+                // The reason also appears in the rank's row of the report.
                 self.coordinator.gone(rank, &what, self.started.elapsed());
                 cx.abort(conn);
             }
         }
     }
 
-    /// Handles a report, also one of rank 0 itself.
+    /// Handles a report. Rank 0 also reports to itself by this function.
     pub fn report(&mut self, rank: usize, report: RankReport) {
         self.coordinator.report(rank, report, self.started.elapsed());
     }
@@ -132,19 +133,19 @@ impl Leader {
         }
     }
 
-    /// Sends queued orders, now that the control connection is writable again.
+    /// Sends queued orders, after the control connection has become writable.
     pub fn writable(&mut self, cx: &mut Context<'_>, rank: usize) {
         if let Some(control) = &mut self.controls[rank] {
             control.outbox.writable(cx, control.conn);
         }
     }
 
-    /// Handles expired deadlines.
+    /// Handles expired time limits.
     pub fn tick(&mut self) {
         self.coordinator.tick(self.started.elapsed());
     }
 
-    /// Logs the progress: each new stage immediately, otherwise periodically.
+    /// Logs the progress: immediately when a new phase begins, and otherwise periodically.
     pub fn log_progress(&mut self) {
         let (stage, every) =
             (self.coordinator.stage(), if stderr().is_terminal() { PROGRESS_EVERY.0 } else { PROGRESS_EVERY.1 });
@@ -154,7 +155,7 @@ impl Leader {
         }
     }
 
-    /// Sends the pending orders. Returns those for rank 0 itself.
+    /// Sends all pending orders to their ranks. Returns the orders for rank 0 itself.
     pub fn orders(&mut self, cx: &mut Context<'_>) -> Vec<Order> {
         let mut own = Vec::new();
         let mut last: Option<(Order, Vec<u8>)> = None;
@@ -164,7 +165,7 @@ impl Leader {
                 continue;
             }
             let Some(control) = &mut self.controls[rank] else { continue };
-            // The order to connect is long, and the same for all ranks.
+            // The order to connect is long and equal for all ranks, so it is encoded only once.
             let message = match last.take() {
                 Some((same, message)) if same == order => message,
                 _ => control::write(&order),
@@ -179,7 +180,7 @@ impl Leader {
     }
 }
 
-/// Returns the address of a rank on the host of rank 0, as rank 0 sees it.
+/// Returns the loopback address. Rank 0 uses it as the address of ranks on its own host.
 #[must_use]
 pub const fn loopback(family: IpAddr) -> IpAddr {
     match family {

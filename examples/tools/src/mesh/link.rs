@@ -1,4 +1,4 @@
-//! One link of the mesh, and the local part in the measurements of the peer.
+//! One link between this rank and another one, with the parts of both in measurements and in the all-to-all load.
 
 use std::time::Instant;
 
@@ -9,8 +9,7 @@ use super::load::{Inbound, Outbound};
 use super::outbox::Outbox;
 use super::task::BLOCK;
 
-/// The largest number of queued answers of a peer. A peer that sends
-/// requests but does not receive the answers is another program.
+/// The largest number of queued answers to a peer. A peer that sends more requests without receiving the answers is not this program.
 const MAX_WAITING: usize = 64;
 
 /// A link of the mesh.
@@ -20,21 +19,21 @@ pub struct Link {
     pub conn: ConnectionId,
     /// Messages that wait until the connection is writable.
     pub outbox: Outbox,
-    /// The stream to the peer in the all-to-all load.
+    /// The outgoing stream of the all-to-all load.
     pub outbound: Outbound,
-    /// The stream from the peer.
+    /// The incoming stream of the all-to-all load.
     pub inbound: Inbound,
-    /// The memory that this rank lends to the peer's writes.
+    /// The memory that the peer may write to during a measurement.
     lent: Option<Region>,
-    /// True if both sides have the link.
+    /// True if both sides have this link and may use it.
     ready: bool,
-    /// The number of earlier connects of the side that opened the link.
+    /// The number of earlier connects by the side that opened the link.
     attempt: u32,
 }
 
 impl Link {
-    /// Makes a link of a connection that is established here. A link that the peer
-    /// has opened is ready, because the peer has it first; the peer is notified then.
+    /// Makes a link of a connection that is established on this side. If the peer opened the connection, the peer has the link already.
+    /// So `ready` is true, and the peer is notified that both sides have it.
     #[must_use]
     pub fn new(conn: ConnectionId, ready: bool, attempt: u32) -> Self {
         Self {
@@ -48,20 +47,20 @@ impl Link {
         }
     }
 
-    /// Returns the number of earlier connects.
+    /// Returns the number of earlier connects by the side that opened the link.
     #[must_use]
     pub const fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Returns true if both sides have the link.
+    /// Returns true if both sides have this link and may use it.
     #[must_use]
     pub const fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// Handles a message. Returns it if it is an answer to a measurement of this rank,
-    /// or the notice that the link is ready. `scratch` is a buffer for an answer.
+    /// Handles a message of the peer. Returns the message if the caller must handle it: an answer to this rank's measurement, or the
+    /// notice that the link is ready. `scratch` is a buffer for an answer.
     pub fn take(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,5 +1,4 @@
-//! The all-to-all load of one link: a stream of numbered messages
-//! to the peer, and the audit of the stream from the peer.
+//! The all-to-all load on one link. This rank sends a stream of numbered messages, and checks the stream that the peer sends.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +7,16 @@ use rdma_reactor::{ConnectionId, Context, SendBuffer};
 use super::control::ReceivedLoad;
 use super::frame::{self, LOAD};
 
-/// The stream to a peer.
+/// The outgoing stream, to the peer.
 #[derive(Debug, Default)]
 pub struct Outbound {
     sent: u64,
-    /// The next message, if it was refused.
+    /// The next message, if the connection has refused it. It is sent when the connection becomes writable.
     refused: Option<SendBuffer>,
 }
 
 impl Outbound {
-    /// Sends messages until one is refused.
+    /// Sends messages until one is refused or no buffer is available.
     pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         loop {
             let Some(mut buffer) = self.refused.take().or_else(|| cx.buffer(conn)) else { return };
@@ -40,20 +39,20 @@ impl Outbound {
     }
 }
 
-/// The audit of the stream that comes from a peer.
+/// The incoming stream, with the results of its checks.
 #[derive(Clone, Debug, Default)]
 pub struct Inbound {
     messages: u64,
     /// The number that the next message must have.
     next: u64,
     errors: u64,
-    /// The times of the first message, and of the last one or the end.
+    /// The time of the first message, and that of the last message or of the stream's end.
     span: Option<(Instant, Instant)>,
     complete: bool,
 }
 
 impl Inbound {
-    /// Records a message, with its number if its content was right.
+    /// Records a message. `number` is its number, or `None` if its content was wrong.
     pub fn take(&mut self, number: Option<u64>, now: Instant) {
         self.messages += 1;
         self.span = Some((self.span.map_or(now, |(first, _)| first), now));
@@ -63,21 +62,21 @@ impl Inbound {
         self.next = number.map_or(self.next, |number| number.wrapping_add(1));
     }
 
-    /// Records the end of the stream, with the number of messages that the peer has sent.
+    /// Records the end of the stream. `sent` is the number of messages that the peer has sent.
     pub fn end(&mut self, sent: u64, now: Instant) {
         self.errors += self.messages.abs_diff(sent);
         self.complete = true;
-        // A few messages that arrive together do not give a rate; the time up to the end does.
+        // The measured time extends to the end of the stream. A few messages that arrive together take no measurable time.
         self.span = self.span.map(|(first, _)| (first, now));
     }
 
-    /// Returns true if the end has arrived.
+    /// Returns true if the end of the stream has arrived.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// Returns the result for rank 0.
+    /// Returns the result of the stream, for the report to rank 0.
     #[must_use]
     pub fn result(&self, from: usize) -> ReceivedLoad {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);
@@ -104,7 +103,7 @@ mod tests {
     fn a_whole_stream_has_no_errors_and_a_rate() {
         let heard = audit(&[Some(0), Some(1), Some(2)], 3);
         assert_eq!((heard.messages, heard.errors, heard.complete), (3, 0, true));
-        // Three messages of 4 KiB in 30 us.
+        // Three messages of 4 KiB arrive within 30 us.
         assert!((heard.gbit - 3.2768).abs() < 1e-9, "{heard:?}");
         assert_eq!(audit(&[], 0).gbit, 0.0);
     }

@@ -1,5 +1,5 @@
-//! The part of a run that every rank has: it connects to the others, measures when it receives an
-//! order, and answers the measurements of others. The reports for rank 0 are collected in a list.
+//! The work of every rank in a run. The rank connects to other ranks, carries out the measurements that rank 0 orders, and answers
+//! those of other ranks. Its reports for rank 0 are collected in a list.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -18,54 +18,54 @@ use super::task::{Task, TaskExtent, TaskResult};
 use crate::doctor::tree::SystemTree;
 use crate::hw_counters::HwCounters;
 
-/// The provider of a connection in shared memory.
+/// The name of the provider for connections in shared memory.
 const SHM: &str = "shm";
-/// The time between two reports of the number of links.
+/// The time between two progress reports while the rank connects. Each has the number of its links.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
-/// The limits of a rank, from the command line.
+/// The limits of a rank, given by the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The largest number of concurrent connects.
     pub connects: usize,
-    /// The longest time until all links are up.
+    /// The time limit for establishing all links.
     pub patience: Duration,
-    /// The longest silence of a peer.
+    /// The longest silence of a peer, after which it counts as dead.
     pub silence: Duration,
-    /// The extent of measurements.
+    /// The sizes and durations of measurements.
     pub extent: TaskExtent,
-    /// The longest time of a measurement.
+    /// The time limit of a measurement.
     pub measure: Duration,
-    /// The time in which all send to all.
+    /// The duration of the all-to-all load.
     pub load: Duration,
 }
 
-/// The state of the load.
+/// The state of the all-to-all load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoadPhase {
-    /// The load has not begun, or is already reported.
+    /// The load has not begun, or its result is already reported.
     Idle,
-    /// This rank sends to all.
+    /// This rank sends to all other ranks.
     Flowing { until: Instant },
-    /// This rank has stopped; the streams of others end.
+    /// This rank has stopped sending, and waits for the end of the other ranks' streams.
     Ending { until: Instant },
 }
 
-/// The links of one rank.
+/// The state of this rank, with its links to all others.
 #[derive(Debug)]
 pub struct Member {
     rank: usize,
     ranks: usize,
     limits: Limits,
-    /// The number of the run.
+    /// The number of the run, or 0 before rank 0 has sent it.
     run: u64,
-    /// The device that carries the links, and below it the hardware counters at the start of the rank.
+    /// The device that carries the links. `counters` has its hardware counters at the start of the program.
     device: String,
     counters: HwCounters,
-    /// The addresses of the ranks; empty before the order to connect.
+    /// The addresses of the ranks. Empty until rank 0 orders to connect.
     addresses: Vec<Option<SocketAddr>>,
     links: Vec<Option<Link>>,
-    /// The audits of streams whose links have ended.
+    /// The incoming streams of the all-to-all load whose links have ended, with their peers.
     ended: Vec<(usize, Inbound)>,
     storm: Option<Storm>,
     began: Instant,
@@ -78,7 +78,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Makes a rank without links.
+    /// Makes a rank that has no links yet.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, limits: Limits, device: String, now: Instant) -> Self {
         let counters = HwCounters::read(&SystemTree::new("/"), &device);
@@ -103,12 +103,12 @@ impl Member {
         }
     }
 
-    /// Sets the number of the run. Links of other runs are refused.
+    /// Sets the number of the run. Afterwards, links of other runs are refused.
     pub const fn enter(&mut self, run: u64) {
         self.run = run;
     }
 
-    /// Returns true if a connect request is for a link of this run.
+    /// Returns true if a connect request may open a link of this run.
     #[must_use]
     pub fn admits(&self, hello: Hello) -> bool {
         matches!(hello.purpose, Purpose::Link { run, .. } if run == self.run)
@@ -118,8 +118,8 @@ impl Member {
             && connects(hello.rank, self.rank, self.ranks)
     }
 
-    /// Removes and returns the collected reports. A report of the hardware
-    /// counters' changes since the rank began precedes the end of a measurement.
+    /// Removes and returns the collected reports. Before the report that ends a measurement, inserts one about the hardware counters
+    /// that have changed since the start.
     pub fn take_reports(&mut self) -> Vec<RankReport> {
         let ends = |report: &RankReport| matches!(report, RankReport::Result { .. } | RankReport::Loaded { .. });
         if !self.counters.is_empty() && self.reports.iter().any(ends) {
@@ -129,7 +129,7 @@ impl Member {
         std::mem::take(&mut self.reports)
     }
 
-    /// Carries out an order, except for the end. `root` is the address of rank 0 as this rank reaches it.
+    /// Carries out an order of rank 0; the caller handles the end of the run. `root` is the address at which this rank reaches rank 0.
     pub fn order(&mut self, cx: &mut Context<'_>, order: Order, root: IpAddr, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         match order {
@@ -140,13 +140,13 @@ impl Member {
         }
     }
 
-    /// Returns true if the next [`Member::tick`] is due soon.
+    /// Returns true while links are being established, so that [`Member::tick`] must be called often.
     #[must_use]
     pub const fn is_connecting(&self) -> bool {
         self.storm.is_some()
     }
 
-    /// Handles expired deadlines.
+    /// Handles expired time limits.
     pub fn tick(&mut self, cx: &mut Context<'_>, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         self.connect_more(cx, now, random);
@@ -157,11 +157,11 @@ impl Member {
         self.go_on_with_load(cx, now);
     }
 
-    /// Handles a new link, whichever side has opened it. `attempt` is the number of earlier connects of that side.
+    /// Handles a new link, which either side may have opened. `attempt` is the number of earlier connects by that side.
     pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId, attempt: u32) {
         let opened_here = connects(self.rank, peer, self.ranks);
-        // The peer may have given up an older connection. Its establishment
-        // may still arrive here, and later than that of the newer one.
+        // A newer link to this peer exists. The peer gave up the older connection, but its establishment has arrived later than that of
+        // the newer one.
         if self.links[peer].as_ref().is_some_and(|link| link.attempt() > attempt) {
             cx.abort(conn);
             return;
@@ -175,7 +175,7 @@ impl Member {
         }
     }
 
-    /// Handles a link that this side has opened and that the peer has now, too.
+    /// Handles the notice that the peer also has a link that this side has opened.
     fn link_ready(&mut self, cx: &mut Context<'_>, now: Instant, random: &mut dyn FnMut() -> u64) {
         if let Some(storm) = &mut self.storm {
             storm.succeeded();
@@ -183,7 +183,7 @@ impl Member {
         }
     }
 
-    /// Handles a failed connect of this side.
+    /// Handles a failed connect of this side: schedules a retry, or gives up.
     pub fn connect_failed(&mut self, cx: &mut Context<'_>, peer: usize, why: &str, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         if let Some(storm) = &mut self.storm {
@@ -195,7 +195,7 @@ impl Member {
         }
     }
 
-    /// Handles the end of a link.
+    /// Handles the end of a link, and reports it.
     pub fn link_down(
         &mut self,
         cx: &mut Context<'_>,
@@ -255,7 +255,7 @@ impl Member {
         }
     }
 
-    /// Continues sending, now that a link is writable again.
+    /// Continues to send, after a link has become writable.
     pub fn writable(&mut self, cx: &mut Context<'_>, peer: usize) {
         let Some(link) = &mut self.links[peer] else { return };
         link.outbox.writable(cx, link.conn);
@@ -299,7 +299,7 @@ impl Member {
         let Some(storm) = &mut self.storm else { return };
         while let Some(peer) = storm.next(since) {
             let Some(address) = self.addresses[peer] else {
-                // Rank 0 knows that the rank never joined.
+                // The peer has no address, because it never joined. Rank 0 already reports that, so no failure is recorded here.
                 storm.succeeded();
                 continue;
             };
@@ -327,7 +327,7 @@ impl Member {
         }
     }
 
-    /// Returns the links that this side has opened and that both sides have, with their peers.
+    /// Returns the links that this side has opened and that both sides may use. Each is returned with the rank of its peer.
     fn opened(&self) -> impl Iterator<Item = (usize, &Link)> {
         let links = self.links.iter().enumerate().filter_map(|(peer, link)| Some((peer, link.as_ref()?)));
         links.filter(|(peer, link)| link.is_ready() && connects(self.rank, *peer, self.ranks))
@@ -359,7 +359,8 @@ impl Member {
         match self.load {
             LoadPhase::Flowing { until } if now >= until => {
                 for link in self.links.iter_mut().flatten() {
-                    // A link that was never writable still carries one message.
+                    // If no message of the load was sent, because the link was never writable, one message is queued. So each link
+                    // carries at least one.
                     if link.outbound.sent() == 0 {
                         link.outbox.post(cx, link.conn, &LinkFrame::Load(Some(0)).encode());
                     }

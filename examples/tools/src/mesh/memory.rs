@@ -1,12 +1,12 @@
-//! The memory of this process, from `/proc`.
+//! The memory of this process, read from `/proc`.
 
-/// Returns the peak resident memory of this process, KiB. Returns 0 if `/proc` does not have it.
+/// Returns the peak resident memory of this process in KiB, or 0 if `/proc` does not report it.
 #[must_use]
 pub fn peak_kib() -> u64 {
     std::fs::read_to_string("/proc/self/status").map_or(0, |status| peak_of(&status))
 }
 
-/// Reads `VmHWM` (proc(5)).
+/// Parses the value of `VmHWM`, see proc(5).
 fn peak_of(status: &str) -> u64 {
     let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     value.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse().ok()).unwrap_or(0)

@@ -1,9 +1,9 @@
-//! `rdma-mesh`: finds the links of a cluster that are slow or do not work.
+//! `rdma-mesh` finds the links of a cluster that are slow or do not work.
 //!
-//! A process learns its rank from its launcher ([`launcher`]), finds rank 0 ([`follower`]),
-//! connects to all others ([`storm`]), and measures when rank 0 orders it ([`member`], [`task`],
-//! [`load`]). Rank 0 leads ([`leader`], [`coordinator`], [`tournament`]), gathers ([`results`]),
-//! judges ([`odd`]) and reports ([`report`], [`figures`], [`prometheus`], [`heatmap`], [`page`]).
+//! A process gets its rank from its launcher ([`launcher`]), finds rank 0 ([`follower`]), connects to all other ranks ([`storm`]), and
+//! measures when rank 0 orders it ([`member`], [`task`], [`load`]). Rank 0 controls the run ([`leader`], [`coordinator`],
+//! [`tournament`]) and collects the results ([`results`]). It finds what is worse than its peers ([`odd`]), and reports ([`report`],
+//! [`figures`], [`prometheus`], [`heatmap`], [`page`]).
 
 pub mod cli;
 pub mod control;
@@ -40,7 +40,7 @@ use std::process::ExitCode;
 
 use crate::program;
 
-/// Runs the program: reads the command line, takes part in the run, and prints a failure in one line.
+/// Runs the program: parses the command line and takes part in the run. Prints a failure in one line.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run::run)
 }

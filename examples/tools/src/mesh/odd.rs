@@ -1,16 +1,15 @@
-//! The directions and the ranks that are worse than their peers.
+//! Finds the directions and the ranks that are odd, which means: much worse than their peers.
 //!
-//! A direction is compared with the median of its row (the other directions from the same
-//! rank) and of its column (the other directions to the same rank), whichever is worse. If all
-//! directions of a rank are slow, the rank is odd, and none of its directions is. Directions
-//! within a host are compared only with each other, and so are directions between hosts.
+//! A direction is compared with two medians: that of the other directions from the same rank, and that of the other directions to the
+//! same rank. The worse median counts. If all directions of a rank are slow, the rank is odd, and none of its directions is. Directions
+//! within a host are compared only with each other; the same applies to directions between hosts.
 
 use serde::Serialize;
 
 use super::control::Figure;
 use super::results::Results;
 
-/// A direction that is worse than its row and column.
+/// A direction that is worse than the directions it is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OddDirection {
     /// The rank that sends.
@@ -19,39 +18,39 @@ pub struct OddDirection {
     pub to: usize,
     /// The figure that is odd.
     pub figure: Figure,
-    /// The factor by which it is worse than the median of its row and column.
+    /// The factor by which the direction is worse than the median that counts.
     pub times: f64,
 }
 
-/// A rank all of whose directions are worse than those of the other ranks.
+/// A rank that is worse than the other ranks in all directions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OddRank {
     /// The rank.
     pub rank: usize,
     /// The figure that is odd.
     pub figure: Figure,
-    /// The factor by which its median is worse than that of the other ranks.
+    /// The factor by which the median of its directions is worse than that of the other ranks.
     pub times: f64,
 }
 
-/// The judgement of all directions by one figure.
+/// The evaluation of all directions by one figure.
 #[derive(Clone, Debug)]
 pub struct Judgement {
     figure: Figure,
     ranks: usize,
-    /// The factor by which each direction is worse than expected, by `from * ranks + to`.
+    /// The factor by which each direction is worse than expected. The index is `from * ranks + to`.
     times: Vec<Option<f64>>,
     ranks_times: Vec<Option<f64>>,
 }
 
-/// Returns the median. Of an even number of costs, it is the better one of the middle two.
+/// Returns the median of the costs, or `None` if there are none. Of an even number of costs, this is the better of the middle two.
 fn median(mut costs: Vec<f64>) -> Option<f64> {
     let middle = costs.len().checked_sub(1)? / 2;
     Some(*costs.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
 impl Judgement {
-    /// Judges all directions by a figure.
+    /// Evaluates all directions by a figure.
     #[must_use]
     pub fn new(results: &Results, figure: Figure) -> Self {
         let ranks = results.ranks();
@@ -59,7 +58,8 @@ impl Judgement {
         let within = |a: usize, b: usize| hosts[a] == hosts[b];
         let mut times = vec![None; ranks * ranks];
         let others = |rank: usize| (0..ranks).filter(move |&other| other != rank);
-        // The costs are sorted once per row, column and kind. The median without one member is found by its index.
+        // The costs are sorted once for each row, each column, and each kind (within a host, between hosts). Then the median without
+        // one of the costs can be found by its index.
         let sorted = |mut costs: Vec<f64>| {
             costs.sort_unstable_by(f64::total_cmp);
             costs
@@ -85,15 +85,15 @@ impl Judgement {
         Self { figure, ranks, times, ranks_times: ranks_times(results, figure) }
     }
 
-    /// Returns the factor by which a direction is worse than expected. Returns
-    /// `None` if its cost, or anything to compare it with, is not known.
+    /// Returns the factor by which a direction is worse than expected. Returns `None` if its cost is not known, or if there is nothing
+    /// to compare it with.
     #[must_use]
     pub fn times(&self, from: usize, to: usize) -> Option<f64> {
         self.times[from * self.ranks + to]
     }
 
-    /// Returns the directions that are worse than expected by more than
-    /// the factor `tolerance`. Latency is one figure for both directions.
+    /// Returns the directions that are worse than expected by more than the factor `tolerance`. The latency of a pair is returned once,
+    /// because it is the same in both directions.
     pub fn odd_ways(&self, tolerance: f64) -> impl Iterator<Item = OddDirection> {
         let Self { figure, ranks, .. } = *self;
         let once = move |&(from, to): &(usize, usize)| from != to && (from < to || figure == Figure::Bandwidth);
@@ -104,7 +104,7 @@ impl Judgement {
         })
     }
 
-    /// Returns the ranks whose median is worse than that of the others by more than the factor `tolerance`.
+    /// Returns the ranks whose median is worse than that of the other ranks by more than the factor `tolerance`.
     pub fn odd_ranks(&self, tolerance: f64) -> impl Iterator<Item = OddRank> {
         let figure = self.figure;
         self.ranks_times.iter().enumerate().filter_map(move |(rank, times)| {
@@ -114,15 +114,15 @@ impl Judgement {
     }
 }
 
-/// Returns the median of a sorted list without one occurrence of `cost`.
+/// Returns the median of a sorted list from which one occurrence of `cost` is removed. Returns `None` if nothing remains.
 fn without(sorted: &[f64], cost: f64) -> Option<f64> {
     let place = sorted.partition_point(|other| *other < cost);
     let middle = sorted.len().checked_sub(2)? / 2;
     Some(sorted[if middle < place { middle } else { middle + 1 }])
 }
 
-/// Returns the factor by which the median of each rank is worse than the median of
-/// the others'. A rank is judged by its directions between hosts, if it has any.
+/// Returns for each rank the factor by which its median is worse than the median of the other ranks' medians. If a rank has directions
+/// between hosts, only these count.
 fn ranks_times(results: &Results, figure: Figure) -> Vec<Option<f64>> {
     let ranks = results.ranks();
     let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::mesh::control::{Entry, LatencyFigures, MeasuredFigure};
 
-    /// Results with latencies. Each letter of `hosts` is the host of one rank.
+    /// Makes results with latencies only. Each letter of `hosts` names the host of one rank; `us` returns the latency of a pair.
     fn results(hosts: &str, us: impl Fn(usize, usize) -> f64) -> Results {
         let ranks = hosts.len();
         let mut results = Results::new(ranks);

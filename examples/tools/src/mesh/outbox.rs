@@ -1,24 +1,24 @@
-//! Messages that wait until their connection accepts them.
+//! A queue of messages that wait until their connection is writable.
 
 use std::collections::VecDeque;
 
 use rdma_reactor::{ConnectionId, Context, SendErrorKind};
 
-/// Messages that wait, in order.
+/// The queued messages, the oldest first.
 #[derive(Debug, Default)]
 pub struct Outbox {
     waiting: VecDeque<Vec<u8>>,
 }
 
 impl Outbox {
-    /// Sends a message, or queues it until [`Outbox::writable`]. A message to a connection that is ending is dropped.
+    /// Sends a message, or queues it if the connection is not writable. If the connection is ending, the message is dropped.
     pub fn post(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) {
         if !self.waiting.is_empty() || !accepts(cx, conn, message) {
             self.waiting.push_back(message.to_vec());
         }
     }
 
-    /// Sends the queued messages, now that the connection is writable again.
+    /// Sends the queued messages, after the connection has become writable.
     pub fn writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         while let Some(message) = self.waiting.front() {
             if !accepts(cx, conn, message) {
@@ -41,7 +41,7 @@ impl Outbox {
     }
 }
 
-/// Returns true if the message was sent or dropped, so that it need not be queued.
+/// Sends a message. Returns true if it was sent, or dropped because the connection is ending. Returns false if it must be queued.
 fn accepts(cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> bool {
     match cx.send(conn, message) {
         Ok(_) => true,

@@ -1,14 +1,14 @@
-//! The heat map as a page that needs no other file. It shows the figures of the pair under the mouse pointer.
+//! The heat map as an HTML page that needs no other file. The page shows the figures of the pair under the mouse pointer.
 
 use serde_json::json;
 
 use super::heatmap::{escape, svg};
 use super::report::{Report, SHM};
 
-/// Rows of the table on the page.
+/// The number of rows in the table of the page.
 const ROWS: usize = 50;
 
-/// Finds the pair under the mouse pointer, and shows its figures.
+/// The script of the page, which shows the figures of the pair under the mouse pointer.
 const SCRIPT: &str = r#"
 const data = JSON.parse(document.getElementById("data").textContent);
 const hover = document.getElementById("hover");
@@ -43,7 +43,7 @@ for (const panel of document.querySelectorAll(".panel")) {
 }
 "#;
 
-/// Formats the page.
+/// Formats the results as an HTML page.
 #[must_use]
 pub fn html(report: &Report<'_>) -> String {
     let results = report.results;
@@ -66,7 +66,7 @@ pub fn html(report: &Report<'_>) -> String {
     });
     let data =
         json!({ "ranks": ranks.collect::<Vec<_>>(), "pairs": pairs.collect::<Vec<_>>(), "shm": SHM }).to_string();
-    // A host may have any name, which must not end the element.
+    // The name of a host may contain `</script>`, which must not end the script element.
     let data = data.replace('<', "\\u003c");
     format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>rdma-mesh</title>\n\

@@ -1,11 +1,11 @@
-//! The results in the text format of Prometheus, version 0.0.4.
+//! Formats the results in the text format of Prometheus, version 0.0.4.
 
 use std::fmt::Write;
 
 use super::control::Figure;
 use super::report::{Report, name};
 
-/// Formats the results.
+/// Formats the results of a run.
 #[must_use]
 pub fn text(report: &Report<'_>) -> String {
     let results = report.results;
@@ -96,7 +96,7 @@ pub fn text(report: &Report<'_>) -> String {
     text
 }
 
-/// Writes one family of gauges. Writes nothing if `rows` is empty.
+/// Appends one family of gauges, or nothing if `rows` is empty. A row has the labels and the value.
 fn family(text: &mut String, name: &str, meaning: &str, rows: impl Iterator<Item = (String, f64)>) {
     let mut rows = rows.peekable();
     if rows.peek().is_none() {
@@ -110,7 +110,7 @@ fn family(text: &mut String, name: &str, meaning: &str, rows: impl Iterator<Item
     }
 }
 
-/// Escapes the value of a label.
+/// Escapes the value of a label, as the format requires.
 fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,5 +1,5 @@
-//! One process of the mesh on its reactor: forwards callbacks to the
-//! [`Member`], which every rank has, and to the [`Leader`] or the [`Follower`].
+//! One process of `rdma-mesh` as the handler of its reactor. It forwards callbacks to the [`Member`], which every rank has, and to the
+//! [`Leader`] (rank 0) or the [`Follower`] (other ranks).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -18,10 +18,10 @@ use super::member::Member;
 use super::role::LinkRole;
 use crate::pingpong::failure::Failure;
 
-/// The time between two ticks, while links are being established and later.
+/// The time between two calls of `tick`: while links are being established, and later.
 const TICKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
-/// The part of a rank that only rank 0 has, or only the others have.
+/// The part that differs between rank 0 and the other ranks.
 #[derive(Debug)]
 pub enum RankPart {
     /// Rank 0.
@@ -34,12 +34,12 @@ pub enum RankPart {
 pub struct Rank {
     member: Member,
     part: RankPart,
-    /// The address to listen on.
+    /// The address that the rank listens on.
     bind: SocketAddr,
-    /// The first report, without address and port.
+    /// The first report of the rank, without its address and port.
     entry: Entry,
     entropy: Entropy,
-    /// The result of this process, once it is known.
+    /// The result of this process; `None` while it runs.
     end: Option<Result<(), Failure>>,
 }
 
@@ -62,7 +62,7 @@ impl Rank {
         Self { member, part, bind, entry, entropy, end: None }
     }
 
-    /// Begins the run: listens, or connects to rank 0.
+    /// Begins the run: rank 0 listens, the other ranks connect to it.
     ///
     /// # Errors
     /// Rank 0 cannot listen.
@@ -77,13 +77,13 @@ impl Rank {
         Ok(())
     }
 
-    /// Returns true if this process has nothing left to do.
+    /// Returns true if this process has finished its work.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.end.is_some()
     }
 
-    /// Ends the run early, at the user's request.
+    /// Ends the run early, because the user requested it.
     pub fn interrupt(&mut self, cx: &mut Context<'_>) {
         match &mut self.part {
             RankPart::Leader(leader) => leader.interrupt(),
@@ -92,10 +92,10 @@ impl Rank {
         self.proceed(cx);
     }
 
-    /// Returns the results, held by the leader, if this is rank 0.
+    /// Returns the leader with the results if this is rank 0, and otherwise `None`.
     ///
     /// # Errors
-    /// The reason why this rank could not continue is returned.
+    /// This rank could not continue. The error is the reason.
     pub fn finish(self) -> Result<Option<Box<Leader>>, Failure> {
         self.end.unwrap_or(Ok(()))?;
         match self.part {
@@ -104,7 +104,7 @@ impl Rank {
         }
     }
 
-    /// Passes reports and orders on until none are left.
+    /// Forwards reports to rank 0 and orders to the member, until none are left.
     fn proceed(&mut self, cx: &mut Context<'_>) {
         loop {
             let reports = self.member.take_reports();
@@ -150,14 +150,14 @@ impl Rank {
     }
 }
 
-/// Listens, and completes the first report.
+/// Listens, and returns the first report with the address and the port.
 fn listen(cx: &mut Context<'_>, bind: SocketAddr, mut entry: Entry) -> Result<Entry, Failure> {
     let cure = "choose another with --port or --bind";
     let listener =
         cx.listen(bind).map_err(|error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}")))?;
     let address = cx.local_address(listener).unwrap_or(bind);
     entry.port = address.port();
-    // Rank 0 sees the address that a rank without its own address connects from.
+    // If the rank listens on all addresses, the report has no address. Rank 0 then uses the address from which the rank connects.
     entry.address = (!bind.ip().is_unspecified() && !bind.ip().is_loopback()).then_some(address.ip());
     Ok(entry)
 }
@@ -191,7 +191,7 @@ impl Handler for Rank {
                 }
             }
             (LinkRole::Control(_), RankPart::Leader(_)) => {}
-            // The peer has opened this connection, and was admitted.
+            // The peer has opened this connection, and this rank has accepted it.
             (LinkRole::None, part) => match (Hello::decode(cx.private_data(conn)), part) {
                 (Some(Hello { rank, purpose: Purpose::Control, .. }), RankPart::Leader(leader)) => {
                     cx.set_user(conn, LinkRole::Control(rank).encode());
@@ -286,7 +286,7 @@ impl Handler for Rank {
     }
 }
 
-/// Returns the address to listen on for any peer, in the family of `root`.
+/// Returns the unspecified address, for listening on all addresses, in the address family of `root`.
 #[must_use]
 pub const fn anywhere(root: IpAddr) -> IpAddr {
     match root {

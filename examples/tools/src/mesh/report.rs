@@ -1,4 +1,4 @@
-//! The report for the user: the verdict, the worst pairs, and the ranks that are odd or gone.
+//! The report for the user: the verdict, the worst pairs, and the ranks that are gone or worse than their peers.
 
 use std::fmt::Write;
 
@@ -7,27 +7,27 @@ use super::odd::{Judgement, OddDirection, OddRank};
 use super::results::{Pair, Results};
 use crate::hw_counters::troubles;
 
-/// The judgement of a run.
+/// The results of a run, with their evaluation.
 #[derive(Debug)]
 pub struct Report<'a> {
-    /// The results that the report is about.
+    /// The results that are evaluated.
     pub results: &'a Results,
-    /// The tolerance, as a factor.
+    /// The tolerance: the factor by which a pair or a rank may be worse than its peers.
     pub tolerance: f64,
-    /// The judgement by latency.
+    /// The evaluation by latency.
     pub latency: Judgement,
-    /// The judgement by bandwidth.
+    /// The evaluation by bandwidth.
     pub bandwidth: Judgement,
-    /// The directions that are worse than the tolerance.
+    /// The directions that are worse than their peers by more than the tolerance.
     pub odd_ways: Vec<OddDirection>,
-    /// The ranks that are worse than the tolerance.
+    /// The ranks that are worse than their peers by more than the tolerance.
     pub odd_ranks: Vec<OddRank>,
 }
 
-/// The meaning of the mark `shm`.
+/// The explanation of the mark `shm` in the report.
 pub const SHM: &str = "shm: the link is in shared memory, within a host";
 
-/// Returns the name of a figure in a sentence.
+/// Returns the name of a figure for use in a sentence.
 #[must_use]
 pub const fn name(figure: Figure) -> &'static str {
     match figure {
@@ -36,7 +36,7 @@ pub const fn name(figure: Figure) -> &'static str {
     }
 }
 
-/// Formats a number with about three digits, or a dash for `None`.
+/// Formats a number with about three digits, and `None` as a dash.
 fn number(value: Option<f64>) -> String {
     match value {
         None => "-".into(),
@@ -47,7 +47,7 @@ fn number(value: Option<f64>) -> String {
 }
 
 impl<'a> Report<'a> {
-    /// Judges the results of a run.
+    /// Evaluates the results of a run.
     #[must_use]
     pub fn new(results: &'a Results, tolerance: f64) -> Self {
         let latency = Judgement::new(results, Figure::Latency);
@@ -57,7 +57,7 @@ impl<'a> Report<'a> {
         Self { results, tolerance, latency, bandwidth, odd_ways, odd_ranks }
     }
 
-    /// Returns true if every pair works and none is worse than the tolerance.
+    /// Returns true if every pair works and nothing is worse than the tolerance.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.odd_ways.is_empty() && self.odd_ranks.is_empty() && self.broken() == 0
@@ -73,7 +73,7 @@ impl<'a> Report<'a> {
         self.results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()
     }
 
-    /// Describes the faults of a pair. Empty if there are none.
+    /// Describes the faults of a pair, one text for each. Empty if there are none.
     #[must_use]
     pub fn complaints(&self, a: usize, b: usize) -> Vec<String> {
         let broken = self.results.pair(a, b).broken.iter().cloned();
@@ -88,7 +88,7 @@ impl<'a> Report<'a> {
         broken.chain(odd).collect()
     }
 
-    /// Returns how bad a pair is. Broken pairs rank before all others.
+    /// Returns a number by which pairs are sorted: the greater, the worse. It is infinite for a pair that does not work.
     fn badness(&self, a: usize, b: usize, pair: &Pair) -> f64 {
         if pair.broken.is_some() {
             return f64::INFINITY;
@@ -97,7 +97,7 @@ impl<'a> Report<'a> {
         times.into_iter().flatten().fold(0.0, f64::max)
     }
 
-    /// Returns the worst pairs, at most `most`, the worst first. Pairs of ranks that are gone have no row.
+    /// Returns at most `most` pairs, the worst first. Pairs of ranks that are gone are left out.
     #[must_use]
     pub fn worst(&self, most: usize) -> Vec<(usize, usize)> {
         let gone = |rank: usize| !self.results.members()[rank].is_here();
@@ -111,7 +111,7 @@ impl<'a> Report<'a> {
         pairs.into_iter().take(most).map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// Returns the sentences about ranks that are gone or odd.
+    /// Returns sentences about the ranks that are gone, and about those that are worse than their peers.
     #[must_use]
     pub fn about_ranks(&self) -> Vec<String> {
         let members = self.results.members();
@@ -127,7 +127,7 @@ impl<'a> Report<'a> {
                 odd.times
             )
         });
-        // Ranks that share a device share its counters: each rank is named.
+        // Ranks on the same device see the same counters. So each of them is named.
         let counted = members.iter().enumerate().filter_map(|(rank, member)| {
             let troubles = troubles(&member.moved);
             let device = member.entry.as_ref().map_or("?", |entry| &entry.device);
@@ -137,7 +137,7 @@ impl<'a> Report<'a> {
         gone.chain(odd).chain(counted).collect()
     }
 
-    /// Formats the tables, with at most `most` pairs.
+    /// Formats the report as text, with at most `most` pairs in its table.
     #[must_use]
     pub fn text(&self, most: usize) -> String {
         let members = self.results.members();
@@ -175,7 +175,7 @@ impl<'a> Report<'a> {
         text
     }
 
-    /// Returns the verdict in one line.
+    /// Returns the verdict on the run, in one line.
     #[must_use]
     pub fn summary(&self) -> String {
         let members = self.results.members();

@@ -10,17 +10,17 @@ use super::control::{Entry, Figure, LatencyFigures, MeasuredFigure, ReceivedLoad
 /// The results of a rank.
 #[derive(Clone, Debug, Default)]
 pub struct RankResults {
-    /// Its first report; `None` if it did not join.
+    /// The first report of the rank; `None` if it did not join.
     pub entry: Option<Entry>,
-    /// The reason why it is gone; `None` while it is alive.
+    /// The reason why the rank is gone; `None` while it is alive.
     pub gone: Option<String>,
-    /// The time that it took to connect to all.
+    /// The time that the rank needed to connect to all others; `None` if it has not reported that.
     pub connected: Option<Duration>,
-    /// The number of its connects.
+    /// The number of connects that the rank has tried.
     pub attempts: u64,
-    /// Its peak memory, KiB.
+    /// The peak memory of the rank's process, in KiB.
     pub memory_kib: Option<u64>,
-    /// The hardware counters of its device that have changed, and by how much.
+    /// The hardware counters of the rank's device that have changed, with the amount of each change.
     pub moved: BTreeMap<String, u64>,
 }
 
@@ -31,7 +31,7 @@ impl RankResults {
         self.entry.is_some() && self.gone.is_none()
     }
 
-    /// Returns the name of the rank's host.
+    /// Returns the name of the rank's host, or `?` if the rank did not join.
     #[must_use]
     pub fn host(&self) -> &str {
         self.entry.as_ref().map_or("?", |entry| &entry.host)
@@ -41,9 +41,9 @@ impl RankResults {
 /// The results of one direction of a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Direction {
-    /// The rate of RDMA Writes, Gbit/s.
+    /// The rate of RDMA Writes in Gbit/s, if it was measured.
     pub gbit: Option<f64>,
-    /// The rate of the all-to-all load, Gbit/s.
+    /// The rate of the all-to-all load in Gbit/s, if it was measured.
     pub loaded_gbit: Option<f64>,
     /// The number of messages that arrived in the all-to-all load.
     pub messages: u64,
@@ -52,15 +52,15 @@ pub struct Direction {
 /// The results of a pair of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Pair {
-    /// Half of a round trip.
+    /// Half of a round trip, if it was measured.
     pub latency: Option<LatencyFigures>,
-    /// The direction from the lower rank to the higher.
+    /// The direction from the lower rank to the higher rank.
     pub up: Direction,
-    /// The direction from the higher rank to the lower.
+    /// The direction from the higher rank to the lower rank.
     pub down: Direction,
     /// True if the link is in shared memory, within a host.
     pub shm: bool,
-    /// The first fault of the pair.
+    /// The first fault of the pair; `None` if it works.
     pub broken: Option<String>,
 }
 
@@ -68,12 +68,12 @@ pub struct Pair {
 #[derive(Clone, Debug)]
 pub struct Results {
     members: Vec<RankResults>,
-    /// One entry per pair: those of rank 0 with 1, 2, ..., then those of rank 1 with 2, 3, ...
+    /// The results of each pair. The pairs of rank 0 with ranks 1, 2, ... come first, then those of rank 1 with ranks 2, 3, ...
     pairs: Vec<Pair>,
 }
 
 impl Results {
-    /// Makes the results of `ranks` ranks, all unknown.
+    /// Makes the results of a run with `ranks` ranks, without any figures.
     #[must_use]
     pub fn new(ranks: usize) -> Self {
         Self { members: vec![RankResults::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
@@ -96,14 +96,14 @@ impl Results {
         &mut self.members[rank]
     }
 
-    /// Returns all pairs, the lower rank first.
+    /// Returns all pairs, each with its lower rank first.
     pub fn pairs(&self) -> impl Iterator<Item = (usize, usize, &Pair)> {
         let ranks = self.ranks();
         let names = (0..ranks).flat_map(move |a| (a + 1..ranks).map(move |b| (a, b)));
         names.zip(&self.pairs).map(|((a, b), pair)| (a, b, pair))
     }
 
-    /// Returns the results of a pair of different ranks, in any order.
+    /// Returns the results of a pair. The two ranks must differ, and may be in any order.
     #[must_use]
     pub fn pair(&self, a: usize, b: usize) -> &Pair {
         &self.pairs[self.index(a, b)]
@@ -131,8 +131,8 @@ impl Results {
         if from < to { &mut pair.up } else { &mut pair.down }
     }
 
-    /// Returns the cost of a direction by a figure: less is better. Returns
-    /// `None` if the figure is not known, or if the pair does not work.
+    /// Returns the cost of a direction, for which less is better: the latency, or the inverse of the bandwidth. Returns `None` if the
+    /// figure was not measured or the pair does not work.
     #[must_use]
     pub fn cost(&self, from: usize, to: usize, figure: Figure) -> Option<f64> {
         let pair = self.pair(from, to);
@@ -146,8 +146,8 @@ impl Results {
         .filter(|cost| cost.is_finite() && *cost > 0.0)
     }
 
-    /// Records a result. Of several results, the best one stays,
-    /// because the link is not the cause of occasional slowness.
+    /// Records the result of a measurement. If there is a result already, the better one is kept, because occasional slowness is not
+    /// the fault of the link.
     pub fn measured(&mut self, from: usize, to: usize, measured: MeasuredFigure) {
         match measured {
             MeasuredFigure::Latency(latency) => {
@@ -163,7 +163,7 @@ impl Results {
         }
     }
 
-    /// Records the messages that a rank has received in the all-to-all load.
+    /// Records the messages that the rank `by` has received in the all-to-all load.
     pub fn record_load(&mut self, by: usize, heard: &ReceivedLoad) {
         let way = self.way_mut(heard.from, by);
         (way.loaded_gbit, way.messages) = (Some(heard.gbit), heard.messages);
@@ -183,12 +183,12 @@ impl Results {
         self.pair_mut(a, b).shm = true;
     }
 
-    /// Records that a pair does not work. The first reason stays.
+    /// Records that a pair does not work. If a reason is recorded already, it is kept.
     pub fn fails(&mut self, a: usize, b: usize, why: &str) {
         self.pair_mut(a, b).broken.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Records that a rank is gone, and that all its pairs with a missing figure do not work.
+    /// Records that a rank is gone. Its pairs that are not fully measured are recorded as not working.
     pub fn gone(&mut self, rank: usize, why: &str) {
         self.members[rank].gone.get_or_insert_with(|| why.to_owned());
         for peer in (0..self.ranks()).filter(|&peer| peer != rank) {

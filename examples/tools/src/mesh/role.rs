@@ -1,18 +1,18 @@
-//! The role of a connection, as the number that the reactor stores with it.
+//! The role of a connection. The reactor stores it as the user number of the connection.
 
 /// The role of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkRole {
-    /// A connection that is being established.
+    /// The connection is being established and has no role yet.
     None,
-    /// The control connection between rank 0 and this other rank.
+    /// The control connection between rank 0 and another rank, whose number this is.
     Control(usize),
     /// The link to this rank.
     Link(usize),
 }
 
 impl LinkRole {
-    /// Encodes the role as the number for `Context::set_user`.
+    /// Encodes the role as a number for `Context::set_user`.
     #[must_use]
     pub const fn encode(self) -> u64 {
         match self {
@@ -22,7 +22,7 @@ impl LinkRole {
         }
     }
 
-    /// Decodes the role from the number of `Context::user`.
+    /// Decodes the role from the number that `Context::user` returns.
     #[must_use]
     pub const fn decode(number: u64) -> Self {
         let rank = (number & 0xffff_ffff) as usize;

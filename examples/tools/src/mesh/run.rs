@@ -1,4 +1,4 @@
-//! One run of the program: from the command line, over the reactor, to the files of rank 0.
+//! One run of the program: parses the command line, runs the reactor, and writes the output files of rank 0.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -30,12 +30,12 @@ use crate::pingpong::file::ResultFile;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// The number of ranks from which on the links of a rank share their receives, so that idle links use little memory.
+/// With at least this many ranks, the links of a rank share one receive queue, so that idle links use little memory.
 const SHARE_FROM: usize = 65;
-/// The time for the last messages to be sent.
+/// At the end of a run, the last messages have this time to be sent.
 const GOODBYE: Duration = Duration::from_secs(3);
 
-/// The files that rank 0 writes. They are opened before the run, so that a wrong name does not waste a run.
+/// The files that rank 0 writes. They are opened before the run, so that a wrong file name is reported before the measurements.
 #[derive(Debug)]
 struct OutputFiles {
     json: Option<ResultFile>,
@@ -79,7 +79,7 @@ impl OutputFiles {
     }
 }
 
-/// Takes this process's part in a run.
+/// Runs the part of this process in a run.
 ///
 /// # Errors
 /// The command line or the environment is incomplete, rank 0 is unreachable or fails, or a file cannot be written.
@@ -138,12 +138,14 @@ fn place(cli: &MeshArgs) -> Result<RankSettings, Failure> {
     launcher::place(&given, &|name| std::env::var(name).ok(), &slurm::first_host)
 }
 
-/// Returns the settings of the reactor: little memory per link, since each link has at most one measurement.
+/// Returns the settings of the reactor. A link has at most one measurement in progress, so it needs little memory.
 fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Config, Failure> {
-    // The links, the control connections of rank 0, and some connections that one side has already given up.
+    // The number of connections: the links, the control connections of rank 0, and 64 more for connections that one side has given up
+    // but not yet closed.
     let others = u32::try_from(place.ranks).map_err(Failure::new)?;
     let links = if place.rank == 0 { 2 * others } else { others } + 64;
-    // Each connection needs five receives, and an eighth is spare, so this is somewhat more than needed.
+    // Each connection needs five receives, and an eighth of the shared ones is kept in reserve. Eight per connection is somewhat more
+    // than that.
     let shared = (place.ranks >= SHARE_FROM).then(|| (8 * links).min(32_768));
     Ok(Config::default()
         .provider(carrier.provider)
@@ -154,10 +156,10 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
         .shared_receives(shared)
         .max_connections(2 * links)
         .max_pending(links)
-        // Ranks may share a host.
+        // Many ranks may share a host and therefore an address, so the limit for each address covers all links.
         .max_handshakes_per_peer(Some(links as usize))
         .security(cli.device.security.security()?)
-        // The bandwidth is that of RDMA Writes, whose bytes mean nothing.
+        // Bandwidth is measured by RDMA Writes of meaningless bytes, which need no encryption.
         .allow_plain_remote_memory(true)
         .timeouts(|t| t.connect = Duration::from_secs(10).min(cli.patience))
         .timeouts(|t| t.handshake = Duration::from_secs(10).min(cli.patience))
@@ -167,7 +169,7 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
 fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank, Failure> {
     let now = Instant::now();
     let extent = TaskExtent { size: cli.size as usize, iterations: cli.iters, bandwidth: cli.bandwidth };
-    // A link that is cut during a measurement is noticed after the silence.
+    // If a link is cut during a measurement, this is detected after `silence`, so the limit includes that time.
     let measure = cli.bandwidth + cli.silence + Duration::from_secs(5);
     let (ranks, patience, silence) = (place.ranks, cli.patience, cli.silence);
     let connects = cli.connects as usize;
@@ -179,7 +181,7 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
         let plan = RunPlan {
             ranks,
             patience,
-            // Rank 0 waits a little longer than the rank that measures.
+            // Rank 0 waits a little longer than the rank that measures, so that the rank can report its failure.
             measure: measure + Duration::from_secs(2),
             bandwidth: !cli.bandwidth.is_zero(),
             load: (!cli.all_to_all.is_zero()).then_some(cli.all_to_all),
@@ -187,7 +189,7 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
             at_once: cli.at_once.map_or(usize::MAX, |pairs| pairs as usize),
             tolerance: cli.tolerance,
         };
-        // Only the other ranks may know the name. IPv4 is assumed then.
+        // Perhaps only the other ranks can resolve the name of rank 0. Then IPv4 is assumed.
         let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());
         (RankPart::Leader(Box::new(Leader::new(plan, u64::from_le_bytes(run).max(1), now))), root.map(|root| root.ip()))
     } else {
@@ -206,12 +208,12 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
     Ok(Rank::new(member, part, SocketAddr::new(ip, port), entry, entropy))
 }
 
-/// Returns the port that rank 0 listens on. Others may know it from `--root HOST:PORT`.
+/// Returns the port that rank 0 listens on: the one from `--root HOST:PORT`, or else the default port.
 fn root_port(place: &RankSettings, usual: u16) -> u16 {
     resolve(&place.root, usual).ok().and_then(|found| found.first().map(SocketAddr::port)).unwrap_or(usual)
 }
 
-/// Returns the provider and the device of an address of this machine.
+/// Returns the names of the provider and the device for an address of this machine.
 fn device(cli: &MeshArgs, own: Option<IpAddr>) -> (String, String) {
     use crate::pingpong::cli::Provider;
     let tree = SystemTree::new("/");
@@ -227,8 +229,8 @@ fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |name| name.trim().to_owned())
 }
 
-/// Raises the limit of descriptors, since each link of the embedded provider
-/// uses one. If the limit cannot be raised, links report that when they fail.
+/// Raises the limit of descriptors, because each link of the embedded provider needs one. If that fails, it is not reported here: the
+/// links that cannot be opened report it.
 fn raise_descriptor_limit(ranks: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let wanted = 2 * ranks as u64 + 100;

@@ -1,4 +1,4 @@
-//! Results for the tests of reports and drawings.
+//! Makes results for the tests of reports and drawings.
 
 use super::control::{Entry, LatencyFigures, MeasuredFigure};
 use super::results::Results;
@@ -22,7 +22,7 @@ fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
     results
 }
 
-/// Returns results of ranks on separate hosts, with even figures.
+/// Returns results of ranks on separate hosts. All figures are equal.
 pub(crate) fn even(ranks: usize) -> Results {
     ranks_with(ranks, false)
 }

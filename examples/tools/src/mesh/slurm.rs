@@ -1,12 +1,12 @@
-//! The names of Slurm's nodes, from `scontrol`.
+//! Resolves the names of Slurm's nodes by running `scontrol`.
 
 use std::process::Command;
 
 use crate::pingpong::address::resolve;
 use crate::pingpong::failure::Failure;
 
-/// Returns the first host of a node list, such as `n[1-4]`, as a name that resolves. If
-/// the name of a node does not resolve, its address is taken from Slurm's configuration.
+/// Returns the first host of a node list such as `n[1-4]`. If the node's name cannot be resolved, returns its address from Slurm's
+/// configuration.
 ///
 /// # Errors
 /// `scontrol` is missing, or does not know the node.

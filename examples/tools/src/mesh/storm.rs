@@ -1,54 +1,54 @@
-//! The order and the pace in which one rank connects to others.
+//! The order and the rate in which a rank connects to other ranks.
 //!
-//! In each pair, one side connects, so that a pair has one connection. All ranks begin with their neighbour and
-//! continue with the next rank, so at no time do many connect to the same rank. The number of concurrent connects is
-//! bounded. A failed connect is repeated after a pause with a random part. The pause doubles each time, up to a limit.
+//! One side of each pair connects, so that a pair has one connection. Each rank begins with its neighbour and continues with the next
+//! rank. So at no time do many ranks connect to the same one. The number of concurrent connects is limited. A failed connect is
+//! repeated after a random pause, whose limit doubles each time.
 //!
-//! The time is a duration since the start, and randomness is an argument, so the same code runs in a simulation.
+//! Times are durations since the start, and random numbers are arguments. So the same code runs in a simulation.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// The pause after the first failure.
+/// The limit of the pause after the first failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause.
+/// The largest limit of a pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Returns true if `rank` is the side of the pair that connects. Each rank connects to half of the others.
+/// Returns true if `rank` is the side of the pair that connects. Each rank connects to about half of the other ranks.
 #[must_use]
 pub const fn connects(rank: usize, peer: usize, ranks: usize) -> bool {
     let ahead = (peer + ranks - rank) % ranks;
     ahead > 0 && (2 * ahead < ranks || (2 * ahead == ranks && rank < peer))
 }
 
-/// The connects of one rank.
+/// The connects of one rank to others.
 #[derive(Debug)]
 pub struct Storm {
-    /// The ranks that were not tried yet, the next one last.
+    /// The ranks that were not tried yet. The next one is last.
     fresh: Vec<usize>,
-    /// The ranks to retry, ordered by time.
+    /// The ranks to retry, with the time of the retry. The earliest one is first.
     again: BinaryHeap<Reverse<(Duration, usize)>>,
-    /// The number of failures, by rank.
+    /// The number of failed connects to each rank.
     failures: Vec<u32>,
     in_flight: usize,
     at_once: usize,
     until: Duration,
-    /// The number of connects so far.
+    /// The number of connects that were tried so far.
     attempts: u64,
 }
 
-/// The consequence of a failed connect.
+/// The decision after a failed connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
-    /// The connect is repeated later.
+    /// The connect is tried again later.
     Again,
-    /// The time is up; the rank is not tried again.
+    /// The time limit has passed, so the connect is not tried again.
     GiveUp,
 }
 
 impl Storm {
-    /// Makes the connects of `rank`: at most `at_once` concurrently, with retries until `until`.
+    /// Makes the connects of `rank`. At most `at_once` are concurrent. Failed ones are retried until `until`.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, at_once: usize, until: Duration) -> Self {
         let fresh = (1..ranks).rev().map(|ahead| (rank + ahead) % ranks).filter(|&peer| connects(rank, peer, ranks));
@@ -63,7 +63,7 @@ impl Storm {
         }
     }
 
-    /// Removes and returns the next rank to connect to now. Returns `None` if no connect may begin now.
+    /// Removes and returns the next rank to connect to. Returns `None` if no connect may begin now.
     pub fn next(&mut self, now: Duration) -> Option<usize> {
         if self.in_flight >= self.at_once {
             return None;
@@ -75,7 +75,8 @@ impl Storm {
         Some(peer)
     }
 
-    /// Returns the time at which [`Storm::next`] returns a rank again, if only a retry's time is missing.
+    /// Returns the time of the next retry, at which [`Storm::next`] must be called again. Returns `None` if there is no retry or too
+    /// many connects are in flight.
     #[must_use]
     pub fn wake_at(&self) -> Option<Duration> {
         let waits = self.in_flight < self.at_once;
@@ -87,13 +88,13 @@ impl Storm {
         self.in_flight -= 1;
     }
 
-    /// Records a failed connect. All bits of `random` are used.
+    /// Records a failed connect, and decides if it is tried again. `random` is a uniformly distributed number.
     pub fn failed(&mut self, peer: usize, now: Duration, random: u64) -> RetryDecision {
         self.in_flight -= 1;
         let failures = self.failures[peer];
         self.failures[peer] = failures.saturating_add(1);
         let longest = FIRST_PAUSE.saturating_mul(1 << failures.min(16)).min(LONGEST_PAUSE);
-        // The factor is between one half and one.
+        // The pause is between one half of its limit and the limit.
         let share = 0.5 + (random as f64 / u64::MAX as f64) / 2.0;
         let at = now + longest.mul_f64(share);
         if at >= self.until {

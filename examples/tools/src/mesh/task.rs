@@ -1,4 +1,4 @@
-//! One measurement, on the side that leads it. The peer answers pings and lends memory.
+//! One measurement, on the side that carries it out. The peer answers pings, and provides memory to write to.
 
 use std::time::{Duration, Instant};
 
@@ -9,25 +9,25 @@ use super::control::{Figure, LatencyFigures, MeasuredFigure};
 use super::frame::{self, LinkFrame};
 use super::outbox::Outbox;
 
-/// The length of a write, bytes.
+/// The length of an RDMA Write, in bytes.
 pub const BLOCK: u32 = 64 << 10;
 /// The number of writes in flight.
 const DEPTH: u32 = 8;
-/// The longest time of a latency measurement; on a large mesh, many links wait for their turn.
+/// The time limit of a latency measurement. It is short, because on a large mesh many pairs wait for their turn.
 const LATENCY_TIME: Duration = Duration::from_secs(1);
 
-/// The extent of measurements.
+/// The sizes and durations of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskExtent {
-    /// The length of a ping, bytes.
+    /// The length of a ping, in bytes.
     pub size: usize,
-    /// The largest number of pings, within the time limit.
+    /// The largest number of pings. The time limit may end the measurement earlier.
     pub iterations: u64,
-    /// The duration of the writes.
+    /// The duration of a bandwidth measurement.
     pub bandwidth: Duration,
 }
 
-/// A measurement.
+/// A measurement in progress.
 #[derive(Debug)]
 pub struct Task {
     number: u32,
@@ -39,42 +39,42 @@ pub struct Task {
 
 #[derive(Debug)]
 enum TaskState {
-    /// Nothing was sent.
+    /// The measurement has not begun.
     New(Figure),
-    /// Pings are exchanged. Has the times, the number of warm-up pings left, the time of the last ping, and the end.
+    /// Pings are exchanged. `times` has the half round trips. `warmup` is the number of pings left that are not measured.
     Pinging { ping: Vec<u8>, times: Histogram<u64>, warmup: u64, sent_at: Instant, end: Instant },
-    /// The peer must lend memory.
+    /// The rank waits for memory of the peer.
     Borrowing,
     /// Writes are in flight.
     Writing { local: Region, remote: RemoteRegion, out: u32, blocks: u64, started: Instant },
-    /// The peer must confirm that all writes have arrived. The
-    /// memory stays until then, as the last writes may be in flight.
+    /// The rank waits for the peer to confirm that all writes have arrived. The local memory is kept until then, because the last
+    /// writes may still be in flight.
     Closing { bits: f64, started: Instant, _local: Region },
 }
 
-/// The result of a completed measurement.
+/// The result of a measurement, or the reason why it failed.
 pub type TaskResult = Result<MeasuredFigure, String>;
 
 impl Task {
-    /// Makes a measurement that fails if it is not done at `until`.
+    /// Makes a measurement, which fails if it has not ended by `until`.
     #[must_use]
     pub const fn new(number: u32, peer: usize, figure: Figure, extent: TaskExtent, until: Instant) -> Self {
         Self { number, peer, until, extent, work: TaskState::New(figure) }
     }
 
-    /// Its number.
+    /// Returns the number of the measurement.
     #[must_use]
     pub const fn number(&self) -> u32 {
         self.number
     }
 
-    /// Returns the peer's rank.
+    /// Returns the rank of the peer.
     #[must_use]
     pub const fn peer(&self) -> usize {
         self.peer
     }
 
-    /// Returns true if the time limit has passed.
+    /// Returns true if the time limit of the measurement has passed.
     #[must_use]
     pub fn is_late(&self, now: Instant) -> bool {
         now >= self.until
@@ -98,7 +98,7 @@ impl Task {
         };
     }
 
-    /// Handles an answer of the peer.
+    /// Handles an answer of the peer. Returns the result if the measurement has ended.
     pub fn answer(
         &mut self,
         cx: &mut Context<'_>,
@@ -115,7 +115,7 @@ impl Task {
                     *warmup -= 1;
                 } else {
                     let half = u64::try_from((now - *sent_at).as_nanos() / 2).unwrap_or(u64::MAX);
-                    // The histogram grows as needed. Times beyond its largest value count as that value.
+                    // The histogram grows as needed. A time beyond its largest value is recorded as that value.
                     if times.record(half).is_err() {
                         times.saturating_record(half);
                     }
@@ -143,12 +143,12 @@ impl Task {
                 Some(Ok(MeasuredFigure::Bandwidth(*bits / (now - *started).as_secs_f64().max(1e-9) / 1e9)))
             }
             (LinkFrame::Refused(task, why), _) if task == self.number => Some(Err(format!("the peer refused: {why}"))),
-            // This answers a measurement that was given up.
+            // The answer belongs to an earlier measurement, which was given up.
             _ => None,
         }
     }
 
-    /// Handles the completion of a write, and continues.
+    /// Handles the completion of a write, and posts the next one. Returns the result if the measurement has failed.
     pub fn wrote(
         &mut self,
         cx: &mut Context<'_>,
@@ -163,7 +163,7 @@ impl Task {
             return self.write(cx, conn);
         }
         let (bits, started) = ((*blocks + u64::from(*out)) as f64 * f64::from(BLOCK) * 8.0, *started);
-        // This message arrives after the writes before it.
+        // The peer receives this message after all earlier writes.
         outbox.post(cx, conn, &LinkFrame::Written(self.number).encode());
         if let TaskState::Writing { local, .. } = std::mem::replace(&mut self.work, TaskState::Borrowing) {
             self.work = TaskState::Closing { bits, started, _local: local };
@@ -171,7 +171,7 @@ impl Task {
         None
     }
 
-    /// Posts writes up to the limit in flight.
+    /// Posts writes until `DEPTH` are in flight. Returns the failure if the device refuses to write.
     pub fn write(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<TaskResult> {
         let TaskState::Writing { local, remote, out, .. } = &mut self.work else { return None };
         while *out < DEPTH {

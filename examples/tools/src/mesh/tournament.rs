@@ -1,7 +1,7 @@
-//! The order in which pairs are measured: the rounds of a round-robin tournament, by the circle method.
-//! In a round, each rank is in at most one pair, so no link and no port is used twice at a time.
+//! The order in which pairs are measured: the rounds of a round-robin tournament, by the circle method. In a round, each rank is in at
+//! most one pair. So no two measurements share a rank's port.
 
-/// Returns the number of rounds in which all pairs of `ranks` meet.
+/// Returns the number of rounds that are needed to measure all pairs of `ranks` ranks.
 #[must_use]
 pub const fn rounds(ranks: usize) -> usize {
     match ranks {
@@ -11,11 +11,10 @@ pub const fn rounds(ranks: usize) -> usize {
     }
 }
 
-/// Returns the pairs of a round, the lower rank first. With an
-/// odd number of ranks, one of them has no pair in each round.
+/// Returns the pairs of a round, each with its lower rank first. If the number of ranks is odd, one rank has no pair in the round.
 pub fn pairs(ranks: usize, round: usize) -> impl Iterator<Item = (usize, usize)> {
-    // One seat stays, and the others move on by one per round.
-    // With an odd number of ranks, the seat that stays is empty.
+    // The circle method: one seat is fixed, and the ranks on the other seats move by one seat in each round. If the number of ranks is
+    // odd, the fixed seat is empty.
     let seats = ranks + ranks % 2;
     let others = seats.saturating_sub(1).max(1);
     let at = move |place: usize| (round + place) % others;

@@ -1,10 +1,10 @@
-//! Socket addresses from text of the user.
+//! Resolves the host names and addresses that a user gives.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use super::failure::Failure;
 
-/// Resolves `text`: a host name or address, with or without a port.
+/// Resolves a host name or address, with or without a port. `port` is the default port.
 ///
 /// # Errors
 /// The name is unknown, or the port is not a number from 0 to 65,535.

@@ -1,4 +1,4 @@
-//! A chart of latency over size, as SVG.
+//! Draws charts as SVG, such as latency by message size.
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
@@ -9,12 +9,12 @@ use super::figures::{Figures, size_label};
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 600;
 
-/// A logarithmic axis with labels at 1, 2 and 5 of each decade (us), or at powers of two (bytes).
+/// A logarithmic axis. Labels are at 1, 2 and 5 of each decade (for us), or at powers of two (for bytes).
 #[derive(Clone, Debug)]
 struct Axis {
     low: f64,
     high: f64,
-    /// Positions of lines and labels.
+    /// The values that have a line and a label.
     marks: Vec<f64>,
     label: fn(f64) -> String,
 }
@@ -43,17 +43,18 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Makes an axis of powers of two, from one step below all values to one above.
+/// Makes an axis whose labels are powers of two. It extends a little beyond the smallest and the largest value.
 fn size_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let (first, last) = (low.log2().floor() as i32, high.log2().ceil() as i32);
-    // There are at most twelve labels.
+    // The step limits the number of labels to about twelve.
     let step = ((last - first) / 12 + 1) as usize;
     let marks = (first..=last).step_by(step).map(|power| 2_f64.powi(power)).collect();
     Axis { low: low / 1.3, high: high * 1.3, marks, label: |bytes| size_label(bytes as u64) }
 }
 
-/// Makes an axis of 1, 2 and 5 of each decade, from the last mark below all values to the first above.
+/// Makes an axis with labels at 1, 2 and 5 of each decade. It begins at the last label below all values, and ends at the first one
+/// above.
 fn decades(values: impl Iterator<Item = f64> + Clone, label: fn(f64) -> String) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let decades = (low.log10().floor() as i32 - 1)..=(high.log10().ceil() as i32 + 1);
@@ -68,7 +69,7 @@ fn time_label(us: f64) -> String {
     if us < 1.0 { format!("{us:.1}") } else { format!("{us:.0}") }
 }
 
-/// Makes an axis of powers of ten, from a little below all values to a little above.
+/// Makes an axis with labels at powers of ten, from slightly below all values to slightly above.
 fn powers_of_ten(values: impl Iterator<Item = f64> + Clone) -> Axis {
     let Axis { marks, label, .. } = decades(values.clone(), count_label);
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
@@ -84,7 +85,7 @@ fn count_label(count: f64) -> String {
     }
 }
 
-/// Draws p50 and p99 of latency over size, both axes logarithmic.
+/// Draws the p50 and the p99 of latency by message size. Both axes are logarithmic.
 ///
 /// # Errors
 /// The drawing library failed.
@@ -103,7 +104,7 @@ pub fn latency(results: &[Figures]) -> Result<String, Failure> {
     providers.dedup();
     let (mut lines, names) = (Vec::new(), providers.join(" and "));
     if let [other @ .., first] = &providers[..] {
-        // If there are several results, the label names the first and the last.
+        // The results may be of two transports, shared memory and TCP. Then each transport has its own lines.
         if let [other, ..] = other {
             lines.push(("p50, TCP", points(other, 0.5), RGBColor(120, 150, 180)));
             lines.push(("p99, TCP", points(other, 0.99), RGBColor(220, 170, 140)));
@@ -122,7 +123,7 @@ pub fn latency(results: &[Figures]) -> Result<String, Failure> {
 /// The name of a line, its points, and its colour.
 pub type Line = (&'static str, Vec<(f64, f64)>, RGBColor);
 
-/// Draws lines over size, both axes logarithmic.
+/// Draws lines by message size. Both axes are logarithmic.
 ///
 /// # Errors
 /// There are no points, or the drawing library failed.
@@ -132,20 +133,20 @@ pub fn by_size(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> 
     draw(title, ("message size", y), axes, lines)
 }
 
-/// Draws lines over numbers of connections, both axes logarithmic.
+/// Draws lines by the number of connections. Both axes are logarithmic.
 ///
 /// # Errors
-/// It fails like [`by_size`].
+/// There are no points, or the drawing library failed.
 pub fn by_connections(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
     let points = all_points(lines)?;
     let axes = (powers_of_ten(points.iter().map(|p| p.0)), decades(points.iter().map(|p| p.1), count_label));
     draw(title, ("connections", y), axes, lines)
 }
 
-/// Draws lines over quantiles, both axes logarithmic. A point at `x` is the time that one message in `x` exceeds.
+/// Draws lines by quantile. Both axes are logarithmic. A point at `x` is the time that one of `x` messages exceeds.
 ///
 /// # Errors
-/// It fails like [`by_size`].
+/// There are no points, or the drawing library failed.
 pub fn by_quantile(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
     let points = all_points(lines)?;
     let mut marks: Vec<f64> = points.iter().map(|p| p.0).collect();
@@ -157,7 +158,7 @@ pub fn by_quantile(title: &str, y: &str, lines: &[Line]) -> Result<String, Failu
 }
 
 fn quantile_label(one_in: f64) -> String {
-    // Two decimal places suffice; rounding removes the error of the division.
+    // Two decimal places suffice. Rounding removes the inaccuracy of the division.
     format!("{} %", ((1.0 - 1.0 / one_in) * 1e4).round() / 1e2)
 }
 

@@ -1,4 +1,4 @@
-//! The command line, with the letters of perftest.
+//! The command line of `rdma-pingpong`. Its single-letter options are those of perftest.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::secure::SecurityArgs;
 #[cfg(feature = "secure")]
 use crate::secure::keygen::KeygenArgs;
 
-/// The port of perftest's tools.
+/// The default port, which perftest's tools also use.
 pub const DEFAULT_PORT: u16 = 18515;
 
 /// Measures the latency and the throughput of rdma-reactor between two processes.
@@ -22,7 +22,7 @@ pub const DEFAULT_PORT: u16 = 18515;
 #[derive(Debug, Parser)]
 #[command(name = "rdma-pingpong", version)]
 pub struct PingpongArgs {
-    /// The command.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -50,7 +50,7 @@ pub struct ServerArgs {
     /// Port to listen on; 0 chooses a free one
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// The device that carries the connections.
+    /// The provider and the device that carry the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
     /// End when standard input ends, and print nothing about clients: for a server that another program started
@@ -83,7 +83,7 @@ pub struct DemoArgs {
     pub run: RunArgs,
 }
 
-/// The device that carries the connections.
+/// The options that select the provider and the device.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
     /// RDMA devices (verbs), the embedded provider over TCP (iwarp) or in shared memory (shm), or whichever exists
@@ -104,14 +104,15 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The options of an exchange, if queue pairs are to connect by one.
+    /// Returns the options of the exchange that connects queue pairs over TCP, without rdma_cm. Returns `None` if rdma_cm connects
+    /// them.
     #[must_use]
     pub fn exchange(&self) -> Option<ExchangeOptions> {
         let options = || ExchangeOptions { device: self.ib_dev.clone(), gid_index: self.gid_index, port: None };
         self.exchange.then(options)
     }
 
-    /// The flags that [`DeviceArgs::exchange`] comes from, for another process.
+    /// Returns the flags that request the same exchange from another process.
     #[must_use]
     pub fn exchange_again(&self) -> Vec<String> {
         let index = self.gid_index.map(|index| format!("--gid-index={index}"));
@@ -188,7 +189,7 @@ pub struct RunArgs {
     /// Draw latency over size, for --mode latency
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// The device that carries the connections.
+    /// The provider and the device that carry the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
 }

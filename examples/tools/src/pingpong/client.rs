@@ -1,4 +1,4 @@
-//! The client of one measurement. It opens its connections, runs the [`ConnectionWork`] of each, and closes them.
+//! The client in one measurement. It opens the connections, runs the [`ConnectionWork`] of each, and closes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -29,61 +29,62 @@ use super::watch::{self, Watch};
 
 /// The time between two updates of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
-/// The time that an interrupted measurement has to count the messages that have arrived.
+/// When the user interrupts a measurement, messages in flight have this time to arrive and be counted.
 const WIND_DOWN: Duration = Duration::from_secs(1);
-/// The time that the server has to report its processor time. Its
-/// machine may be busy; if the server is gone, the connection ends.
+/// The server has this time to report its processor time. It is long, because the server's machine may be busy; if the server is gone,
+/// the connection ends earlier.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The tokens of timers.
+/// The tokens of the client's timers.
 const CONNECT: u64 = 0;
 const DRAW: u64 = 1;
 const GIVE_UP: u64 = 2;
 const INTERVAL: u64 = 3;
 
-/// A measurement on an open connection.
+/// The work of a measurement on one connection.
 pub trait ConnectionWork: Debug {
-    /// Starts the clock, since the connection is established.
+    /// Starts the measured time. Called when all connections are established.
     fn begin(&mut self);
-    /// Accepts the memory that the server has lent for one-sided operations. This call precedes [`ConnectionWork::begin`].
+    /// Accepts the memory that the server provides for one-sided operations. Called before [`ConnectionWork::begin`].
     ///
     /// # Errors
-    /// The memory cannot be used, or local memory is missing.
+    /// The server's memory cannot be used, or local memory cannot be registered.
     fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure>;
-    /// Handles a message.
+    /// Handles a message of the server.
     ///
     /// # Errors
-    /// The message is not part of the job.
+    /// The message is not part of the measurement.
     fn arrived(&mut self, message: &[u8]) -> Result<(), String>;
-    /// Sends until everything is sent or a send is refused.
+    /// Sends until everything is sent, a send is refused, or the limit in flight is reached.
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
-    /// Records that sends are possible again after a refused one.
+    /// Records that a send may succeed again. Called after a send was refused and the connection has become writable.
     fn unblock(&mut self);
     /// Handles the completion of a send.
     fn completed(&mut self, kind: SendKind);
-    /// Restarts the clock of the next message, because something other than the work took time.
+    /// Restarts the time of the next message. Called after the client has spent time on something else, such as drawing the progress
+    /// bar.
     fn resume(&mut self) {}
-    /// Returns true if [`ConnectionWork::look`] has memory to poll, or a time to wait for.
+    /// Returns true if the client must call [`ConnectionWork::look`] repeatedly, because it polls memory or the clock.
     fn is_watching(&self) -> bool {
         false
     }
-    /// Polls once. Returns true if the server has written, or if the time has come.
+    /// Polls memory or the clock once. Returns true if the server has written, or if the next message is due.
     fn look(&mut self) -> bool {
         false
     }
-    /// Handles the event that [`ConnectionWork::look`] has found.
+    /// Handles the event that [`ConnectionWork::look`] has reported.
     fn seen(&mut self) {}
-    /// Ends early, at the latest when the messages in flight have arrived.
+    /// Ends the work early: sends nothing more, and waits at most for the messages in flight.
     fn wind_down(&mut self);
-    /// Returns true if nothing is left to do.
+    /// Returns true if the work has ended.
     fn is_over(&self) -> bool;
-    /// Returns the number of messages so far.
+    /// Returns the number of messages so far, warm-up included.
     fn done(&self) -> u64;
-    /// Returns the share of the measurement that is done, 0 to 1.
+    /// Returns the fraction of the measurement that is done, from 0 to 1.
     fn progress(&self) -> f64;
-    /// Returns the figures since the warm-up, during the measurement.
+    /// Returns the result so far, without the warm-up. Called during the measurement.
     fn so_far(&self) -> Measured;
-    /// Returns the result.
+    /// Returns the final result.
     fn measured(&self) -> Measured;
 }
 
@@ -91,7 +92,7 @@ pub trait ConnectionWork: Debug {
 #[derive(Debug)]
 struct MeasuredConnection {
     work: Box<dyn ConnectionWork>,
-    /// True if the work can begin.
+    /// True if the work can begin: for one-sided operations, the server's memory has arrived.
     ready: bool,
 }
 
@@ -100,34 +101,34 @@ struct MeasuredConnection {
 struct Client<'a> {
     plan: Plan,
     dial: Dial,
-    /// The number by which the server recognizes the connections of this client.
+    /// A number that identifies this client to the server, on all of its connections.
     number: u32,
-    /// The established connections. The work begins when all of them exist.
+    /// The established connections. Their work begins when all of them are established.
     lines: BTreeMap<ConnectionId, MeasuredConnection>,
     begun: bool,
-    /// True once the server was asked for its processor time: the measurement is over.
+    /// True if the client has requested the server's processor time, which it does after the measurement.
     asked: bool,
-    /// The results of the connections that have ended.
+    /// The results of the connections that have ended, added up.
     measured: Measured,
     progress: Progress,
     draw_now: bool,
     intervals: Intervals,
     report_now: bool,
     tables: &'a mut Output,
-    /// The processor time of this process when the first connection was established.
+    /// The processor time that this process had used when the first connection was established.
     spent_before: Duration,
     processors: ProcessorTimes,
     interrupted: bool,
-    /// The reason, if the measurement ended before the work was over.
+    /// The reason why the measurement failed, if it did.
     failure: Option<Failure>,
-    /// True once all connections have ended and no more will be opened.
+    /// True if all connections have ended and no more will be opened.
     gone: bool,
 }
 
-/// Carries out a plan, and remembers the address that worked. Lines about intervals are printed to `tables`.
+/// Measures as the plan describes. `dial` remembers the server's address that worked. Lines about intervals are printed to `tables`.
 ///
 /// # Errors
-/// The server does not exist, goes away, or is another program.
+/// The server cannot be reached, goes away, or is another program.
 pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt, tables: &mut Output) -> Result<Figures, Failure> {
     let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
     interrupt.stops(reactor.handle());
@@ -221,7 +222,7 @@ impl Client<'_> {
         self.proceed_with_all(cx);
     }
 
-    /// Begins the work once all connections are ready for it.
+    /// Begins the work of all connections if all of them are ready.
     fn begin_if_ready(&mut self, cx: &mut Context<'_>) {
         let all = self.lines.len() == usize::from(self.plan.job.connections);
         if !all || self.interrupted || !self.lines.values().all(|line| line.ready) {
@@ -241,9 +242,9 @@ impl Client<'_> {
         connections.into_iter().for_each(|connection| self.proceed(cx, connection));
     }
 
-    /// Continues after an event.
+    /// Continues the work of a connection after an event, and closes the connection if its work is over.
     fn go_on(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
-        // The bar is drawn between two messages of this connection, so that the drawing does not count as latency.
+        // The progress bar is drawn between two messages of this connection, so that the time for drawing is not measured as latency.
         if std::mem::take(&mut self.draw_now) {
             self.draw();
             self.resume(connection);
@@ -266,7 +267,7 @@ impl Client<'_> {
         self.progress.show(share / self.lines.len().max(1) as f64);
     }
 
-    /// Prints the line of an interval.
+    /// Prints the line about an interval.
     fn report(&mut self) {
         let so_far = self.lines.values().map(|line| line.work.so_far()).fold(self.measured.clone(), Measured::and);
         if let Some(interval) = self.intervals.end(so_far, Instant::now()) {
@@ -282,14 +283,14 @@ impl Client<'_> {
         }
     }
 
-    /// Closes a connection whose work is over. The last connection first asks the server for its processor time.
+    /// Closes a connection whose work is over. When the work of all connections is over, first requests the server's processor time.
     fn finish(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
         if !self.lines.values().all(|line| line.work.is_over()) {
             return cx.close(connection);
         }
         self.processors.client = processor::time().saturating_sub(self.spent_before);
         let sent = cx.send(connection, &Frame::Ask.control());
-        // The last message may still occupy the send queue: `on_writable` follows.
+        // The send queue may be full because of the last message. Then `on_writable` follows, and the client sends the request again.
         self.asked = !matches!(sent, Err(SendErrorKind::WouldBlock(_)));
         match sent {
             Ok(_) => _ = cx.set_timer(ANSWER, GIVE_UP),
@@ -311,7 +312,7 @@ impl Handler for Client<'_> {
         if self.lines.is_empty() {
             self.spent_before = processor::time();
         }
-        // One-sided operations need the server's memory first.
+        // One-sided operations cannot begin before the server's memory has arrived.
         self.lines.insert(connection, MeasuredConnection { work, ready: self.plan.job.op == Op::Send });
         if self.failure.is_some() || self.interrupted {
             return cx.close(connection);
@@ -393,7 +394,8 @@ impl Handler for Client<'_> {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
-        // A stream is never idle, but it also has no single message whose latency the drawing could distort.
+        // In a throughput measurement there is always something in flight. But no single latency is measured, so the bar can be drawn
+        // at any time.
         let at_once = self.plan.job.mode == Mode::Throughput;
         match token {
             CONNECT if self.failure.is_none() && !self.interrupted => self.connect(cx),

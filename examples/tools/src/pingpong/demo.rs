@@ -20,7 +20,7 @@ use crate::doctor::embedded::probe_shared_memory;
 /// Runs `rdma-pingpong demo`.
 ///
 /// # Errors
-/// The same as of `client`, or the server process does not start.
+/// Those of `rdma-pingpong client`, or the server process does not start.
 pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     let mut carrier = Carrier::new(&args.run.device)?;
     let bind = match &args.bind {
@@ -32,7 +32,8 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     };
     carrier.check_own(SocketAddr::new(bind, 0))?;
     let mut plans = Plan::from_args(&args.run, carrier.provider)?;
-    // Mistakes that would stop the server process are found here first, so that the user gets one message and not two.
+    // Checks the settings before the server process starts. Otherwise a mistake would stop both processes, and the user would get two
+    // messages.
     if let Some(plan) = plans.first() {
         let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
         let exchange = args.run.device.exchange();
@@ -46,7 +47,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     for plan in &mut plans {
         plan.provider = server.provider;
     }
-    // Within a host there are two transports: all sizes are measured on both.
+    // Within a host, there are two transports: TCP and shared memory. With `--all`, both are measured.
     let is_open = (carrier.provider, server.provider) == (ProviderChoice::Auto, ProviderChoice::Iwarp);
     if args.run.all && is_open && probe_shared_memory().is_ok() {
         let shared = plans.clone().into_iter().map(|plan| Plan { provider: ProviderChoice::Shm, ..plan });
@@ -55,21 +56,20 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     Series::new(plans, Plan::selected_size(&args.run), outputs).run(vec![server.address], &interrupt)
 }
 
-/// A server process. It ends with this process at the latest.
+/// A server process. Dropping this value ends the process.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    /// The address that it listens on.
+    /// The address that the server listens on.
     pub address: SocketAddr,
     /// The provider that the server listens with. The client must use the same one.
     pub provider: ProviderChoice,
-    /// The server's standard output, held open. The server prints
-    /// nothing more, but a closed pipe would be an error to it.
+    /// The server's standard output. It must stay open, because a closed pipe would be an error for the server.
     _stdout: BufReader<ChildStdout>,
 }
 
 impl ServerProcess {
-    /// Starts a server on a free port of an address of this machine, and waits until it listens.
+    /// Starts a server on the address `bind`, with a free port. Waits until it listens.
     ///
     /// # Errors
     /// The server did not start.
@@ -85,8 +85,8 @@ impl ServerProcess {
             ProviderChoice::Shm => command.args(["--provider", "shm"]),
             _ => &mut command,
         };
-        // The server gets a separate process group: Ctrl-C is for this process, which then ends
-        // the server. The server's standard input closes when this process ends, however it ends.
+        // The server gets its own process group, so that Ctrl-C signals only this process, which then ends the server. If this process
+        // ends in another way, the server's standard input closes, which ends the server too.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|error| cannot(&error.to_string()))?;
         let mut line = String::new();
@@ -100,7 +100,7 @@ impl ServerProcess {
         }
         match read {
             Ok(((address, found), stdout)) => {
-                // A listener on TCP is the same for both providers.
+                // A server with the shared-memory provider also listens on TCP, and so reports TCP's provider.
                 let provider = if provider == ProviderChoice::Shm { provider } else { found };
                 Ok(Self { child, address, provider, _stdout: stdout })
             }
@@ -112,7 +112,7 @@ impl ServerProcess {
     }
 }
 
-/// Parses the address and the provider in a server's first line.
+/// Parses the first line that a server prints. Returns its address and provider, or `None` if it is another line.
 fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
     let (address, rest) = line.strip_prefix(LISTENING)?.split_once(' ')?;
     let provider = match rest.strip_prefix(PROVIDER)?.split_once(')')?.0 {
@@ -126,7 +126,7 @@ fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
 
 /// Ends a process and waits for it.
 fn end(child: &mut Child) {
-    // It is not an error if the process has ended already.
+    // `kill` fails if the process has ended already, which is no error here.
     let _ = child.kill();
     if let Err(error) = child.wait() {
         log::warn!("waiting for the server process: {error}");

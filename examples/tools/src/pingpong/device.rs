@@ -1,4 +1,4 @@
-//! The provider and the address of this machine that a command line selects.
+//! Selects the provider and the local address, given the command line.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,20 +11,20 @@ use crate::doctor::netdev::Netdevs;
 use crate::doctor::route::{HAS_VERBS, source_of};
 use crate::doctor::tree::SystemTree;
 
-/// The one device of the embedded provider.
+/// The name of the embedded provider's only device.
 const EMBEDDED: &str = "iwarp0";
 
 /// The provider and the device that carry the connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carrier {
-    /// The library's setting.
+    /// The provider, as a setting of the library.
     pub provider: ProviderChoice,
-    /// The RDMA device, if one was named.
+    /// The RDMA device, if the user named one.
     device: Option<Device>,
 }
 
 impl Carrier {
-    /// Finds the provider and the device that the flags select.
+    /// Selects the provider and the device, given the flags.
     ///
     /// # Errors
     /// The device does not exist, cannot be used now, or conflicts with `--provider`.
@@ -73,24 +73,24 @@ impl Carrier {
         Ok(carrier)
     }
 
-    /// Returns an address of the device, if one was named. IPv4
-    /// precedes IPv6, and a routable address precedes a link-local one.
+    /// Returns an address of the named device, or `None` if no device was named. Prefers routable addresses to link-local ones, and
+    /// IPv4 to IPv6.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         let ports = self.device.iter().flat_map(|device| &device.ports).filter(|port| port.is_active());
         let of_the_link = |address: &IpAddr| match address {
             IpAddr::V4(v4) => v4.is_link_local(),
-            // A link-local address needs the number of its link.
+            // A link-local address is avoided, because it is incomplete without the index of its interface.
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         };
         let addresses = ports.flat_map(|port| &port.addresses).copied().filter(|address| !of_the_link(address));
         addresses.min_by_key(IpAddr::is_ipv6)
     }
 
-    /// Checks that an address is one of the named device.
+    /// Checks that an address belongs to the named device. Accepts all addresses if no device was named.
     ///
     /// # Errors
-    /// The address is not one of the device.
+    /// The address does not belong to the device.
     pub fn check_own(&self, address: SocketAddr) -> Result<(), Failure> {
         match (&self.device, self.address()) {
             (Some(device), Some(own)) if !device.has_address(address.ip()) => Err(Failure::new(format!(
@@ -102,10 +102,10 @@ impl Carrier {
         }
     }
 
-    /// Returns those of a server's addresses that are routed over the named device.
+    /// Returns those of a server's addresses that are routed over the named device. Returns all addresses if no device was named.
     ///
     /// # Errors
-    /// None of them is.
+    /// No address is routed over the device.
     pub fn leading_to(&self, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Failure> {
         let Some(device) = &self.device else { return Ok(addresses) };
         let leads = |address: &SocketAddr| source_of(*address).is_some_and(|source| device.has_address(source));
@@ -120,7 +120,7 @@ impl Carrier {
         }
     }
 
-    /// Selects the first RDMA device that can make connections, for `--provider verbs` without a device and an address.
+    /// With `--provider verbs` and neither a device nor an address, selects the first RDMA device that can make connections.
     #[must_use]
     pub fn or_first_device(mut self) -> Self {
         if self.provider == ProviderChoice::Verbs && self.device.is_none() {

@@ -1,4 +1,5 @@
-//! The connect to the server. Its addresses are tried in turn, and again while the server adapts to a job.
+//! The attempts to connect to a server. They try the server's addresses in turn, and are repeated while the server prepares for a
+//! measurement.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,18 +10,18 @@ use rdma_reactor::{ConnectError, RejectReason};
 use super::failure::Failure;
 use super::job::Reply;
 
-/// The time for which the connect to a busy server is retried.
+/// A connect to a busy server is retried for this time.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The time for which the connect to a server that adapts to a job is retried. It is longer than one attempt may take.
+/// A connect is retried for this time if the server is preparing for this client's measurement. It is longer than one attempt may take.
 const PATIENCE_ADAPTING: Duration = Duration::from_secs(10);
-/// The pause between two attempts. It must not be shorter. A client that connects at the moment in which a siw begins
-/// to listen is never answered, and the next client is answered only when another one connects; see tests/vm/README.md.
+/// The pause between two attempts, which must not be shorter. If a client connects just when a siw device begins to listen, the request
+/// is never answered. The next client's request is then answered only when another client connects. See tests/vm/README.md.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The next step after a failed connect.
+/// The decision after a failed connect.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DialDecision {
-    /// Connect again, after this pause.
+    /// Connect again after this pause.
     Again(Duration),
     /// Give up.
     Fail(Failure),
@@ -31,12 +32,12 @@ pub enum DialDecision {
 pub struct Dial {
     addresses: Vec<SocketAddr>,
     at: usize,
-    /// The end of the wait for a server that has reported that it will be ready soon.
+    /// The time until which the client retries. Set when the server has replied that it is busy or preparing.
     until: Option<Instant>,
 }
 
 impl Dial {
-    /// Makes the attempts to connect to one host, by any of these addresses.
+    /// Makes the attempts to connect to one server, which has these addresses.
     ///
     /// # Panics
     /// Panics if `addresses` is empty.
@@ -46,19 +47,19 @@ impl Dial {
         Self { addresses, at: 0, until: None }
     }
 
-    /// Returns the address to try.
+    /// Returns the address of the next attempt.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.addresses[self.at]
     }
 
-    /// Returns attempts that begin with the address that worked, for the next connection.
+    /// Returns new attempts for another connection. They use only the address that worked.
     #[must_use]
     pub fn again(&self) -> Self {
         Self::new(vec![self.address()])
     }
 
-    /// Handles a failed connect. Returns the next step.
+    /// Handles a failed connect. Returns the decision.
     pub fn failed(&mut self, error: &ConnectError, now: Instant) -> DialDecision {
         let server = self.address();
         let reply = match error {
@@ -68,8 +69,8 @@ impl Dial {
         let in_a_moment = match (&reply, error) {
             (Some(Reply::Adapting | Reply::Busy), _) => true,
             (Some(Reply::Refused(_)), _) => false,
-            // A server that adapts has no listener for a moment. When a device's listener
-            // closes, its waiting requests are refused without a reason, or never answered.
+            // The connect failed without a reply of the server. While a server prepares, it has no listener for a moment. The requests
+            // that wait at a device's listener are then refused without a reason, or never answered. So the connect is retried.
             (None, _) => self.until.is_some(),
         };
         let patience = if matches!(reply, Some(Reply::Busy)) { PATIENCE } else { PATIENCE_ADAPTING };

@@ -1,22 +1,22 @@
-//! The results of the program.
+//! The results of a command of the program.
 
 use std::fmt;
 
-/// The result of a command that did not fail.
+/// The result of a successful command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The command did everything; or it was a server that the user ended, which ends in no other way.
+    /// The command has done all of its work. A server has done so when the user ends it.
     Complete,
-    /// The user stopped the command before everything was done, and the results so far were printed.
+    /// The user interrupted the command before its work was done. The results so far were printed.
     Interrupted,
 }
 
-/// A failure, in one line that names the value and the remedy.
+/// A failure, described in one line with the wrong value and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(String);
 
 impl Failure {
-    /// Makes a failure. Line breaks become spaces.
+    /// Makes a failure with this text. Line breaks become spaces.
     #[must_use]
     pub fn new(what: impl fmt::Display) -> Self {
         Self(what.to_string().split_whitespace().collect::<Vec<_>>().join(" "))

@@ -1,4 +1,4 @@
-//! The figures of a measurement.
+//! The results of a measurement.
 
 use std::time::Duration;
 
@@ -8,28 +8,28 @@ use rdma_reactor::Stats;
 use super::intervals::Interval;
 use super::plan::Plan;
 
-/// The result of a connection, or of several that were measured at the same time.
+/// The result of one connection, or the sum of several that were measured at the same time.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// The number of the client's messages; for latency, the number of round trips.
+    /// The number of messages that the client has sent. For latency, this is the number of round trips.
     pub iterations: u64,
-    /// The number of messages that count: one way for latency, all directions for throughput.
+    /// The number of messages that are reported. For latency they are counted one way, for throughput in all directions.
     pub messages: u64,
-    /// The time from the first message to the last answer.
+    /// The time from the client's first message to the last answer.
     pub elapsed: Duration,
-    /// The latencies, ns: halves of the round trips; whole reads;
-    /// or in an open loop, round trips from their scheduled times.
+    /// The latencies, in ns. These are half round trips, or for RDMA Reads the time of a whole read. In an open loop, they are round
+    /// trips from the scheduled time of the message.
     pub latency: Option<Histogram<u64>>,
 }
 
 impl Measured {
-    /// Returns the result of no connection.
+    /// Returns an empty result, to which others can be added.
     #[must_use]
     pub const fn none() -> Self {
         Self { iterations: 0, messages: 0, elapsed: Duration::ZERO, latency: None }
     }
 
-    /// Adds the result of another connection, which was measured at the same time.
+    /// Adds the result of another connection that was measured at the same time.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.iterations += other.iterations;
@@ -37,7 +37,7 @@ impl Measured {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.latency = match (self.latency, other.latency) {
             (Some(mut all), Some(more)) => {
-                // The histogram grows as needed.
+                // This cannot fail, because the histogram grows as needed.
                 let _ = all.add(more);
                 Some(all)
             }
@@ -47,31 +47,31 @@ impl Measured {
     }
 }
 
-/// The processor time of both processes, from the first connection to the end of the measurement, warm-up included.
+/// The processor time of the client and the server, from the first connection to the end of the measurement. The warm-up is included.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessorTimes {
-    /// The processor time of this process.
+    /// The processor time of the client's process.
     pub client: Duration,
-    /// The processor time of the server's process; `None` if the server did not report it.
+    /// The processor time of the server's process; `None` if the server has not reported it.
     pub server: Option<Duration>,
 }
 
-/// The result of a plan.
+/// The result of a planned measurement.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// The plan of the measurement.
     pub plan: Plan,
-    /// The result.
+    /// The result of all connections together.
     pub measured: Measured,
-    /// The figures of each interval.
+    /// The result of each interval.
     pub intervals: Vec<Interval>,
-    /// The processor time of both processes.
+    /// The processor time of the client and the server.
     pub processors: ProcessorTimes,
     /// The name of the provider that carried the connections.
     pub provider: String,
-    /// Counters of the client's reactor, from its start to the end of the measurement.
+    /// The counters of the client's reactor, from its start to the end of the measurement.
     pub stats: Stats,
-    /// True if the user stopped the measurement.
+    /// True if the user interrupted the measurement.
     pub interrupted: bool,
 }
 
@@ -83,8 +83,8 @@ impl Figures {
         if seconds > 0.0 { self.measured.messages as f64 / seconds } else { 0.0 }
     }
 
-    /// Returns the processor time of the client and of the server for one message
-    /// or one round trip, us. Both times and both counts include the warm-up.
+    /// Returns the processor time for one message, or for one round trip, in us: the client's and the server's. The warm-up is included
+    /// in the times and in the number of messages.
     #[must_use]
     pub fn processor_us_per_message(&self) -> [Option<f64>; 2] {
         let warmup = self.plan.warmup * u64::from(self.plan.job.connections);
@@ -93,7 +93,7 @@ impl Figures {
         [each(self.processors.client), self.processors.server.and_then(each)]
     }
 
-    /// Returns the throughput of payload, Gbit/s.
+    /// Returns the throughput of payload, in Gbit/s.
     #[must_use]
     pub fn gbit_per_second(&self) -> f64 {
         self.messages_per_second() * f64::from(self.plan.job.size) * 8.0 / 1e9
@@ -106,7 +106,7 @@ pub fn us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// Formats bytes as people write them: 64 B, 4 KiB.
+/// Formats a number of bytes for people, such as 64 B or 4 KiB.
 #[must_use]
 pub fn size_label(bytes: u64) -> String {
     match bytes {

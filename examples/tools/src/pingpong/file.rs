@@ -1,4 +1,4 @@
-//! A file for results. It is opened before the measurement, and written after it.
+//! A file for results. It is opened before the measurement, so that errors are reported early, and written afterwards.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, Write};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::failure::Failure;
 
-/// A file for results. If it did not exist before and there are no results, it is removed again.
+/// A file for results. If the file is new and no results are written, it is removed.
 #[derive(Debug)]
 pub struct ResultFile {
     flag: &'static str,
@@ -16,10 +16,10 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// Opens `path`, and makes its directories. The old content stays until [`ResultFile::write`].
+    /// Opens `path`, and creates its directories. A file that exists keeps its content until [`ResultFile::write`].
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The file cannot be opened for writing.
     pub fn open(flag: &'static str, path: &Path) -> Result<Self, Failure> {
         let existed = path.exists();
         path.parent()
@@ -29,12 +29,12 @@ impl ResultFile {
             .map_err(|error| unwritable(flag, path, &error))
     }
 
-    /// Replaces the content.
+    /// Replaces the content of the file.
     ///
     /// # Errors
-    /// The system's error.
+    /// The file cannot be written.
     pub fn write(mut self, text: &str) -> Result<(), Failure> {
-        // A device such as /dev/null cannot be truncated.
+        // Only a regular file is truncated: a device such as /dev/null cannot be.
         let cut = if self.file.metadata().is_ok_and(|meta| meta.is_file()) {
             self.file.set_len(0).and_then(|()| self.file.rewind())
         } else {

@@ -1,9 +1,9 @@
-//! The frames of the program. The first byte of every message is its kind. The job sets the length of data
-//! messages. Control messages have fixed lengths, so that they also work with data messages of one byte.
+//! The messages of `rdma-pingpong`. The first byte of a message is its kind. The length of data messages is part of the job. Control
+//! messages have fixed lengths, so they also work if data messages have one byte.
 
 use rdma_reactor::RemoteRegion;
 
-/// The first byte of data.
+/// The kind of a data message.
 const DATA: u8 = 0;
 const LAST: u8 = 1;
 const DONE: u8 = 2;
@@ -11,36 +11,36 @@ const LENT: u8 = 3;
 const ASK: u8 = 4;
 const SPENT: u8 = 5;
 
-/// The length of the longest control message, bytes.
+/// The length of the longest control message, in bytes.
 pub const CONTROL_LEN: usize = 1 + RemoteRegion::LEN;
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A data message. Data messages are counted.
+    /// A data message. Its bytes have no meaning; only the number of data messages counts.
     Data,
-    /// The client has sent this many messages, and waits for [`Frame::Done`].
+    /// The client has sent this many messages, and now waits for [`Frame::Done`].
     Last(u64),
-    /// The server has received everything before [`Frame::Last`]. The number is that
-    /// of messages sent to the client, or for one-sided operations the announced number.
+    /// The server has received all messages that precede [`Frame::Last`]. The number is that of messages that the server has sent, or
+    /// for one-sided operations the number from [`Frame::Last`].
     Done(u64),
-    /// Memory that the sender of this frame lends for the receiver's operations.
+    /// Memory of the sender of this frame, for one-sided operations of the receiver.
     Lent(RemoteRegion),
-    /// The client is done, and requests [`Frame::Spent`].
+    /// The client has finished its measurement, and requests [`Frame::Spent`].
     Ask,
-    /// The server's processor time for this client, ns.
+    /// The processor time that the server has used for this client, in ns.
     Spent(u64),
 }
 
 impl Frame {
-    /// Marks a message of at least one byte as data.
+    /// Marks a message as a data message by its first byte. An empty message stays unchanged.
     pub fn mark_data(message: &mut [u8]) {
         if let Some(first) = message.first_mut() {
             *first = DATA;
         }
     }
 
-    /// Encodes a control message. Empty for data.
+    /// Encodes a control message. For [`Frame::Data`], returns only the first byte.
     #[must_use]
     pub fn control(self) -> Vec<u8> {
         match self {
@@ -53,7 +53,7 @@ impl Frame {
         }
     }
 
-    /// Decodes a message of a job with messages of `size` bytes. Returns `None` if there is no such message.
+    /// Decodes a message. `size` is the length of the job's data messages. Returns `None` if the message is malformed.
     #[must_use]
     pub fn read(message: &[u8], size: u32) -> Option<Self> {
         let (&kind, rest) = message.split_first()?;

@@ -1,17 +1,17 @@
-//! A histogram in text, with logarithmic buckets and bars.
+//! A histogram as text. Its buckets are logarithmic, and shown as bars.
 
 use hdrhistogram::Histogram;
 
 use super::figures::us;
 
-/// The largest number of lines.
+/// The largest number of rows.
 const ROWS: i32 = 20;
-/// Columns of the longest bar.
+/// The length of the longest bar, in columns.
 const WIDTH: f64 = 50.0;
-/// Bars in eighths of a column.
+/// The last character of a bar, by its width in eighths of a column.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
-/// Formats one line per bucket, and nothing for an empty histogram. Values are in ns, shown in us.
+/// Formats one row for each bucket. Returns no text for an empty histogram. The histogram is in ns; the text shows us.
 #[must_use]
 pub fn text(histogram: &Histogram<u64>) -> String {
     let rows = buckets(histogram);
@@ -26,7 +26,8 @@ pub fn text(histogram: &Histogram<u64>) -> String {
     out
 }
 
-/// Makes buckets (from, to, count) from the smallest value to the largest, as many per decade as fit.
+/// Returns the buckets, as (from, to, count), from the smallest value to the largest. Their number per decade is as large as the limit
+/// of rows allows.
 fn buckets(histogram: &Histogram<u64>) -> Vec<(u64, u64, u64)> {
     if histogram.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Requests to end the program: from Ctrl-C, other signals, or other threads.
+//! Requests to end the program. They come from signals, such as Ctrl-C, or from other threads.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use rdma_reactor::ReactorHandle;
 
 use super::failure::Failure;
 
-/// A request to end, from a signal or another thread.
+/// A flag that requests the end of the program. Signals or other threads raise it.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     shared: Arc<Shared>,
@@ -21,10 +21,10 @@ struct Shared {
 }
 
 impl Interrupt {
-    /// Makes a request that SIGINT, SIGTERM and SIGHUP raise. The second signal ends the program immediately.
+    /// Makes a request that SIGINT, SIGTERM or SIGHUP raises. A second signal ends the program immediately.
     ///
     /// # Errors
-    /// The system refused the handler.
+    /// The system refused the signal handler.
     pub fn on_signals() -> Result<Self, Failure> {
         let interrupt = Self::default();
         let of_handler = interrupt.clone();
@@ -37,7 +37,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Requests the end. Returns true if it was requested before.
+    /// Requests the end of the program. Returns true if it was already requested.
     pub fn raise(&self) -> bool {
         let before = self.shared.raised.swap(true, Ordering::SeqCst);
         if let Some(reactor) = &*self.shared.reactor.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -46,13 +46,13 @@ impl Interrupt {
         before
     }
 
-    /// Returns true if the end was requested.
+    /// Returns true if the end of the program is requested.
     #[must_use]
     pub fn is_raised(&self) -> bool {
         self.shared.raised.load(Ordering::SeqCst)
     }
 
-    /// Stops this reactor when the end is requested, or immediately if it was requested before.
+    /// Stops this reactor when the end of the program is requested. If it is requested already, stops the reactor immediately.
     pub fn stops(&self, reactor: ReactorHandle) {
         *self.shared.reactor.lock().unwrap_or_else(PoisonError::into_inner) = Some(reactor.clone());
         if self.is_raised() {

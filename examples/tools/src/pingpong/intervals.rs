@@ -1,4 +1,4 @@
-//! Lines about a measurement that is in progress.
+//! Intermediate results of a measurement, one for each interval.
 
 use std::fmt;
 use std::time::Instant;
@@ -7,18 +7,18 @@ use hdrhistogram::Histogram;
 
 use super::figures::{Measured, us};
 
-/// The figures between two points in time.
+/// The result of one interval of a measurement.
 #[derive(Clone, Debug)]
 pub struct Interval {
-    /// The beginning of the interval, seconds from the beginning of the measurement.
+    /// The beginning of the interval, in seconds since the beginning of the measurement.
     pub from: f64,
-    /// The end of the interval, seconds from the beginning of the measurement.
+    /// The end of the interval, in seconds since the beginning of the measurement.
     pub to: f64,
-    /// The number of messages, counted like [`Measured::messages`].
+    /// The number of messages, counted as in [`Measured::messages`].
     pub messages: u64,
-    /// Bytes of a message.
+    /// The length of a message, in bytes.
     size: u32,
-    /// The latencies, measured like [`Measured::latency`].
+    /// The latencies, measured as in [`Measured::latency`].
     pub latency: Option<Histogram<u64>>,
 }
 
@@ -30,7 +30,7 @@ impl Interval {
         if seconds > 0.0 { self.messages as f64 / seconds } else { 0.0 }
     }
 
-    /// Returns the throughput of payload, Gbit/s.
+    /// Returns the throughput of payload, in Gbit/s.
     #[must_use]
     pub fn gbit_per_second(&self) -> f64 {
         self.messages_per_second() * f64::from(self.size) * 8.0 / 1e9
@@ -54,7 +54,7 @@ impl fmt::Display for Interval {
 #[derive(Debug)]
 pub struct Intervals {
     size: u32,
-    /// The beginning of the measurement, and that of the interval.
+    /// The beginning of the measurement, and that of the current interval. `None` during the warm-up.
     begin: Option<(Instant, Instant)>,
     before: Measured,
     /// The intervals that have ended.
@@ -62,14 +62,14 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// Makes the intervals of a measurement with messages of `size` bytes.
+    /// Makes the intervals of a measurement whose messages have `size` bytes.
     #[must_use]
     pub const fn new(size: u32) -> Self {
         Self { size, begin: None, before: Measured::none(), ended: Vec::new() }
     }
 
-    /// Ends an interval, and begins the next one. `so_far` is the result since the
-    /// warm-up. Returns the interval that has ended, or `None` during the warm-up.
+    /// Ends the current interval, and begins the next one. `so_far` is the result since the warm-up. Returns the interval that has
+    /// ended, or `None` during the warm-up.
     pub fn end(&mut self, so_far: Measured, now: Instant) -> Option<&Interval> {
         if self.begin.is_none() && so_far.messages == 0 {
             return None;
@@ -81,7 +81,7 @@ impl Intervals {
         let before = std::mem::replace(&mut self.before, so_far.clone());
         let latency = so_far.latency.map(|mut latency| {
             if let Some(before) = &before.latency {
-                // This cannot fail: all earlier samples are in the newer histogram, too.
+                // This cannot fail: the current histogram has all samples of the earlier one.
                 let _ = latency.subtract(before);
             }
             latency
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!((second.from, second.to, second.messages), (4.0, 10.0, 1));
         assert_eq!(second.latency.as_ref().unwrap().len(), 1);
         assert!(second.to_string().contains("1 messages, p50 9"), "{second}");
-        // An interval without messages has a line, too.
+        // An interval in which no message arrived must be reported, too.
         let third = intervals.end(measured(9, &[10_000, 20_000, 90_000]), at(30)).unwrap();
         assert_eq!((third.messages, third.gbit_per_second()), (0, 0.0));
     }

@@ -1,5 +1,5 @@
-//! The request of a client: a [`Job`] in the private data of the connect
-//! request. A server that rejects the connection answers with a [`Reply`].
+//! A client's request: a [`Job`], in the private data of the connect request. If the server rejects the connection, it answers with a
+//! [`Reply`].
 
 use std::fmt;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use super::failure::Failure;
 use super::frame;
 use super::watch;
 
-/// The largest message, bytes. This is the library's limit.
+/// The length of the largest message, in bytes. This is also the library's limit.
 pub const MAX_SIZE: u64 = 1 << 30;
 /// The largest number of messages in flight.
 pub const MAX_DEPTH: u32 = 8192;
 /// The largest number of connections of a client.
 pub const MAX_CONNECTIONS: u16 = 1024;
-/// The time to poll before sleeping with `--wait spin`. It is longer than
-/// any pause of a measurement, and short enough that an idle server sleeps.
+/// With `--wait spin`, a side polls for this time before it sleeps. The time is longer than any pause within a measurement, but short
+/// enough that an idle server sleeps.
 pub const SPIN: Duration = Duration::from_millis(20);
-/// The first four bytes of a job: a name, and the version of the bytes that follow.
+/// The magic number: three bytes for the name of the protocol, and one for its version.
 const MAGIC: [u8; 4] = *b"RPP\x02";
 
-/// The measured figure.
+/// The quantity to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// One message back and forth; half the round trip
@@ -63,7 +63,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// The wait mode of both sides.
+/// The way in which both sides wait for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WaitMode {
     /// Sleep until something happens
@@ -75,7 +75,7 @@ pub enum WaitMode {
 }
 
 impl WaitMode {
-    /// Returns the mode that suits this machine. Polling needs a processor for each side.
+    /// Returns the mode that suits this machine: polling if there are at least two processors, one for each side.
     #[must_use]
     pub fn suited() -> Self {
         match std::thread::available_parallelism() {
@@ -84,10 +84,10 @@ impl WaitMode {
         }
     }
 
-    /// Returns the library's setting.
+    /// Returns the corresponding setting of the library.
     ///
     /// # Errors
-    /// The library has no such setting.
+    /// The library does not support this setting.
     pub fn policy(self) -> Result<Wait, Failure> {
         match self {
             Self::Event => Ok(Wait::Event),
@@ -107,10 +107,10 @@ impl fmt::Display for WaitMode {
     }
 }
 
-/// The request of a client.
+/// The parameters of a measurement, which a client sends to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The measured figure.
+    /// The quantity to measure.
     pub mode: Mode,
     /// The operation that carries the data.
     pub op: Op,
@@ -120,22 +120,22 @@ pub struct Job {
     pub bidirectional: bool,
     /// True if the embedded provider uses its CRC32C.
     pub crc: bool,
-    /// True if each byte of a message is written before it is sent, and read after it has arrived.
+    /// True if each side writes every byte of a message before it sends it, and reads every byte after it has arrived.
     pub touch: bool,
-    /// True if the peer maps the memory of one-sided operations (`RegionOptions::direct`).
+    /// True if the peer may map the memory of one-sided operations and access it directly (`RegionOptions::direct`).
     pub direct: bool,
-    /// True if the system chooses the congestion control of TCP within this host, and not the library.
+    /// True if the library leaves the choice of TCP's congestion control within a host to the system.
     pub system_congestion: bool,
-    /// Bytes per message.
+    /// The length of a message, in bytes.
     pub size: u32,
-    /// The number of messages in flight. For latency it is more than one only with a schedule.
+    /// The number of messages in flight. In a latency measurement it is 1, unless messages are sent on a schedule.
     pub depth: u32,
-    /// The number of connections of the client, which measure at the same time.
+    /// The number of the client's connections, which are measured at the same time.
     pub connections: u16,
 }
 
 impl Job {
-    /// The job that a server is ready for before the first client.
+    /// The parameters for which a server is prepared before its first client.
     pub const IDLE: Self = Self {
         mode: Mode::Latency,
         op: Op::Send,
@@ -150,15 +150,16 @@ impl Job {
         connections: 1,
     };
 
-    /// Returns true if both sides poll memory, because nothing else reports the arrival of a block.
+    /// Returns true if both sides poll memory. This is necessary for the latency of RDMA Writes, because nothing else reports that a
+    /// block has arrived.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.mode == Mode::Latency && self.op == Op::Write
     }
 
-    /// Returns the number of messages in flight that suits a size: enough to keep the path busy,
-    /// and few enough for the caches. In shared memory these are the caches of one processor: a
-    /// receive that is reused before it has left them is written at several times the speed.
+    /// Returns a suitable number of messages in flight for messages of `size` bytes. It keeps the path busy, but the messages fit in
+    /// the caches. In shared memory, they must fit in the caches of one processor: writing a receive buffer that is still in its cache
+    /// is several times faster.
     #[must_use]
     pub const fn suited_depth(provider: ProviderChoice, size: u32) -> u32 {
         let bytes: u32 = if matches!(provider, ProviderChoice::Shm) { 512 << 10 } else { 2 << 20 };
@@ -172,9 +173,8 @@ impl Job {
         }
     }
 
-    /// Encodes the private data of the connect request: `magic:3 | version:1 | mode:1 |
-    /// wait:1 | flags:1 | op:1 | size:4 | depth:4 | connections:2 | client:4`, little-endian.
-    /// `client` is a number by which the server recognizes the connections of a client.
+    /// Encodes the private data of the connect request: `magic:3 | version:1 | mode:1 | wait:1 | flags:1 | op:1 | size:4 | depth:4 |
+    /// connections:2 | client:4`, little-endian. `client` is a number that identifies the client on all of its connections.
     #[must_use]
     pub fn encode(&self, client: u32) -> Vec<u8> {
         let mode = match self.mode {
@@ -202,10 +202,10 @@ impl Job {
         out
     }
 
-    /// Decodes the private data of a connect request: the job, and the number of the client.
+    /// Decodes the private data of a connect request. Returns the job, and the number that identifies the client.
     ///
     /// # Errors
-    /// The text says why the job was not understood. It is short enough for a [`Reply`].
+    /// The private data is not a valid job. The text has the reason, and is short enough for a [`Reply`].
     pub fn decode(data: &[u8]) -> Result<(Self, u32), String> {
         if !data.starts_with(&MAGIC[..3]) {
             return Err("this is an rdma-pingpong server".into());
@@ -259,7 +259,7 @@ impl Job {
     /// # Errors
     /// The provider is not available.
     pub fn reactor(&self, provider: ProviderChoice, security: &Security) -> Result<Reactor, Failure> {
-        // The bytes of writes and reads mean nothing, so they need no encryption.
+        // RDMA Writes and Reads transfer meaningless bytes, so they need no encryption.
         let config = self.config(provider)?.security(security.clone()).allow_plain_remote_memory(true);
         Reactor::new(config).map_err(|error| match error {
             Error::Transport(error) if provider == ProviderChoice::Verbs => {
@@ -269,22 +269,24 @@ impl Job {
         })
     }
 
-    /// Returns the settings of that reactor.
+    /// Returns the settings of the reactor for this job.
     fn config(&self, provider: ProviderChoice) -> Result<Config, Failure> {
         let (receive, send) = match self.mode {
-            // The send queue must hold the blocks whose completions were not polled yet.
+            // The send queue must have space for the blocks that are sent but whose completions were not polled yet.
             Mode::Latency if self.is_watched() => (8, 4 * watch::BLOCKS),
-            // One message is in flight, and the device is polled for send completions once per quarter of a
-            // queue. Until then, large buffers would leave the caches; so only small messages have long queues.
+            // Only one message is in flight. The reactor polls for send completions once for every quarter of the send queue. Until
+            // then the buffers are not reused, so many large ones would not fit in the caches. So only jobs with small messages have
+            // long queues.
             Mode::Latency if self.depth == 1 && self.size <= 16 << 10 => (8, 32),
             Mode::Throughput if self.op != Op::Send => (8, self.depth),
-            // A peer grants credits when it owes about half a window, so twice the depth keeps small messages flowing.
+            // A peer sends credits when it owes about half a window. With a window of twice the depth, small messages do not wait for
+            // them.
             _ if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
             _ => (self.depth.max(5), self.depth),
         };
         let max_message = if self.op == Op::Send { self.size } else { 0 }.max(frame::CONTROL_LEN as u32);
-        // A page per message covers the library's header and rounding. The extra ones are
-        // for buffers that are being filled, and for a connection that is still closing.
+        // The extra 4096 bytes per message are for the library's header and for rounding. The 8 extra messages are for buffers that are
+        // being filled, and for a connection that is still closing.
         let memory = 2 * (u64::from(max_message) + 4096) * u64::from(receive + send + 8) * u64::from(self.connections);
         Ok(Config::default()
             .provider(provider)
@@ -292,7 +294,7 @@ impl Job {
             .buffer_size(max_message)
             .receive_depth(receive)
             .send_depth(send)
-            // Nothing waits for send completions: answers and grants show when the next message may be sent.
+            // The program does not wait for send completions: answers and credits show when it may send the next message.
             .quiet_sends(self.op == Op::Send)
             .completions(|c| c.queue = (receive + send + 2).max(1024))
             .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
@@ -316,19 +318,19 @@ impl fmt::Display for Job {
     }
 }
 
-/// The reason why a server rejects a connection, in the private data of the reject.
+/// The reason why a server rejects a connection. It is sent in the private data of the reject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The server is adapting to this job. The client must retry soon.
+    /// The server is preparing for this job. The client must connect again soon.
     Adapting,
-    /// The server has another client.
+    /// The server is serving another client.
     Busy,
     /// The server does not understand the request.
     Refused(String),
 }
 
 impl Reply {
-    /// Encodes the private data of the reject: a number, and a text.
+    /// Encodes the private data of the reject: a number for the kind, then the text of a refusal.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -344,7 +346,7 @@ impl Reply {
         }
     }
 
-    /// Decodes the private data of a reject. Returns `None` if it is not of `rdma-pingpong`.
+    /// Decodes the private data of a reject. Returns `None` if it does not come from `rdma-pingpong`.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
         match data {

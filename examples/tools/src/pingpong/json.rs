@@ -1,11 +1,11 @@
-//! The results as JSON.
+//! Formats the results of measurements as JSON.
 
 use serde_json::{Value, json};
 
 use super::figures::{Figures, us};
 use super::job::Op;
 
-/// Formats one object for one measurement, or an array for several.
+/// Returns one JSON object for a single measurement, or an array for several.
 #[must_use]
 pub fn results(figures: &[Figures]) -> Value {
     match figures {

@@ -1,5 +1,5 @@
-//! The client's side of a latency measurement. Repeatedly, it sends a message
-//! and awaits the answer; or it writes and awaits a write; or it reads.
+//! The client's side of a latency measurement. With messages, it repeatedly sends one and waits for the answer. With RDMA Writes, it
+//! writes and waits for the server's write. With RDMA Reads, it waits for each completion.
 
 use std::time::{Duration, Instant};
 
@@ -15,33 +15,33 @@ use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
 
-/// The number of round trips that are buffered, because adding one
-/// to the histogram may take longer than the round trip itself.
+/// The number of round trips that are buffered before they are added to the histogram. Adding one may take longer than the round trip
+/// itself, so it is done rarely.
 const RECENT: usize = 4096;
 
 /// A latency measurement.
 #[derive(Debug)]
 pub struct Latency {
     job: Job,
-    /// The memory that the answers to writes arrive in.
+    /// The memory in which the server's writes arrive; `None` for other operations.
     inbox: Option<Inbox>,
     extent: Extent,
     outlet: Outlet,
     warmup: u64,
     done: u64,
     times: Histogram<u64>,
-    /// The round trips since the last addition to the histogram.
+    /// The round trips that are not in the histogram yet.
     recent: Vec<Duration>,
     started: Instant,
     sent_at: Instant,
     elapsed: Duration,
-    /// True if the answer has arrived and the next message was not sent yet.
+    /// True if the answer has arrived and the next message is not sent yet.
     my_turn: bool,
     over: bool,
 }
 
 impl Latency {
-    /// Makes the measurement of a plan.
+    /// Makes the measurement that a plan describes.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         let now = Instant::now();
@@ -78,7 +78,7 @@ impl ConnectionWork for Latency {
         self.outlet.aim(if self.job.op == Op::Write { target.counting(cx, conn)? } else { target });
         if self.job.op == Op::Write {
             let memory = target::lend(cx, conn, &self.job)?;
-            // Nothing else was sent, so the send queue is not full.
+            // The result is ignored: this is the first message, so the send queue is not full.
             self.outlet.control(cx, conn, Frame::Lent(memory.remote()));
             self.inbox = Some(Inbox::new(memory));
         }
@@ -106,7 +106,7 @@ impl ConnectionWork for Latency {
     }
 
     fn completed(&mut self, kind: SendKind) {
-        // The completion of a read is its answer.
+        // The completion of an RDMA Read is its answer.
         if kind == SendKind::Read {
             self.answered(Instant::now());
         }
@@ -158,7 +158,8 @@ impl ConnectionWork for Latency {
 }
 
 impl Latency {
-    /// Records an answer. The next message is sent immediately, so one reading of the clock gives both times.
+    /// Records an answer. The next message is sent immediately, so the same reading of the clock ends this round trip and begins the
+    /// next one.
     fn answered(&mut self, now: Instant) {
         self.my_turn = true;
         let sent_at = std::mem::replace(&mut self.sent_at, now);
@@ -179,12 +180,12 @@ impl Latency {
     }
 }
 
-/// Adds round trips to a histogram.
+/// Adds round trips to a histogram, as half round trips or, for RDMA Reads, as whole ones.
 fn sort(times: &[Duration], op: Op, into: &mut Histogram<u64>) {
     for &both in times {
         let time = if op == Op::Read { both } else { both / 2 };
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        // The histogram grows as needed. Times beyond its largest value count as that value.
+        // The histogram grows as needed. A time beyond its largest value is recorded as that value.
         if into.record(time).is_err() {
             into.saturating_record(time);
         }

@@ -1,8 +1,7 @@
-//! `rdma-pingpong`: latency and throughput between two processes.
+//! `rdma-pingpong` measures latency and throughput between two processes.
 //!
-//! The client sends the job of a measurement in its connect request ([`job`]). The server
-//! adapts to the job, and needs no settings. The other modules lead from the command line
-//! ([`cli`]) over a measurement ([`client`], [`server`]) to its results ([`figures`]).
+//! The client sends the parameters of a measurement in its connect request ([`job`]). The server prepares for them, and needs no
+//! settings of its own. The command line is in [`cli`], the measurement in [`client`] and [`server`], and the results in [`figures`].
 
 pub mod address;
 pub mod chart;
@@ -43,7 +42,7 @@ use self::cli::{Command, PingpongArgs};
 use self::failure::{Ending, Failure};
 use crate::program;
 
-/// Runs the program: reads the command line, runs the command, and prints a failure in one line.
+/// Runs the program: parses the command line, and runs the command. Prints a failure in one line.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run)
 }

@@ -1,5 +1,5 @@
-//! The sender of data. Small messages are copied into the library's buffers,
-//! large ones are sent from them, and one-sided operations go to their target.
+//! Sends data messages, or performs one-sided operations. Small messages are copied into the library's buffers. Large messages are
+//! filled in these buffers and sent without a copy.
 
 use rdma_reactor::{ConnectionId, Context, SendBuffer, SendErrorKind};
 
@@ -8,15 +8,15 @@ use super::job::Job;
 use super::target::Target;
 use super::touch;
 
-/// The largest message that is copied, bytes. For larger ones, handling a buffer is cheaper.
+/// The length of the largest message that is copied, in bytes. Larger messages are cheaper without a copy.
 const COPY_UP_TO: u32 = 4096;
 
-/// The result of a send or an operation.
+/// The result of sending a message, or of starting an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// The library has accepted it. For an operation, `on_send_complete` follows.
+    /// The library has accepted the message or the operation. For an operation, `on_send_complete` follows.
     Yes,
-    /// The library has refused it for now; `on_writable` follows.
+    /// The library has refused the message or the operation for now; `on_writable` follows.
     Blocked,
     /// The connection is ending; `on_disconnect` follows.
     Gone,
@@ -31,24 +31,24 @@ impl From<SendErrorKind> for Sent {
     }
 }
 
-/// The sender of data.
+/// The sender of data messages or one-sided operations on a connection.
 #[derive(Debug)]
 pub struct Outlet {
     size: u32,
-    /// The value of the bytes of the next message, if the job touches each byte before it is sent.
+    /// The value to write to each byte of the next message; `None` if the job does not write to its messages.
     touch: Option<u8>,
-    /// The target, if one-sided operations are used instead of messages.
+    /// The target of one-sided operations; `None` if messages are sent instead.
     target: Option<Target>,
-    /// The bytes that small messages are copied from.
+    /// The content of small messages, which is copied for each message.
     small: Vec<u8>,
-    /// A large message that was refused.
+    /// The buffer of a large message that was refused. It is sent first.
     refused: Option<SendBuffer>,
-    /// True between a refused send and `on_writable`.
+    /// True after a refused send, until `on_writable` is called.
     blocked: bool,
 }
 
 impl Outlet {
-    /// Makes an outlet for the messages or operations of a job.
+    /// Makes a sender for the messages or operations of a job.
     #[must_use]
     pub fn new(job: &Job) -> Self {
         let size = job.size;
@@ -56,19 +56,19 @@ impl Outlet {
         Self { size, touch: job.touch.then_some(0), target: None, small, refused: None, blocked: false }
     }
 
-    /// Returns true if the outlet performs operations instead of sending messages.
+    /// Returns true if the target of one-sided operations is set, so that no messages are sent.
     #[must_use]
     pub const fn is_aimed(&self) -> bool {
         self.target.is_some()
     }
 
-    /// Directs reads or writes to `target` from now on.
+    /// Sets the target of one-sided operations.
     pub fn aim(&mut self, target: Target) {
         self.target = Some(target);
     }
 
-    /// Sends one data message, or starts one operation. Large messages carry the old content of their buffers,
-    /// as with the tools of perftest, unless the job touches them: filling the buffers would measure the memory.
+    /// Sends one data message, or starts one operation. Like perftest's tools, it does not fill large messages, because that would
+    /// measure the memory. They carry the old content of their buffers, unless the job requests that each byte is written.
     pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         if self.blocked {
             return Sent::Blocked;
@@ -88,12 +88,12 @@ impl Outlet {
         sent
     }
 
-    /// Records that `on_writable` was called.
+    /// Permits sends again. Called by `on_writable`.
     pub const fn unblock(&mut self) {
         self.blocked = false;
     }
 
-    /// Returns true between a refused send and `on_writable`.
+    /// Returns true after a refused send, until `on_writable` is called.
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
         self.blocked

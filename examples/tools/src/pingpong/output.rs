@@ -1,11 +1,11 @@
-//! Standard output, until its reader closes it.
+//! Standard output. After its reader has closed it, further output is dropped.
 
 use std::fmt;
 use std::io::{self, Write};
 
 /// The destination of tables.
 pub struct Output {
-    /// The stream; `None` once its reader has closed it.
+    /// The stream; `None` if its reader has closed it.
     to: Option<Box<dyn Write>>,
 }
 
@@ -22,13 +22,13 @@ impl Output {
         Self { to: Some(Box::new(io::stdout())) }
     }
 
-    /// Returns standard error, for use when standard output carries something else.
+    /// Returns standard error, for tables when standard output carries JSON.
     #[must_use]
     pub fn stderr() -> Self {
         Self { to: Some(Box::new(io::stderr())) }
     }
 
-    /// Prints a text as it is. If the reader has closed the stream, that is no error, and later text is dropped.
+    /// Prints a text without a line break. If the reader has closed the stream, that is no error, and the text is dropped.
     pub fn text(&mut self, text: &str) {
         let printed = self.to.as_mut().map(|to| to.write_all(text.as_bytes()).and_then(|()| to.flush()));
         if let Some(Err(_)) = printed {
@@ -36,7 +36,7 @@ impl Output {
         }
     }
 
-    /// Prints a line.
+    /// Prints a text and a line break.
     pub fn line(&mut self, line: impl fmt::Display) {
         self.text(&format!("{line}\n"));
     }

@@ -1,6 +1,6 @@
-//! The client's side of an open loop: messages are sent on a schedule, whether or
-//! not answers arrive. The latency of a message counts from its scheduled time. So a
-//! message that waits for an earlier one does not seem fast (coordinated omission).
+//! The client's side of an open loop: it sends messages on a schedule, even if answers are late. The latency of a message begins at its
+//! scheduled time. If a message is sent late because of an earlier one, that delay is included. Otherwise slow answers would be hidden
+//! (coordinated omission).
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ use super::frame::Frame;
 use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 
-/// The longest latency that the histogram distinguishes, ns.
+/// The longest latency that the histogram can distinguish, in ns.
 const LONGEST: u64 = 60_000_000_000;
 
-/// The times at which messages are due, relative to the beginning.
+/// The schedule: the times at which messages are due, relative to its beginning.
 #[derive(Clone, Copy, Debug)]
 struct Schedule {
     /// Messages per second.
@@ -25,12 +25,12 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// Returns the time that a message is scheduled for. The first one is message 0.
+    /// Returns the time at which a message is due. The first message has the number 0.
     fn time_of(self, message: u64) -> Duration {
         Duration::from_secs_f64(message as f64 / self.rate)
     }
 
-    /// Returns the number of messages that are scheduled within `extent` after the first `warmup` ones, these included.
+    /// Returns the total number of messages: the first `warmup` ones, and those that `extent` has after them.
     fn total(self, warmup: u64, extent: Extent) -> u64 {
         warmup
             + match extent {
@@ -40,26 +40,26 @@ impl Schedule {
     }
 }
 
-/// A measurement with messages on a schedule.
+/// A measurement whose messages are sent on a schedule.
 #[derive(Debug)]
 pub struct Paced {
     size: u32,
     schedule: Schedule,
     outlet: Outlet,
     warmup: u64,
-    /// The number of messages, warm-up included.
+    /// The number of messages, including those of the warm-up.
     total: u64,
     sent: u64,
     answered: u64,
     times: Histogram<u64>,
-    /// The beginning of the schedule; `None` before it.
+    /// The time at which the schedule began; `None` before that.
     started: Option<Instant>,
-    /// The time of the end of the warm-up, and that of the last answer.
+    /// The time at which the warm-up ended, and that of the last answer. `None` during the warm-up.
     counted: Option<(Instant, Instant)>,
 }
 
 impl Paced {
-    /// Makes the measurement of a plan, at this rate.
+    /// Makes the measurement that a plan describes, with `rate` messages per second.
     #[must_use]
     pub fn new(plan: &Plan, rate: f64) -> Self {
         let schedule = Schedule { rate };
@@ -77,7 +77,7 @@ impl Paced {
         }
     }
 
-    /// Returns the time that a message is scheduled for.
+    /// Returns the time at which a message is due, or `None` before the schedule has begun.
     fn time_of(&self, message: u64) -> Option<Instant> {
         self.started.map(|started| started + self.schedule.time_of(message))
     }
@@ -106,7 +106,7 @@ impl ConnectionWork for Paced {
         let Some(scheduled) = scheduled.filter(|_| Frame::read(message, self.size) == Some(Frame::Data)) else {
             return Err(format!("an unexpected message of {} bytes", message.len()));
         };
-        // Answers arrive in the order of the messages.
+        // Answers arrive in the order of the messages, so this answer belongs to the oldest unanswered message.
         self.answered += 1;
         if self.answered <= self.warmup {
             if self.answered == self.warmup {

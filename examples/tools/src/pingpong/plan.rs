@@ -1,4 +1,4 @@
-//! The plan of one connection's measurement.
+//! The plan of a measurement with one message size.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use super::cli::RunArgs;
 use super::failure::Failure;
 use super::job::{Job, Mode, Op, WaitMode};
 
-/// The largest size of `--all`, as a power of two.
+/// The binary logarithm of the largest size that `--all` measures.
 const ALL_UP_TO: u32 = 20;
 
-/// The extent of a measurement.
+/// The extent of a measurement: a number of messages or a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// This many messages.
+    /// The measurement has this many messages.
     Messages(u64),
-    /// As many messages as fit into this time.
+    /// The measurement has this duration.
     Time(Duration),
 }
 
 impl Extent {
-    /// Returns true if a count and a time reach the extent.
+    /// Returns true if the measurement is complete after this number of messages and this time.
     #[must_use]
     pub fn is_reached(&self, messages: u64, elapsed: Duration) -> bool {
         match *self {
@@ -30,7 +30,7 @@ impl Extent {
         }
     }
 
-    /// Returns the share of the extent that a count and a time reach, 0 to 1.
+    /// Returns the fraction of the measurement that is done after this number of messages and this time, from 0 to 1.
     #[must_use]
     pub fn share(&self, messages: u64, elapsed: Duration) -> f64 {
         match *self {
@@ -41,29 +41,29 @@ impl Extent {
     }
 }
 
-/// The plan of one connection's measurement.
+/// The plan of a measurement with one message size.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The job for the server.
+    /// The parameters that the client sends to the server.
     pub job: Job,
     /// The extent of the measurement.
     pub extent: Extent,
-    /// The number of messages before the measurement.
+    /// The number of messages that are sent before the measurement, on each connection.
     pub warmup: u64,
-    /// Messages per second of an open loop; `None` otherwise.
+    /// The messages per second of an open loop; `None` for other measurements.
     pub rate: Option<f64>,
-    /// The provider that carries the connection.
+    /// The provider that carries the connections.
     pub provider: ProviderChoice,
-    /// The options of connecting by exchange; `None` to connect by rdma_cm.
+    /// The options of connecting queue pairs by an exchange over TCP; `None` if rdma_cm connects them.
     pub exchange: Option<ExchangeOptions>,
-    /// The security of the connection.
+    /// The security of the connections.
     pub security: Security,
-    /// The time between two lines about the measurement; `None` for no lines.
+    /// The time between two lines about intermediate results; `None` for no such lines.
     pub interval: Option<Duration>,
 }
 
 impl Plan {
-    /// Makes one plan per size, in order.
+    /// Makes one plan for each message size, in the order of the sizes.
     ///
     /// # Errors
     /// The flags conflict.
@@ -112,13 +112,13 @@ impl Plan {
         Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, (provider, &security))).collect())
     }
 
-    /// Returns the size for which a histogram is shown.
+    /// Returns the message size whose histogram is shown.
     #[must_use]
     pub fn selected_size(args: &RunArgs) -> u32 {
         args.size.unwrap_or(64)
     }
 
-    /// Returns the name of the time that a latency is.
+    /// Returns a description of the time that is measured as latency.
     #[must_use]
     pub const fn time(&self) -> &'static str {
         match (self.rate, self.job.op) {
@@ -156,7 +156,7 @@ impl Plan {
     }
 }
 
-/// Returns the number of messages that gives a stable figure in about a second at most.
+/// Returns the default number of messages. It gives a stable result, and the measurement takes about a second at most.
 #[must_use]
 pub fn usual_iterations(mode: Mode, size: u32) -> u64 {
     match mode {

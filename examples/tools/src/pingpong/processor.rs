@@ -1,4 +1,4 @@
-//! The processors: the time that this process has used, and the load of the machine.
+//! The processor time that this process has used, and the load of the machine.
 
 use std::fs;
 use std::time::Duration;
@@ -15,15 +15,15 @@ pub fn time() -> Duration {
     getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| time(usage.user_time()) + time(usage.system_time()))
 }
 
-/// Returns a warning if the machine is too busy for meaningful
-/// figures. Returns `None` if it is not, or if its load is not known.
+/// Returns a warning if the load of the machine is too high for meaningful results. Returns `None` if it is not, or if it is unknown.
 #[must_use]
 pub fn busy(wait: WaitMode) -> Option<String> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     line(&read("/proc/loadavg"), &read("/proc/stat"), wait)
 }
 
-/// Returns the warning, given files of proc(5). The load is that of the whole machine, so all its processors count.
+/// Returns the warning, given the content of two files in `/proc`. The load is that of the whole machine, so it is compared with the
+/// number of all processors.
 fn line(loadavg: &str, stat: &str, wait: WaitMode) -> Option<String> {
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     let is_processor =

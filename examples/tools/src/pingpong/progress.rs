@@ -1,4 +1,4 @@
-//! The progress bar, on standard error if that is a terminal.
+//! The progress bar of a measurement, on standard error.
 
 use std::io::{IsTerminal, stderr};
 
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::figures::size_label;
 use super::plan::Plan;
 
-/// The number of steps of the bar.
+/// The number of positions of the bar.
 const STEPS: f64 = 1000.0;
 
 /// The progress bar of one measurement.
@@ -17,7 +17,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Makes a bar, which is drawn only if standard error is a terminal.
+    /// Makes a progress bar. It is drawn only if standard error is a terminal.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         let bar = stderr().is_terminal().then(|| {
@@ -37,7 +37,7 @@ impl Progress {
         self.bar.is_some()
     }
 
-    /// Shows a share, 0 to 1.
+    /// Shows the fraction that is done, from 0 to 1.
     pub fn show(&self, share: f64) {
         if let Some(bar) = &self.bar {
             bar.set_position((share * STEPS) as u64);

@@ -1,4 +1,4 @@
-//! The measurements of one command: one per size, with their tables, histogram and files.
+//! The measurements of one command, one for each message size. Prints tables and the histogram, and writes files.
 
 use super::address;
 use super::chart;
@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 /// Runs `rdma-pingpong client`.
 ///
 /// # Errors
-/// The flags are invalid, or the server does not exist or goes away.
+/// The flags are invalid, or the server cannot be reached or goes away.
 pub fn connect(server: &str, port: u16, args: &RunArgs) -> Result<Ending, Failure> {
     let carrier = Carrier::new(&args.device)?;
     let plans = Plan::from_args(args, carrier.provider)?;
@@ -32,7 +32,7 @@ pub fn connect(server: &str, port: u16, args: &RunArgs) -> Result<Ending, Failur
     Series::new(plans, Plan::selected_size(args), outputs).run(addresses, &interrupt)
 }
 
-/// The destinations of results.
+/// The destinations of the results: tables and files.
 #[derive(Debug)]
 pub struct Outputs {
     tables: Output,
@@ -47,10 +47,10 @@ enum Json {
 }
 
 impl Outputs {
-    /// Opens the files that the flags name. This happens before the measurement, so that an error does not waste one.
+    /// Opens the files that the flags name. This happens before the measurement, so that a wrong name is reported early.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// A file cannot be opened for writing.
     pub fn open(args: &RunArgs) -> Result<Self, Failure> {
         let json = match &args.json {
             None => None,
@@ -63,7 +63,7 @@ impl Outputs {
     }
 }
 
-/// The measurements of one command.
+/// The measurements of one command, with the destinations of their results.
 #[derive(Debug)]
 pub struct Series {
     plans: Vec<Plan>,
@@ -72,21 +72,21 @@ pub struct Series {
 }
 
 impl Series {
-    /// Makes a series of plans. The histogram is that of the size
-    /// `selected`, or of the last plan if no plan has that size.
+    /// Makes a series of planned measurements. The histogram is shown for the message size `selected`, or for the last plan if no plan
+    /// has that size.
     #[must_use]
     pub const fn new(plans: Vec<Plan>, selected: u32, outputs: Outputs) -> Self {
         Self { plans, selected, outputs }
     }
 
-    /// Measures and reports.
+    /// Runs the measurements, and prints and writes their results.
     ///
     /// # Errors
-    /// The server does not exist or goes away, or a file could not be written.
+    /// The server cannot be reached or goes away, or a file could not be written.
     pub fn run(mut self, addresses: Vec<SocketAddr>, interrupt: &Interrupt) -> Result<Ending, Failure> {
         let mut dial = Dial::new(addresses);
         let mut results: Vec<Figures> = Vec::new();
-        // The load is read first, because the measurement adds to it.
+        // The load is read before the measurements, because they increase it.
         let busy = self.plans.first().and_then(|plan| processor::busy(plan.job.wait));
         for plan in &self.plans {
             let figures = client::run(plan, &mut dial, interrupt, &mut self.outputs.tables)?;
@@ -145,7 +145,7 @@ impl Series {
     }
 }
 
-/// Formats the line of one measurement.
+/// Formats the line about one measurement.
 fn summary(figures: &Figures) -> String {
     let Figures { plan, measured, processors, provider, interrupted, .. } = figures;
     let stopped = if *interrupted { "interrupted; " } else { "" };

@@ -1,4 +1,5 @@
-//! The server. It serves clients sequentially, each with the job that the client requests, on all of its connections.
+//! The server of `rdma-pingpong`. It serves clients sequentially. A client sends the parameters of its measurement, which apply to all
+//! of its connections.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -28,15 +29,15 @@ use super::target::{self, Inbox, Target};
 use super::touch;
 use super::watch::{self, Watch};
 
-/// The time that clients have to receive the end of the server.
+/// When the server ends, clients have this time to receive the notice.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// The number of attempts to listen again after a listener was closed, and the pause between two attempts.
 const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
 
-/// The text that a server prints before its address once it listens. A program that starts a server waits for this
-/// text.
+/// The beginning of the line that a server prints when it listens. The address follows. A program that starts a server waits for this
+/// line.
 pub const LISTENING: &str = "listening on ";
-/// The text between the address and the name of the provider, which a closing parenthesis follows.
+/// The text between the address and the provider's name in that line. A closing parenthesis follows the name.
 pub const PROVIDER: &str = "(provider ";
 
 /// Runs `rdma-pingpong server`.
@@ -58,7 +59,8 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     let mut job = Job::IDLE;
     let mut output = Output::stdout();
     let mut first = true;
-    // The settings of a reactor are fixed, so each kind of job gets a new reactor, on the same port.
+    // The settings of a reactor cannot change. So when a client needs other settings, the server makes a new reactor, which listens on
+    // the same port.
     loop {
         let mut reactor = job.reactor(provider, &security)?;
         interrupt.stops(reactor.handle());
@@ -85,13 +87,13 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
         output = server.output;
         match server.next {
             Some(next) if !interrupt.is_raised() => job = next,
-            // A server ends only when the user ends it.
+            // Only the user ends a server, so this is its normal end.
             _ => return Ok(Ending::Complete),
         }
     }
 }
 
-/// Listens. If this is not the first time, the old listener may still hold the address for a moment.
+/// Listens on an address. After a listener was closed, its address may be in use for a moment, so this is retried.
 fn listen(
     reactor: &mut Reactor,
     address: SocketAddr,
@@ -120,7 +122,7 @@ fn listen(
     }
 }
 
-/// Ends the program when standard input ends, because the program that started it is gone then.
+/// Requests the end of the program when standard input ends. The program that started this server has ended then.
 fn end_with_stdin(interrupt: Interrupt) {
     thread::spawn(move || {
         let mut stdin = io::stdin().lock();
@@ -132,11 +134,11 @@ fn end_with_stdin(interrupt: Interrupt) {
     });
 }
 
-/// Serves jobs of one kind.
+/// The handler of the server, for jobs with the same parameters.
 #[derive(Debug)]
 struct JobServer {
     job: Job,
-    /// Another kind of job that a client has requested.
+    /// The parameters that a client has requested and that differ from the current ones.
     next: Option<Job>,
     client: ServedClient,
     sessions: BTreeMap<ConnectionId, Session>,
@@ -147,44 +149,44 @@ struct JobServer {
 /// The current client.
 #[derive(Debug, Default)]
 struct ServedClient {
-    /// The number that identifies its connections.
+    /// The number that identifies the client on all of its connections.
     number: u32,
     peer: Option<SocketAddr>,
-    /// The number of data messages of the connections that have ended.
+    /// The number of data messages on connections of this client that have ended.
     total: u64,
-    /// The processor time of this process when the first connection was established.
+    /// The processor time that this process had used when the client's first connection was established.
     spent_before: Duration,
 }
 
-/// A connection of the client.
+/// The state of one connection of the client.
 #[derive(Debug)]
 struct Session {
     connection: ConnectionId,
     role: SessionRole,
-    /// The number of data messages of this round, and below it of all rounds.
+    /// The number of data messages received in this round. `total` counts those of all rounds.
     received: u64,
     total: u64,
-    /// The reply with the processor time, while the send queue is too full for it.
+    /// The reply with the processor time, if it is not sent yet because the send queue is full.
     report: Option<Frame>,
 }
 
 #[derive(Debug)]
 enum SessionRole {
-    /// Answers each message with one. `owed` is the number of answers still to send.
+    /// Answers each message with a message. `owed` is the number of answers that are still to be sent.
     Echo { outlet: Outlet, owed: u64 },
-    /// Receives messages, and sends a stream if the job requests that.
+    /// Receives messages. If the job is bidirectional, also sends a stream.
     Sink { stream: Stream },
-    /// Answers each write to its memory with a write.
+    /// Answers each RDMA Write of the client with an RDMA Write. `owed` is the number of answers that are still to be posted.
     Mirror { inbox: Inbox, outlet: Outlet, aimed: bool, owed: u64 },
-    /// Lends memory, and waits until the client reports that it is done.
+    /// Provides memory for one-sided operations, and waits until the client reports its end.
     Lender { stream: Stream, _memory: Region },
 }
 
 impl JobServer {
     fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
         let (job, number) = Job::decode(private_data).map_err(Reply::Refused)?;
-        // Connections in any phase count, because the end of an
-        // accepted one that was never established is not reported.
+        // All connections count, even those that are not established yet: if one of them fails before it is established, the server is
+        // not notified.
         let served = cx.connections();
         let is_another =
             served > 0 && (job != self.job || number != self.client.number || served >= usize::from(job.connections));
@@ -213,7 +215,7 @@ impl Session {
             (Mode::Throughput, Op::Send) => SessionRole::Sink { stream },
             (_, Op::Write | Op::Read) => {
                 let memory = target::lend(cx, connection, job)?;
-                // This is the first message, so the send queue is not full.
+                // The result is ignored: this is the first message, so the send queue is not full.
                 outlet.control(cx, connection, Frame::Lent(memory.remote()));
                 match job.is_watched() {
                     true => SessionRole::Mirror { inbox: Inbox::new(memory), outlet, aimed: false, owed: 0 },
@@ -224,7 +226,7 @@ impl Session {
         Ok(Self { connection, role, received: 0, total: 0, report: None })
     }
 
-    /// Sends the reply with the processor time, if the client waits for it. `on_writable` follows if the send queue is full.
+    /// Sends the reply with the processor time, if it is pending. If the send queue is full, `on_writable` follows and retries.
     fn send_report(&mut self, cx: &mut Context<'_>) {
         let Some(report) = self.report else { return };
         if !matches!(cx.send(self.connection, &report.control()), Err(SendErrorKind::WouldBlock(_))) {
@@ -232,7 +234,7 @@ impl Session {
         }
     }
 
-    /// Handles a message. Returns `false` if the message is not part of the job.
+    /// Handles a message. Returns false if the message is not part of the job.
     fn arrived(&mut self, cx: &mut Context<'_>, message: &[u8], job: &Job) -> bool {
         match (Frame::read(message, job.size), &mut self.role) {
             (Some(Frame::Data), role) => {
@@ -252,7 +254,7 @@ impl Session {
                 std::mem::take(&mut self.received) == count
             }
             (Some(Frame::Last(count)), SessionRole::Lender { stream, .. }) => {
-                // Only the client knows the number of its operations.
+                // One-sided operations do not notify the server, so the client has sent their number.
                 stream.end(Frame::Done(count));
                 self.total += count;
                 true

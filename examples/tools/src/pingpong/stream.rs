@@ -1,5 +1,5 @@
-//! One side's stream of messages or operations. As many operations are in flight as the depth
-//! allows, and as many messages as the send queue holds. A control message ends the stream.
+//! A stream of data messages or one-sided operations from one side. The depth limits the operations in flight, and the send queue
+//! limits the messages. A control message ends the stream.
 
 use rdma_reactor::{ConnectionId, Context};
 
@@ -13,16 +13,16 @@ use super::target::Target;
 enum StreamState {
     Idle,
     Flowing,
-    /// The stream sends this control message, and then nothing.
+    /// The stream must still send this control message, and nothing after it.
     Closing(Frame),
 }
 
-/// One side's stream of messages.
+/// The stream of one side.
 #[derive(Debug)]
 pub struct Stream {
     outlet: Outlet,
     depth: u32,
-    /// The number of operations that have not completed. The completions of messages are not reported.
+    /// The number of operations in flight. Messages are not counted, because their completions are not reported.
     outstanding: u32,
     /// The number of data messages since [`Stream::start`].
     sent: u64,
@@ -31,50 +31,50 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Makes an idle stream of the messages or operations of a job.
+    /// Makes a stream for the messages or operations of a job. It does not send yet.
     #[must_use]
     pub fn new(job: &Job) -> Self {
         Self { outlet: Outlet::new(job), depth: job.depth, outstanding: 0, sent: 0, limit: 0, state: StreamState::Idle }
     }
 
-    /// Directs reads or writes to `target` from now on.
+    /// Sets the target of one-sided operations.
     pub fn aim(&mut self, target: Target) {
         self.outlet.aim(target);
     }
 
-    /// Returns the number of data messages since the start.
+    /// Returns the number of data messages since [`Stream::start`].
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Returns true if the stream is between its start and its end.
+    /// Returns true after [`Stream::start`] and before [`Stream::end`].
     #[must_use]
     pub fn is_flowing(&self) -> bool {
         self.state == StreamState::Flowing
     }
 
-    /// Restarts the stream with at most `limit` messages. After them, the caller must end the stream.
+    /// Starts the stream again. It sends at most `limit` messages; then the caller must call [`Stream::end`].
     pub fn start(&mut self, limit: u64) {
         (self.sent, self.limit, self.state) = (0, limit, StreamState::Flowing);
     }
 
-    /// Ends the stream with a control message.
+    /// Ends the stream: the next message is the control message `with`.
     pub fn end(&mut self, with: Frame) {
         self.state = StreamState::Closing(with);
     }
 
-    /// Records a completion of an operation.
+    /// Records that an operation has completed.
     pub fn completed(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
 
-    /// Records that `on_writable` was called.
+    /// Permits sends again. Called by `on_writable`.
     pub const fn unblock(&mut self) {
         self.outlet.unblock();
     }
 
-    /// Sends until a send is refused. The caller calls this after everything that may make sends possible.
+    /// Sends until a send is refused. Must be called after each event that may make a send possible.
     pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if self.outlet.is_blocked() {
             return;

@@ -1,9 +1,9 @@
-//! Tables with the same heads as perftest's.
+//! Formats tables. Their column heads are those of perftest's tools.
 
 use super::figures::{Figures, us};
 use super::job::Mode;
 
-/// Formats the head of a table.
+/// Formats the heads of the columns.
 #[must_use]
 pub fn head(mode: Mode) -> String {
     match mode {
@@ -25,7 +25,7 @@ pub fn head(mode: Mode) -> String {
     }
 }
 
-/// Formats the row of one measurement.
+/// Formats the row about one measurement.
 #[must_use]
 pub fn row(figures: &Figures) -> String {
     let (size, iterations) = (figures.plan.job.size, figures.measured.iterations);

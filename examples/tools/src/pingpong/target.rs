@@ -1,4 +1,4 @@
-//! The target of one-sided operations: memory that the peer has lent, and local memory.
+//! Memory for one-sided operations: the peer's memory, and the local memory.
 
 use rdma_reactor::{Access, ConnectionId, Context, Error, Region, RegionOptions, RemoteRegion};
 
@@ -6,10 +6,10 @@ use super::failure::Failure;
 use super::job::{Job, Op};
 use super::outlet::Sent;
 
-/// The length of a word, which a processor reads in one access, bytes.
+/// The length of a word in bytes. A processor reads a word in one access.
 const WORD: usize = 8;
 
-/// Registers memory for the operations of a job, which a peer may write or read.
+/// Registers the memory that the peer reads or writes in a job.
 ///
 /// # Errors
 /// The device or the system failed.
@@ -23,8 +23,8 @@ fn whole_words(size: u32) -> usize {
     (size as usize).next_multiple_of(WORD)
 }
 
-/// The target of one-sided operations. A block ends at the end
-/// of the memory, so that its last byte is the last of a word.
+/// The target of one-sided operations. Blocks are aligned to the end of the memory, so that the last byte of a block is the last byte
+/// of a word.
 #[derive(Debug)]
 pub struct Target {
     op: Op,
@@ -34,21 +34,21 @@ pub struct Target {
     count: Option<BlockCount>,
 }
 
-/// The source of the last bytes, which number the blocks.
+/// Numbers the blocks by their last byte.
 #[derive(Debug)]
 struct BlockCount {
-    /// All 256 values of a byte, in order. Memory that is being sent must
-    /// not change, so each block takes its last byte from another offset.
+    /// A region with all 256 values of a byte, in order. The last byte of each block is sent from a different offset. A single byte
+    /// could not be changed while it is being sent.
     bytes: Region,
-    /// The number of blocks written, modulo 256.
+    /// The number of blocks that were written, modulo 256.
     blocks: u8,
 }
 
 impl Target {
-    /// Makes a target for blocks of `size` bytes, in memory that the peer has [lent](lend).
+    /// Makes a target for blocks of `size` bytes, in memory that the peer has registered by [`lend`].
     ///
     /// # Errors
-    /// The peer has not lent enough, or local memory is missing.
+    /// The peer's memory is too small, or local memory cannot be registered.
     pub fn new(
         cx: &mut Context<'_>,
         conn: ConnectionId,
@@ -66,17 +66,17 @@ impl Target {
         Ok(Self { op, local, remote, size: size as usize, count: None })
     }
 
-    /// Makes the last byte of each block count the blocks, for an [`Inbox`].
+    /// Makes this target number its blocks by their last byte, as an [`Inbox`] requires.
     ///
     /// # Errors
-    /// Local memory is missing.
+    /// Local memory cannot be registered.
     pub fn counting(mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Self, Failure> {
         let bytes = cx.register_vec(conn, (0..=u8::MAX).collect(), &RegionOptions::new())?;
         self.count = Some(BlockCount { bytes, blocks: 0 });
         Ok(self)
     }
 
-    /// Reads or writes one block.
+    /// Starts to read or write one block. Returns the result of posting the operation.
     pub fn go(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         let end = self.local.len();
         let range = end - self.size..end;
@@ -99,23 +99,23 @@ impl Target {
     }
 }
 
-/// The memory that the peer writes blocks to and that this side polls. Nothing else reports the arrival of a block;
-/// `ib_write_lat` does the same. Every known device places the last byte last, but no standard demands that.
+/// The memory that the peer writes blocks to. This side polls it, because nothing else reports the arrival of a block; `ib_write_lat`
+/// does the same. This relies on the device to place the last byte last. All known devices do so, but no standard requires it.
 #[derive(Debug)]
 pub struct Inbox {
     memory: Region,
-    /// The number of blocks found, modulo 256.
+    /// The number of blocks that have arrived, modulo 256.
     count: u8,
 }
 
 impl Inbox {
-    /// Makes an inbox of memory that was [lent](lend) to the peer.
+    /// Makes an inbox of memory that was registered by [`lend`].
     #[must_use]
     pub const fn new(memory: Region) -> Self {
         Self { memory, count: 0 }
     }
 
-    /// Returns true if another block has arrived since the last one that was found.
+    /// Returns true if another block has arrived since the last call that returned true.
     #[inline]
     pub fn has_come(&mut self) -> bool {
         let last = self.memory.load(self.memory.len() - WORD).to_ne_bytes()[WORD - 1];

@@ -1,5 +1,5 @@
-//! The client's side of a throughput measurement. A round is a stream, its end, and the server's
-//! notice that everything has arrived. The first round is the warm-up; the second one counts.
+//! The client's side of a throughput measurement. In a round, the client sends a stream and its end, and waits until the server
+//! confirms that everything has arrived. The first round is the warm-up, the second one the measurement.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use super::target::Target;
 /// The number of messages between two readings of the clock.
 const CLOCK_EVERY: u64 = 16;
 
-/// The rounds of a stream.
+/// The state of a throughput measurement.
 #[derive(Debug)]
 pub struct Throughput {
     size: u32,
@@ -25,19 +25,19 @@ pub struct Throughput {
     bidirectional: bool,
     extent: Extent,
     stream: Stream,
-    /// The number of messages of the first round; 0 once it is over.
+    /// The number of messages in the warm-up round; 0 after that round.
     warmup: u64,
-    /// The number of data messages from the server in this round.
+    /// The number of data messages that the server has sent in this round.
     received: u64,
     looked_at: u64,
     started: Instant,
     elapsed: Duration,
-    /// The number of messages in both directions, once the server has answered.
+    /// The number of messages in both directions. `None` until the server has confirmed the measured round.
     counted: Option<u64>,
 }
 
 impl Throughput {
-    /// Makes the measurement of a plan.
+    /// Makes the measurement that a plan describes.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Throughput {
         }
     }
 
-    /// Ends the round if it is long enough.
+    /// Ends the round if it has enough messages or has lasted long enough.
     fn look_at_the_clock(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let sent = self.stream.sent();
         if !self.stream.is_flowing() {
@@ -133,7 +133,7 @@ impl ConnectionWork for Throughput {
     }
 
     fn wind_down(&mut self) {
-        // A warm-up has no results, so its end ends the measurement.
+        // The measurement was interrupted during the warm-up, so there are no results.
         if self.warmup > 0 {
             self.counted = Some(0);
             self.elapsed = Duration::ZERO;

@@ -1,15 +1,15 @@
-//! Access to all bytes of a message: written before it is sent,
-//! and read after it has arrived, as programs with real data do.
+//! Accesses all bytes of a message: writes them before it is sent, and reads them after it has arrived. Programs with real data do the
+//! same.
 
 use std::hint::black_box;
 
-/// Writes each byte. `value` changes with each message, so that no write leaves a byte as it was.
+/// Writes each byte of a message. `value` is different for each message, so that every write changes the byte.
 pub fn write(message: &mut [u8], value: &mut u8) {
     *value = value.wrapping_add(1);
     message.fill(*value);
 }
 
-/// Reads each byte.
+/// Reads each byte of a message.
 pub fn read(message: &[u8]) {
     let mut words = message.chunks_exact(8);
     let sum = words.by_ref().fold(0, |sum: u64, word| {

@@ -1,5 +1,5 @@
-//! A loop for programs that poll something other than events: memory that a peer
-//! writes, or the clock. It polls some times, and then takes a turn of the reactor.
+//! A loop for programs that poll memory or the clock in addition to events. It polls several times, then takes a turn of the reactor,
+//! and repeats that.
 
 use std::time::{Duration, Instant};
 
@@ -7,31 +7,31 @@ use rdma_reactor::{Context, Error, Handler, Reactor};
 
 use super::job::Job;
 
-/// The number of polls between two turns if data arrives without this process: on a device, and
-/// in memory that the peer has mapped. Otherwise the embedded provider places data in its turns.
+/// The number of polls between two turns, if data arrives without this process: by a device, or by a peer that has mapped the memory.
+/// Otherwise the embedded provider places data during turns, so there is one poll between two turns.
 const LOOKS: u32 = 1000;
-/// The largest number of blocks between two turns, so that completions are polled before the send queue is full.
+/// The largest number of blocks between two turns. A turn polls for completions, so this prevents a full send queue.
 pub const BLOCKS: u32 = 16;
-/// The time without a block after which a turn may sleep.
+/// If no block has arrived for this time, a turn may sleep.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// The longest sleep of such a turn.
+/// The longest sleep in a turn while the handler polls.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A handler that polls memory or the clock.
 pub trait Watch: Handler {
-    /// Returns true if there is something to poll.
+    /// Returns true if the handler polls something now.
     fn is_watching(&self) -> bool;
-    /// Returns true if no turn may sleep while there is something to poll.
+    /// Returns true if turns must not sleep while the handler polls.
     fn is_impatient(&self) -> bool {
         false
     }
-    /// Polls once. Returns true if the peer has written, or if a time has come.
+    /// Polls once. Returns true if the peer has written, or if the awaited time has come.
     fn look(&mut self) -> bool;
-    /// Handles a successful poll. The handler must post its sends immediately.
+    /// Handles the event that `look` has found. The handler must post its sends in this call.
     fn seen(&mut self, cx: &mut Context<'_>);
 }
 
-/// Takes turns and polls until `over` returns true.
+/// Takes turns and polls, until `over` returns true.
 ///
 /// # Errors
 /// The reactor as a whole failed.

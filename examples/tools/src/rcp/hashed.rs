@@ -1,14 +1,15 @@
-//! A file that is read or written once from its beginning, with a hash of the bytes so far.
+//! A file that is read or written sequentially, with a hash of the bytes so far.
 //!
-//! The hash is BLAKE3. It detects errors that the checksums of the transport do not: another file, a failing disk,
-//! a bug in this program. It hashes several bytes per nanosecond on one processor, so it does not slow down a copy.
+//! The hash is BLAKE3. It detects errors that the checksums of the transport do not: another file, a failing disk, a bug in this
+//! program. One processor hashes several bytes in a nanosecond, so the hash does not slow down a copy.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use super::wire::Hash;
 
-/// Bytes hashed in one turn of the reactor, so that other connections wait for a few milliseconds only.
+/// The number of bytes that are hashed in one turn of the reactor. Other connections must wait for this, which takes a few
+/// milliseconds.
 const SLICE: u64 = 8 << 20;
 
 /// A file with the hash of its bytes so far; see the [module](self).
@@ -20,7 +21,7 @@ pub struct Hashed {
 }
 
 impl Hashed {
-    /// Wraps a file that is at its beginning.
+    /// Wraps a file whose position is at its beginning.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self { file, hasher: blake3::Hasher::new(), at: 0 }
@@ -29,18 +30,18 @@ impl Hashed {
     /// Returns the metadata of the file.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system call failed.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
 
-    /// Returns the position in the file, bytes.
+    /// Returns the position in the file, in bytes.
     #[must_use]
     pub const fn at(&self) -> u64 {
         self.at
     }
 
-    /// Returns the hash of everything before the position.
+    /// Returns the hash of all bytes before the position.
     #[must_use]
     pub fn hash(&self) -> Hash {
         self.hasher.finalize().into()
@@ -49,7 +50,7 @@ impl Hashed {
     /// Reads the next `len` bytes.
     ///
     /// # Errors
-    /// The system's error; `UnexpectedEof` if there are fewer.
+    /// The system call failed. The error is `UnexpectedEof` if the file has fewer bytes.
     pub fn read(&mut self, len: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(len as usize);
         (&self.file).take(len).read_to_end(&mut bytes)?;
@@ -60,10 +61,10 @@ impl Hashed {
         Ok(bytes)
     }
 
-    /// Writes `bytes` at the position, which is the end of the file.
+    /// Appends `bytes` to the file.
     ///
     /// # Errors
-    /// The system's error. Nothing was written then, and the caller may retry.
+    /// The system call failed. The file is unchanged then, so the caller may retry.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Err(error) = self.file.write_all(bytes) {
             self.file.set_len(self.at)?;
@@ -74,20 +75,20 @@ impl Hashed {
         Ok(())
     }
 
-    /// Hashes more bytes of the file, up to `end`. Returns true if `end` is reached.
+    /// Reads and hashes more bytes of the file, up to the position `end`. Returns true if `end` is reached.
     ///
     /// # Errors
-    /// It fails like [`Hashed::read`].
+    /// Those of [`Hashed::read`].
     pub fn hash_next(&mut self, end: u64) -> io::Result<bool> {
         let len = (end - self.at).min(SLICE);
         self.read(len)?;
         Ok(self.at == end)
     }
 
-    /// Goes back to the beginning.
+    /// Moves the position to the beginning of the file, and restarts the hash.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system call failed.
     pub fn rewind(&mut self) -> io::Result<()> {
         self.file.rewind()?;
         self.hasher.reset();
@@ -95,10 +96,10 @@ impl Hashed {
         Ok(())
     }
 
-    /// Empties the file, and starts over.
+    /// Empties the file, and restarts the hash.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system call failed.
     pub fn clear(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.rewind()

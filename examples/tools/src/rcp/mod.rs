@@ -1,8 +1,8 @@
-//! Copies a file to a peer: [`send`] and [`receive`] are the two ends, and [`wire`] has their messages.
+//! Copies files to a peer. [`send`] is the sender, [`receive`] the receiver, and [`wire`] has their messages.
 //!
-//! The file is sent as messages of up to [`PIECE`] bytes. The receiver fetches them from the sender's
-//! memory by RDMA Read, and writes them to its file from the memory that they arrived in, so neither
-//! end copies them. A few are in flight at a time, so neither end needs more memory for a larger file.
+//! A file is sent as messages of up to [`PIECE`] bytes. The receiver fetches each from the sender's memory by RDMA Read. It writes its
+//! file from the memory that the message arrived in, so neither side copies the bytes. A few messages are in flight at a time, so a
+//! larger file needs no more memory.
 
 pub mod hashed;
 pub mod name;
@@ -12,11 +12,11 @@ pub mod send;
 pub mod tree;
 pub mod wire;
 
-/// The largest message, bytes.
+/// The length of the longest message, in bytes.
 pub const PIECE: u32 = 4 << 20;
 
-/// The number of pieces in flight. The receiver has buffers for as many pieces from each of several senders.
+/// The number of messages with pieces of a file that are in flight. The receiver has this many buffers for each of several senders.
 pub const WINDOW: usize = 4;
 
-/// The default port.
+/// The default port of the receiver.
 pub const PORT: u16 = 7474;

@@ -1,26 +1,27 @@
-//! Names of files: the check of names from a peer, and how names are printed.
+//! Checks file names that a peer has sent, and formats file names for a terminal.
 
 use super::parts::PART;
 use crate::pingpong::failure::Failure;
 use crate::text::{self, is_hidden};
 
-/// The longest name of a copy with its directories, bytes.
+/// The length of the longest name of a copy, in bytes. Its directories are included.
 const LONGEST: usize = 1024;
-/// The longest name of one file or directory, bytes: that of Linux.
+/// The length of the longest name of a single file or directory, in bytes. This is the limit of Linux.
 const LONGEST_PART: usize = 255;
 
-/// Escapes hidden characters in a name. A name that begins with
-/// `-` gets `./`, so that no program mistakes it for an option.
+/// Formats a name for a terminal: escapes hidden characters. If the name begins with `-`, prepends `./`, so that no program interprets
+/// it as an option.
 #[must_use]
 pub fn shown(name: &str) -> String {
     let name = text::shown(name);
     if name.starts_with('-') { format!("./{name}") } else { name }
 }
 
-/// Checks that a peer's name is that of a file below the directory, and not that of a partial copy.
+/// Checks a name that a peer has sent. It must be that of a file below the receiver's directory, and must not be reserved for partial
+/// copies.
 ///
 /// # Errors
-/// The text describes the fault.
+/// The name is not valid. The text describes the fault.
 pub fn check(name: &str) -> Result<(), Failure> {
     if name.len() > LONGEST {
         return Err(Failure::new(format!("a name of {} bytes: give at most {LONGEST}", name.len())));

@@ -1,5 +1,5 @@
-//! Partial copies that are not being continued now. They are kept so that a copy can continue later, within
-//! limits: old ones are removed, the oldest if there are too many, and as many as needed when the disk is full.
+//! The partial copies that no sender is continuing now. They are kept so that a copy can be continued later. They are removed when they
+//! are too old, when there are too many, or when the disk is full; the oldest are removed first.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use super::PIECE;
 
-/// The suffix of the name of an incomplete file.
+/// The suffix of the file name of a partial copy.
 pub const PART: &str = ".rcp-part";
 
 /// The largest number of partial copies that are kept.
@@ -20,20 +20,20 @@ const MOST: usize = 100;
 pub struct PartialCopies {
     directory: PathBuf,
     keep: Duration,
-    /// Names of copies with the times at which they were interrupted, the oldest first.
+    /// The partial copies: the time at which each was interrupted, and its name. The oldest one is first.
     idle: VecDeque<(SystemTime, String)>,
 }
 
 impl PartialCopies {
-    /// Finds the partial copies below a directory, and removes those that are older than `keep`.
+    /// Finds the partial copies below a directory. Removes those that are older than `keep`.
     #[must_use]
     pub fn find(directory: &Path, keep: Duration) -> Self {
         let mut found = Vec::new();
         let mut folders = vec![directory.to_owned()];
         while let Some(folder) = folders.pop() {
-            // Directories that cannot be read are skipped: they are not this program's.
+            // Directories that cannot be read are skipped, because this program did not make them.
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-                // This does not follow links.
+                // `metadata` does not follow symbolic links here.
                 let Ok(metadata) = entry.metadata() else { continue };
                 let path = entry.path();
                 if metadata.is_dir() {
@@ -51,18 +51,19 @@ impl PartialCopies {
         parts
     }
 
-    /// Returns the path of a partial copy.
+    /// Returns the path of the partial copy of `name`.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(format!("{name}{PART}"))
     }
 
-    /// Records that a copy is being continued.
+    /// Records that a partial copy is being continued, so that it is not removed.
     pub fn take(&mut self, name: &str) {
         self.idle.retain(|(_, other)| other != name);
     }
 
-    /// Records that a copy was interrupted. A part of less than one piece is removed. Returns true if the part is kept.
+    /// Records that a copy was interrupted. Removes its partial copy if that is shorter than one piece. Returns true if the partial
+    /// copy is kept.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     pub fn interrupted(&mut self, name: &str) -> bool {
         let len = fs::symlink_metadata(self.path(name)).map_or(0, |part| part.len());
@@ -75,7 +76,7 @@ impl PartialCopies {
         self.idle.iter().any(|(_, other)| other == name)
     }
 
-    /// Removes the partial copies that are too old or too many.
+    /// Removes partial copies that are too old, and the oldest ones if there are too many.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     pub fn tidy(&mut self) {
         let (now, keep) = (SystemTime::now(), self.keep);
@@ -92,7 +93,7 @@ impl PartialCopies {
         }
     }
 
-    /// Removes the oldest partial copy. Returns `false` if there is none.
+    /// Removes the oldest partial copy. Returns false if there is none.
     fn remove_oldest(&mut self) -> bool {
         let Some((_, name)) = self.idle.pop_front() else { return false };
         log::info!("the partial copy of {name:?} is removed");
@@ -100,10 +101,10 @@ impl PartialCopies {
         true
     }
 
-    /// Calls `wanted`, which needs space on the disk. If the disk is full, removes the oldest partial copy and retries.
+    /// Calls `wanted`, which needs disk space. While the disk is full, removes the oldest partial copy and calls it again.
     ///
     /// # Errors
-    /// The last attempt failed.
+    /// The last call of `wanted` failed.
     pub fn making_room<T>(&mut self, mut wanted: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match wanted() {
@@ -114,13 +115,13 @@ impl PartialCopies {
     }
 }
 
-/// Returns true if the disk is full.
+/// Returns true if the error means that the disk, or the user's quota, is full.
 #[must_use]
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// Returns the name of the copy, if this is the file of a partial one.
+/// Returns the name of the copy if `path` is the file of a partial copy, and otherwise `None`.
 fn name_of_part(directory: &Path, path: &Path) -> Option<String> {
     let name = path.strip_prefix(directory).ok()?.to_str()?;
     name.strip_suffix(PART).filter(|name| super::name::check(name).is_ok()).map(str::to_owned)
@@ -130,7 +131,7 @@ fn name_of_part(directory: &Path, path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A directory that is removed at the end of the test.
+    /// A directory for a test. Dropping this value removes it.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -141,7 +142,7 @@ mod tests {
             Self(path)
         }
 
-        /// Makes a part of this age in days, one piece long.
+        /// Makes a partial copy that is `days` days old and one piece long.
         fn part(&self, name: &str, days: u64) {
             let file = fs::File::create(self.0.join(format!("{name}{PART}"))).unwrap();
             file.set_len(PIECE.into()).unwrap();
@@ -197,7 +198,7 @@ mod tests {
             assert!(parts.interrupted(&format!("{nth}")));
         }
         assert!(!folder.has("0") && folder.has("1") && parts.idle.len() == MOST);
-        // A copy that is being continued must not be removed.
+        // While a partial copy is being continued, it must not be removed.
         parts.take("1");
         while parts.remove_oldest() {}
         assert!(folder.has("1") && !folder.has("2"));

@@ -1,7 +1,7 @@
-//! The end that receives the files.
+//! The receiver of files.
 //!
-//! The received part of `NAME` is in `NAME.rcp-part` until the file is complete. So a copy can continue
-//! later, and nobody mistakes the part for the file. A name always means a file below the one directory.
+//! Until the file `NAME` is complete, its received part is in `NAME.rcp-part`. So an interrupted copy can be continued, and no program
+//! uses an incomplete file. All files are below one directory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -23,13 +23,13 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// The lowest assumed speed of a disk that a sender hashes a file from, bytes per second.
+/// The lowest assumed speed of a disk that a sender reads while it hashes a file, in bytes per second.
 const SLOW_DISK: u64 = 16 << 20;
-/// The time between two checks of the senders, and between two checks of the age of partial copies.
+/// The interval at which the receiver checks the time limits of senders and the age of partial copies.
 const LOOK: Duration = Duration::from_secs(1);
 const TIDY: Duration = Duration::from_secs(3600);
 
-/// The tokens of timers.
+/// The tokens of the receiver's timers.
 const TO_HASH: u64 = 0;
 const TO_LOOK: u64 = 1;
 const TO_TIDY: u64 = 2;
@@ -37,28 +37,28 @@ const TO_TIDY: u64 = 2;
 /// The settings of the server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// The directory that the files are put into.
+    /// The directory in which files are stored.
     pub directory: PathBuf,
-    /// True if peers may replace files.
+    /// True if a peer may replace an existing file.
     pub overwrite: bool,
-    /// The longest time without progress of a sender.
+    /// The time limit of a sender that makes no progress.
     pub patience: Duration,
-    /// The time for which the part of an interrupted copy is kept.
+    /// The time for which a partial copy is kept.
     pub keep_parts: Duration,
 }
 
-/// The next step on a connection.
+/// The step of the copy on a connection.
 #[derive(Debug)]
 enum ReceiveStep {
-    /// The part of an earlier copy is being hashed, up to this length.
+    /// The receiver hashes the partial copy of an earlier attempt, up to this length.
     Hashing(u64),
-    /// The receiver waits for the offset from which the peer continues.
+    /// The receiver waits for the offset from which the sender continues.
     Answered,
-    /// The receiver waits for pieces, and for the end after them.
+    /// The receiver waits for pieces of the file, and then for the message that ends it.
     Receiving,
-    /// The file exists already, and the receiver waits for the hash of the peer's file.
+    /// A file of this name and length exists. The receiver waits for the hash of the sender's file.
     Exists,
-    /// The existing file is being hashed, to be compared with this hash.
+    /// The receiver hashes the existing file, and compares the result with this hash.
     Comparing(Hash),
 }
 
@@ -69,14 +69,14 @@ struct Incoming {
     len: u64,
     file: Hashed,
     step: ReceiveStep,
-    /// The position when the sender's time limit was last restarted.
+    /// The position in the file when the sender's time limit was last restarted.
     counted: u64,
 }
 
-/// A connection.
+/// The state of one connection.
 #[derive(Debug)]
 struct SenderState {
-    /// The deadline of the sender; `None` while the receiver has work to do.
+    /// The deadline of the sender; `None` while the receiver itself has work to do.
     until: Option<Instant>,
     incoming: Option<Incoming>,
 }
@@ -86,9 +86,9 @@ struct FileServer {
     options: ServerOptions,
     parts: PartialCopies,
     senders: BTreeMap<ConnectionId, SenderState>,
-    /// The timer of the next check of the senders.
+    /// The timer of the next check of the senders' deadlines.
     looking: Option<TimerId>,
-    /// Connections with something to hash; each gets a slice in turn.
+    /// The connections that have something to hash. They are served in turn, one slice each.
     hashing: VecDeque<ConnectionId>,
 }
 
@@ -97,14 +97,15 @@ impl FileServer {
         self.options.directory.join(name)
     }
 
-    /// Restarts the time limit of a sender that must first hash `len` bytes.
+    /// Restarts the time limit of a sender. `len` is the number of bytes that the sender must hash first, for which it gets additional
+    /// time.
     fn renew(&mut self, cx: &Context<'_>, conn: ConnectionId, len: u64) {
         if let Some(sender) = self.senders.get_mut(&conn) {
             sender.until = cx.now().checked_add(self.options.patience + Duration::from_secs(len / SLOW_DISK));
         }
     }
 
-    /// Handles a message of the peer.
+    /// Handles a message of a sender.
     fn handle_message(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         let Some(sender) = self.senders.get_mut(&conn) else { return Ok(()) };
         let Some(incoming) = &mut sender.incoming else {
@@ -128,7 +129,8 @@ impl FileServer {
             (ReceiveStep::Receiving, _) if left > 0 && (1..=left).contains(&(message.len() as u64)) => {
                 let written = self.parts.making_room(|| incoming.file.write(message));
                 if written.as_ref().is_err_and(is_full) {
-                    // Its part would fill the disk again, which leaves no space for anybody.
+                    // The disk is full. The partial copy is removed, because otherwise it would fill the disk again when the copy is
+                    // continued.
                     self.parts.remove(&incoming.name);
                 }
                 written.map_err(|error| failed("writing", &incoming.name, &error))?;
@@ -149,7 +151,7 @@ impl FileServer {
         }
     }
 
-    /// Answers the offer of a file with the existing part, after hashing it if needed.
+    /// Handles the offer of a file. If a partial copy exists, hashes it before the answer.
     fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, len: u64, name: &str) -> Result<(), Failure> {
         name::check(name)?;
         if self.senders.values().filter_map(|sender| sender.incoming.as_ref()).any(|other| other.name == name) {
@@ -159,7 +161,7 @@ impl FileServer {
         let exists = match fs::symlink_metadata(self.path(name)) {
             Ok(found) if found.is_dir() => return Err(Failure::new(format!("{name:?} is a directory on the server"))),
             Ok(_) if self.options.overwrite => false,
-            // The existing file may be the same one.
+            // A file of this name and length exists. It may be equal to the offered one, so the hashes are compared.
             Ok(found) if found.is_file() && found.len() == len => true,
             Ok(_) => return Err(taken(name)),
             Err(_) => false,
@@ -180,10 +182,10 @@ impl FileServer {
         Ok(())
     }
 
-    /// Opens the partial copy of a file, or makes one.
+    /// Opens the partial copy of a file, or creates it. Returns it with the next step of the copy.
     fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, ReceiveStep), Failure> {
         let (path, broken) = (self.parts.path(name), |error: io::Error| failed("creating", name, &error));
-        // This program does not write to anything else of that name, such as a link to another file.
+        // If this name belongs to something else, such as a symbolic link to another file, the program must not write to it.
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(Failure::new(format!("{name:?}: its partial copy is not a regular file")));
         }
@@ -201,7 +203,7 @@ impl FileServer {
         Ok((part, ReceiveStep::Hashing(have)))
     }
 
-    /// Makes a directory that the peer requests.
+    /// Creates a directory that the sender has requested.
     fn folder(&mut self, cx: &mut Context<'_>, conn: ConnectionId, name: &str) -> Result<(), Failure> {
         name::check(name)?;
         self.make_folders(&format!("{name}/."))?;
@@ -210,7 +212,8 @@ impl FileServer {
         Ok(())
     }
 
-    /// Checks that the path to a file has only real directories. A link could lead outside.
+    /// Checks that all directories in the path of a file are real directories. A symbolic link could point outside the receiver's
+    /// directory.
     fn check_folders(&self, name: &str) -> Result<(), Failure> {
         for (at, _) in name.match_indices('/') {
             let folder = &name[..at];
@@ -226,7 +229,7 @@ impl FileServer {
         Ok(())
     }
 
-    /// Makes the directories of the path to a file.
+    /// Creates the directories in the path of a file.
     fn make_folders(&mut self, name: &str) -> Result<(), Failure> {
         self.check_folders(name)?;
         for (at, _) in name.match_indices('/') {
@@ -243,7 +246,7 @@ impl FileServer {
     }
 
     fn queue_to_hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Now the receiver is the side that takes time.
+        // The receiver hashes now, so the time limit of the sender does not run.
         self.senders.entry(conn).and_modify(|sender| sender.until = None);
         if self.hashing.is_empty() {
             cx.set_timer(Duration::ZERO, TO_HASH);
@@ -251,7 +254,7 @@ impl FileServer {
         self.hashing.push_back(conn);
     }
 
-    /// Hashes a slice, and continues with the copy after the last one. Returns true if it was the last.
+    /// Hashes one slice. After the last slice, continues with the next step of the copy. Returns true if nothing remains to be hashed.
     fn hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<bool, Failure> {
         let Some(incoming) = self.senders.get_mut(&conn).and_then(|sender| sender.incoming.as_mut()) else {
             return Ok(true);
@@ -278,7 +281,7 @@ impl FileServer {
         Ok(true)
     }
 
-    /// Moves a file that has arrived in full to its final name, if its hash is that of the sender.
+    /// Compares the hash of a complete file with the sender's. If they are equal, renames the file to its final name.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId, hash: Hash) -> Result<(), Failure> {
         let Some(incoming) = self.senders.get(&conn).and_then(|sender| sender.incoming.as_ref()) else {
             return Ok(());
@@ -288,7 +291,7 @@ impl FileServer {
             self.parts.remove(name);
             return Err(Failure::new(format!("{name:?} arrived with another hash than it was sent with: try again")));
         }
-        // The names may have been reassigned meanwhile.
+        // Another program may have changed the directories or created a file of this name during the copy. So both are checked again.
         self.check_folders(name)?;
         match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() || !self.options.overwrite => return Err(taken(name)),
@@ -300,14 +303,14 @@ impl FileServer {
         Ok(())
     }
 
-    /// Reports to the peer that the copy is complete.
+    /// Notifies the sender that the copy is complete.
     fn done(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.senders.entry(conn).and_modify(|sender| sender.incoming = None);
         self.renew(cx, conn, 0);
         send_message(cx, conn, CopyMessage::Done);
     }
 
-    /// Ends a copy that is not complete. Returns it, and true if its part is kept.
+    /// Ends an incomplete copy. Returns the copy, and true if its partial copy is kept. Returns `None` if there was no copy.
     fn cut_off(&mut self, conn: ConnectionId) -> Option<(Incoming, bool)> {
         let incoming = self.senders.get_mut(&conn)?.incoming.take()?;
         let is_part = !matches!(incoming.step, ReceiveStep::Exists | ReceiveStep::Comparing(_));
@@ -319,7 +322,7 @@ impl FileServer {
         eprintln!("rcp: {conn}: {failure}");
         self.cut_off(conn);
         send_message(cx, conn, CopyMessage::Refuse(&failure.to_string()));
-        // The answer is sent before the connection closes.
+        // The close happens after the queued answer has been sent.
         cx.close(conn);
         self.senders.remove(&conn);
     }
@@ -353,7 +356,7 @@ fn taken(name: &str) -> Failure {
     Failure::new(format!("{name:?} exists on the server: choose another name, or rcp server --overwrite"))
 }
 
-/// Answers the peer. If the peer does not receive answers, the answer is dropped.
+/// Sends an answer to the sender. If the sender receives no answers, the answer is dropped.
 fn send_message(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) {
     match cx.send(conn, &what.encode()) {
         Ok(_) | Err(SendErrorKind::Closed) => {}

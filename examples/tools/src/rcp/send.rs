@@ -1,4 +1,4 @@
-//! The end that sends the files.
+//! The sender of files.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,20 +24,20 @@ use crate::text;
 /// The result of copying one file or several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// The number of files.
+    /// The number of copied files.
     pub files: usize,
-    /// The number of their bytes.
+    /// The total length of these files, in bytes.
     pub len: u64,
-    /// The number of those bytes that the peer had from an earlier copy.
+    /// The number of bytes that the receiver already had from an earlier attempt.
     pub resumed: u64,
-    /// The time that the copy took.
+    /// The duration of the whole copy.
     pub time: Duration,
-    /// Descriptions of files that were not copied, or that changed meanwhile.
+    /// Descriptions of the files that were not copied, and of those that changed during the copy.
     pub problems: Vec<String>,
 }
 
 impl Copied {
-    /// Formats bytes, time and rate as one line.
+    /// Formats the number of bytes, the duration and the rate as one line.
     #[must_use]
     pub fn figures(&self) -> String {
         let resumed = match self.resumed {
@@ -50,18 +50,18 @@ impl Copied {
     }
 }
 
-/// The next step.
+/// The step of the current copy.
 #[derive(Debug)]
 enum SendStep {
-    /// The sender waits for the length of the file's part at the peer, or for the confirmation of the directory.
+    /// The sender waits for the receiver's answer to its offer, or to its request for a directory.
     Asked,
-    /// The beginning of the file is being compared with the part that the peer has.
+    /// The sender hashes the beginning of its file, to compare it with the receiver's partial copy.
     Comparing { len: u64, hash: Hash },
-    /// The peer has a file of that name, and this file is being hashed for the comparison.
+    /// The receiver has a file of this name. The sender hashes its own file for the comparison.
     Hashing,
-    /// Pieces are being sent, and the end after them.
+    /// The sender sends the pieces of the file, and then the message that ends it.
     Sending,
-    /// The sender waits for the result.
+    /// The sender waits for the receiver's confirmation.
     Told,
 }
 
@@ -71,7 +71,7 @@ struct Current {
     item: Item,
     file: Hashed,
     len: u64,
-    /// The time of its last change.
+    /// The time at which the file was last changed.
     modified: Option<SystemTime>,
     resumed: u64,
     since: Instant,
@@ -81,12 +81,12 @@ struct Current {
 struct Sender {
     items: VecDeque<Item>,
     step: SendStep,
-    /// The current file; `None` for a directory.
+    /// The file that is being copied; `None` while a directory is requested.
     current: Option<Current>,
     conn: Option<ConnectionId>,
-    /// Pieces that the peer is fetching, and their lengths.
+    /// The pieces that the receiver is fetching, with their lengths.
     flying: Vec<(SendId, u64)>,
-    /// A piece whose send was refused.
+    /// A piece whose send was refused. It is sent first.
     waiting: Option<Region>,
     bar: ProgressBar,
     copied: Copied,
@@ -98,7 +98,7 @@ fn unreadable(item: &Item, error: &dyn std::fmt::Display) -> String {
 }
 
 impl Sender {
-    /// Begins with the next file or directory, or ends.
+    /// Begins to copy the next file or directory. Closes the connection after the last one.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     fn next(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         self.step = SendStep::Asked;
@@ -127,7 +127,7 @@ impl Sender {
     fn handle_message(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         match (CopyMessage::decode(message), &self.step, &self.current) {
             (Some(CopyMessage::Have { len, hash }), SendStep::Asked, Some(current)) => {
-                // A part that is longer than this file is not its beginning.
+                // The receiver's partial copy is longer than this file, so it is not its beginning. The copy starts at 0.
                 let len = if len > current.len { 0 } else { len };
                 self.step = SendStep::Comparing { len, hash };
                 cx.set_timer(Duration::ZERO, 0);
@@ -143,13 +143,13 @@ impl Sender {
                 self.done();
                 self.next(cx, conn)
             }
-            // The text is from a peer, so control characters must not reach this terminal.
+            // The text comes from the peer. It is escaped, so that control characters do not reach this terminal.
             (Some(CopyMessage::Refuse(why)), ..) => Err(Failure::new(text::shown(why))),
             _ => Err(Failure::new("the peer is not rcp server of this version")),
         }
     }
 
-    /// Records that a file is copied, and checks that it is still the one that was offered.
+    /// Records that a file is copied. Adds a problem if the file has changed since it was offered.
     fn done(&mut self) {
         let Some(Current { item, file, len, modified, resumed, since }) = self.current.take() else { return };
         let one = Copied { files: 1, len, resumed, time: since.elapsed(), problems: Vec::new() };
@@ -166,7 +166,8 @@ impl Sender {
         self.copied.problems.extend(changed.map(|changed| unreadable(&item, &changed)));
     }
 
-    /// Hashes a slice of the file that the peer has a part of, or all of. Continues after the last slice.
+    /// Hashes one slice of the file, for the comparison with the receiver's partial copy or complete file. After the last slice,
+    /// continues with the next step.
     fn compare(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let len = match self.step {
@@ -199,13 +200,13 @@ impl Sender {
         self.pump(cx, conn)
     }
 
-    /// Sends pieces until the limit in flight is reached.
+    /// Sends pieces until [`super::WINDOW`] are in flight or the file is sent.
     fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let SendStep::Sending = self.step else { return Ok(()) };
         while self.flying.len() < WINDOW {
             let Some(piece) = self.next_piece(cx, conn)? else { return self.finish(cx, conn) };
             match cx.send_region(conn, &piece, 0..piece.len()) {
-                // The region is dropped here. Its memory is freed after the peer has fetched it.
+                // The program drops the region here, but its memory is freed only after the peer has fetched it.
                 Ok(send) => self.flying.push((send, piece.len() as u64)),
                 Err(SendErrorKind::WouldBlock(_)) => {
                     self.waiting = Some(piece);
@@ -229,14 +230,14 @@ impl Sender {
             return Ok(None);
         }
         let bytes = file.read(len).map_err(|error| Failure::new(unreadable(item, &error)))?;
-        // Registering uses the bytes in place, so nothing copies them between the file and the wire.
-        // The peer fetches a part from the region, or a sealed copy of the part, which needs no right.
+        // `register_vec` registers the bytes where they are, so nothing copies them between the file and the network. On a secured
+        // connection, the peer fetches an encrypted copy instead of the region. The region then needs no right for remote reads.
         let secured = cx.identity(conn).is_some();
         let access = if secured { Access::LOCAL_WRITE } else { Access::REMOTE_READ };
         Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(access))?))
     }
 
-    /// Sends the hash of the whole file after the last piece.
+    /// Sends the hash of the whole file, which ends the copy, after the last piece.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Some(current) = &self.current else { return Ok(()) };
         match cx.send(conn, &CopyMessage::End(current.file.hash()).encode()) {
@@ -247,7 +248,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Records the result. The first one counts.
+    /// Records the result of the program. Only the first result is kept.
     fn end(&mut self, cx: &mut Context<'_>, result: Result<(), Failure>) {
         self.result.get_or_insert(result);
         match self.conn {
@@ -315,7 +316,7 @@ impl Handler for Sender {
 }
 
 fn progress_bar(len: u64) -> ProgressBar {
-    // The bar is drawn on standard error, and only if that is a terminal.
+    // `ProgressBar` draws on standard error, and only if that is a terminal.
     let bar = ProgressBar::new(len);
     let style = "{bar:40} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>13} {eta:>4}";
     match ProgressStyle::with_template(style) {

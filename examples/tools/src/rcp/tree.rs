@@ -1,4 +1,4 @@
-//! The files of a directory tree, in the order in which they are copied.
+//! Lists the files of a directory tree, in the order in which they are copied.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,27 +9,27 @@ use crate::pingpong::failure::Failure;
 /// A file or a directory to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Its path on this machine.
+    /// The path on this machine.
     pub path: PathBuf,
-    /// The name of the copy, with `/` between the directories.
+    /// The name of the copy. Directories in it are separated by `/`.
     pub name: String,
-    /// Its length, bytes; `None` for a directory.
+    /// The length of the file in bytes; `None` for a directory.
     pub len: Option<u64>,
 }
 
-/// The files and directories to copy, each directory before its content.
+/// The files and directories to copy. Each directory precedes its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// Files and directories.
+    /// The files and directories.
     pub items: Vec<Item>,
     /// Descriptions of files that cannot be copied, with the reasons.
     pub skipped: Vec<String>,
 }
 
-/// Lists the file, or the directory with everything in it. Links below it are not followed.
+/// Lists a file, or a directory with everything in it. Symbolic links inside the directory are not followed.
 ///
 /// # Errors
-/// `path` is missing or neither file nor directory; or it is a directory, and `recursive` is false.
+/// `path` is missing, or is neither a file nor a directory, or is a directory although `recursive` is false.
 pub fn list(path: &Path, name: &str, recursive: bool) -> Result<Tree, Failure> {
     let bad = |why: &dyn std::fmt::Display| Failure::new(format!("{}: {why}", path.display()));
     check(name)?;

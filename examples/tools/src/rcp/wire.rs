@@ -1,4 +1,4 @@
-//! The messages of the two ends, around the bytes of the file.
+//! The messages between sender and receiver. The bytes of the file are sent between them.
 //!
 //! ```text
 //! sender                               receiver
@@ -10,43 +10,44 @@
 //!                                 <-   Done, or Refuse
 //! ```
 //!
-//! The receiver answers with Exists instead of Have if it has a file of that name and length. The sender sends End with the hash of
-//! its file, and the receiver answers with Done if the hashes are equal, or Refuse. So no peer learns the hash of an existing file.
+//! If the receiver has a file of that name and length, it answers with Exists instead of Have. The sender then sends End with the hash
+//! of its file. The receiver answers with Done if the hashes are equal, or Refuse. In this way, a peer cannot obtain the hash of an
+//! existing file.
 //!
-//! Folder has the name of a directory, and Done or Refuse answers it. A connection carries copies sequentially.
+//! Folder requests a directory; Done or Refuse answers it. A connection carries copies sequentially.
 
-/// A BLAKE3 hash.
+/// A BLAKE3 hash of a file or its beginning.
 pub type Hash = [u8; 32];
 
-/// The first bytes of an offer, so that another program or version is not mistaken for this one.
+/// The first bytes of an offer. They detect a peer that is another program or another version.
 const MAGIC: &[u8; 4] = b"RCP2";
 
-/// A message: a tag, little-endian numbers, and text to the end.
+/// A message. It consists of a tag, then little-endian numbers, then text until the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMessage<'a> {
     /// The sender offers a file.
     Offer {
-        /// The file's length, bytes.
+        /// The length of the file, in bytes.
         len: u64,
         /// The name of the copy.
         name: &'a str,
     },
-    /// The sender requests a directory of this name.
+    /// The sender requests a directory with this name.
     Folder(&'a str),
-    /// The receiver has a file of that name and length.
+    /// The receiver has a file with the offered name and length.
     Exists,
-    /// The receiver has a part of the file.
+    /// The receiver has a partial copy of the file, which may be empty.
     Have {
-        /// The length of the part, bytes.
+        /// The length of the partial copy, in bytes.
         len: u64,
-        /// The hash of the part.
+        /// The hash of the partial copy.
         hash: Hash,
     },
-    /// The bytes of the file from this offset on follow.
+    /// The sender continues with the bytes from this offset.
     From(u64),
-    /// The file is complete, with this hash.
+    /// The sender has sent the whole file, which has this hash.
     End(Hash),
-    /// The copy is complete under its final name.
+    /// The receiver has stored the complete file under its final name.
     Done,
     /// The receiver refuses, for this reason.
     Refuse(&'a str),
@@ -68,7 +69,7 @@ impl<'a> CopyMessage<'a> {
         }
     }
 
-    /// Decodes a message. Returns `None` if it is of no known kind.
+    /// Decodes a message. Returns `None` if its kind is unknown or it is malformed.
     #[must_use]
     pub fn decode(message: &'a [u8]) -> Option<Self> {
         let (tag, rest) = message.split_first()?;

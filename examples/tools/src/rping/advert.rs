@@ -1,11 +1,11 @@
-//! An advert names a peer's memory: `address:8 | key:4 | size:4`, big-endian.
+//! The advert: a message that describes memory of its sender, by `address:8 | key:4 | size:4`, big-endian.
 
 use rdma_reactor::RemoteRegion;
 
-/// The length of every message, bytes.
+/// The length of every message, in bytes.
 pub const LEN: usize = 16;
 
-/// Encodes a message that names a region. A region of 4 GiB or more cannot be named.
+/// Encodes an advert of a region. The region must be shorter than 4 GiB.
 #[must_use]
 pub fn encode(region: RemoteRegion) -> [u8; LEN] {
     let size = u32::try_from(region.len).expect("the region is at most --size, which is less");
@@ -16,7 +16,7 @@ pub fn encode(region: RemoteRegion) -> [u8; LEN] {
     out
 }
 
-/// Decodes the region that a message names.
+/// Decodes an advert. Returns the region that it describes.
 ///
 /// # Errors
 /// The message is not an advert, or its region is empty.
@@ -31,7 +31,7 @@ pub fn decode(message: &[u8]) -> Result<RemoteRegion, String> {
     }
 }
 
-/// Checks the length of a message.
+/// Checks that a message has the length of an advert.
 ///
 /// # Errors
 /// The message has another length.

@@ -1,4 +1,5 @@
-//! The protocol of librdmacm's `rping`, which `rping-server` and `rping-client` speak. One round:
+//! The protocol of librdmacm's `rping`, which `rping-server` and `rping-client` use. In one round, the server reads a ping from the
+//! client's source region, and writes it to the client's sink region:
 //!
 //! | client | | server |
 //! |---|---|---|
@@ -10,9 +11,8 @@
 //! | | <- RDMA Write | writes the ping there |
 //! | compares | <- message | sends "done" |
 //!
-//! Every message has the 16 bytes of an advert; the bytes of the server's messages mean nothing. Neither side ever has
-//! more than one message in flight, so one posted receive is enough, and `rping` has just one. The client ends the
-//! connection.
+//! Every message has 16 bytes, the length of an advert. The content of the server's messages has no meaning. Each side has at most one
+//! message in flight. So one posted receive suffices, and `rping` posts only one. The client ends the connection.
 
 pub mod advert;
 pub mod options;

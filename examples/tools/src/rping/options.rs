@@ -1,4 +1,4 @@
-//! The flags that both programs have, with the letters of `rping`.
+//! The flags that `rping-server` and `rping-client` share. Their letters are those of `rping`.
 
 use std::time::Duration;
 
@@ -40,18 +40,18 @@ pub struct Options {
     #[arg(long)]
     pub no_crc: bool,
     /// Print version
-    // The flag has no letter, because -V is taken.
+    // This flag has no letter, because `rping` uses -V for another flag.
     #[arg(long, action = ArgAction::Version)]
     version: Option<bool>,
 }
 
 impl Options {
-    /// Makes a reactor that Ctrl-C stops, and sets its timer.
+    /// Makes a reactor that Ctrl-C stops, and sets the timer of `--timeout`.
     ///
     /// # Errors
-    /// There is no such provider here.
+    /// The provider is not available on this machine.
     pub fn reactor(&self) -> Result<(Reactor, Interrupt), Failure> {
-        // A message of any other length must fit, so that the program can report it.
+        // The buffers are larger than an advert, so a message of a wrong length arrives and the program can report it.
         let config = Config::default()
             .provider(self.provider.into())
             .buffer_size(4 * advert::LEN as u32)
@@ -65,7 +65,7 @@ impl Options {
         Ok((reactor, interrupt))
     }
 
-    /// Returns the destination of everything except the summary.
+    /// Returns the destination of all output except for the JSON summary.
     #[must_use]
     pub fn output(&self) -> Output {
         if self.json { Output::stderr() } else { Output::stdout() }

@@ -1,14 +1,15 @@
-//! A ping is the text `rdma-ping-7: HIJK...`, which moves on by one character each round, with a NUL as its last byte.
+//! The content of a ping: a text such as `rdma-ping-7: HIJK...`, whose last byte is NUL. The letters after the number are shifted by
+//! one in each round.
 
 use std::borrow::Cow;
 use std::iter;
 
-/// The characters of the tail, in rotation, twice.
+/// The characters that follow the number, written twice. So a sequence of all of them can begin at any character.
 const ROW: &[u8; 2 * CHARACTERS] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz\
     ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz";
 const CHARACTERS: usize = 58;
 
-/// Fills `out` with the ping of a round.
+/// Fills `out` with the ping of this round.
 pub fn fill(round: u64, out: &mut [u8]) {
     let mut at = 0;
     for piece in pieces(head(round).as_bytes(), round, out.len()) {
@@ -17,10 +18,10 @@ pub fn fill(round: u64, out: &mut [u8]) {
     }
 }
 
-/// Compares bytes with the ping of a round.
+/// Checks that `got` is the ping of this round.
 ///
 /// # Errors
-/// The text names the first byte that differs.
+/// A byte differs. The text names the first one.
 pub fn check(round: u64, got: &[u8]) -> Result<(), String> {
     let mut at = 0;
     for piece in pieces(head(round).as_bytes(), round, got.len()) {
@@ -44,7 +45,7 @@ fn head(round: u64) -> String {
     format!("rdma-ping-{round}: ")
 }
 
-/// Returns the pieces of a ping of `len` bytes: its head, the characters as often as they fit, and the NUL.
+/// Returns the parts of a ping of `len` bytes: the head, the characters repeated as often as needed, and the NUL.
 fn pieces(head: &[u8], round: u64, len: usize) -> impl Iterator<Item = &[u8]> {
     let start = (round % CHARACTERS as u64) as usize;
     let row = &ROW[start..start + CHARACTERS];

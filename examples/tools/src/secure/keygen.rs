@@ -1,5 +1,5 @@
-//! `rdma-pingpong keygen`: a certificate authority, two identities
-//! and a pre-shared key, for a try of secured connections.
+//! `rdma-pingpong keygen` makes a certificate authority, two identities and a pre-shared key, with which a user can try secured
+//! connections.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -27,7 +27,7 @@ pub struct KeygenArgs {
 fn write(directory: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
     let path = directory.join(name);
     let failed = |error| Failure::new(format!("{}: {error}", path.display()));
-    // Only their owner may read the keys.
+    // The file is readable and writable only for its owner, because it may have a private key.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)?;
     Ok(path)
@@ -46,10 +46,10 @@ pub fn run(args: &KeygenArgs) -> Result<Ending, Failure> {
     Ok(Ending::Complete)
 }
 
-/// Makes the files: `ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`, `psk`. Returns their names.
+/// Makes the files `ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key` and `psk`. Returns their paths.
 ///
 /// # Errors
-/// As [`run`].
+/// Those of [`run`].
 pub fn make(directory: &Path, names: &[String]) -> Result<Vec<PathBuf>, Failure> {
     fs::create_dir_all(directory).map_err(|error| Failure::new(format!("{}: {error}", directory.display())))?;
     let mut params = CertificateParams::default();

@@ -1,4 +1,5 @@
-//! The security settings: certificates or a pre-shared key, from the command line to the settings of a reactor.
+//! The flags for secured connections, and their conversion to the settings of a reactor. Certificates or a pre-shared key secure the
+//! connections.
 
 use clap::Args;
 use rdma_reactor::Security;
@@ -8,7 +9,7 @@ use crate::pingpong::failure::Failure;
 #[cfg(feature = "secure")]
 pub mod keygen;
 
-/// The security of connections. Both sides need the same kind.
+/// The security of connections. Both sides must use the same kind.
 #[derive(Clone, Debug, Default, Args)]
 #[group(skip)]
 pub struct SecurityArgs {
@@ -18,10 +19,10 @@ pub struct SecurityArgs {
 }
 
 impl SecurityArgs {
-    /// Returns the settings. They are [`Security::Plain`] without any of the flags.
+    /// Returns the settings of the reactor. They are [`Security::Plain`] if no flag was given.
     ///
     /// # Errors
-    /// A file cannot be read or used, or a flag lacks the others that it needs.
+    /// A file cannot be read or used, or a flag is missing that another flag requires.
     pub fn security(&self) -> Result<Security, Failure> {
         #[cfg(feature = "secure")]
         return self.files.security();
@@ -29,7 +30,7 @@ impl SecurityArgs {
         Ok(Security::Plain)
     }
 
-    /// Returns the flags as arguments for another process.
+    /// Returns the flags as arguments, for another process that needs the same security.
     #[must_use]
     pub fn again(&self) -> Vec<std::ffi::OsString> {
         #[cfg(feature = "secure")]
@@ -50,7 +51,7 @@ mod files {
 
     use crate::pingpong::failure::Failure;
 
-    /// The flags.
+    /// The flags that name files with certificates and keys.
     #[derive(Clone, Debug, Default, Args)]
     #[group(skip)]
     pub(super) struct SecurityFiles {

@@ -1,25 +1,25 @@
-//! The commands of Valkey's RDMA transport: 32 bytes, big-endian, one per message.
+//! The commands of Valkey's RDMA transport. A command is a message of 32 bytes; its numbers are big-endian.
 
 use rdma_reactor::RemoteRegion;
 
-/// The length of every command, bytes.
+/// The length of a command, in bytes.
 pub const LEN: usize = 32;
 
-/// A command.
+/// A command of the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValkeyCommand {
-    /// `GetServerFeature`: the client sends 0, and the server answers with the features that it has.
+    /// `GetServerFeature`: the client sends 0. The server answers with the features that it supports.
     ServerFeatures(u64),
-    /// `SetClientFeature`: the features that the client uses.
+    /// `SetClientFeature`: the client sends the features that it uses.
     ClientFeatures(u64),
     /// `Keepalive`
     Keepalive,
-    /// `RegisterXferMemory`: the sender's transfer buffer, empty from now on.
+    /// `RegisterXferMemory`: the sender's transfer buffer. The peer may write to it from its beginning.
     Buffer(RemoteRegion),
 }
 
 impl ValkeyCommand {
-    /// Encodes the command. A buffer of 4 GiB or more cannot be named.
+    /// Encodes the command. A buffer must be shorter than 4 GiB.
     #[must_use]
     pub fn encode(self) -> [u8; LEN] {
         let mut out = [0; LEN];
@@ -44,8 +44,7 @@ impl ValkeyCommand {
     /// Decodes a command.
     ///
     /// # Errors
-    /// The length is not 32 bytes, the opcode is not of the protocol,
-    /// or the buffer is empty or exceeds the address space.
+    /// The length is not 32 bytes, the opcode is unknown, or the buffer is empty or exceeds the address space.
     pub fn decode(message: &[u8]) -> Result<Self, String> {
         let message: &[u8; LEN] =
             message.try_into().map_err(|_| format!("a command of {} bytes where Valkey has {LEN}", message.len()))?;

@@ -1,4 +1,5 @@
-//! The transfer of bytes on one connection: both directions, each with one buffer at the receiver.
+//! The byte streams of one connection, one in each direction. The receiver of a stream has a buffer, to which the sender writes by RDMA
+//! Write.
 
 use std::collections::VecDeque;
 
@@ -8,32 +9,32 @@ use rdma_reactor::{
 
 use super::command::ValkeyCommand;
 
-/// The length of the memory that writes are sent from, which is the most that one write carries, bytes.
+/// The length of the memory that the client writes from, in bytes. One write can carry at most this many bytes.
 const SOURCE: usize = 1 << 20;
 
-/// The transfer of one connection.
+/// The state of the byte streams on one connection.
 #[derive(Debug)]
 pub struct ValkeyLink {
     conn: ConnectionId,
-    /// Bytes for the server that were not written yet.
+    /// The bytes for the server that are not written yet.
     out: VecDeque<u8>,
     source: Region,
-    /// The write that is using the source. Meanwhile `out` collects the bytes of the next write.
+    /// The write in flight, which uses the source memory. During it, `out` collects the bytes for the next write.
     writing: Option<SendId>,
-    /// The part of the server's buffer that is still free.
+    /// The free part of the server's buffer.
     room: RemoteRegion,
-    /// The buffer that the server writes to, and below it the number of bytes that have arrived.
+    /// The buffer that the server writes to. `filled` is the number of bytes in it that have arrived.
     sink: Region,
     filled: usize,
     offers: u64,
 }
 
 impl ValkeyLink {
-    /// Begins the transfer on an established connection. `buffer` is the number
-    /// of bytes that the server may write before it waits for the client.
+    /// Starts the streams on an established connection. `buffer` is the length of the client's buffer: the server can write this many
+    /// bytes before the client must offer the buffer again.
     ///
     /// # Errors
-    /// Memory is missing, or the connection is gone.
+    /// Memory cannot be registered, or the connection has ended.
     pub fn open(cx: &mut Context<'_>, conn: ConnectionId, buffer: usize) -> Result<Self, String> {
         let mut region =
             |len, options: &RegionOptions| cx.register(conn, len, options).map_err(|error| error.to_string());
@@ -47,18 +48,18 @@ impl ValkeyLink {
         Ok(link)
     }
 
-    /// Returns the queue of bytes to write. Bytes that are added are sent by the next [`ValkeyLink::flush`].
+    /// Returns the queue of bytes for the server. The next [`ValkeyLink::flush`] writes the bytes that the caller appends.
     pub fn out(&mut self) -> &mut VecDeque<u8> {
         &mut self.out
     }
 
-    /// Returns the number of times that the buffer was offered.
+    /// Returns the number of times that the client has offered its buffer.
     #[must_use]
     pub fn offers(&self) -> u64 {
         self.offers
     }
 
-    /// Returns the connection.
+    /// Returns the id of the connection.
     #[must_use]
     pub fn conn(&self) -> ConnectionId {
         self.conn
@@ -67,13 +68,13 @@ impl ValkeyLink {
     /// Sends a command.
     ///
     /// # Errors
-    /// The connection is gone, or the send queue is full: the server uses
-    /// up the buffer again and again, but does not receive the offers.
+    /// The connection has ended, or the send queue is full. The latter happens if the server fills the buffer repeatedly without
+    /// receiving the offers.
     pub fn command(&self, cx: &mut Context<'_>, command: ValkeyCommand) -> Result<(), String> {
         cx.send(self.conn, &command.encode()).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Offers the whole buffer.
+    /// Offers the whole buffer to the server again.
     fn offer(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         self.filled = 0;
         self.offers += 1;
@@ -83,21 +84,21 @@ impl ValkeyLink {
     /// Handles a command of the server.
     ///
     /// # Errors
-    /// A server does not send this command.
+    /// The command is invalid, or a server must not send it.
     pub fn on_command(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
         match ValkeyCommand::decode(message).map_err(|why| format!("the server sends {why}"))? {
             ValkeyCommand::Buffer(region) => self.room = region,
-            // Features are used if both sides support them. This side supports none.
+            // A feature is used only if both sides support it, and this client supports none.
             ValkeyCommand::ServerFeatures(_) | ValkeyCommand::Keepalive => {}
             ValkeyCommand::ClientFeatures(_) => return Err("the server sends a command that only clients send".into()),
         }
         self.flush(cx)
     }
 
-    /// Appends the bytes that the server has written to `input`.
+    /// Handles a write of the server: appends the bytes that have arrived to `input`.
     ///
     /// # Errors
-    /// The server reports more bytes than the buffer had space for, or the connection is gone.
+    /// The server reports more bytes than the buffer had space for, or the connection has ended.
     pub fn on_immediate(
         &mut self,
         cx: &mut Context<'_>,
@@ -110,30 +111,29 @@ impl ValkeyLink {
         }
         let old = input.len();
         input.resize(old + len, 0);
-        // The server may write to the free part of the buffer meanwhile, so the bytes are copied and not borrowed.
+        // The server may write to the free part of the buffer at any time. So the bytes are copied instead of borrowed.
         self.sink.copy_to(self.filled, &mut input[old..]);
         self.filled += len;
         if self.filled == self.sink.len() { self.offer(cx) } else { Ok(()) }
     }
 
-    /// Handles the completion of a send or write.
+    /// Handles the completion of a send or a write.
     ///
     /// # Errors
-    /// It fails like [`ValkeyLink::flush`].
+    /// Those of [`ValkeyLink::flush`].
     pub fn on_send_complete(&mut self, cx: &mut Context<'_>, id: SendId, outcome: Outcome) -> Result<(), String> {
         if self.writing != Some(id) {
             return Ok(());
         }
         self.writing = None;
-        // If a write failed, `on_disconnect` has the reason.
+        // If the write failed, the connection ends, and `on_disconnect` reports the reason.
         if outcome.is_sent() { self.flush(cx) } else { Ok(()) }
     }
 
-    /// Writes all bytes that can be written now.
+    /// Writes as many bytes as the server's buffer and the source memory permit.
     ///
     /// # Errors
-    /// The device lacks writes with immediate data, the server's
-    /// buffer cannot be written to, or the connection is gone.
+    /// The device does not support writes with immediate data, the server's buffer cannot be written to, or the connection has ended.
     pub fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let room = usize::try_from(self.room.len).unwrap_or(usize::MAX);
         let len = self.out.len().min(room).min(self.source.len());
@@ -147,7 +147,7 @@ impl ValkeyLink {
         }
         match cx.write_with_immediate(self.conn, self.room, &self.source, 0..len, len as u32) {
             Ok(id) => self.writing = Some(id),
-            // `on_writable` follows.
+            // The send queue is full; `on_writable` follows.
             Err(SendErrorKind::WouldBlock(_)) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         }

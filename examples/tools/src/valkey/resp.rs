@@ -1,15 +1,15 @@
-//! Requests and answers of Valkey, in the format RESP2.
+//! Encodes requests to Valkey and parses its answers. The format is RESP2.
 
-/// The longest line of an answer, bytes: a simple text, an error, or a length.
+/// The length of the longest line in an answer, in bytes. A line is a simple text, an error, or a length.
 const MAX_LINE: usize = 64 << 10;
-/// The longest value, bytes, which is the limit of `valkey-server`; also the longest array.
+/// The length of the longest value, in bytes, as in `valkey-server`. It is also the largest number of elements in an array.
 const MAX_LEN: i64 = 512 << 20;
-/// The largest memory of an answer, bytes.
+/// The largest memory that an answer may need, in bytes.
 const MAX_ANSWER: usize = 1 << 30;
 /// The largest depth of nested arrays.
 const MAX_DEPTH: usize = 32;
 
-/// Appends a request. Its first part is the name of a command.
+/// Appends a request to `out`. The first part is the name of a command.
 pub fn request<P: AsRef<[u8]>>(out: &mut impl Extend<u8>, parts: &[P]) {
     out.extend(format!("*{}\r\n", parts.len()).into_bytes());
     for part in parts.iter().map(AsRef::as_ref) {
@@ -19,50 +19,51 @@ pub fn request<P: AsRef<[u8]>>(out: &mut impl Extend<u8>, parts: &[P]) {
     }
 }
 
-/// An answer.
+/// An answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A short text, such as `OK`.
     Simple(String),
-    /// An error, whose first word is its kind.
+    /// An error. The first word is its kind.
     Error(String),
     /// A number.
     Integer(i64),
-    /// Bytes.
+    /// A value, which may have any bytes.
     Bulk(Vec<u8>),
-    /// The null value: there is no such value.
+    /// The null value: the requested value does not exist.
     Null,
-    /// Several answers.
+    /// An array of answers.
     Array(Vec<Self>),
 }
 
-/// An element of an answer that can be parsed from its own bytes alone.
+/// The smallest unit that the parser reads from the stream.
 enum Element {
     Whole(Answer),
-    /// An array with this many elements follows.
+    /// The head of an array, which this many elements follow.
     ArrayOf(usize),
 }
 
-/// The parser of a stream of answers. No byte is parsed twice, however the stream is split, and nothing recurses.
+/// The parser of a stream of answers. It parses no byte twice, even if the stream arrives in small parts. It does not recurse, so
+/// nested arrays cannot overflow the stack.
 #[derive(Debug, Default)]
 pub struct Answers {
     input: Vec<u8>,
-    /// The number of bytes of `input` that were parsed.
+    /// The number of bytes at the beginning of `input` that are parsed.
     parsed: usize,
-    /// The incomplete arrays, the outermost first: the number of missing elements, and the elements so far.
+    /// The arrays that are incomplete, the outermost first. Each has the number of missing elements, and the elements so far.
     open: Vec<(usize, Vec<Answer>)>,
-    /// The memory of the incomplete answer, bytes.
+    /// The memory that the incomplete answer uses, in bytes.
     memory: usize,
 }
 
 impl Answers {
-    /// Returns the buffer to which the caller appends bytes that have arrived.
+    /// Returns the buffer to which the caller must append bytes that have arrived.
     pub fn input(&mut self) -> &mut Vec<u8> {
         self.input.drain(..std::mem::take(&mut self.parsed));
         &mut self.input
     }
 
-    /// Returns the next answer, if it is complete.
+    /// Returns the next answer, or `None` if it is not complete yet.
     ///
     /// # Errors
     /// The bytes are not an answer, or exceed a limit.
@@ -95,7 +96,7 @@ impl Answers {
         Ok(None)
     }
 
-    /// Parses one element: an answer, or the head of an array.
+    /// Parses one element. Returns `None` if it is not complete yet.
     fn element(&mut self) -> Result<Option<Element>, String> {
         let rest = &self.input[self.parsed..];
         let Some(&kind) = rest.first() else { return Ok(None) };
@@ -139,7 +140,7 @@ impl Answers {
 mod tests {
     use super::*;
 
-    /// Parses a stream that arrives in pieces of `piece` bytes.
+    /// Parses a stream that arrives in parts of `piece` bytes. Returns the answers.
     fn parsed(bytes: &[u8], piece: usize) -> Result<Vec<Answer>, String> {
         let (mut answers, mut all) = (Answers::default(), Vec::new());
         for piece in bytes.chunks(piece) {

@@ -1,4 +1,4 @@
-//! A program of this package as a separate process, on the embedded provider.
+//! Runs a program of this package as a separate process, on the embedded provider.
 
 #[path = "../patience/mod.rs"]
 pub(crate) mod patience;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use patience::PATIENCE;
 
-/// Makes the command for a program, which is killed if it takes too long.
+/// Returns the command that runs a program. The program is killed if it exceeds the time limit.
 pub(crate) fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-s", "KILL", &PATIENCE.as_secs().to_string(), program]).args(args).args(["--provider", "iwarp"]);
@@ -30,21 +30,21 @@ pub(crate) fn run(program: &str, args: &[&str]) -> Output {
     start(program, args, Stdio::null()).wait_with_output().expect("it ends")
 }
 
-/// Reads the address that a server prints.
+/// Returns the address that a server prints in its first line.
 pub(crate) fn address(from: impl Read) -> String {
     let mut line = String::new();
     BufReader::new(from).read_line(&mut line).expect("a line");
     line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("an address, not {line:?}")).to_owned()
 }
 
-/// Terminates the program; `timeout` passes the signal on to the program that it watches.
+/// Sends SIGTERM to the program. `timeout` forwards the signal to the program that it runs.
 pub(crate) fn terminate(child: &mut Child) {
     let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
     let _ = child.wait();
 }
 
-/// Sends a signal to the program that `timeout` watches, because `timeout` itself would
-/// forward some signals twice and others never. Returns true if the program was still running.
+/// Sends a signal directly to the program that `timeout` runs. `timeout` would forward some signals twice, and others never. Returns
+/// true if the program was still running.
 #[allow(dead_code, reason = "not every test that has this module interrupts a program")]
 pub(crate) fn signal(child: &Child, signal: Signal) -> bool {
     let children = format!("/proc/{0}/task/{0}/children", child.id());
@@ -52,7 +52,7 @@ pub(crate) fn signal(child: &Child, signal: Signal) -> bool {
     pid.is_some_and(|pid| kill(Pid::from_raw(pid), signal).is_ok())
 }
 
-/// Checks that the program of this name failed with status 1, and with one line on standard error that has these words.
+/// Checks that a program failed: with status 1, and with one line on standard error that begins with its name and has these words.
 #[track_caller]
 pub(crate) fn failed_with(output: &Output, name: &str, words: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr);

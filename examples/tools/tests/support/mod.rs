@@ -1,4 +1,4 @@
-//! A program under test, with a time limit on everything that it does.
+//! Runs a program under test. Everything that it does has a time limit.
 
 #[path = "../patience/mod.rs"]
 mod patience;
@@ -20,7 +20,7 @@ pub(crate) enum Source {
     Stderr,
 }
 
-/// The status and the output of a program that has ended.
+/// The exit status and the output of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -40,7 +40,7 @@ impl Finished {
         self
     }
 
-    /// Checks that the program failed with one line on standard error that has all of these words.
+    /// Checks that the program failed, with one line on standard error that contains all of these words.
     #[track_caller]
     pub(crate) fn failed_with(&self, words: &[&str]) -> &Self {
         assert_eq!(self.code(), Some(1), "{self:?}");
@@ -53,7 +53,7 @@ impl Finished {
     }
 }
 
-/// A running program. It is killed when it is dropped, or if it takes too long.
+/// A running program. Dropping this value kills it; so does the time limit.
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
@@ -90,14 +90,14 @@ impl Program {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("the program is there");
     }
 
-    /// Returns the processes that the program has started and not waited for.
+    /// Returns the ids of the program's child processes that have not been waited for.
     pub(crate) fn children(&self) -> Vec<u32> {
         let path = format!("/proc/{0}/task/{0}/children", self.pid());
         let text = std::fs::read_to_string(path).expect("the program is there");
         text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
     }
 
-    /// Reads the next line of either stream. Returns `None` after both have ended.
+    /// Reads the next line of standard output or standard error, whichever has one first. Returns `None` after both have ended.
     fn next(&mut self) -> Option<(Source, String)> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.lines.recv_timeout(left) {
@@ -111,7 +111,7 @@ impl Program {
         }
     }
 
-    /// Waits for a line that contains a text.
+    /// Waits for a line that contains `what`, and returns it.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, what: &str) -> String {
         while let Some((_, line)) = self.next() {
@@ -122,7 +122,7 @@ impl Program {
         panic!("it ended without {what:?}: {self:?}");
     }
 
-    /// Waits for the end of the program, and of every process that holds its output open.
+    /// Waits until the program has ended, and also every process that has its output open.
     pub(crate) fn finish(mut self) -> Finished {
         while self.next().is_some() {}
         let status = self.child.wait().expect("it can be waited for");
@@ -149,14 +149,14 @@ fn forward(stream: impl Read + Send + 'static, source: Source, to: Sender<(Sourc
     });
 }
 
-/// Runs a program to its end.
+/// Runs a program and waits for its end.
 pub(crate) fn run(args: &[&str]) -> Finished {
     Program::start(args).finish()
 }
 
-/// Starts a server on a free port of this machine. Returns it with its address.
+/// Starts a server on a free port of this machine. Returns the program and its address.
 pub(crate) fn server() -> (Program, String) {
-    // The server logs the connection of a client.
+    // With this log level, the server logs each client that connects.
     let args = ["server", "--bind", "127.0.0.1", "--port", "0"];
     let mut server = Program::start_with(&args, |command| command.env("RUST_LOG", "rdma_reactor_tools=info"));
     let line = server.wait_for("listening on ");
