@@ -1,4 +1,5 @@
-//! A server under `ProviderChoice::Auto` that listens on an unspecified address, and a client.
+//! A server whose provider is `ProviderChoice::Auto` and that listens on all addresses, and a client. Tests use them to check which
+//! device carries a connection.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -10,29 +11,29 @@ use crate::conformance::harness::{Pair, Probe};
 use crate::loopback::{Loopback, Network};
 use crate::parts::reactor_on_all;
 
-/// Returns a server on an unspecified address, and a client.
+/// Returns a server that listens on an unspecified address, and a client.
 #[must_use]
 pub fn pair() -> Pair {
     let setup = Setup {
         provider: ProviderChoice::Auto,
         address: SocketAddr::from(([0, 0, 0, 0], 0)),
-        // One of the devices may be siw.
+        // One of the devices may be siw, which does not flush all work requests.
         flushes: false,
         ..Setup::iwarp()
     };
     Pair::new(&setup, Config::default().provider(ProviderChoice::Auto), Probe::echo(), Probe::default())
 }
 
-/// Connects to the server at one of its addresses.
+/// Connects to the server at its address `ip`. Returns the client's id of the connection.
 pub fn connect_to(p: &mut Pair, ip: IpAddr) -> ConnectionId {
     p.address.set_ip(ip);
     p.connect()
 }
 
-/// Sends 100 messages on each of some connections at the same time, and waits for their echoes.
+/// Sends 100 messages on each of these connections at the same time, and waits for their echoes.
 ///
 /// # Panics
-/// Panics if the echoes are late.
+/// Panics if the echoes do not arrive in time.
 pub fn echo(p: &mut Pair, connections: &[ConnectionId]) {
     let (before, mut sent) = (p.c.received, 0);
     for nth in 0..100 {
@@ -40,28 +41,28 @@ pub fn echo(p: &mut Pair, connections: &[ConnectionId]) {
             p.client.context().send(conn, &[nth; 300]).expect("room");
             sent += 1;
         }
-        // The window never closes.
+        // At most 16 messages are in flight, so the window of a connection never closes.
         p.until("not too many are on their way", |p| before + sent < p.c.received + 16);
     }
     p.until("all echoes have arrived", |p| p.c.received == before + sent);
 }
 
-/// Returns the name of the device of a connection.
+/// Returns the name of the device that carries a connection.
 ///
 /// # Panics
-/// Panics if it is on no device.
+/// Panics if no device carries the connection.
 pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
     reactor.context().device(conn).expect("it is on a device").to_owned()
 }
 
-/// The address of the server in the network of [`with_loopback`].
+/// The server's address in the in-process network of [`with_loopback`].
 pub const IN_PROCESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
-/// Returns a server and a client, each with a provider within this process first, followed by those that `config`
+/// Returns a server and a client. Each has a provider for connections within this process, and after it the providers that `config`
 /// selects.
 ///
 /// # Panics
-/// Panics if the system lacks something.
+/// Panics if the system lacks something that they need.
 #[must_use]
 pub fn with_loopback(config: &Config) -> Pair {
     let network = Network::default();
@@ -77,7 +78,7 @@ pub fn with_loopback(config: &Config) -> Pair {
     p
 }
 
-/// Listens on each address, connects to it, and checks the device of the connection.
+/// For each address: listens on it, connects to it, and checks the device that carries the connection.
 ///
 /// # Panics
 /// Panics if it is another device, or if messages of any size are not echoed.

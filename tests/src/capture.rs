@@ -1,5 +1,4 @@
-//! The packets of RoCE version 2 that pass on a network interface (`packet`(7)). The process needs the right to
-//! capture.
+//! Captures the packets of RoCE version 2 on a network interface, by `packet`(7). The process needs the capability to capture.
 
 use std::ffi::CString;
 use std::io;
@@ -8,8 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// The UDP port of RoCE version 2.
 const PORT: u16 = 4791;
-/// The lengths of the headers of UDP and of the transport (InfiniBand Architecture Specification, volume 1, section
-/// 9.2).
+/// The length of a UDP header, in bytes. `TRANSPORT` is that of the InfiniBand transport header (InfiniBand Architecture Specification,
+/// volume 1, section 9.2).
 const UDP: usize = 8;
 const TRANSPORT: usize = 12;
 
@@ -18,22 +17,22 @@ const TRANSPORT: usize = 12;
 pub struct Packet {
     /// The source address.
     pub source: Ipv4Addr,
-    /// The byte of the IP header with the DSCP in its upper six bits and ECN in the others.
+    /// The IP header's type-of-service byte: the DSCP is in the upper six bits, the ECN in the lower two.
     pub type_of_service: u8,
-    /// The operation: 0 to 31 on reliable connections.
+    /// The opcode of the transport header. Those of reliable connections are 0 to 31.
     pub opcode: u8,
-    /// The length of the IP packet, bytes.
+    /// The length of the IP packet, in bytes.
     pub len: usize,
 }
 
 impl Packet {
-    /// Returns true if the packet belongs to a reliable connection, and not to the connection manager.
+    /// Returns true if the packet is of a reliable connection. Other packets are those of the connection manager.
     #[must_use]
     pub const fn is_of_connection(&self) -> bool {
         self.opcode < 32
     }
 
-    /// Parses a packet that begins with the IP header. Returns `None` for all other packets.
+    /// Parses a packet that begins with an IP header. Returns `None` if it is not a packet of RoCE version 2 over IPv4.
     fn parse(packet: &[u8]) -> Option<Self> {
         let header = usize::from(*packet.first()? & 15) * 4;
         let udp = packet.get(header..header + UDP + TRANSPORT)?;
@@ -47,46 +46,46 @@ impl Packet {
     }
 }
 
-/// A running capture. It ends when it is dropped.
+/// A running capture. Dropping this value ends it.
 #[derive(Debug)]
 pub struct Capture(OwnedFd);
 
 impl Capture {
-    /// Begins to capture on an interface.
+    /// Starts to capture on the network interface `netdev`.
     ///
     /// # Errors
-    /// There is no such interface, or the process is not allowed to capture.
+    /// The interface does not exist, or the process must not capture.
     pub fn on(netdev: &str) -> io::Result<Self> {
         const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: the call creates a descriptor and touches no memory.
+        // SAFETY: the call creates a descriptor, and accesses no memory of the process.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, ALL.into()) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was created above and has no other owner.
+        // SAFETY: the descriptor was created above, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let name = CString::new(netdev)?;
-        // SAFETY: all fields are numbers, for which zero is valid.
+        // SAFETY: all fields of the struct are numbers, for which zero is valid.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         to.sll_family = libc::AF_PACKET as u16;
         to.sll_protocol = ALL;
-        // SAFETY: the name is a string that ends in zero.
+        // SAFETY: the name is a C string with a terminating zero.
         to.sll_ifindex = match unsafe { libc::if_nametoindex(name.as_ptr()) } {
             0 => return Err(io::Error::last_os_error()),
             index => index as i32,
         };
-        // SAFETY: the address has this length.
+        // SAFETY: the address and its length are those of `to`.
         let rc = unsafe { libc::bind(fd.as_raw_fd(), (&raw const to).cast(), size_of_val(&to) as u32) };
         if rc == 0 { Ok(Self(fd)) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Returns the packets that have passed since the last call.
+    /// Returns the packets that were captured since the last call.
     #[must_use]
     pub fn take(&self) -> Vec<Packet> {
         let mut seen = Vec::new();
         let mut packet = [0_u8; 16 << 10];
         loop {
-            // SAFETY: the buffer has this length.
+            // SAFETY: the pointer and the length are those of the buffer.
             let len = unsafe { libc::recv(self.0.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
             let Ok(len) = usize::try_from(len) else { return seen };
             seen.extend(Packet::parse(&packet[..len]));

@@ -1,4 +1,4 @@
-//! The providers of this project, for the conformance suite of providers ([`rdma_transport::conformance`]).
+//! The providers of this project, as arguments for the provider conformance suite ([`rdma_transport::conformance`]).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -23,23 +23,23 @@ use crate::sim::swarm::{FaultOptions, HardwareOptions, MS, NetOptions};
 use crate::sim::tcp;
 use crate::sim::trace::Trace;
 
-/// A provider for the cases, without another user.
+/// A provider for the test cases. It is wrapped in no other provider's type.
 pub type Boxed = Box<dyn Provider>;
 
 // Providers in real time.
 
-/// Providers on real sockets, or on devices of this host.
+/// A kind of providers on real sockets, or on devices of this host.
 #[derive(Debug)]
 pub struct Real {
     /// The name of the device.
     pub device: &'static str,
     /// The address that all sides listen on.
     pub address: SocketAddr,
-    /// The function that creates that many providers.
+    /// The function that creates this number of providers.
     pub providers: fn(usize) -> Vec<Boxed>,
-    /// The needs that the device does not satisfy.
+    /// The requirements of test cases that the device does not meet. Such cases are not run.
     pub missing: &'static [Need],
-    /// The deviations from the contract.
+    /// The known deviations of the device from the contract.
     pub deviations: &'static [Deviation],
 }
 
@@ -63,7 +63,7 @@ impl Factory for Real {
 
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Returns settings with the extensions.
+/// Returns settings of the embedded provider with all extensions.
 fn extended() -> IwarpConfig {
     let mut config = IwarpConfig::default();
     config.extensions = true;
@@ -86,21 +86,21 @@ pub const EMBEDDED: Real = Real {
     deviations: &[],
 };
 
-/// Returns settings with which all connections are in shared memory.
+/// Returns settings of the embedded provider with which all connections use shared memory.
 fn shared() -> IwarpConfig {
     let mut config = extended();
     config.shared_memory = SharedMemoryPolicy::Require;
     config
 }
 
-/// The embedded provider, with its connections in shared memory.
+/// The embedded provider with connections in shared memory.
 pub const SHARED: Real = Real {
     providers: |sides| (0..sides).map(|_| Box::new(embedded_with(shared())) as _).collect(),
     missing: &[Need::SendWithImmediate, Need::OffLoopRegistration, Need::Paths, Need::Adapter, Need::DeviceEvents],
     ..EMBEDDED
 };
 
-/// A forwarding provider in front of the embedded provider.
+/// A [`crate::forward::Forward`] provider that forwards calls to the embedded provider.
 pub const FORWARD: Real = Real {
     device: "forward",
     providers: |sides| {
@@ -111,7 +111,7 @@ pub const FORWARD: Real = Real {
     ..EMBEDDED
 };
 
-/// The deviations of the devices that cost nothing: they do only what a measured reactor needs.
+/// The deviations of the null devices, which do only what a reactor needs in a measurement.
 const SHORTCUTS: &[Deviation] = &[
     alone("a_destroyed_queue_pair_gives_its_places_back"),
     alone("a_disconnect_flushes_everything_once"),
@@ -144,7 +144,7 @@ const fn one_entry(case: &'static str) -> Deviation {
     shortcut(case, "has receives of one entry, which messages fit", "messages fit the receives")
 }
 
-/// The devices that cost nothing, and do only what a reactor on them needs: one connection and sends.
+/// The null devices of [`crate::null`], whose operations cost almost no instructions. They support one connection and sends.
 pub const NULL: Real = Real {
     device: "null",
     providers: |_| Null::pair().map(|provider| Box::new(provider) as _).into(),
@@ -171,7 +171,7 @@ pub const NULL: Real = Real {
     ..EMBEDDED
 };
 
-/// The provider within one process.
+/// The provider that connects reactors within one process.
 pub const IN_PROCESS: Real = Real {
     device: "loopback0",
     providers: |sides| {
@@ -199,8 +199,8 @@ pub const IN_PROCESS: Real = Real {
     ..EMBEDDED
 };
 
-/// The deviations of the provider `verbs` on the kernel's software devices, in Linux 6.1. `docs/design/verbs-provider.md` lists all
-/// differences of the two.
+/// The deviations of the provider `verbs` on the kernel's software devices in Linux 6.1. `docs/design/verbs-provider.md` lists all
+/// differences between these devices.
 pub const KERNEL: &[Deviation] = &[
     Deviation { device: "rxe", ..NO_DEADLINE },
     NO_DEADLINE,
@@ -227,22 +227,22 @@ const NO_DEADLINE: Deviation = Deviation {
 
 // Providers on virtual time.
 
-/// Providers on the sockets of a simulated network.
+/// A kind of providers on the sockets of a simulated network.
 #[derive(Debug)]
 pub struct Virtual<T> {
     /// The name of the device.
     pub device: &'static str,
-    /// The seed of the network, and of the providers.
+    /// The seed of the network's and the providers' random numbers.
     pub seed: u64,
-    /// The data from which `provider` builds the provider of a side around the embedded one.
+    /// The data that `provider` needs to wrap the embedded provider.
     pub with: T,
-    /// The function that creates the provider of a side.
+    /// The function that creates the provider of a side, given its embedded provider.
     pub provider: fn(&T, Iwarp<SimNet>, usize, &Shared, u64) -> Boxed,
-    /// The needs that the device does not satisfy.
+    /// The requirements of test cases that the device does not meet. Such cases are not run.
     pub missing: &'static [Need],
 }
 
-/// Returns a network that delays and splits data, and loses nothing.
+/// Returns a simulated network that delays and splits data but loses nothing.
 fn network(seed: u64, nodes: usize) -> Shared {
     let net = NetOptions {
         segment: 1448,
@@ -289,8 +289,8 @@ impl<T: std::fmt::Debug> Factory for Virtual<T> {
     }
 }
 
-/// Devices whose completions and events arrive at their own times, within the contract. A `Disconnected` is never lost: the cases wait for
-/// it.
+/// A simulated device. Its completions and events arrive at random times, as the contract permits. A `Disconnected` event is never
+/// lost, because the test cases wait for it.
 const HARDWARE: HardwareOptions = HardwareOptions {
     late: 300,
     late_by: 5 * MS,
@@ -306,7 +306,7 @@ const HARDWARE: HardwareOptions = HardwareOptions {
     keeps: 0,
 };
 
-/// Returns the device of the simulation.
+/// Returns the providers of the simulated device.
 #[must_use]
 pub const fn hardware(seed: u64) -> Virtual<HardwareOptions> {
     Virtual {
@@ -331,7 +331,7 @@ pub const fn hardware(seed: u64) -> Virtual<HardwareOptions> {
     }
 }
 
-/// Returns the embedded provider behind a defect.
+/// Returns embedded providers with a deliberate defect.
 #[must_use]
 pub const fn mutant(defect: Defect) -> Virtual<Defect> {
     Virtual {

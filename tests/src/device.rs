@@ -1,5 +1,5 @@
-//! The kernel's RDMA devices for the tests of faults, which remove them, take them down and count their objects; and
-//! `rdma-peer`, the process at the other end.
+//! The kernel's RDMA devices, for tests of faults. The tests remove the devices, take their links down, and count their objects. The
+//! process at the other end of a connection is `rdma-peer`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use rdma_reactor::{Config, ProviderChoice};
 
 use crate::conformance::harness::{PATIENCE, now};
 
-/// Returns the settings of both processes. The queues are small, and the keepalive timeout is 6 s.
+/// Returns the reactor settings for both processes: small queues, and a keepalive timeout of 6 s.
 #[must_use]
 pub fn config() -> Config {
     Config::default()
@@ -27,15 +27,15 @@ pub fn config() -> Config {
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(1), Duration::from_secs(6)))
 }
 
-/// A software device of the kernel, named by the variables that `tests/vm/run.sh` sets.
+/// A software device of the kernel. `tests/vm/run.sh` sets environment variables that describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     kind: &'static str,
 }
 
-/// iWARP over TCP.
+/// The siw device: iWARP over TCP.
 pub const SIW: Device = Device { kind: "siw" };
-/// RoCE.
+/// The rxe device: RoCE.
 pub const RXE: Device = Device { kind: "rxe" };
 
 fn run(program: &str, words: &str) -> String {
@@ -50,13 +50,13 @@ impl Device {
         std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"))
     }
 
-    /// Returns the kind: `siw` or `rxe`.
+    /// Returns the kind of the device: `siw` or `rxe`.
     #[must_use]
     pub const fn kind(self) -> &'static str {
         self.kind
     }
 
-    /// Returns the name, such as `rxe0`.
+    /// Returns the name of the device, such as `rxe0`.
     #[must_use]
     pub fn name(self) -> String {
         self.variable("DEV")
@@ -68,13 +68,13 @@ impl Device {
         SocketAddr::new(self.variable("ADDR").parse().expect("an address"), 0)
     }
 
-    /// Returns the other device.
+    /// Returns the other one of the two devices.
     #[must_use]
     pub fn other(self) -> Self {
         if self.kind == "siw" { RXE } else { SIW }
     }
 
-    /// Returns an unused address behind the device, for which a neighbour entry exists. Nothing answers there.
+    /// Returns an address in the device's network that has a neighbour entry, but on which no host answers.
     #[must_use]
     pub fn silent_address(self) -> SocketAddr {
         let mine = self.variable("ADDR");
@@ -83,10 +83,10 @@ impl Device {
         SocketAddr::new(silent.parse::<IpAddr>().expect("an address"), 9)
     }
 
-    /// Sets the state of the device's network interface: `up` or `down`.
+    /// Sets the state of the device's network interface. `state` is `up` or `down`.
     pub fn link(self, state: &str) {
         let netdev = self.variable("NETDEV");
-        // Other tests need the IPv6 addresses later.
+        // Keeps the IPv6 addresses of the interface while it is down, because later tests need them.
         let keep = format!("/proc/sys/net/ipv6/conf/{netdev}/keep_addr_on_down");
         fs::write(keep, "1").expect("the setting can be changed");
         run("ip", &format!("link set {netdev} {state}"));
@@ -99,7 +99,7 @@ impl Device {
         fs::read_to_string(state).is_ok_and(|state| state.contains("ACTIVE"))
     }
 
-    /// Starts to remove the device. The command ends when no process has the device open any more.
+    /// Starts the command that removes the device. The command ends when no process uses the device any more.
     #[must_use]
     pub fn remove(self) -> Child {
         Command::new("rdma").args(["link", "del", &self.variable("DEV")]).spawn().expect("rdma")
@@ -117,7 +117,7 @@ impl Device {
         }
     }
 
-    /// Counts the kernel's objects on the device, by kind: queue pairs, completion queues, memory regions, ids,
+    /// Returns the numbers of the kernel's objects on the device, by kind: queue pairs, completion queues, memory regions, ids,
     /// protection domains.
     #[must_use]
     pub fn resources(self) -> BTreeMap<String, u32> {
@@ -131,7 +131,8 @@ impl Device {
     }
 }
 
-/// Declares a test for siw and one for rxe of each function with a device as argument, in modules of these names. They have a watchdog.
+/// Declares the tests of both devices: each function, which has a device as its argument, becomes a test for siw and a test for rxe.
+/// The tests are in modules with these names, and have a time limit.
 #[macro_export]
 macro_rules! on_each_device {
     ($siw:ident $rxe:ident: $($test:ident)*) => {
@@ -148,17 +149,17 @@ macro_rules! on_each_device {
     };
 }
 
-/// A running `rdma-peer`. It is killed when it is dropped.
+/// A running `rdma-peer`. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Peer {
     process: Child,
     lines: Receiver<String>,
-    /// The lines that the peer has printed and no call has consumed yet.
+    /// The lines that the peer has printed so far and that no call has returned yet.
     said: Vec<String>,
 }
 
 impl Peer {
-    /// Starts a peer. `program` is its path.
+    /// Starts `rdma-peer` with these arguments. `program` is its path.
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
     pub fn start(program: &str, words: &str) -> Self {
@@ -171,13 +172,13 @@ impl Peer {
         Self { process, lines, said: Vec::new() }
     }
 
-    /// Starts a server on these addresses. Returns it with the addresses on which it listens.
+    /// Starts a server on these addresses. Returns the server, and the addresses on which it listens.
     #[must_use]
     pub fn serve(program: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
         Self::serve_by(program, "", addresses)
     }
 
-    /// The same, with words in front of the command.
+    /// Starts a server like [`Peer::serve`]. `words` are arguments before the command.
     #[must_use]
     pub fn serve_by(program: &str, words: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
         let texts: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
@@ -193,13 +194,13 @@ impl Peer {
         (peer, listening)
     }
 
-    /// Returns the number of lines so far that start with a text.
+    /// Returns the number of lines so far that begin with `start`.
     pub fn count(&mut self, start: &str) -> usize {
         self.said.extend(self.lines.try_iter());
         self.said.iter().filter(|line| line.starts_with(start)).count()
     }
 
-    /// Returns all lines that the peer has printed.
+    /// Returns the lines that the peer has printed so far.
     #[must_use]
     pub fn said(&self) -> &[String] {
         &self.said
@@ -222,7 +223,7 @@ impl Peer {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).expect("it lives").count()
     }
 
-    /// Ends the peer in order. Returns true if it succeeded.
+    /// Ends the peer in order, by closing its standard input. Returns true if its exit status was 0.
     #[must_use]
     pub fn finish(mut self) -> bool {
         drop(self.process.stdin.take());

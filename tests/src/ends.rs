@@ -1,4 +1,4 @@
-//! Two connected ends on any two providers, driven alternately by one thread.
+//! Two connected ends, each on its own provider. One thread drives both in alternation.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -14,40 +14,40 @@ use rdma_transport::{
 
 use crate::patience::PATIENCE;
 
-/// The number of attempts to connect.
+/// The largest number of attempts to connect.
 const TRIES: u32 = 5;
-/// The number of work requests of each queue.
+/// The number of work requests that each queue can hold.
 pub const DEPTH: u32 = 128;
 /// All access rights.
 pub const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
-/// One end: a provider with memory, its events and its completions.
+/// One end: a provider with memory, and the events and completions that it has returned.
 #[derive(Debug)]
 pub struct End {
-    /// The provider and the memory.
+    /// The provider, with the memory of this end.
     pub station: Station,
-    /// The events that no test has consumed.
+    /// The events that no test has consumed yet, the oldest first.
     pub events: Vec<CmEvent>,
-    /// The completions that no test has consumed.
+    /// The completions that no test has consumed yet, the oldest first.
     pub done: Vec<WorkCompletion>,
-    /// The connection.
+    /// The id of the current connection.
     pub id: CmId,
-    /// The queue pair of the connection.
+    /// The queue pair of the current connection.
     pub qp: QpId,
-    /// The device of the connection.
+    /// The device of the current connection.
     pub device: DeviceId,
     cq: Option<CqId>,
-    /// A region over the whole memory, with all rights.
+    /// A memory region that covers the whole memory, with all rights.
     region: Option<MemoryRegion>,
-    /// The shared receive queue, if receives are shared.
+    /// The shared receive queue; `None` if the queue pair has its own receives.
     pub srq: Option<SrqId>,
 }
 
 impl End {
-    /// Returns an end with `memory` bytes.
+    /// Returns an end whose memory has `memory` bytes.
     ///
     /// # Panics
-    /// Panics if there is no memory.
+    /// Panics if the memory cannot be allocated.
     #[must_use]
     pub fn new(provider: Box<dyn Provider>, memory: usize) -> Self {
         let station = Station::new(provider, memory).expect("memory");
@@ -82,20 +82,20 @@ impl End {
         }
     }
 
-    /// Listens on a free port of `address`.
+    /// Listens on a free port of `address`. Returns the listener, and its address with the port.
     ///
     /// # Panics
-    /// Panics if that fails.
+    /// Panics if the provider cannot listen.
     pub fn listen(&mut self, address: SocketAddr) -> (CmId, SocketAddr) {
         let listener = self.station.provider().listen(address, &ListenOptions::default()).expect("a listener");
         let port = self.station.provider().local_address(listener).expect("an address").port();
         (listener, SocketAddr::new(address.ip(), port))
     }
 
-    /// Creates the queue pair of an id, and the queues and regions that the first one needs.
+    /// Creates a queue pair for the connection `id`. The first call also creates the queues and the memory region.
     ///
     /// # Panics
-    /// Panics if that fails.
+    /// Panics if a call of the provider fails.
     pub fn equip(&mut self, id: CmId, device: DeviceId) {
         let cq = self
             .cq
@@ -123,23 +123,24 @@ impl End {
         (self.id, self.device) = (id, device);
     }
 
-    /// Returns the completion queue of all queue pairs; `None` before the end has a queue pair.
+    /// Returns the completion queue that all queue pairs use, or `None` before the first queue pair is created.
     #[must_use]
     pub const fn cq(&self) -> Option<CqId> {
         self.cq
     }
 
-    /// Returns a position in the end's memory, as a peer addresses it.
+    /// Returns the remote address of a position in this end's memory, for operations of the peer.
     ///
     /// # Panics
-    /// Panics before the end has a queue pair.
+    /// Panics if this end has no queue pair yet.
     #[must_use]
     pub fn remote(&self, offset: usize) -> RemoteAddress {
         let region = self.region.expect("a region");
         RemoteAddress { address: self.station.address(offset), key: region.remote_key }
     }
 
-    /// Returns a position in the end's memory, under a separate key.
+    /// Registers the memory again, with the rights `access` and its own key. Returns the region, and the remote address of a position
+    /// in it.
     ///
     /// # Panics
     /// Panics if the device refuses.
@@ -148,10 +149,10 @@ impl End {
         (region, RemoteAddress { address: self.station.address(offset), key: region.remote_key })
     }
 
-    /// Posts a receive.
+    /// Posts a receive into these parts of the memory.
     ///
     /// # Panics
-    /// Panics if that fails.
+    /// Panics if the provider refuses.
     pub fn recv(&mut self, wr_id: u64, parts: &[Range<usize>]) {
         match self.srq {
             Some(srq) => self.station.post_srq_recv(srq, wr_id, parts).expect("room"),
@@ -159,36 +160,36 @@ impl End {
         }
     }
 
-    /// Posts a signaled send work request.
+    /// Posts a signaled work request to the send queue.
     ///
     /// # Panics
-    /// Panics if that fails.
+    /// Panics if the provider refuses.
     pub fn post(&mut self, wr_id: u64, op: SendOp, parts: &[Range<usize>], flags: SendFlags) {
         let flags = flags | SendFlags::SIGNALED;
         self.station.post_send(self.qp, wr_id, op, parts, flags).unwrap_or_else(|error| panic!("{op:?}: {error}"));
     }
 
-    /// Fills a part of the memory with bytes that depend on their position and on `salt`.
+    /// Fills a range of the memory with bytes that depend on their position and on `salt`.
     ///
     /// # Panics
-    /// Panics if there is no such part.
+    /// Panics if the range is outside of the memory.
     pub fn fill(&mut self, range: Range<usize>, salt: u8) {
         let bytes: Vec<u8> = (0..range.len()).map(|at| octet(at, salt)).collect();
         self.station.write(range.start, &bytes).expect("a part of the memory");
     }
 
-    /// Sets a part of the memory to zero.
+    /// Sets a range of the memory to zero.
     ///
     /// # Panics
-    /// Panics if there is no such part.
+    /// Panics if the range is outside of the memory.
     pub fn clear(&mut self, range: Range<usize>) {
         self.station.write(range.start, &vec![0; range.len()]).expect("a part of the memory");
     }
 
-    /// Checks that a part of the memory has the content that [`End::fill`] writes.
+    /// Checks that a range of the memory has the bytes that [`End::fill`] writes.
     ///
     /// # Panics
-    /// Panics if it does not.
+    /// Panics if it has other bytes.
     #[track_caller]
     pub fn check(&mut self, range: Range<usize>, salt: u8, what: &str) {
         let mut bytes = Vec::new();
@@ -197,7 +198,7 @@ impl End {
         assert_eq!(wrong, None, "{what}: byte {:?} of {}", wrong.map(|(at, _)| at), bytes.len());
     }
 
-    /// Checks that a part of the memory is zero.
+    /// Checks that a range of the memory is zero.
     ///
     /// # Panics
     /// Panics if it is not.
@@ -208,7 +209,7 @@ impl End {
         assert_eq!(bytes.iter().position(|&byte| byte != 0), None, "{what}: memory outside was touched");
     }
 
-    /// Removes and returns the completion of a work request.
+    /// Removes and returns the completion of a work request, or returns `None` if it has not completed.
     fn take(&mut self, wr_id: u64) -> Option<WorkCompletion> {
         let at = self.done.iter().position(|wc| wc.wr_id == wr_id)?;
         Some(self.done.remove(at))
@@ -220,12 +221,13 @@ impl End {
     }
 }
 
-/// Returns a byte that differs from its neighbours, from those a segment away, and from those of another salt.
+/// Returns a byte for a position. It differs from the bytes next to it, from those at the distance of a segment, and from the byte for
+/// another salt.
 fn octet(at: usize, salt: u8) -> u8 {
     (at as u8).wrapping_mul(31) ^ ((at >> 8) as u8).wrapping_mul(7) ^ ((at >> 16) as u8) ^ salt
 }
 
-/// Two ends.
+/// Two ends with a connection between them.
 #[derive(Debug)]
 pub struct Pair {
     /// The end that connects.
@@ -234,29 +236,29 @@ pub struct Pair {
     pub passive: End,
 }
 
-/// One of the two ends.
+/// The name of one of the ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The end that connected.
+    /// The end that has connected.
     Active,
-    /// The end that listened.
+    /// The end that has listened.
     Passive,
 }
 
 impl Pair {
-    /// Connects two ends. `depth` is the IRD and ORD of both.
+    /// Connects two ends. `depth` is the IRD and the ORD of both (the limits of RDMA Reads in flight).
     ///
     /// # Panics
-    /// Panics if that fails, or takes too long.
+    /// Panics if the connection fails, or is not established in time.
     #[must_use]
     pub fn connect(active: End, passive: End, address: SocketAddr, depth: u16) -> Self {
         Self::connect_through(active, passive, address, depth, |listening| listening)
     }
 
-    /// Connects two ends by the address at which the listener can be reached according to `through`.
+    /// Connects two ends. `through` converts the listener's address to the address at which the active end can reach it.
     ///
     /// # Panics
-    /// Panics if that fails, or takes too long.
+    /// Panics if the connection fails, or is not established in time.
     #[must_use]
     pub fn connect_through(
         active: End,
@@ -273,10 +275,10 @@ impl Pair {
         pair
     }
 
-    /// Adds a connection between the two, which becomes their current one.
+    /// Opens another connection between the two ends. It becomes the current connection of both.
     ///
     /// # Panics
-    /// Panics if that fails, or takes too long.
+    /// Panics if the connection fails, or is not established in time.
     #[allow(clippy::disallowed_methods)]
     pub fn join(&mut self, listener: CmId, to: SocketAddr, depth: u16) {
         let param = ConnectParam {
@@ -296,8 +298,9 @@ impl Pair {
         }
     }
 
-    /// Begins a connection. Returns the request at the other end. Returns `None` if the kernel's connection manager has chosen a local port
-    /// from its own list, and TCP, over which siw connects, has that port in use.
+    /// Begins to connect. Returns the connect request that arrives at the passive end. Returns `None` if the local port is in use, so
+    /// that the caller must retry: the kernel's connection manager chooses the port from its own list, but siw connects over TCP, which
+    /// may use the same port.
     #[allow(clippy::disallowed_methods)]
     fn ask(&mut self, listener: CmId, to: SocketAddr, param: &ConnectParam<'_>) -> Option<(CmId, DeviceId)> {
         let id = self
@@ -340,7 +343,7 @@ impl Pair {
         }
     }
 
-    /// Returns one end, and the other.
+    /// Returns the end `from`, and then the other end.
     pub fn ends(&mut self, from: Side) -> (&mut End, &mut End) {
         match from {
             Side::Active => (&mut self.active, &mut self.passive),
@@ -348,10 +351,10 @@ impl Pair {
         }
     }
 
-    /// Drives both ends until `ready` returns something.
+    /// Drives both ends until `ready` returns a value, and returns that value.
     ///
     /// # Panics
-    /// Panics if `ready` returns nothing for too long.
+    /// Panics if this takes too long.
     #[track_caller]
     #[allow(clippy::disallowed_methods)]
     pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
@@ -370,21 +373,21 @@ impl Pair {
                 self.passive.events,
                 self.passive.done
             );
-            // The other end's kernel thread may need this processor.
+            // The kernel thread of the other end may need this processor.
             std::thread::yield_now();
         }
     }
 
-    /// Waits for the completion of a work request.
+    /// Waits for the completion of a work request, and returns it.
     #[track_caller]
     pub fn completion(&mut self, side: Side, wr_id: u64) -> WorkCompletion {
         self.until(&format!("completion of {wr_id} at the {side:?} end"), |pair| pair.end(side).take(wr_id))
     }
 
-    /// Waits for the completion of a work request, which must be a success.
+    /// Waits for the completion of a work request, and checks that it is a success.
     ///
     /// # Panics
-    /// Panics if it is not.
+    /// Panics if it is a failure.
     #[track_caller]
     pub fn success(&mut self, side: Side, wr_id: u64, opcode: WcOpcode) -> WorkCompletion {
         let wc = self.completion(side, wr_id);
@@ -398,7 +401,7 @@ impl Pair {
         wc
     }
 
-    /// Waits for the end of the connection at one side. Returns the reason.
+    /// Waits until the connection has ended at one side. Returns the reason.
     #[track_caller]
     pub fn disconnected(&mut self, side: Side) -> DisconnectCause {
         self.until("disconnect", |pair| {
@@ -407,10 +410,10 @@ impl Pair {
         })
     }
 
-    /// Ends the connection from one side, and waits until both sides report it.
+    /// Ends the connection from one side, and waits until both sides have reported its end.
     ///
     /// # Panics
-    /// Panics if that takes too long.
+    /// Panics if this takes too long.
     #[allow(clippy::disallowed_methods)]
     pub fn close(mut self, by: Side) {
         let (from, to) = self.ends(by);

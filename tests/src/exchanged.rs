@@ -1,5 +1,5 @@
-//! A provider in front of another one that listens and connects by exchange, whatever it is asked for: with it, each suite is one of
-//! exchanges.
+//! A provider that forwards all calls to another one, except that it always listens and connects by exchange: the addresses of queue
+//! pairs are exchanged over TCP, without rdma_cm. With this provider, every test suite also tests exchanges.
 
 use std::net::{IpAddr, SocketAddr};
 use std::{ops::Range, os::fd::RawFd, sync::Arc, time::Instant};
@@ -9,7 +9,7 @@ use rdma_transport::*;
 
 type Post<T> = std::result::Result<T, PostError>;
 
-/// See the [module](self).
+/// The provider, with the inner one to which it forwards. See the [module](self).
 #[derive(Debug)]
 pub struct Exchanged<P>(pub P);
 
@@ -17,10 +17,10 @@ impl<P: Provider> Exchanged<P> {
     fn role(&mut self) -> &mut dyn Exchange { self.0.exchange().expect("the role") }
 }
 
-/// The devices of this host, without a connection manager.
+/// Returns a provider of this host's devices that does not use the connection manager.
 ///
 /// # Panics
-/// When there is no device.
+/// Panics if the host has no device.
 #[cfg(feature = "verbs")]
 #[must_use]
 pub fn provider() -> Box<dyn Provider> {
@@ -28,7 +28,7 @@ pub fn provider() -> Box<dyn Provider> {
     Box::new(Exchanged(verbs.with_entropy(rdma_reactor::system_entropy())))
 }
 
-/// A reactor on them.
+/// Returns a reactor on this host's devices, connecting by exchange.
 ///
 /// # Errors
 /// None.
@@ -37,7 +37,7 @@ pub fn reactor(config: rdma_reactor::Config) -> std::result::Result<rdma_reactor
     Ok(crate::parts::reactor_on_all(vec![provider()], config))
 }
 
-// SAFETY: all calls are forwarded, and answers are passed on as they are.
+// SAFETY: all calls are forwarded to the inner provider, and its answers are returned unchanged.
 unsafe impl<P: Provider> Provider for Exchanged<P> {
     fn name(&self) -> &'static str { self.0.name() }
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.0.device(device) }

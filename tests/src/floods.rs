@@ -1,20 +1,21 @@
-//! Hand-made peers that send messages of one kind, as fast as the server grants credits.
+//! Hostile peers that flood a server: they send messages of one kind as fast as the server grants credits. They write the frames of the
+//! protocol themselves.
 
 use rdma_reactor::{Config, ConnectOptions, ConnectionId, Context, Error, Framing, Handler, Message};
 use serde::{Deserialize, Serialize};
 
 use crate::conformance::violations::{HELLO, WINDOW, greeting, message};
 
-/// The messages of a flood.
+/// The kind of messages in a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// Messages without payload for the program.
+    /// Data messages without payload.
     Data,
-    /// Credit updates that grant nothing new.
+    /// Credit updates that grant no further credits.
     Credits,
-    /// Keepalive pings. Each is answered.
+    /// Keepalive pings, each of which the server must answer.
     Pings,
-    /// Immediate data, for the program.
+    /// Immediate data, which the server delivers to its program.
     Immediates,
 }
 
@@ -22,7 +23,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Self; 4] = [Self::Data, Self::Credits, Self::Pings, Self::Immediates];
 
-    /// Returns a message of the kind.
+    /// Returns a frame of this kind.
     fn message(self) -> Vec<u8> {
         match self {
             Self::Data => message(0, WINDOW, &[]),
@@ -33,27 +34,27 @@ impl Kind {
     }
 }
 
-/// The handler of such a peer, which has one connection.
+/// The handler of a flooding peer, which has one connection.
 #[derive(Debug)]
 pub struct Floods {
     frame: Vec<u8>,
-    /// The number of sent messages.
+    /// The number of messages that the peer has sent.
     pub sent: u32,
     granted: u32,
     received: u32,
-    /// The number of received messages that the server knows of.
+    /// The number of received messages that the peer has reported to the server by a grant.
     known: u32,
 }
 
 impl Floods {
-    /// Returns a peer that has sent nothing.
+    /// Makes a peer that has sent nothing yet.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
         Self { frame: kind.message(), sent: 0, granted: 0, received: 0, known: 0 }
     }
 
-    /// Returns the settings of its reactor. The reactor grants a receive when it has handled the message, before the receive is posted
-    /// again, so it has more receives than it grants.
+    /// Returns the settings of the peer's reactor. The peer grants a credit for each message when it has handled it, which is before
+    /// the receive is posted again. So the reactor has more receives than the peer grants.
     #[must_use]
     pub fn config(config: Config) -> Config {
         config.receive_depth(4 * WINDOW)
@@ -69,8 +70,8 @@ impl Floods {
     }
 
     fn fill(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The peer grants all that it receives, and keeps a credit for that; otherwise both sides would wait for each
-        // other.
+        // Each frame grants the credits of all messages received so far. One credit is kept for a frame that only grants. Otherwise
+        // both sides could wait for each other.
         while self.granted.wrapping_sub(self.sent) > u32::from(self.known == self.received) {
             self.frame[4..8].copy_from_slice(&WINDOW.wrapping_add(self.received).to_le_bytes());
             if cx.send(conn, &self.frame).is_err() {
@@ -84,7 +85,7 @@ impl Floods {
 
 impl<M> Handler<M> for Floods {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The window of the greeting.
+        // The greeting in the private data has the server's initial window.
         self.granted = u32::from_le_bytes(cx.private_data(conn)[8..12].try_into().expect("a greeting"));
         cx.send(conn, &message(HELLO, WINDOW, &[])).expect("room");
         self.sent = 1;
@@ -94,7 +95,7 @@ impl<M> Handler<M> for Floods {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         self.received = self.received.wrapping_add(1);
         let granted = u32::from_le_bytes(message[4..8].try_into().expect("a header"));
-        // An old grant may arrive after a newer one.
+        // Grants may arrive out of order. An older one is ignored.
         if granted.wrapping_sub(self.granted) < 1 << 31 {
             self.granted = granted;
         }

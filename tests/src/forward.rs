@@ -1,4 +1,4 @@
-//! A provider in front of another one, which can lack features, have other limits, record its calls, and fail.
+//! A provider that forwards calls to another one, for tests. It can hide features, change limits, record settings, and let calls fail.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ use rdma_reactor::{Config, Reactor};
 use crate::gate::{Call, Failure, Gate, Said, Unresolved};
 use crate::parts::{embedded, reactor_on, reactor_on_all};
 
-/// A setting that has reached the provider.
+/// A recorded call, with the settings that were passed to the provider.
 #[derive(Clone, Debug)]
 pub enum Asked {
     /// `listen_with`.
@@ -43,7 +43,7 @@ pub enum Asked {
     Connect(Retries, ReadDepth),
     /// `accept`.
     Accept(Retries, ReadDepth),
-    /// `create_cq_on`: the number of entries, and the completion vector.
+    /// `create_cq_on`, with the number of entries and the completion vector.
     CompletionQueue(u32, u32),
     /// `create_qp`.
     QueuePair(QpAttr),
@@ -51,7 +51,7 @@ pub enum Asked {
     Register(Access),
 }
 
-/// The recorded settings, oldest first. Clones belong to the same device.
+/// The recorded calls, the oldest first. Clones share the same record.
 #[derive(Clone, Debug, Default)]
 pub struct Record(Arc<Mutex<Vec<Asked>>>);
 
@@ -60,7 +60,7 @@ impl Record {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
     }
 
-    /// Removes and returns the recorded settings.
+    /// Removes and returns the recorded calls.
     #[must_use]
     pub fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -72,42 +72,42 @@ const fn service(param: &ConnectParam<'_>) -> (Retries, ReadDepth) {
     (retries, ReadDepth { responder_resources, initiator_depth })
 }
 
-/// The forwarding provider. See the [module](self).
+/// The forwarding provider, see the [module](self).
 #[derive(Debug)]
 pub struct Forward {
     inner: Box<dyn Provider>,
     info: DeviceInfo,
     gate: Gate,
     record: Record,
-    /// The keys of regions that an RDMA Read may write into.
+    /// The remote keys of regions that may be the destination of RDMA Reads.
     sinks: BTreeSet<u32>,
-    /// The addresses of regions.
+    /// The address of each region.
     places: BTreeMap<Key, u64>,
     first_listener: Option<CmId>,
-    /// The ids of connections and listeners that were not destroyed; true: the id has a queue pair.
+    /// The ids of connections and listeners that are not destroyed. True if the id has a queue pair.
     ids: Vec<(CmId, bool)>,
-    /// The events of the device that were not polled yet.
+    /// The events of the device that the reactor has not polled yet: those of the connection manager, and those of the device itself.
     said: (VecDeque<CmEvent>, VecDeque<DeviceEvent>),
-    /// The completion queues; true: the queue has failed.
+    /// The completion queues. True if the queue has failed.
     queues: Vec<(CqId, bool)>,
-    /// Returns the address that a connecting peer appears to have.
+    /// The function that changes the address from which a peer appears to connect.
     seen_as: fn(SocketAddr) -> SocketAddr,
 }
 
 impl Forward {
-    /// Returns a reactor on a provider in front of the embedded one.
+    /// Returns a reactor on a provider that forwards to the embedded one, without the features `lacks`. The calls pass `gate`.
     ///
     /// # Panics
-    /// Panics if the system has no descriptors left, or if a setting is out of its range.
+    /// Panics if the system has no descriptors left, or if a setting is out of range.
     #[must_use]
     pub fn reactor(config: Config, lacks: Features, gate: &Gate) -> Reactor {
         Self::open(config, |capabilities| capabilities.features.remove(lacks), gate.clone(), Record::default())
     }
 
-    /// Returns a provider whose device has that name.
+    /// Returns a provider whose device has the name `device`.
     ///
     /// # Panics
-    /// Panics as [`Forward::reactor`] does.
+    /// Those of [`Forward::reactor`].
     #[must_use]
     pub fn named(device: &str) -> Self {
         let mut provider = Self::gated(Box::new(embedded()), Gate::default());
@@ -115,11 +115,10 @@ impl Forward {
         provider
     }
 
-    /// Returns a reactor on a device behind each of these gates. The names of the devices distinguish the providers: `forward0`,
-    /// `forward1`, ...
+    /// Returns a reactor on several devices. Each has its own gate, and a name: `forward0`, `forward1`, ...
     ///
     /// # Panics
-    /// Panics as [`Forward::reactor`] does.
+    /// Those of [`Forward::reactor`].
     #[must_use]
     pub fn reactor_on_each(config: Config, gates: &[Gate]) -> Reactor {
         let provider = |(nth, gate): (usize, &Gate)| {
@@ -129,26 +128,27 @@ impl Forward {
         reactor_on_all(gates.iter().enumerate().map(provider).collect(), config)
     }
 
-    /// Returns a reactor on a device that reads only into open sinks, as irdma and cxgb4 do on iWARP.
+    /// Returns a reactor on a device that can read only into regions that peers may write to. The iWARP drivers irdma and cxgb4 have
+    /// this restriction.
     ///
     /// # Panics
-    /// Panics as [`Forward::reactor`] does. The reactor's turns panic if they post a Read into another region.
+    /// Those of [`Forward::reactor`]. A turn of the reactor panics if it posts a Read into another region.
     #[must_use]
     pub fn with_open_sinks(config: Config) -> Reactor {
         let limits = |capabilities: &mut Capabilities| capabilities.features |= Features::OPEN_READ_SINKS;
         Self::open(config, limits, Gate::default(), Record::default())
     }
 
-    /// Returns a reactor on a provider that records its settings, on a device with other limits.
+    /// Returns a reactor on a provider that records its settings. `limits` changes the capabilities of the device.
     ///
     /// # Panics
-    /// Panics as [`Forward::reactor`] does.
+    /// Those of [`Forward::reactor`].
     #[must_use]
     pub fn recording(config: Config, limits: impl FnOnce(&mut Capabilities), record: &Record) -> Reactor {
         Self::open(config, limits, Gate::default(), record.clone())
     }
 
-    /// Puts a gate in front of a provider with one device.
+    /// Makes a provider that forwards to `inner`, which must have one device. The calls pass `gate`.
     ///
     /// # Panics
     /// Panics if `inner` has no device.
@@ -160,7 +160,7 @@ impl Forward {
         Self { inner, info, gate, record, sinks, places, first_listener: None, ids, said, queues, seen_as }
     }
 
-    /// Gives each connecting peer another apparent address.
+    /// Changes the address from which each peer appears to connect.
     #[must_use]
     pub fn seen_as(self, seen_as: fn(SocketAddr) -> SocketAddr) -> Self {
         Self { seen_as, ..self }
@@ -172,7 +172,7 @@ impl Forward {
         reactor_on(provider, config)
     }
 
-    /// Counts a call, and fails it if the gate requests it.
+    /// Counts a call. Returns an error if the gate requests a failure.
     fn pass(&self, call: Call, name: &'static str) -> Result<()> {
         match self.gate.pass(call) {
             None => Ok(()),
@@ -187,8 +187,8 @@ impl Forward {
         }
     }
 
-    /// Counts a call that posts `chain`, and fails it if the gate requests it. `post` posts the part before the
-    /// failure.
+    /// Counts a call that posts the work requests `chain`. If the gate requests a failure, calls `post` only for the part of the chain
+    /// before it.
     fn post<W, T>(
         &mut self,
         (call, name, queue): (Call, &'static str, &'static str),
@@ -210,7 +210,7 @@ impl Forward {
         Err(PostError { posted, error })
     }
 
-    /// Notes a new id.
+    /// Records a new id, and returns it.
     fn opened(&mut self, id: CmId) -> CmId {
         self.gate.note(|objects| objects.ids += 1);
         self.ids.push((id, false));
@@ -227,7 +227,7 @@ impl Forward {
         self.ids.iter_mut().filter(|(of, _)| *of == id).for_each(|(_, equipped)| *equipped = true);
     }
 
-    /// Produces the events that the gate requests from the device.
+    /// Queues the spontaneous events that the gate requests from the device.
     fn hear(&mut self) {
         while let Some(said) = self.gate.takes_said() {
             for &(id, equipped) in &self.ids {
@@ -252,13 +252,13 @@ impl Forward {
         }
     }
 
-    /// Fails a call for a removed device.
+    /// Returns an error if the device is removed.
     fn plugged(&self, name: &'static str) -> Result<()> {
         let gone = || Error::io(name, std::io::Error::from_raw_os_error(libc::ENODEV)).on(&self.info.name);
         if self.gate.is_unplugged() { Err(gone()) } else { Ok(()) }
     }
 
-    /// Counts a call that releases a region or its remote key, and fails it if the gate requests it.
+    /// Counts a call that releases a region or its remote key. Returns an error if the gate requests a failure.
     fn taken_back(&self, call: Call, region: MrId) -> Result<()> {
         let result = self.pass(call, "ibv_dereg_mr");
         if let Some(&place) = self.places.get(&region.0) {
@@ -273,11 +273,11 @@ impl Forward {
     }
 }
 
-/// The embedded provider is the inner one.
+/// The message of a panic that cannot happen, because the inner provider is the embedded one.
 const HAS_ROLES: &str = "a provider with shared receives, remote keys, liveness and extensions";
 
-// SAFETY: calls are forwarded to the inner provider, and answers are returned unchanged. A call that fails here is not forwarded, so it
-// posts, registers or destroys nothing; of a chain only the part that the error names is posted.
+// SAFETY: calls are forwarded to the inner provider, and its answers are returned unchanged. A call that fails here is not forwarded,
+// so it posts, registers or destroys nothing. Of a chain that fails, only the part that the error gives is posted.
 unsafe impl Provider for Forward {
     fn name(&self) -> &'static str {
         "forward"
@@ -351,7 +351,7 @@ unsafe impl Provider for Forward {
         if destroyed.is_ok() {
             return self.inner.destroy_id(id, now);
         }
-        // The id is destroyed, and the peer is notified.
+        // The call fails, but the id is destroyed and the peer is notified.
         self.inner.disconnect(id, now)?;
         destroyed
     }
@@ -513,7 +513,7 @@ unsafe impl Provider for Forward {
         Some(self)
     }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
-        // The message that is to take a key back has to be posted.
+        // If the next message must invalidate a key, it has to be posted as a work request.
         if self.gate.is_to_take_key() { None } else { self.inner.immediate_sends() }
     }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
@@ -537,7 +537,7 @@ impl SharedReceives for Forward {
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         self.pass(Call::DestroySrq, "ibv_destroy_srq")?;
         let destroyed = self.inner.shared_receives().expect(HAS_ROLES).destroy_srq(srq);
-        // A queue pair that the device has kept still uses the queue.
+        // This may fail: a queue pair that the device has refused to destroy still uses the queue.
         destroyed.inspect_err(|_| self.gate.note_failed(Call::DestroySrq))?;
         self.gate.note(|objects| objects.shared_queues -= 1);
         Ok(())
@@ -576,8 +576,7 @@ impl Extensions for Forward {
 }
 
 impl ForeignMemory for Forward {
-    /// Registers other memory instead of the memory of a device. The reactor cannot read the latter, so any memory will
-    /// do.
+    /// Registers ordinary memory instead of a dma-buf. The reactor never reads a dma-buf, so any memory suffices.
     fn register_dmabuf(
         &mut self,
         device: DeviceId,

@@ -1,4 +1,4 @@
-//! Certificates and keys for tests, made once per process.
+//! Certificates and keys for tests. They are created once in each process.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,8 @@ use rcgen::{
 };
 use rdma_reactor::{Psk, Security, SecurityMode, Tls, TlsIdentity};
 
-/// Returns a key whose signatures all have the same length, so that a history has the same lengths each time.
+/// Returns a new key. All signatures of such keys have the same length, so that simulated connections exchange messages of the same
+/// lengths in every run.
 fn key() -> KeyPair {
     KeyPair::generate_for(&PKCS_ED25519).expect("a key")
 }
@@ -27,19 +28,19 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = key();
-        // Two authorities with the same name would differ only by their signatures.
+        // The name contains a part of the key. Otherwise two authorities would have the same name, and differ only by their signatures.
         let name = format!("tests {:02x?}", &key.public_key_raw()[..8]);
         params.distinguished_name.push(DnType::CommonName, name);
         Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// Returns the authority's own certificate.
+    /// Returns the authority's own certificate, in PEM.
     #[must_use]
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// Returns the certificate and the key, PEM, of a new identity for both roles that this authority has signed.
+    /// Creates an identity for clients and servers, signed by this authority. Returns its certificate and its key, in PEM.
     ///
     /// # Panics
     /// Panics if no certificate can be created.
@@ -53,7 +54,7 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// Returns an identity for both roles that this authority has signed.
+    /// Creates an identity for clients and servers, signed by this authority.
     ///
     /// # Panics
     /// Panics if no certificate can be created.
@@ -63,7 +64,7 @@ impl Authority {
         TlsIdentity::from_pem(certificate.as_bytes(), key.as_bytes()).expect("an identity")
     }
 
-    /// Returns TLS in both directions with a new identity, for peers of that name.
+    /// Returns settings for TLS with certificates on both sides. They have a new identity, and expect a peer with the name `name`.
     ///
     /// # Panics
     /// Panics if no certificate can be created.
@@ -80,10 +81,10 @@ impl Default for Authority {
     }
 }
 
-/// Returns a pre-shared key that depends on a number.
+/// Returns settings with a pre-shared key. Each number gives a different key.
 ///
 /// # Panics
-/// Never panics: the key is valid.
+/// Never: the key is valid.
 #[must_use]
 pub fn psk(number: u8) -> Security {
     let mut key = [number; 32];
@@ -91,7 +92,7 @@ pub fn psk(number: u8) -> Security {
     Security::Psk(Psk::new("tests", key).expect("a key"))
 }
 
-/// Returns settings with which all members of the tests accept each other.
+/// Returns the settings that all honest members of tests use. They accept each other.
 ///
 /// # Panics
 /// Panics if no certificate can be created.
@@ -104,7 +105,7 @@ pub fn security(mode: SecurityMode) -> Security {
     }
 }
 
-/// Returns settings of the same kind that those of [`security`] do not accept.
+/// Returns settings with the same security mode. Members with the settings of [`security`] do not accept them.
 ///
 /// # Panics
 /// Panics if no certificate can be created.

@@ -1,4 +1,4 @@
-//! The parts that the tests share: the conformance suite, the simulation, recorded exchanges, and failing providers.
+//! The common parts of the tests: the conformance suite, the simulation, recorded exchanges, and providers that fail.
 
 pub mod auto;
 pub mod capture;
@@ -6,7 +6,7 @@ pub mod conformance;
 pub mod contract;
 pub mod device;
 pub mod ends;
-#[rustfmt::skip] // Made of the form of `pass`.
+#[rustfmt::skip] // It copies the layout of `pass`.
 pub mod exchanged;
 pub mod floods;
 pub mod forward;
@@ -14,12 +14,12 @@ pub mod gate;
 pub mod hostile_run;
 pub mod identities;
 pub mod life;
-#[rustfmt::skip] // The page that walks through it shows its lines.
+#[rustfmt::skip] // A page of `docs` shows these lines.
 pub mod loopback;
 pub mod mutant;
 pub mod null;
 mod parts;
-#[rustfmt::skip] // The page that walks through it shows its lines.
+#[rustfmt::skip] // A page of `docs` shows these lines.
 pub mod pass;
 pub mod patience;
 pub mod pcap;
@@ -28,7 +28,7 @@ pub mod signals;
 pub mod sim;
 pub mod steady;
 pub mod tasks;
-#[rustfmt::skip] // Derived from the form.
+#[rustfmt::skip] // It copies the layout of `pass`.
 pub mod twice;
 pub mod usage;
 pub mod witness;

@@ -1,6 +1,6 @@
-//! A program whose connections do everything once, and check it: messages, memory that the peer writes and reads, a list of transfers,
-//! messages larger than one buffer in both directions, which land in the program's memory on one side, timers, and a close. Other
-//! connections request echoes repeatedly.
+//! A test program whose connections use each kind of operation once and check the results. The operations are messages, writes and
+//! reads of the peer's memory, a transfer of a list, large messages in both directions (one of them lands in the program's memory),
+//! timers, and a close. Other connections request echoes repeatedly.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,17 +14,17 @@ use rdma_reactor::{
     Transfer, TransferEnd, TransferId, TransferOptions, Wait,
 };
 
-/// The length of a message larger than one buffer, bytes.
+/// The length of a large message, which does not fit in one buffer, in bytes.
 const LARGE: usize = 5_000;
-/// The number of bytes that are written to and read from the peer.
+/// The number of bytes that the program writes to the peer's memory and reads from it.
 const PART: usize = 8;
-/// The pause before a close and between two echoes.
+/// The pause before a close, and between two echoes.
 const PAUSE: Duration = Duration::from_millis(5);
 const TOLD: u32 = 77;
-/// The time limit of a list.
+/// The time limit of a transfer.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Returns settings for nodes that run such programs on virtual time: small queues and buffers, and short times.
+/// Returns settings for nodes that run this program on virtual time: small queues and buffers, and short timeouts.
 #[must_use]
 pub fn config() -> Config {
     let ms = Duration::from_millis;
@@ -42,11 +42,10 @@ pub fn config() -> Config {
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (ms(1_000), ms(3_000)))
 }
 
-/// The purpose of a connection. The side that opens the connection decides, and sends it to the other in its private
-/// data.
+/// The purpose of a connection. The side that opens the connection chooses it, and sends it in the private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The connection does everything, and ends.
+    /// The connection does everything once, and is then closed.
     Life,
     /// The connection requests an echo every few milliseconds, until [`Book::quiet`] is set.
     Ping,
@@ -61,7 +60,7 @@ impl Kind {
     }
 }
 
-/// The way in which a connection ended.
+/// The last callback of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
     /// `on_disconnect`.
@@ -70,20 +69,20 @@ pub enum How {
     NotConnected(ConnectError),
 }
 
-/// An ended connection.
+/// The record of a connection that has ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// The purpose of the connection.
     pub kind: Kind,
-    /// This side had opened the connection.
+    /// True if this side has opened the connection.
     pub opened_here: bool,
-    /// The connection ended in order: everything was done.
+    /// True if the connection has completed everything before its end.
     pub done: bool,
-    /// The way in which the connection ended.
+    /// The last callback of the connection.
     pub how: How,
 }
 
-/// The next action of a connection.
+/// The next operation of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Want {
     Offer,
@@ -103,14 +102,14 @@ struct Talk {
     up: bool,
     done: bool,
     wants: VecDeque<Want>,
-    /// Sends that were accepted and have not completed.
+    /// The sends that were accepted and have not completed.
     sends: BTreeSet<SendId>,
     read: Option<SendId>,
-    /// The list that has not completed.
+    /// The transfer that has not completed.
     list: Option<TransferId>,
-    /// The source of a message that the peer fetches.
+    /// The region with the large message that the peer fetches.
     source: Option<Region>,
-    /// The message that has not landed, and its region.
+    /// The offered message that must land, and the region in which it lands.
     landing: Option<(Offered, Region)>,
     region: Option<Region>,
     remote: Option<RemoteRegion>,
@@ -139,30 +138,30 @@ impl Talk {
     }
 }
 
-/// The record of a node.
+/// The state and the results of a node.
 #[derive(Debug, Default)]
 pub struct Book {
     talks: BTreeMap<ConnectionId, Talk>,
-    /// The ended connections, in order.
+    /// The connections that have ended, in order.
     pub ended: Vec<Ended>,
-    /// The calls that failed immediately.
+    /// Descriptions of the calls that were refused permanently.
     pub refused: Vec<String>,
-    /// The number of received echoes.
+    /// The number of echoes that have arrived.
     pub echoes: u64,
-    /// The connections that request echoes are to end.
+    /// True if the connections of the kind [`Kind::Ping`] must end.
     pub quiet: bool,
     timers: BTreeMap<TimerId, ConnectionId>,
 }
 
 impl Book {
-    /// Returns the number of connections of a kind that have not ended.
+    /// Returns the number of open connections of this kind.
     #[must_use]
     pub fn open(&self, kind: Kind) -> usize {
         self.talks.values().filter(|talk| talk.kind == kind).count()
     }
 }
 
-/// The program of a node. Clones belong to the same node.
+/// The handler of a node. Clones share the same state.
 #[derive(Clone, Debug, Default)]
 pub struct Program(pub Rc<RefCell<Book>>);
 
@@ -171,7 +170,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 impl Program {
-    /// Opens a connection. A refusal is noted.
+    /// Opens a connection. If that is refused, records the refusal.
     pub fn open(&self, cx: &mut Context<'_>, peer: SocketAddr, kind: Kind) {
         let mut book = self.0.borrow_mut();
         match cx.connect_with(peer, ConnectOptions::new().private_data(kind.name())) {
@@ -185,7 +184,7 @@ impl Program {
         act(book.talks.get_mut(&conn).expect("a callback of a connection that has ended or never existed"))
     }
 
-    /// Notes that a call was refused permanently, and closes the connection.
+    /// Records that a call was refused permanently, and closes the connection.
     fn give_up(&self, cx: &mut Context<'_>, conn: ConnectionId, why: &str) {
         self.0.borrow_mut().refused.push(why.to_owned());
         self.with(conn, |talk| talk.wants.clear());
@@ -200,7 +199,7 @@ impl Program {
         Ok(remote)
     }
 
-    /// Does the next actions of a connection, as far as there is room.
+    /// Starts the next operations of a connection, until one is refused for now.
     fn act(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         while let Some(want) = self.with(conn, |talk| talk.wants.front().copied()) {
             if matches!(want, Want::List) {
@@ -232,7 +231,7 @@ impl Program {
         }
     }
 
-    /// Reads the bytes of the peer again, from the last one to the first, as a list.
+    /// Starts a transfer that reads the peer's bytes again, each as a piece of a list, from the last one to the first.
     fn list(&self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<TransferId, SendErrorKind> {
         self.with(conn, |talk| {
             let remote = talk.remote.expect("it was received");
@@ -265,7 +264,8 @@ impl Program {
                 cx.read(conn, remote, talk.region.as_mut().expect("it was registered"), 0..PART)
             }
             Want::List => unreachable!("a list is no send"),
-            // In one direction the message is offered. Without memory for that it is copied, as in the other direction.
+            // The side that opened the connection offers the large message from a region. The other side sends a copy; so does this one
+            // if no region can be registered.
             Want::Large if talk.opened_here => {
                 let readable = RegionOptions::new().allow(Access::REMOTE_READ);
                 talk.source = talk.source.take().or_else(|| cx.register_vec(conn, pattern(LARGE), &readable).ok());
@@ -281,7 +281,7 @@ impl Program {
         }
     }
 
-    /// Checks the bytes that were read from the peer.
+    /// Checks the bytes that were read from the peer's memory.
     fn check_read(&self, conn: ConnectionId) {
         self.with(conn, |talk| {
             let mut bytes = [0; PART];
@@ -400,7 +400,7 @@ impl Handler for Program {
     fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
         if !self.with(conn, |talk| talk.opened_here) {
             assert!(offer.tag.is_none_or(|tag| tag == u64::from(TOLD)), "{offer:?}");
-            // Without memory or a slot, the message arrives by `on_recv`.
+            // If no region or slot is available, the offer is not answered, and the message arrives by `on_recv`.
             let Ok(mut place) = cx.register(conn, LARGE, &RegionOptions::new()) else { return };
             if cx.land(conn, offer.id, &mut place, 0).is_ok() {
                 self.with(conn, |talk| talk.landing = Some((offer, place)));
@@ -445,7 +445,7 @@ impl Handler for Program {
                 cx.close(conn);
             }
             Some(Kind::Ping) => self.want(cx, conn, &[Want::Ask]),
-            None => {} // The connection has ended meanwhile.
+            None => {} // The connection has ended in the meantime.
         }
     }
 }

@@ -59,11 +59,11 @@ impl State {
 #[derive(Debug)]
 struct Id {
     side: Key, state: State, local: SocketAddr, read_depth: ReadDepth, queues: Option<WorkQueues>,
-    /// The address to connect to.
+    /// The address of the peer.
     remote: SocketAddr,
-    /// The peer's id, from the connect request on.
+    /// The id of the connection at the peer. Set when the peer has got the connect request.
     peer: Key,
-    /// The time until which an attempt of this side must be up.
+    /// The time by which this side's connect must have succeeded.
     deadline: Option<Instant>,
 }
 
@@ -92,18 +92,18 @@ struct Shared { sides: Slab<Side>, ids: Slab<Id> }
 impl Shared {
     fn side(&mut self, side: Key) -> &mut Side { self.sides.get_mut(side).expect("lives as long as its provider") }
 
-    /// An id of one provider: those of others are stale there.
+    /// Returns an id of the provider `side`. An id of another provider is an error.
     fn id(&mut self, side: Key, id: Key) -> Result<&mut Id> {
         self.ids.get_mut(id).filter(|id| id.side == side).ok_or(Error::Stale { object: "connection id" })
     }
 
-    /// The queue pair of an id, and its provider.
+    /// Returns the queue pair of an id, and the state of its provider.
     fn queues(&mut self, id: Key) -> Option<(&mut WorkQueues, &mut Side)> {
         let id = self.ids.get_mut(id)?;
         Some((id.queues.as_mut()?, self.sides.get_mut(id.side)?))
     }
 
-    /// A listener, and its provider.
+    /// Returns the listener at an address, and its provider.
     fn listener(&self, address: SocketAddr) -> Option<(Key, Key)> {
         let mut ids = self.ids.iter();
         ids.find(|(_, id)| id.state == State::Listening && id.local == address).map(|(key, id)| (key, id.side))
@@ -157,7 +157,7 @@ impl Shared {
         unseen.into_iter().for_each(|request| self.destroy(request));
     }
 
-    /// Posts a receive. After the end it is flushed immediately.
+    /// Posts a receive. If the connection has ended, the receive is flushed immediately.
     fn post_recv(&mut self, side: Key, qp: Key, wr: &RecvWr) -> Result<()> {
         let ended = self.id(side, qp)?.state == State::Ended;
         let (queues, side) = self.queues(qp).ok_or(NO_QUEUE_PAIR)?;
@@ -187,7 +187,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the number of bytes that were read, or why the work request fails.
+    /// Carries out a send. Returns the number of its bytes, or the status with which it fails.
     fn carry_out(&mut self, own: Key, peer: Key, wr: &SendWr) -> std::result::Result<u32, WcStatus> {
         let (queues, side) = self.queues(peer).ok_or(WcStatus::RetryExceeded)?;
         let (mut bytes, len) = (Vec::new(), wr.sges.total_len());
@@ -195,7 +195,7 @@ impl Shared {
             side.keys.remote(peer, at.key.0, at.address, len, right).map_err(|_| WcStatus::RemoteAccessError)
         };
         if !wr.op.answered() {
-            // SAFETY: the work request is posted, and not done.
+            // SAFETY: the work request is posted and has not completed, so its memory is valid.
             wr.sges.as_slice().iter().for_each(|sge| unsafe { sge.load(&mut bytes) });
         }
         match wr.op {
@@ -213,13 +213,13 @@ impl Shared {
                 side.ring_if_completed();
                 delivered?;
             }
-            _ => return Err(WcStatus::LocalQpOperationError), // Refused in `post_send`.
+            _ => return Err(WcStatus::LocalQpOperationError), // `post_send` has refused other operations.
         }
         Ok(len as u32)
     }
 }
 
-/// Providers of one network reach each other.
+/// A network within the process. Providers of the same network can connect to each other.
 #[derive(Clone, Debug, Default)]
 pub struct Network(Arc<Mutex<Shared>>);
 
@@ -229,12 +229,12 @@ impl Network {
 
 // A provider.
 
-/// A provider with one device, at one address.
+/// A provider with one device and one address.
 #[derive(Debug)]
 pub struct Loopback { network: Network, side: Key, address: IpAddr, info: DeviceInfo, channels: [RawFd; 2] }
 
 impl Loopback {
-    /// Makes a provider at an address.
+    /// Makes a provider with this address.
     ///
     /// # Errors
     /// The system has no descriptors left.
@@ -256,7 +256,7 @@ impl Loopback {
         if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
     }
 
-    /// The depths that a program asks for; 0 takes the device's.
+    /// Returns the RDMA Read depths that the program requests. 0 stands for the largest depth of the device.
     fn read_depth(&self, param: &ConnectParam<'_>) -> ReadDepth {
         let depth = |asked: u16| if asked == 0 { self.info.capabilities.max_read_depth } else { asked };
         let (responder_resources, initiator_depth) = (depth(param.responder_resources), depth(param.initiator_depth));
@@ -275,15 +275,15 @@ impl Drop for Loopback {
 
 const fn unsupported<T>(feature: &'static str) -> Result<T> { Err(Error::Unsupported { provider: NAME, feature }) }
 
-/// Posts a chain up to the first fault.
+/// Posts a chain of work requests up to the first one that fails.
 fn post<T>(chain: &[T], one: impl FnMut(&T) -> Result<()>) -> std::result::Result<(), PostError> {
     let mut results = chain.iter().map(one).enumerate();
     results.try_for_each(|(posted, result)| result.map_err(|error| PostError { posted, error }))
 }
 
-// SAFETY: a send is read in `Shared::carry_out`, before its completion is pushed. A receive is written while it is in the queue, and leaves
-// the queue when its completion is pushed. `Shared::destroy` drops the queues, also for `Drop`. Regions are looked up for each use, under
-// the lock that `deregister` takes. Handles are keys of slabs.
+// SAFETY: the memory of a send is read in `Shared::carry_out`, before its completion is pushed. The memory of a receive is written only
+// while the receive is in its queue; it is removed when its completion is pushed. `Shared::destroy` drops the queues, and `Drop` calls
+// it. Regions are looked up for each use, under the lock that `deregister` takes. Handles are keys of slabs.
 unsafe impl Provider for Loopback {
     fn name(&self) -> &'static str { NAME }
 

@@ -1,6 +1,8 @@
-//! A provider in front of another one, with one defect: it violates one sentence of the contract of `Provider`.
+//! A provider that forwards calls to another one and has one deliberate defect. Each defect violates one sentence of the contract of
+//! `Provider`.
 //!
-//! The conformance suite of providers must find each defect. Only that suite may use it: its stations access the memory by copies alone.
+//! The provider conformance suite must detect each defect. No other test may use this provider: the suite accesses memory only by
+//! copies, so the defects cannot make references invalid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,57 +26,57 @@ use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendFlags, SendWr};
 use rdma_transport::{Error, Result};
 
-/// A defect.
+/// A deliberate defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
-    /// No defect: the suite must pass.
+    /// No defect. The suite must pass.
     None,
-    /// The completions of a poll are returned in the opposite order.
+    /// A poll returns its completions in reverse order.
     Backwards,
-    /// Each third event of a completion queue is lost.
+    /// Every third event of a completion queue is lost.
     LostEvent,
-    /// Each fifth completion is returned twice.
+    /// Every fifth completion is returned twice.
     Twice,
-    /// A completion of a destroyed queue pair is invented, after its others were polled.
+    /// A destroyed queue pair gets an additional completion, after all real ones were polled.
     AfterDestroy,
-    /// After `invalidate` the peer can still use the key.
+    /// The peer can still use a key after `invalidate`.
     KeyOutlivesInvalidate,
-    /// After `deregister` the peer can still use the key.
+    /// The peer can still use a key after `deregister`.
     KeyOutlivesDeregister,
-    /// `restrict` reports success and has no effect.
+    /// `restrict` reports success but has no effect.
     RestrictsNothing,
-    /// `req_notify` arms only each second time.
+    /// Only every second call of `req_notify` arms the queue.
     NotArmed,
-    /// An armed queue raises its event once more.
+    /// An armed queue raises its event twice.
     ArmedForEver,
-    /// An unsignaled send never completes.
+    /// An unsignaled send is never counted as completed, so its slot is never free.
     UnsignaledNeverDone,
-    /// A chain that was posted in part is reported as one that was not posted.
+    /// If a chain was posted in part, the error says that nothing was posted.
     PostedWrong,
-    /// One receive of each flush never completes.
+    /// One receive in each flush never completes.
     ForgottenFlush,
-    /// The handle of a destroyed completion queue is assigned to the next one.
+    /// The handle of a destroyed completion queue is reused for the next queue.
     HandleTwice,
-    /// A receive reports one byte more than its entries have.
+    /// A receive's completion reports one byte more than its buffers have.
     TooLong,
-    /// The private data of a reject is lost.
+    /// The private data of a reject is dropped.
     SilentReject,
-    /// `Disconnected` is lost.
+    /// A `Disconnected` event is dropped.
     LostDisconnect,
-    /// A queue is destroyed although a queue pair uses it.
+    /// A queue can be destroyed while a queue pair uses it.
     UsedQueueDestroyed,
-    /// The provider always reports unread data.
+    /// The provider always reports that unread data exists.
     AlwaysUnread,
-    /// A fenced send does not wait.
+    /// A fenced send does not wait for earlier reads.
     FenceIgnored,
-    /// Each third event of the connection manager raises no edge: the getter returns `None`, and a later call returns the event.
+    /// Every third connection-manager event raises no edge: the getter returns `None`, and a later call returns the event.
     LostCmEdge,
-    /// A receive of a destroyed queue pair is written.
+    /// The memory of a destroyed queue pair's receive is written.
     WritesAfterDestroy,
 }
 
 impl Defect {
-    /// All defects, without `None`.
+    /// All defects, without [`Defect::None`].
     pub const ALL: [Self; 21] = [
         Self::Backwards,
         Self::LostEvent,
@@ -100,37 +102,37 @@ impl Defect {
     ];
 }
 
-/// The provider with a defect. See the [module](self).
+/// The provider with a defect, see the [module](self).
 #[derive(Debug)]
 pub struct Mutant<P> {
     inner: P,
     defect: Defect,
-    /// The number of occasions so far.
+    /// The number of occasions for the defect so far.
     occasions: u64,
-    /// Unsignaled sends of each queue pair.
+    /// The number of unsignaled sends of each queue pair.
     unsignaled: BTreeMap<Key, usize>,
-    /// The invented completions, with the number of empty polls before each.
+    /// The additional completions, each with the number of empty polls before it is returned.
     made_up: Vec<(WorkCompletion, u32)>,
-    /// The last receive posted to each queue pair, with the completion queue.
+    /// The last receive that was posted to each queue pair, with its completion queue.
     receives: BTreeMap<Key, (RecvWr, CqId)>,
-    /// The receive of a destroyed queue pair that is written at the next poll.
+    /// The receive of a destroyed queue pair, whose memory the next poll writes.
     late: Option<RecvWr>,
-    /// The event of the connection manager that was delayed.
+    /// The delayed connection-manager event.
     held: Option<CmEvent>,
     /// The completion queue of each queue pair.
     queues: BTreeMap<Key, CqId>,
-    /// The handles of completion queues that were reused, and the queues that they stand for now.
+    /// The reused handles of completion queues, each with the queue to which it now refers.
     handles: BTreeMap<Key, CqId>,
-    /// The handle of a destroyed completion queue.
+    /// The handle of a destroyed completion queue, which the next queue reuses.
     free: Option<Key>,
-    /// The queue pairs that have lost a receive.
+    /// The queue pairs one of whose receives was dropped.
     robbed: BTreeSet<Key>,
-    /// The completion queue whose event is raised once more.
+    /// The completion queue that raises its event a second time.
     again: Option<CqId>,
 }
 
 impl<P: Provider> Mutant<P> {
-    /// Puts a defect in front of a provider.
+    /// Makes a provider with this defect that forwards calls to `inner`.
     pub fn new(inner: P, defect: Defect) -> Self {
         let (unsignaled, receives, queues, handles, robbed) = Default::default();
         Self {
@@ -154,24 +156,25 @@ impl<P: Provider> Mutant<P> {
         self.defect == defect
     }
 
-    /// Returns true each `nth` time, with this defect.
+    /// Counts an occasion for the defect. Returns true at every `nth` one, if this provider has the defect.
     fn strikes(&mut self, defect: Defect, nth: u64) -> bool {
         self.occasions += u64::from(self.is(defect));
         self.is(defect) && self.occasions % nth == 0
     }
 
-    /// Returns the queue of a handle.
+    /// Returns the completion queue to which a handle refers.
     fn queue(&self, cq: CqId) -> CqId {
         self.handles.get(&cq.0).copied().unwrap_or(cq)
     }
 
-    /// Returns the handle of a queue.
+    /// Returns the handle that refers to a completion queue.
     fn handle(&self, cq: CqId) -> CqId {
         self.handles.iter().find(|(_, of)| **of == cq).map_or(cq, |(key, _)| CqId(*key))
     }
 }
 
-// SAFETY: calls are forwarded. The defects violate the contract; the memory of the only user is never lent.
+// SAFETY: calls are forwarded. The defects violate the contract, but the only user, the conformance suite, never gets references to the
+// memory.
 unsafe impl<P: Provider> Provider for Mutant<P> {
     fn name(&self) -> &'static str {
         "mutant"
@@ -304,7 +307,8 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
     }
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         for sge in self.late.take().iter().flat_map(|wr| wr.sges.as_slice()) {
-            // SAFETY: none, this is the defect. The memory is a station's, which lives as long as the case and lends no reference to it.
+            // SAFETY: the contract is violated here deliberately. The memory belongs to a station, which exists until the end of the
+            // test case and gives no references to it.
             unsafe { sge.store(b"late") };
         }
         let (cq, before) = (self.queue(cq), out.len());

@@ -1,8 +1,8 @@
-//! Two devices that cost next to nothing: a message is in the peer's receive, and has completed on both sides, when its post returns. The
-//! cost of a reactor on them is the cost of the reactor alone.
+//! A pair of devices whose operations need almost no instructions. When a post returns, the message is already in the peer's receive,
+//! and has completed on both sides. So with these devices, the cost of a reactor can be measured alone.
 //!
-//! The embedded provider is the inner one of each, for the connection manager and the regions. The devices support sends, and for reactors
-//! writes and reads without any check of keys, on one connection. Credits ensure that each message finds a receive.
+//! Each device uses the embedded provider for connection management and regions. The devices support one connection. They support sends
+//! and, for reactors, also writes and reads, but do not check keys. Credits ensure that each message finds a receive.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -36,17 +36,17 @@ use rdma_reactor::{Clock, Config, Reactor};
 
 use crate::parts::{embedded, reactor_with};
 
-/// The end of a connection at one device.
+/// The end of the connection at one device.
 #[derive(Debug)]
 struct End {
     qp: Option<QpId>,
     cq: Option<CqId>,
     receives: VecDeque<RecvWr>,
     completions: VecDeque<WorkCompletion>,
-    /// The completions that the next call of `progress` produces, if this device sends each message back.
+    /// If this device sends each message back, the completions that the next call of `progress` delivers; otherwise `None`.
     echoes: Option<VecDeque<WorkCompletion>>,
     armed: bool,
-    /// The device's stream, written to for each event, and the reactor's stream, which it polls.
+    /// A pair of sockets. The device writes to the first one for each event; the reactor polls the second one.
     bell: (UnixStream, UnixStream),
 }
 
@@ -78,7 +78,7 @@ impl End {
         }
     }
 
-    /// Moves the completions of the returned messages to the queue. Returns false if this device sends nothing back.
+    /// Delivers the completions of messages that are sent back. Returns false if this device does not send messages back.
     fn echo(&mut self) -> bool {
         let Some(echoes) = &mut self.echoes else { return false };
         let mut echoes = std::mem::take(echoes);
@@ -94,7 +94,7 @@ impl End {
     }
 }
 
-/// Copies a message to a receive. Returns `None` if the receive is too short.
+/// Copies a message into a receive. Returns its length, or `None` if the receive is too short.
 fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
     let [to] = to else { return None };
     let mut len = 0;
@@ -102,8 +102,8 @@ fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
         if from.len() > to.len() - len {
             return None;
         }
-        // SAFETY: the entries of posted work requests name memory that belongs to the devices until these have completed. The two are never
-        // of the same buffer, since each buffer is posted once. `to` has room for the copied bytes.
+        // SAFETY: the entries of a posted work request describe memory that the device may use until the request has completed. The two
+        // pieces of memory are not in the same buffer, because each buffer is posted once. `to` has space for the bytes.
         unsafe {
             ptr::copy_nonoverlapping(from.address().cast::<u8>(), to.address().cast::<u8>().add(len), from.len())
         };
@@ -112,19 +112,19 @@ fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
     Some(len)
 }
 
-/// Copies between the entries of an operation and the peer's memory, which is memory of this process.
+/// Copies bytes between the entries of an operation and the peer's memory. Both are in this process.
 fn place(local: &[Sge], mut remote: u64, reads: bool) {
     for entry in local {
         let peer = ptr::with_exposed_provenance_mut::<u8>(remote as usize);
         let (from, to) = if reads { (peer, entry.address()) } else { (entry.address(), peer) };
-        // SAFETY: the entries name memory that belongs to the devices until the operation has completed. The peer's address is that of a
-        // region of this process; the reactor has checked that the operation is inside of it, and no region overlaps another one.
+        // SAFETY: the entries describe memory that the device may use until the operation has completed. The peer's address is in a
+        // region of this process. The reactor has checked that the operation is within the region, and regions do not overlap.
         unsafe { ptr::copy_nonoverlapping(from, to, entry.len()) };
         remote += entry.len() as u64;
     }
 }
 
-/// One of the two devices. See the [module](self).
+/// One device of the pair, see the [module](self).
 #[derive(Debug)]
 pub struct Null {
     inner: Iwarp<TcpNet>,
@@ -135,7 +135,7 @@ pub struct Null {
 }
 
 impl Null {
-    /// Creates two devices, for one connection between them.
+    /// Creates a pair of devices, for one connection between them.
     ///
     /// # Panics
     /// Panics if the system has no descriptors left.
@@ -146,7 +146,7 @@ impl Null {
             let inner = embedded();
             let mut info = inner.device(DeviceId(0)).expect("its device").clone();
             info.capabilities.features = Features::SOLICITED_EVENTS;
-            // One descriptor for the sockets of new connections, and for the device's stream.
+            // The reactor polls one descriptor. It covers the sockets of the embedded provider and the events of this device.
             let channel = Poll::new().expect("a descriptor");
             let sockets = inner.channel(Channel::Completions(DeviceId(0))).expect("its channel");
             for descriptor in [sockets, lock(&ends)[side].bell.1.as_raw_fd()] {
@@ -157,10 +157,10 @@ impl Null {
         })
     }
 
-    /// Creates two reactors, each on its own device, for one connection between them, and the mirror of the first one.
+    /// Creates two reactors, each on one device of a pair. Also returns the mirror of the first device.
     ///
     /// # Panics
-    /// Panics if the system has no descriptors left, or if a setting is out of its range.
+    /// Panics if the system has no descriptors left, or if a setting is out of range.
     #[must_use]
     pub fn reactors(config: &Config, clock: impl Fn() -> Box<dyn Clock>) -> ([Reactor; 2], Mirror) {
         let pair = Self::pair().map(Self::with_one_sided);
@@ -168,7 +168,7 @@ impl Null {
         (pair.map(|provider| reactor_with(vec![Box::new(provider)], config.clone(), clock())), mirror)
     }
 
-    /// Adds reads and writes. They check no key, so the conformance suite must not use them.
+    /// Enables writes and reads. They check no keys, so the conformance suite must not use them.
     fn with_one_sided(mut self) -> Self {
         self.info.capabilities.features |= Features::READ | Features::WRITE;
         self
@@ -179,12 +179,13 @@ impl Null {
     }
 }
 
-/// Makes the first of two devices send each message back itself, as the peer would, but not before its next call of `progress`.
+/// A switch for the first device of a pair. When it is on, the device sends each message back by itself, as the peer would, in its next
+/// call of `progress`.
 #[derive(Debug)]
 pub struct Mirror(Arc<Mutex<[End; 2]>>);
 
 impl Mirror {
-    /// Enables the mirror. The peer has no part in the connection from now on.
+    /// Switches the mirror on. From now on the peer gets no messages.
     pub fn up(&self) {
         lock(&self.0)[0].echoes = Some(VecDeque::new());
     }
@@ -194,15 +195,15 @@ fn lock(ends: &Mutex<[End; 2]>) -> MutexGuard<'_, [End; 2]> {
     ends.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the end of this side, and that of the peer.
+/// Returns this side's end of the connection, and the peer's end.
 fn both(ends: &mut [End; 2], side: usize) -> [&mut End; 2] {
     let [first, second] = ends;
     if side == 0 { [first, second] } else { [second, first] }
 }
 
-// SAFETY: the memory of a send is read in its post, and that of a receive is written in the post of the message that uses it, under the
-// lock of both ends. Each then has completed, and is not kept: `destroy_id` drops the remaining ones. Regions are those of the inner
-// provider.
+// SAFETY: under the lock of both ends, a post reads the memory of its send, and writes the memory of the peer's receive. Both have
+// completed then, and the device keeps no reference to the memory. `destroy_id` drops the remaining receives. Regions are those of the
+// inner provider.
 unsafe impl Provider for Null {
     fn name(&self) -> &'static str {
         "null"

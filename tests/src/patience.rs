@@ -1,20 +1,21 @@
-//! The time limits of tests. A test waits for an event, however long it takes. A limit only ends a hang, and a busy machine never reaches
-//! it. So there is one limit for all.
+//! The time limits of tests. A test waits for an event, not for a time. So a limit only turns a hang into a failure, and a busy machine
+//! never reaches it. Therefore all tests use the same limits.
 
 use std::time::Duration;
 
 use rdma_reactor::Config;
 
-/// The longest wait for an event.
+/// The time limit of a wait for an event.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The longest time of a whole test.
+/// The time limit of a whole test.
 pub const TEST: Duration = Duration::from_secs(900);
 
-/// A time longer than any test.
+/// A time that no test reaches.
 pub const HOUR: Duration = Duration::from_secs(3600);
 
-/// Returns `config` with timeouts that no pause of the process reaches, for tests on real sockets whose subject is not time.
+/// Returns `config` with timeouts that are longer than any pause of the process. It is for tests that use real sockets but do not test
+/// time.
 #[must_use]
 pub fn patient(config: Config) -> Config {
     config

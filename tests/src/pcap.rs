@@ -1,16 +1,16 @@
-//! Captures of iWARP connections: a reader of pcap files that reassembles their one TCP connection.
+//! Captures of iWARP connections. The module parses pcap files, each with one TCP connection, and reassembles its streams.
 //!
-//! The reader is strict, so that a test ignores nothing that it cannot read. A truncated packet is an error, and so is
-//! a packet of another connection or protocol. Bytes that are missing in the capture are recorded as holes.
+//! The parser is strict: a test must not ignore anything that it cannot parse. A truncated packet, and a packet of another connection
+//! or protocol, are errors. Missing bytes are recorded.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// The end of one direction of a TCP connection, as far as the capture shows.
+/// The way in which one direction of a connection ends in the capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// The capture contains no end of this direction.
+    /// The capture stops before the direction ends.
     #[default]
     Open,
     /// The direction ended with a FIN.
@@ -19,64 +19,64 @@ pub enum End {
     Reset,
 }
 
-/// Consecutive bytes of one direction, as TCP could deliver them to the receiver.
+/// Bytes that TCP could deliver together. Segments are in the order of the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// True if the client sent the bytes: the side that connected.
+    /// True if the side that connected has sent the bytes.
     pub from_client: bool,
-    /// The offset of the first byte in the reassembled stream of this direction.
+    /// The offset of the first byte in the stream of this direction.
     pub start: usize,
-    /// The number of bytes.
+    /// The number of bytes in the segment.
     pub len: usize,
 }
 
 /// Bytes that were sent but are missing in the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
-    /// True if the client sent the bytes: the side that connected.
+    /// True if the side that connected has sent the bytes.
     pub from_client: bool,
-    /// The offset in the reassembled stream of the first byte behind the hole.
+    /// The offset in the stream at which the bytes are missing.
     pub at: usize,
     /// The number of missing bytes.
     pub len: usize,
 }
 
-/// One TCP connection, reassembled.
+/// A reassembled TCP connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
-    /// The reassembled stream of the client, which is the side that connected.
+    /// The bytes that the connecting side has sent.
     pub client_to_server: Vec<u8>,
-    /// The reassembled stream of the server, which is the side that accepted.
+    /// The bytes that the accepting side has sent.
     pub server_to_client: Vec<u8>,
-    /// The end of the client's stream.
+    /// The way in which the client's stream ends.
     pub client_end: End,
-    /// The end of the server's stream.
+    /// The way in which the server's stream ends.
     pub server_end: End,
-    /// The pieces of both streams, in the order of their delivery.
+    /// The segments of both streams, in the order in which they arrived.
     pub segments: Vec<Segment>,
-    /// The holes of both streams. The reassembled streams do not contain the missing bytes.
+    /// The missing bytes of both streams. A stream continues after a hole as if nothing were missing.
     pub holes: Vec<Hole>,
 }
 
-/// Returns the directory that contains the captures.
+/// Returns the directory of the capture files.
 pub fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data/iwarp")
 }
 
-/// Reads the capture with this name, without `.pcap`.
+/// Parses the capture file `name.pcap`.
 ///
 /// # Panics
-/// Panics if there is no such file, or if any part of it cannot be read.
+/// Panics if the file is missing or cannot be parsed completely.
 pub fn load(name: &str) -> Capture {
     let path = directory().join(format!("{name}.pcap"));
     let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Reads all captures. Returns them with their names, sorted by name.
+/// Parses all capture files. Returns them sorted by name.
 ///
 /// # Panics
-/// Panics if any part of a capture cannot be read.
+/// Panics if a file cannot be parsed completely.
 pub fn all() -> Vec<(String, Capture)> {
     let entries = fs::read_dir(directory()).expect("the captures are part of the tree");
     let mut names: Vec<String> = entries
@@ -87,7 +87,7 @@ pub fn all() -> Vec<(String, Capture)> {
     names.into_iter().map(|name| (name.clone(), load(&name))).collect()
 }
 
-/// Removes and returns the first `len` bytes. Returns an error that mentions `what` if there are fewer.
+/// Removes the first `len` bytes, and returns them. Returns an error that names `what` if there are fewer.
 fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], String> {
     let (front, rest) = bytes.split_at_checked(len).ok_or_else(|| format!("cut short in {what}"))?;
     *bytes = rest;
@@ -102,7 +102,7 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from(be16(bytes, at)) << 16 | u32::from(be16(bytes, at + 2))
 }
 
-/// Parses a pcap file of Ethernet frames with one TCP connection over IPv4, from its SYN on.
+/// Parses a pcap file. It must have one TCP connection over IPv4 and Ethernet, beginning with its SYN.
 pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
     let head = take(&mut file, 24, "the file header")?;
     let word = |bytes: &[u8], at: usize| match head[..4] {
@@ -128,19 +128,19 @@ pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
     connection.finish()
 }
 
-/// One direction of the connection during its reassembly.
+/// The reassembly of one direction.
 #[derive(Debug, Default)]
 struct Direction {
     /// The address and the port of the sender.
     endpoint: (u32, u16),
-    /// The sequence number of the first byte of the stream. `None` before the SYN.
+    /// The sequence number of the stream's first byte; `None` before the SYN.
     first: Option<u32>,
     stream: Vec<u8>,
-    /// Bytes behind a gap, by their position in the stream. They wait until the gap is filled.
+    /// The bytes after a gap, by their position in the stream.
     early: BTreeMap<usize, Vec<u8>>,
-    /// The total length of the holes so far. `stream` does not contain their bytes.
+    /// The total number of bytes in holes. They are not part of `stream`.
     missing: usize,
-    /// The length of the whole stream. `None` before the FIN.
+    /// The length of the stream that the FIN gives; `None` before the FIN.
     fin: Option<usize>,
     reset: bool,
 }
@@ -158,7 +158,7 @@ impl Connection {
         if be16(ethernet, 12) != 0x0800 || frame.first().is_none_or(|octet| octet >> 4 != 4) {
             return Err("not IPv4".to_owned());
         }
-        // Ethernet pads short packets, so the length in the IP header is used.
+        // Ethernet may pad a short packet, so the packet's length is taken from the IP header.
         let mut packet = frame;
         let ip = take(&mut packet, usize::from(frame[0] & 0x0f) * 4, "IP")?;
         if ip.len() < 20 || ip[9] != 6 || be16(ip, 6) & 0x3fff != 0 {
@@ -242,13 +242,12 @@ impl Connection {
 }
 
 impl Direction {
-    /// Returns the position of the next byte in the stream that was sent, with the bytes of holes.
+    /// Returns the position of the next expected byte. Holes are counted.
     fn next(&self) -> usize {
         self.stream.len() + self.missing
     }
 
-    /// Adds data at a position of the stream. Returns the pieces that were appended to `stream`: their offsets and
-    /// lengths.
+    /// Adds data at a position of the stream. Returns the segments by which the stream grew, as position and length.
     fn take(&mut self, place: usize, data: &[u8]) -> Vec<(usize, usize)> {
         let mut grown = Vec::new();
         if !data.is_empty() {
@@ -314,7 +313,7 @@ mod tests {
         out
     }
 
-    /// Returns packets that are repeated, reordered and overlapping, with a sequence number that wraps.
+    /// Returns a capture with lost, repeated, reordered and overlapping packets, and a sequence number that wraps around.
     fn awkward() -> Vec<Vec<u8>> {
         let at = |offset: u32| (u32::MAX - 3).wrapping_add(offset);
         vec![
@@ -346,7 +345,7 @@ mod tests {
     fn refuses_what_it_cannot_read() {
         let whole = file(&awkward());
         for len in 0..whole.len() {
-            // A file that ends between two packets is valid: the capture was stopped early.
+            // If the file is cut between two packets, it is a valid capture that stopped early.
             if let Ok(capture) = parse(&whole[..len]) {
                 assert_eq!(capture.server_to_client.len() % 6, 0);
             }

@@ -1,4 +1,4 @@
-//! A peer that is a bare socket. It sends the bytes of a test to the embedded provider.
+//! A peer of the embedded provider that is only a TCP socket. It sends exactly the bytes that a test wants.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -22,18 +22,18 @@ use rdma_transport::{
 
 use crate::patience::PATIENCE;
 
-/// The provider, with a listener.
+/// The provider under test, with a listener.
 #[derive(Debug)]
 pub struct Target {
-    /// The provider.
+    /// The embedded provider.
     pub iwarp: Iwarp<TcpNet>,
-    /// The completion queue of all queue pairs.
+    /// The completion queue that all queue pairs use.
     pub cq: CqId,
     /// The address of the listener.
     pub address: SocketAddr,
-    /// The time that is passed to the provider.
+    /// The time that the tests pass to the provider.
     pub now: Instant,
-    /// The events that no test has consumed.
+    /// The events that no test has consumed yet, the oldest first.
     pub events: Vec<CmEvent>,
 }
 
@@ -46,7 +46,7 @@ impl Target {
         Self::on(config, TcpNet::new().expect("sockets"))
     }
 
-    /// Returns a target on sockets with settings.
+    /// Returns a target with these settings that uses the sockets `net`.
     ///
     /// # Panics
     /// Panics if the system has no sockets.
@@ -77,10 +77,10 @@ impl Target {
         }
     }
 
-    /// Drives the provider until `ready` returns something.
+    /// Drives the provider until `ready` returns a value, and returns that value.
     ///
     /// # Panics
-    /// Panics if `ready` returns nothing for too long.
+    /// Panics if this takes too long.
     #[allow(clippy::disallowed_methods)]
     pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
@@ -93,12 +93,12 @@ impl Target {
         }
     }
 
-    /// Waits for the next event.
+    /// Waits for the next event, and returns it.
     pub fn event(&mut self) -> CmEvent {
         self.until("event", |target| (!target.events.is_empty()).then(|| target.events.remove(0)))
     }
 
-    /// Polls the available completions.
+    /// Polls and returns the available completions.
     ///
     /// # Panics
     /// Panics if the provider fails.
@@ -108,10 +108,11 @@ impl Target {
         out
     }
 
-    /// Returns a region of `len` bytes within memory that is larger at both ends.
+    /// Returns a region of `len` bytes. The memory extends beyond the region at both ends, so that a test can detect writes outside of
+    /// it.
     ///
     /// # Panics
-    /// Panics if there is no memory.
+    /// Panics if the memory cannot be allocated.
     pub fn region(&mut self, len: usize, access: Access) -> Region {
         let memory = Arc::new(Memory::new(len + 2 * MARGIN).expect("memory"));
         let base = memory.as_ptr() as u64 + MARGIN as u64;
@@ -120,10 +121,10 @@ impl Target {
         Region { stag: inner.remote_key.0, base, len, inner, whole, total: memory.len() }
     }
 
-    /// Connects a peer. The target has `receives` empty receives posted.
+    /// Connects a peer. The provider posts `receives` empty receives.
     ///
     /// # Panics
-    /// Panics if that fails.
+    /// Panics if the connection fails.
     pub fn connect(&mut self, receives: usize, crc: bool) -> Peer {
         let mut peer = Peer::open(self.address, crc);
         let flags = if crc { 0x50 } else { 0x10 };
@@ -143,17 +144,17 @@ impl Target {
     /// Waits for a connect request. Returns its id.
     ///
     /// # Panics
-    /// Panics if another event arrives.
+    /// Panics if another event arrives first.
     pub fn offered(&mut self) -> CmId {
         let event = self.event();
         assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{event:?}");
         event.id
     }
 
-    /// Accepts a connect request, with empty receives.
+    /// Accepts a connect request, and posts empty receives. Returns the queue pair.
     ///
     /// # Panics
-    /// Panics if that fails.
+    /// Panics if the provider refuses.
     pub fn accept(&mut self, id: CmId, receives: usize) -> QpId {
         let attr = QpAttr {
             send_cq: self.cq,
@@ -173,7 +174,7 @@ impl Target {
         qp
     }
 
-    /// Reads a region with the memory around it, over another connection.
+    /// Returns the bytes of a region, with those before and after it. Reads them by RDMA Read on another connection.
     pub fn inspect(&mut self, region: &Region) -> Vec<u8> {
         let mut peer = self.connect(0, false);
         let read = ReadRequest {
@@ -199,32 +200,32 @@ impl Target {
     }
 }
 
-/// The number of bytes around a region that nobody may touch.
+/// The number of bytes before and after a region that no peer may change.
 pub const MARGIN: usize = 128;
 
-/// A region of the target.
+/// A region of the provider under test.
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
     /// The STag of the region.
     pub stag: u32,
-    /// The Tagged Offset of its first byte.
+    /// The Tagged Offset of the region's first byte.
     pub base: u64,
     /// The length of the region.
     pub len: usize,
-    /// The region itself, for its deregistration.
+    /// The region, for deregistering it.
     pub inner: MemoryRegion,
-    /// A region with the memory around it, for its inspection.
+    /// A larger region, which includes the bytes before and after this one.
     pub whole: MemoryRegion,
-    /// The length of the region with the memory around it.
+    /// The length of the larger region.
     pub total: usize,
 }
 
-/// Returns an MPA request with `tail` behind the key.
+/// Returns an MPA request: its key, and then `tail`.
 pub fn request(tail: &[u8]) -> Vec<u8> {
     [b"MPA ID Req Frame".as_slice(), tail].concat()
 }
 
-/// Completes an FPDU with padding and CRC.
+/// Completes an FPDU: adds the padding, and the CRC if `crc` is true.
 pub fn seal(mut fpdu: Vec<u8>, crc: bool) -> Vec<u8> {
     fpdu.resize(fpdu.len().next_multiple_of(4), 0);
     let sum = if crc { crc32c(&fpdu) } else { 0 };
@@ -246,29 +247,29 @@ pub fn fpdu_tagged(header: &Tagged, payload: &[u8], crc: bool) -> Vec<u8> {
     seal([&bytes, payload].concat(), crc)
 }
 
-/// A Send of one segment.
+/// The header of a Send with one segment.
 pub const SEND: Untagged =
     Untagged { last: true, opcode: Opcode::Send, reserved_or_stag: 0, queue: 0, msn: 1, offset: 0 };
 
-/// Returns a Read Request.
+/// Returns an FPDU with an RDMA Read Request.
 pub fn fpdu_read(msn: u32, read: &ReadRequest, crc: bool) -> Vec<u8> {
     fpdu_untagged(&Untagged { opcode: Opcode::ReadRequest, queue: 1, msn, ..SEND }, &read.emit(), crc)
 }
 
-/// The socket of a peer.
+/// A peer, which is a TCP socket.
 #[derive(Debug)]
 pub struct Peer {
     stream: TcpStream,
     /// The bytes that the socket has not accepted yet.
     unsent: VecDeque<u8>,
-    /// FPDUs carry a CRC.
+    /// True if FPDUs have a CRC.
     pub crc: bool,
-    /// The target's end.
+    /// The provider's id of the connection.
     pub id: Option<CmId>,
 }
 
 impl Peer {
-    /// Opens a TCP connection.
+    /// Opens a TCP connection to `address`.
     ///
     /// # Panics
     /// Panics if the connection is refused.
@@ -279,7 +280,8 @@ impl Peer {
         Self { stream, unsent: VecDeque::new(), crc, id: None }
     }
 
-    /// Sends bytes. Those that the socket has no room for are sent during later reads. It is no error if the target has closed already.
+    /// Sends bytes. If the socket does not accept all of them, later reads send the remaining ones. It is no error if the provider has
+    /// closed the connection.
     pub fn send(&mut self, bytes: &[u8]) {
         self.unsent.extend(bytes);
         self.flush();
@@ -295,7 +297,7 @@ impl Peer {
         }
     }
 
-    /// Reads exactly `len` bytes.
+    /// Reads `len` bytes, and drives the provider meanwhile.
     ///
     /// # Panics
     /// Panics if the stream ends earlier.
@@ -313,7 +315,7 @@ impl Peer {
         bytes
     }
 
-    /// Reads one FPDU.
+    /// Reads one FPDU, and drives the provider meanwhile.
     pub fn fpdu(&mut self, target: &mut Target) -> Vec<u8> {
         let mut fpdu = self.read(target, 2);
         let len = fpdu_len(usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]])));
@@ -325,7 +327,7 @@ impl Peer {
         fpdu
     }
 
-    /// Reads the Terminate that must arrive now, and the end of the stream behind it.
+    /// Checks that the next FPDU is a Terminate and that the stream then ends. Returns the cause in the Terminate.
     ///
     /// # Panics
     /// Panics if something else arrives.
@@ -342,7 +344,7 @@ impl Peer {
     /// Waits for the end of the stream.
     ///
     /// # Panics
-    /// Panics if bytes arrive instead.
+    /// Panics if bytes arrive before it.
     pub fn ended(&mut self, target: &mut Target) {
         target.until("end", |_| {
             self.flush();
@@ -355,7 +357,7 @@ impl Peer {
         });
     }
 
-    /// Closes the socket, and waits until the target has cleaned up.
+    /// Closes the socket, and waits until the provider has released the connection.
     pub fn finish(self, target: &mut Target) {
         drop(self.stream);
         if let Some(id) = self.id {
@@ -368,7 +370,7 @@ impl Peer {
     }
 }
 
-/// Returns settings without CRC, for tests that send faulty frames.
+/// Returns settings without CRC, for tests that send invalid FPDUs.
 pub fn plain() -> IwarpConfig {
     let mut config = IwarpConfig::default();
     config.crc = CrcPolicy::Off;

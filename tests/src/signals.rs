@@ -1,4 +1,4 @@
-//! A stream of signals to one thread, each of which interrupts the system call that the thread is in.
+//! Sends signals to one thread. Each signal interrupts the system call that the thread is executing.
 
 use std::io;
 use std::marker::PhantomData;
@@ -15,26 +15,26 @@ extern "C" fn catch(_: libc::c_int) {
     CAUGHT.fetch_add(1, Ordering::Relaxed);
 }
 
-/// SIGUSR1 to the thread that has started the stream, repeatedly.
+/// A thread that repeatedly sends SIGUSR1 to the thread that has created this value.
 #[derive(Debug)]
 pub struct Signals {
     before: u64,
     over: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
-    /// Keeps the value on the thread that receives the signals.
+    /// Prevents the value from moving to another thread.
     stays: PhantomData<*const ()>,
 }
 
 impl Signals {
-    /// Starts a stream with this pause between two signals.
+    /// Starts to send signals, with this pause between two of them.
     ///
     /// # Panics
-    /// Panics if the signal cannot be caught.
+    /// Panics if the signal handler cannot be installed.
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "another thread sends")]
     pub fn start(pause: Duration) -> Self {
-        // SAFETY: an all-zero `sigaction` has no flags: no SA_RESTART, so that system calls end with EINTR. The handler touches only an
-        // atomic number.
+        // SAFETY: an all-zero `sigaction` is valid and has no flags. Without SA_RESTART, interrupted system calls return EINTR. The
+        // handler accesses only an atomic number.
         let installed = unsafe {
             let mut action: libc::sigaction = mem::zeroed();
             action.sa_sigaction = catch as *const () as usize;
@@ -47,7 +47,7 @@ impl Signals {
         let ends = Arc::clone(&over);
         let sender = thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                // SAFETY: the value does not leave that thread, and joins this one when it is dropped.
+                // SAFETY: the thread exists: `Signals` does not leave it, and joins this thread when it is dropped.
                 unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
                 thread::sleep(pause);
             }
@@ -55,7 +55,7 @@ impl Signals {
         Self { before: CAUGHT.load(Ordering::Relaxed), over, sender: Some(sender), stays: PhantomData }
     }
 
-    /// Returns the number of signals that this process has caught since the start.
+    /// Returns the number of signals that this process has caught since [`Signals::start`].
     #[must_use]
     pub fn caught(&self) -> u64 {
         CAUGHT.load(Ordering::Relaxed) - self.before

@@ -1,5 +1,5 @@
-//! Steady states: two reactors in one thread take turns, and repeat one action. The cost of a turn depends only on the
-//! code, because the bytes of one side are in the socket when the other side reads it.
+//! Steady states, for counting instructions. Two reactors in one thread take turns and repeat one action. Before a side reads, all
+//! bytes of the other side are already in its socket. So the cost of a turn depends only on the code.
 
 use std::time::{Duration, Instant};
 
@@ -14,48 +14,48 @@ use crate::identities::security;
 use crate::null::Null;
 
 const SIZE: usize = 64;
-/// The length of a message in three buffers. Below it: the length of one that is fetched. Both are for default
-/// settings.
+/// The length of a message that needs three buffers. `OFFERED` is the length of one that is offered, and fetched by the peer. Both are
+/// for default settings.
 const EAGER: usize = 20_000;
 const OFFERED: usize = 300_000;
-/// The number of blocks in a list, and in memory: lists wrap around.
+/// The number of blocks in a list. `IN_MEMORY` is the number of blocks in memory, which the list uses repeatedly.
 const BLOCKS: usize = 10_000;
 const IN_MEMORY: usize = 64;
 static LARGE: [u8; OFFERED] = [7; OFFERED];
 
-/// The repeated action.
+/// The action that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// The client sends 64 bytes, the server sends them back.
+    /// The client sends 64 bytes, and the server sends them back.
     RoundTrip,
-    /// The client calls the server with 64 bytes, which answers with the same bytes.
+    /// The client calls the server with 64 bytes. The server answers with the same bytes.
     Call,
-    /// The round trip, with a client whose reactor runs at the same time as the server: [`crate::tasks`].
+    /// A round trip of 64 bytes. The client's reactor runs on its own while the server runs on another thread, see [`crate::tasks`].
     Runs,
-    /// The round trip, with a client that is a task.
+    /// A round trip of 64 bytes. The client is a task that its reactor runs.
     TaskRuns,
-    /// The round trip, with a client that is a task of another executor.
+    /// A round trip of 64 bytes. The client is a task that another executor runs.
     Task,
-    /// This number of tasks send 64 bytes on one connection, sequentially: [`crate::tasks`].
+    /// This number of tasks share a connection. Each sends 64 bytes in turn, see [`crate::tasks`].
     Senders(usize),
-    /// The client sends a message in three buffers, the server sends it back.
+    /// The client sends a message that needs three buffers, and the server sends it back.
     Eager,
-    /// The client sends a message that is offered and fetched, the server sends it back.
+    /// The client sends a large message that the server fetches, and the server sends it back in the same way.
     Offered,
-    /// The client sends 64 bytes as long as there is room.
+    /// The client sends messages of 64 bytes as long as the window is open.
     Stream,
-    /// The client writes 64 bytes to the server's memory, 16 writes at a time.
+    /// The client writes 64 bytes to the server's memory by RDMA Write, with 16 writes in flight.
     Write,
-    /// The client writes, or reads, a block of this length in lists of 10,000.
+    /// The client writes or reads blocks in lists of 10,000.
     Blocks {
-        /// The length of a block, bytes.
+        /// The length of a block, in bytes.
         len: usize,
-        /// The blocks are read.
+        /// True if the blocks are read, false if they are written.
         reads: bool,
     },
     /// A timer fires, and is set again.
     Timer,
-    /// No action.
+    /// Nothing is done in the turns.
     Idle,
 }
 
@@ -64,7 +64,7 @@ impl Work {
         matches!(self, Self::RoundTrip | Self::Call | Self::Eager | Self::Offered)
     }
 
-    /// Returns true if the messages have headers besides payloads.
+    /// Returns true if messages of the program begin with a header.
     const fn has_frames(self) -> bool {
         self.is_one_sided() || matches!(self, Self::Call)
     }
@@ -73,7 +73,7 @@ impl Work {
         matches!(self, Self::Write | Self::Blocks { .. })
     }
 
-    /// Returns the length of the regions of both sides, bytes.
+    /// Returns the length of each side's region, in bytes.
     const fn memory(self) -> usize {
         match self {
             Self::Blocks { len, .. } => len * IN_MEMORY,
@@ -91,25 +91,25 @@ impl Work {
     }
 }
 
-/// The measured side.
+/// The side whose instructions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The side that begins.
+    /// The side that begins each round.
     Client,
     /// The side that answers or receives.
     Server,
 }
 
-/// A program that does its part of the work.
+/// The handler of one side, which does its part of the work.
 #[derive(Debug)]
 struct Program {
     work: Work,
     payload: &'static [u8],
-    /// Received messages are sent back.
+    /// True if received messages are sent back.
     round_trips: bool,
     echoes: bool,
     conn: Option<ConnectionId>,
-    /// The number of rounds that have not begun.
+    /// The number of rounds that must still begin.
     left: u64,
     /// The number of rounds in progress.
     under_way: u64,
@@ -119,7 +119,7 @@ struct Program {
     blocked: bool,
     local: Option<Region>,
     remote: Option<RemoteRegion>,
-    /// The list, unless it is in flight.
+    /// The pieces of the list. Empty while the list is in flight.
     list: Vec<Piece>,
     calls: Calls,
 }
@@ -165,7 +165,7 @@ impl Program {
             if !self.blocked {
                 self.left -= 1;
                 self.under_way += 1;
-                // Not every program is notified of the completion of a message.
+                // With other work, a round ends with an answer, not with the completion of a message.
                 self.done += u64::from(self.work == Work::Stream);
             }
         }
@@ -173,7 +173,7 @@ impl Program {
 }
 
 impl Program {
-    /// Begins a list of the remaining blocks, unless one is in flight.
+    /// Starts a list of the remaining blocks, unless one is in flight.
     fn move_blocks(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reads: bool) {
         let Some(local) = self.local.as_mut().filter(|_| self.left > 0 && self.under_way == 0) else { return };
         let mut list = std::mem::take(&mut self.list);
@@ -202,7 +202,7 @@ impl Program {
         self.calls.on_timer(cx, timer);
     }
 
-    /// Handles a message with headers.
+    /// Handles a message that begins with a header.
     #[inline(never)]
     fn framed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if self.work == Work::Call {
@@ -297,7 +297,7 @@ impl Handler for Program {
     }
 }
 
-/// Two reactors with one connection, and their work.
+/// Two reactors with one connection, and the work that they repeat.
 #[derive(Debug)]
 pub struct Steady {
     work: Work,
@@ -307,19 +307,19 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// Returns two connected reactors on the embedded provider.
+    /// Returns two connected reactors on the embedded provider. `looks_at` is the side that is counted.
     #[must_use]
     pub fn new(work: Work, looks_at: Side) -> Self {
         Self::with(work, looks_at, Config::default())
     }
 
-    /// Returns two reactors with a connection that is secured in this way.
+    /// Returns two connected reactors whose connection is secured in this mode.
     #[must_use]
     pub fn secured(work: Work, looks_at: Side, mode: SecurityMode) -> Self {
         Self::with(work, looks_at, Config::default().security(security(mode)))
     }
 
-    /// Returns two reactors with these settings.
+    /// Returns two connected reactors with these settings.
     #[must_use]
     pub fn with(work: Work, looks_at: Side, config: Config) -> Self {
         let config = config.provider(ProviderChoice::Iwarp);
@@ -327,14 +327,14 @@ impl Steady {
         Self::between(work, looks_at, [reactor(), reactor()])
     }
 
-    /// Returns two reactors on devices that cost next to nothing.
+    /// Returns two connected reactors on the devices of [`crate::null`], whose operations need almost no instructions.
     #[must_use]
     pub fn on_null(work: Work, looks_at: Side) -> Self {
         Self::between(work, looks_at, Null::reactors(&Config::default(), || Box::new(SystemClock)).0)
     }
 
-    /// Runs `times` round trips of a reactor that runs and spins on such a device, which sends each message back
-    /// itself.
+    /// Runs `times` round trips of one reactor on a device of [`crate::null`]. The device sends each message back itself. The reactor's
+    /// own loop runs, and polls without sleeping.
     ///
     /// # Panics
     /// Panics if the system has no descriptors left.
@@ -368,7 +368,7 @@ impl Steady {
         steady
     }
 
-    /// Repeats the action `times` times, or a few times more.
+    /// Repeats the action at least `times` times; it may be a few more.
     pub fn repeat(&mut self, times: u64) {
         let end = self.client.1.done + times;
         if self.work.is_round_trip() || self.work.is_one_sided() || self.work == Work::Stream {
@@ -394,19 +394,19 @@ impl Steady {
     }
 }
 
-/// Runs a turn of the measured side. Only instructions in this function count.
+/// Takes a turn of the counted side. callgrind counts only the instructions in this function.
 #[inline(never)]
 fn measured_turn(reactor: &mut Reactor, program: &mut Program) {
     turn(reactor, program);
 }
 
-/// Runs turns of a side that is alone, until it has finished. Only instructions in this function count.
+/// Runs a reactor until its handler stops it. callgrind counts only the instructions in this function.
 #[inline(never)]
 fn measured_turns(reactor: &mut Reactor, program: &mut Program) {
     reactor.run(program).expect("turns");
 }
 
-/// A clock that advances by half a microsecond with each reading, which is about the time of a round trip on such devices.
+/// A clock that advances by half a microsecond with each reading. That is about the time of a round trip on these devices.
 #[derive(Debug)]
 pub struct Steps(Instant);
 

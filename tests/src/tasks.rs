@@ -1,5 +1,5 @@
-//! The round trip of [`crate::steady`], with a client that is a task, in the loops that can run a task; and many tasks that send on one
-//! connection.
+//! Steady states of [`crate::steady`] in which the client is a task. The module runs the task in each kind of loop that can run one. It
+//! also has a state in which many tasks send on one connection.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoi
 
 const SIZE: usize = 64;
 
-/// A program that sends every message back.
+/// A handler that sends every message back.
 struct Echo;
 
 impl Handler for Echo {
@@ -27,7 +27,7 @@ impl Handler for Echo {
     }
 }
 
-/// The waker of an executor with one task.
+/// The waker of an executor that has one task.
 #[derive(Default)]
 struct Bell(AtomicBool);
 
@@ -41,7 +41,7 @@ impl Wake for Bell {
     }
 }
 
-/// Returns settings without polling before each sleep, which would make the counts a matter of time.
+/// Returns settings without polling before a sleep. With polling, the counts would depend on time.
 fn config() -> Config {
     Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event)
 }
@@ -54,7 +54,7 @@ fn server() -> (Reactor, SocketAddr) {
     (server, address)
 }
 
-/// Runs a server in a separate thread, until it is stopped.
+/// Runs a server on a separate thread until it is stopped. Returns the thread, the handle that stops the reactor, and the address.
 #[allow(clippy::disallowed_methods, reason = "the server of a client that sleeps")]
 fn serving() -> (JoinHandle<()>, ReactorHandle, SocketAddr) {
     let (mut server, address) = server();
@@ -72,7 +72,7 @@ async fn ask(net: &AsyncReactor, address: SocketAddr, done: &Cell<u64>, times: u
     }
 }
 
-/// A client with callbacks: the number of its remaining round trips.
+/// A client's handler. The number is that of its remaining round trips.
 struct Client(u64);
 
 impl Handler for Client {
@@ -90,10 +90,10 @@ impl Handler for Client {
     }
 }
 
-/// Runs `times` round trips of a client whose reactor runs.
+/// Runs `times` round trips of a client that uses callbacks.
 ///
 /// # Panics
-/// Panics without a loopback device.
+/// Panics if the machine has no loopback interface.
 pub fn round_trips_of_callbacks(times: u64) {
     let (thread, remote, address) = serving();
     let mut reactor = Reactor::new(config()).expect("a reactor");
@@ -106,7 +106,7 @@ pub fn round_trips_of_callbacks(times: u64) {
 /// Runs `times` round trips of a task that the reactor runs.
 ///
 /// # Panics
-/// Panics without a loopback device.
+/// Panics if the machine has no loopback interface.
 pub fn round_trips_of_run(times: u64) {
     let (thread, remote, address) = serving();
     let net = AsyncReactor::new(config()).expect("a reactor");
@@ -125,10 +125,10 @@ fn measured_turns_of_run(net: &AsyncReactor, task: impl Future<Output = ()>) {
     net.run(task).expect("turns");
 }
 
-/// Runs `times` round trips of a task in another executor, or one more.
+/// Runs at least `times` round trips of a task in another executor; it may be one more.
 ///
 /// # Panics
-/// Panics without a loopback device.
+/// Panics if the machine has no loopback interface.
 pub fn round_trips(times: u64) {
     let (mut server, address) = server();
     let net = AsyncReactor::new(config()).expect("a reactor");
@@ -142,8 +142,8 @@ pub fn round_trips(times: u64) {
     }
 }
 
-/// Acts as an executor: polls the task that was woken, waits until it requests something, and runs a turn. Only
-/// instructions in functions with such a name count.
+/// Takes the part of an executor: polls the task if it was woken, waits until the task has requested something, and takes a turn.
+/// callgrind counts only functions with this prefix.
 #[inline(never)]
 fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut impl Future<Output = ()>>) {
     let mut cx = Task::from_waker(waker);
@@ -156,15 +156,15 @@ fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut 
     net.turn(Duration::ZERO).expect("a turn");
 }
 
-/// A program that receives every message.
+/// A handler that receives every message and does nothing.
 struct Sink;
 
 impl Handler for Sink {}
 
-/// The tasks that were woken, in order.
+/// The numbers of the tasks that were woken, in order.
 type Woken = Arc<Mutex<VecDeque<usize>>>;
 
-/// The waker of a task among others.
+/// The waker of one of several tasks.
 struct Ring {
     task: usize,
     woken: Woken,
@@ -180,13 +180,13 @@ impl Wake for Ring {
     }
 }
 
-/// Tasks that send on one connection, each with its waker.
+/// The tasks that send on one connection, each with its waker.
 type Senders = Vec<(Pin<Box<dyn Future<Output = ()>>>, Waker)>;
 
-/// Sends `times` messages on one connection from this number of tasks, or a few more, besides the first one of each.
+/// Sends at least `times` messages on one connection, from `tasks` tasks. Each task's first message is not counted.
 ///
 /// # Panics
-/// Panics without a loopback device.
+/// Panics if the machine has no loopback interface.
 pub fn sends(tasks: usize, times: u64) {
     let (mut server, address) = server();
     let net = AsyncReactor::new(config()).expect("a reactor");
@@ -218,7 +218,7 @@ pub fn sends(tasks: usize, times: u64) {
     }
 }
 
-/// Acts as an executor: polls the tasks that were woken, and runs a turn.
+/// Takes the part of an executor: polls the tasks that were woken, and takes a turn.
 #[inline(never)]
 fn measured_turn_of_senders(net: &AsyncReactor, woken: &Woken, senders: &mut Senders) {
     let called = std::mem::take(&mut *woken.lock().unwrap_or_else(PoisonError::into_inner));

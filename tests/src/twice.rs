@@ -1,5 +1,5 @@
-//! A provider in front of another one that assigns one of its handles twice: the second object of a kind gets the handle of the first.
-//! Calls with the handle apply to the second object, and events and completions of either object carry it.
+//! A provider that forwards calls to another one and has a deliberate defect: it assigns one handle twice. The second object of a kind
+//! gets the handle of the first. Calls with this handle apply to the second object. Events and completions of both objects carry it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ type Post<T> = std::result::Result<T, PostError>;
 #[allow(missing_docs, reason = "named as the handles")]
 pub enum Kind { Cm, Cq, Qp }
 
-/// The handles of one kind: the assigned ones with their objects, and the opposite direction.
+/// The handles of one kind, in both directions: from an assigned handle to its object, and from an object to its handle.
 #[derive(Debug, Default)]
 struct Handles { inner: BTreeMap<Key, Key>, outer: BTreeMap<Key, Key>, first: Option<Key>, twice: bool, done: Arc<AtomicBool> }
 
@@ -34,26 +34,26 @@ impl Handles {
     fn outer(&self, inner: Key) -> Key { self.outer.get(&inner).copied().unwrap_or(inner) }
 }
 
-/// The provider with this defect. See the [module](self).
+/// The provider with this defect, see the [module](self).
 #[derive(Debug)]
 pub struct Twice<P> { inner: P, ids: Handles, cqs: Handles, qps: Handles }
 
 impl<P: Provider> Twice<P> {
-    /// Puts the defect in front of a provider.
+    /// Makes a provider with this defect that forwards calls to `inner`.
     pub fn new(inner: P, kind: Kind) -> Self {
         let done = Arc::default();
         let handles = |of| Handles { twice: kind == of, done: Arc::clone(&done), ..Handles::default() };
         Self { inner, ids: handles(Kind::Cm), cqs: handles(Kind::Cq), qps: handles(Kind::Qp) }
     }
-    /// Returns a flag that is set once a handle was assigned twice.
+    /// Returns a flag that is set when a handle was assigned twice.
     pub fn struck(&self) -> Arc<AtomicBool> { Arc::clone(&self.ids.done) }
     fn id(&self, id: CmId) -> CmId { CmId(self.ids.inner(id.0)) }
     fn cq(&self, cq: CqId) -> CqId { CqId(self.cqs.inner(cq.0)) }
     fn qp(&self, qp: QpId) -> QpId { QpId(self.qps.inner(qp.0)) }
 }
 
-// SAFETY: calls are forwarded. A handle that is assigned twice violates promise 6; each post reaches a queue pair of the inner provider,
-// which keeps the others, and completes there.
+// SAFETY: calls are forwarded. A handle that is assigned twice violates promise 6 of the contract. Each post still reaches a queue pair
+// of the inner provider, which keeps the other promises, and completes there.
 unsafe impl<P: Provider> Provider for Twice<P> {
     fn name(&self) -> &'static str { self.inner.name() }
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.inner.device(device) }

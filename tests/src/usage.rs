@@ -1,11 +1,11 @@
-//! The resources that a process uses.
+//! The memory and the descriptors that a process uses.
 
 use std::io;
 
-/// Returns the resident memory of this process, KiB.
+/// Returns the resident memory of this process, in KiB.
 ///
 /// # Errors
-/// `/proc/self/status` cannot be read, or does not contain it.
+/// `/proc/self/status` cannot be read, or does not report it.
 pub fn resident_kib() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));

@@ -1,6 +1,7 @@
-//! An honest neighbour of the connections that a fault hits. It is a thread with a separate reactor, to which each watched reactor opens
-//! one more connection. On each it requests echoes of numbered messages sequentially, from before the fault until after it. In the end, the
-//! descriptors of the process and the kernel's objects are counted and compared with the earlier numbers.
+//! An honest neighbour, for tests of faults. It is a thread with its own reactor. Each reactor under test opens an additional
+//! connection to it. On each of these connections, the neighbour requests echoes of numbered messages sequentially: before, during and
+//! after the fault. In the end, the descriptors of the process and the objects of the kernel are counted, and compared with the numbers
+//! at the beginning.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,19 +19,19 @@ use rdma_reactor::{
 use crate::conformance::harness::{PATIENCE, now, open_descriptors};
 use crate::device::Device;
 
-/// The private data that marks a connection of a witness for both ends; a byte with the number of the watched reactor follows.
+/// The private data that marks a connection to the neighbour. A byte with the number of the reactor under test follows.
 const MARK: &[u8] = b"a witness";
 /// The time between an echo and the next request.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The time limit for the release of everything.
+/// The time limit for the release of all objects.
 const GIVEN_BACK: Duration = Duration::from_secs(120);
-/// A witness has stalled if it has received nothing for this time and for this number of turns of the watched reactors. A slow machine runs
-/// few turns in that time.
+/// A connection of the neighbour has stalled if no echo has arrived for this time and during this number of turns of the reactors under
+/// test. A slow machine runs few turns in this time, so both are required.
 const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
-/// The number of echoes on each connection that count as progress.
+/// The number of further echoes on a connection that count as progress.
 const ECHOES: u64 = 5;
 
-/// The number of descriptors that this process has open, and of the kernel's objects on some devices.
+/// The number of open descriptors of this process, and the numbers of the kernel's objects on some devices.
 #[derive(Debug)]
 pub struct Baseline {
     devices: Vec<Device>,
@@ -39,13 +40,13 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// Counts the open objects.
+    /// Counts the open descriptors and objects.
     ///
     /// # Panics
-    /// Panics if one of the devices cannot be used.
+    /// Panics if a device cannot be used.
     #[must_use]
     pub fn new(devices: &[Device]) -> Self {
-        // The library opens a device on first use, and keeps it open.
+        // The library opens a device on its first use, and keeps it open. So each device is used once before the objects are counted.
         let mut reactor = Reactor::new(crate::device::config()).expect("a reactor");
         for device in devices {
             reactor.context().listen(device.address()).expect("listening");
@@ -54,7 +55,7 @@ impl Baseline {
         Self { devices: devices.to_vec(), descriptors: open_descriptors(), resources: resources(devices) }
     }
 
-    /// Checks that everything was released. A thread or the kernel may need a moment.
+    /// Checks that the numbers are the same again. Waits, because a thread or the kernel may need some time.
     ///
     /// # Panics
     /// Panics if objects remain.
@@ -72,18 +73,18 @@ impl Baseline {
     }
 }
 
-/// Returns the kernel's objects on each of these devices.
+/// Returns the numbers of the kernel's objects on each of these devices.
 fn resources(devices: &[Device]) -> Vec<BTreeMap<String, u32>> {
     devices.iter().map(|device| device.resources()).collect()
 }
 
-/// The messages that the witness has received on the connections of the watched reactors.
+/// The echoes that the neighbour has received, and the faults that it has observed.
 #[derive(Default)]
 struct Tally {
     echoes: Vec<AtomicU64>,
-    /// The witness requests nothing.
+    /// True if the neighbour must pause its requests.
     rests: AtomicBool,
-    /// The observed faults, with the number of the reactor.
+    /// The faults that the neighbour has observed, each with the number of the reactor.
     objections: Mutex<Vec<(u8, String)>>,
 }
 
@@ -93,10 +94,10 @@ impl Tally {
     }
 }
 
-/// The witness's handler.
+/// The handler of the neighbour.
 struct Asker {
     tally: Arc<Tally>,
-    /// The connections, with the number of the watched reactor, and the number of the next message.
+    /// For each connection, the number of the reactor under test, and the number of the next message.
     asked: BTreeMap<ConnectionId, (u8, u64)>,
     leaves: bool,
 }
@@ -157,16 +158,16 @@ impl Handler for Asker {
     }
 }
 
-/// The other end of a witness's connection: a part of the handler of a watched reactor that the test does not see.
+/// The part of a reactor under test that handles its connection to the neighbour. The test does not see this connection.
 #[derive(Debug, Default)]
 pub struct Watched {
     conn: Option<ConnectionId>,
-    /// The number of completed echoes.
+    /// The number of echoes whose sends have completed.
     sent: u64,
 }
 
 impl Watched {
-    /// Returns true if a new connection is the witness's.
+    /// Handles a new connection. Returns true if it is the connection to the neighbour.
     pub fn comes_up(&mut self, cx: &Context<'_>, conn: ConnectionId) -> bool {
         let is_it = cx.private_data(conn) == MARK;
         if is_it {
@@ -175,48 +176,49 @@ impl Watched {
         is_it
     }
 
-    /// Returns true if the connection is the witness's.
+    /// Returns true if the connection is that to the neighbour.
     #[must_use]
     pub fn is(&self, conn: ConnectionId) -> bool {
         self.conn == Some(conn)
     }
 
-    /// Returns the number of messages that were sent to the witness and have completed.
+    /// Returns the number of echoes to the neighbour whose sends have completed.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Echoes a message of the witness.
+    /// Sends a message of the neighbour back.
     pub fn answer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, bytes: &[u8]) {
         let sent = cx.send(conn, bytes);
         assert!(matches!(sent, Ok(_) | Err(SendErrorKind::Closed)), "{sent:?}");
     }
 
-    /// Notes a completion.
+    /// Records that the send of an echo has completed.
     pub fn completes(&mut self, send: SendId) {
         assert_eq!(send.sequence(), self.sent, "sends complete once, in order");
         self.sent += 1;
     }
 
-    /// Notes the disconnect.
+    /// Records that the connection to the neighbour has ended.
     pub fn ends(&mut self) {
         self.conn = None;
     }
 }
 
-/// An honest neighbour. See the [module](self).
+/// The honest neighbour, see the [module](self).
 pub struct Witness {
     thread: Option<JoinHandle<()>>,
-    /// The handle that stops the witness. It has a descriptor.
+    /// The handle that stops the neighbour's reactor. It holds a descriptor, so it is dropped before the descriptors are counted.
     remote: Option<ReactorHandle>,
     tally: Arc<Tally>,
     address: SocketAddr,
-    /// The objects that were open before, if they are to be compared.
+    /// The numbers of objects at the beginning; `None` if they are not compared.
     baseline: Option<Baseline>,
-    /// The watched reactors whose connections may end.
+    /// The numbers of the reactors whose connections to the neighbour may end.
     excused: Vec<u8>,
-    /// The last seen echoes of each watched reactor, with their time, and the number of turns since then.
+    /// For each reactor under test: the number of its echoes when it last changed, the time of that, and the number of turns since
+    /// then.
     seen: Vec<(u64, Instant, u32)>,
 }
 
@@ -227,8 +229,7 @@ impl std::fmt::Debug for Witness {
 }
 
 impl Witness {
-    /// Takes the baseline, and starts a witness of this number of reactors on a device. No other process may use the
-    /// device.
+    /// Counts the open objects, and then starts a neighbour of `reactors` reactors on a device. No other process may use the device.
     ///
     /// # Panics
     /// Panics if the device cannot be used.
@@ -240,7 +241,7 @@ impl Witness {
         witness
     }
 
-    /// Starts a witness of this number of reactors on a device, which compares nothing at the end.
+    /// Starts a neighbour of `reactors` reactors on a device. It does not compare objects at the end.
     ///
     /// # Panics
     /// Panics if the device cannot be used.
@@ -256,7 +257,7 @@ impl Witness {
         Self { thread: Some(thread), remote: Some(remote), tally, address, baseline: None, excused: Vec::new(), seen }
     }
 
-    /// Begins to connect a watched reactor to the witness.
+    /// Begins to connect a reactor under test to the neighbour.
     ///
     /// # Panics
     /// Panics if the reactor refuses.
@@ -265,13 +266,12 @@ impl Witness {
         reactor.context().connect_with(self.address, options).expect("connecting to the witness");
     }
 
-    /// Allows the connections of this reactor to end: the fault is the end of the reactor.
+    /// Permits the connection of this reactor to end, because the fault is the end of the reactor.
     pub fn excuse(&mut self, number: u8) {
         self.excused.push(number);
     }
 
-    /// Stops the requests of the witness, or continues them. Its messages wake the watched reactors, which some tests
-    /// must avoid.
+    /// Pauses the requests of the neighbour, or continues them. Its messages wake the reactors under test, which some tests must avoid.
     pub fn rest(&mut self, rests: bool) {
         self.tally.rests.store(rests, Ordering::Relaxed);
         self.seen.iter_mut().for_each(|seen| seen.2 = 0);
@@ -285,22 +285,22 @@ impl Witness {
         (0..self.seen.len()).filter(|number| self.excused.iter().all(|excused| usize::from(*excused) != *number))
     }
 
-    /// Returns the numbers of echoes at which all connections have made progress.
+    /// Returns the numbers of echoes that show progress on all connections, for a later call of [`Witness::has`].
     #[must_use]
     pub fn further(&self) -> Vec<u64> {
         (0..self.seen.len()).map(|number| self.echoes(number) + ECHOES).collect()
     }
 
-    /// Returns true if there were this number of echoes.
+    /// Returns true if these numbers of echoes have arrived.
     #[must_use]
     pub fn has(&self, echoes: &[u64]) -> bool {
         self.watched().all(|number| self.echoes(number) >= echoes[number])
     }
 
-    /// Checks, after a turn of the watched reactors, that nothing has disturbed the witness.
+    /// Checks that nothing has disturbed the neighbour. Must be called after each turn of the reactors under test.
     ///
     /// # Panics
-    /// Panics if something has.
+    /// Panics if something has disturbed it.
     pub fn check(&mut self) {
         let objections = self.tally.objections.lock().unwrap_or_else(PoisonError::into_inner);
         let objection = objections.iter().find(|(number, _)| !self.excused.contains(number));
@@ -321,19 +321,19 @@ impl Witness {
         }
     }
 
-    /// Begins to close the witness's connections. The watched reactors must run turns until that [has happened](Self::is_over).
+    /// Begins to close the neighbour's connections. The reactors under test must take turns until [`Self::is_over`] returns true.
     pub fn leave(&self) {
         self.remote.iter().for_each(ReactorHandle::stop);
     }
 
-    /// Returns true if the witness has ended.
+    /// Returns true if the neighbour's thread has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 }
 
-/// Runs the witness's thread.
+/// Runs the neighbour on its thread.
 fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(ReactorHandle, SocketAddr)>) {
     let mut reactor = Reactor::new(config).expect("the witness's reactor");
     let listener = reactor.context().listen(device.address()).expect("listening");
@@ -344,7 +344,7 @@ fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(Reacto
     reactor.shutdown(&mut asker, PATIENCE).expect("the witness's end");
 }
 
-/// Checks that no object remains: the watched reactors were dropped before the witness.
+/// Checks that no object remains. The reactors under test must have been dropped before the neighbour.
 impl Drop for Witness {
     fn drop(&mut self) {
         self.leave();

@@ -1,12 +1,13 @@
-//! A server that many clients use for a long time, on the embedded provider over the loopback, while clients are killed, stopped, and lose
-//! their connections. Every message has a number, so that lost and duplicated messages are noticed.
+//! A long run of a server with many clients, on the embedded provider over the loopback interface. Meanwhile, clients are killed, are
+//! stopped, or drop their connections. Every message has a number, so that lost and duplicated messages are detected.
 //!
-//! - `rdma-endurance echo CONNECTIONS SECONDS EVERY`: this number of connections of 20 clients, with echoes on all of them, and a fault
-//!   every EVERY seconds;
-//! - `rdma-endurance cycles COUNT`: this number of connections, sequentially, each with one echo;
-//! - `rdma-endurance serve` and `rdma-endurance client ADDRESS CONNECTIONS CYCLES` are the other processes.
+//! - `rdma-endurance echo CONNECTIONS SECONDS EVERY`: 20 clients open this number of connections in total. They send echoes on all of
+//!   them for this time. A fault is injected every EVERY seconds;
+//! - `rdma-endurance cycles COUNT`: opens this number of connections, sequentially, with one echo on each;
+//! - `rdma-endurance serve` and `rdma-endurance client ADDRESS CONNECTIONS CYCLES`: the server and a client, which the commands above
+//!   start.
 //!
-//! It ends with status 1 if a promise is broken, or if memory or descriptors grow.
+//! The exit status is 1 if a message is lost or duplicated, or if memory or descriptors grow.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a program, not the library")]
 
@@ -28,19 +29,20 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// The number of client processes.
 const CLIENTS: usize = 20;
-/// A time longer than the keepalive allows.
+/// A time that is longer than the keepalive timeout.
 const LONG: Duration = Duration::from_secs(20);
-/// The length of a message, bytes. The first eight hold its number.
+/// The length of a message, in bytes. Its number is in the first eight bytes.
 const SIZE: usize = 64;
 /// The number of messages that a client has in flight on each connection.
 const WINDOW: u64 = 3;
-/// The number of simultaneous connections in the cycles.
+/// The number of connections that are open at the same time in `cycles`.
 const AT_ONCE: u64 = 16;
-/// The time until a client tries again to connect.
+/// The pause before a client connects again.
 const AGAIN: Duration = Duration::from_millis(200);
-/// The time limit for all connections to be restored, or to end.
+/// The time limit for all connections to be restored, or to be closed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The memory that a process may add after its first part, KiB: pools and lists grow in steps, and the kernel makes huge pages.
+/// The tolerated growth of a process's memory after its first phase, in KiB. Pools and lists grow in steps, and the kernel uses huge
+/// pages.
 const SLACK_KIB: u64 = 4096;
 
 fn config() -> Config {
@@ -56,23 +58,23 @@ fn config() -> Config {
         .buffer_size(256)
 }
 
-/// The report of one process; one line of text between the processes.
+/// The state of one process. It is sent between the processes as a line of text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Report {
     live: u64,
     begun: u64,
     ended: u64,
     messages: u64,
-    /// The number of messages with another number than the next one.
+    /// The number of messages whose number was not the expected one.
     wrong: u64,
-    /// The number of messages without an answer on connections that the client has closed in order.
+    /// The number of messages that were not answered, although the client closed their connection in order.
     lost: u64,
     resident_kib: u64,
     descriptors: u64,
 }
 
 impl Report {
-    /// Returns the counters, together with the present state.
+    /// Returns the counters, with the current memory, descriptors, and number of open connections.
     fn now(self, live: usize) -> Self {
         let (resident_kib, descriptors) = (resident_kib().unwrap_or(0), descriptors().unwrap_or(0) as u64);
         Self { live: live as u64, resident_kib, descriptors, ..self }
@@ -98,14 +100,14 @@ impl FromStr for Report {
     }
 }
 
-/// A line of standard input.
+/// An order to a process: a line of its standard input.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Print a report.
+    /// Print the current report.
     Report,
-    /// Drop all connections, and open new ones.
+    /// Drop all connections without closing them, and open new ones.
     Flap,
-    /// Wait for all answers, and close all connections.
+    /// Wait for all answers, then close all connections.
     Finish,
     /// Standard input has ended.
     Stop,
@@ -122,7 +124,7 @@ impl Order {
     }
 }
 
-/// Runs a reactor that executes orders from standard input, until standard input ends.
+/// Runs a reactor, and carries out the orders on standard input. Returns when standard input has ended.
 fn obey(mut reactor: Reactor<Order>, handler: &mut impl Handler<Order>) -> Result<()> {
     let remote = reactor.handle();
     std::thread::spawn(move || {
@@ -139,24 +141,24 @@ fn obey(mut reactor: Reactor<Order>, handler: &mut impl Handler<Order>) -> Resul
     Ok(())
 }
 
-/// Returns the number of a message.
+/// Returns the number that a message carries, or `None` if its bytes are inconsistent.
 fn number(message: &[u8]) -> Option<u64> {
     let number = message.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))?;
     (message.len() == SIZE && message[8..].iter().all(|&byte| byte == number as u8)).then_some(number)
 }
 
-/// Returns the message with a number.
+/// Returns the message that carries this number.
 fn message(number: u64) -> [u8; SIZE] {
     let mut message = [number as u8; SIZE];
     message[..8].copy_from_slice(&number.to_le_bytes());
     message
 }
 
-/// A server that echoes, and checks that the messages of each connection have the numbers 0, 1, 2 and so on.
+/// A server that echoes. It also checks that the messages of each connection have the numbers 0, 1, 2, and so on.
 #[derive(Debug, Default)]
 struct Server {
     seen: Report,
-    /// The next number, by connection.
+    /// The next expected number on each connection.
     next: HashMap<ConnectionId, u64>,
 }
 
@@ -171,7 +173,8 @@ impl Handler<Order> for Server {
         let next = self.next.get_mut(&conn);
         self.seen.wrong += u64::from(next.as_deref().copied() != number(&message) || next.is_none());
         next.into_iter().for_each(|next| *next += 1);
-        // The window has room, because the server never sends more than it has received. The connection may be ending.
+        // The window has room, because the server sends one message for each that it has received. An error means that the connection
+        // is ending.
         let _ = cx.send(conn, &message);
     }
 
@@ -189,22 +192,22 @@ impl Handler<Order> for Server {
     }
 }
 
-/// The client's state of a connection.
+/// The client's counters for one connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct Traffic {
     sent: u64,
     answered: u64,
-    /// The client has closed the connection in order.
+    /// True if the client has closed the connection in order.
     closed: bool,
 }
 
-/// A client that keeps connections open, and messages in flight on them.
+/// A client that keeps a number of connections open, with messages in flight on each.
 #[derive(Debug)]
 struct Client {
     to: SocketAddr,
     seen: Report,
     live: HashMap<ConnectionId, Traffic>,
-    /// The number of connections that are still to be opened in the cycles. Each has one message.
+    /// In `cycles`, the number of connections that the client must still open, with one message on each. `None` in `echo`.
     cycles: Option<u64>,
     finishing: bool,
 }
@@ -216,11 +219,11 @@ impl Client {
         }
     }
 
-    /// Sends the next message, or closes the connection if all messages have their answers.
+    /// Sends the next messages. If nothing remains to be sent and all messages are answered, closes the connection.
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let Some(traffic) = self.live.get_mut(&conn) else { return };
         if !self.finishing && (self.cycles.is_none() || traffic.sent == 0) {
-            // A small window opens again some time after the answer: messages that do not fit are sent after a later
+            // With a small window, credit may arrive some time after an answer. Messages that are refused here are sent after a later
             // answer.
             while traffic.sent - traffic.answered < WINDOW && cx.send(conn, &message(traffic.sent)).is_ok() {
                 traffic.sent += 1;
@@ -319,7 +322,7 @@ fn client(to: SocketAddr, connections: u64, cycles: Option<u64>) -> Result<()> {
     obey(reactor, &mut client)
 }
 
-/// Another process of this program. It is killed when it is dropped.
+/// Another process of this program. Dropping this value kills the process.
 struct Other {
     child: Child,
     orders: ChildStdin,
@@ -390,7 +393,7 @@ fn right(who: &str, report: &Report) -> Result<()> {
     if (*wrong, *lost) == (0, 0) { Ok(()) } else { Err(format!("{who}: {report:?}").into()) }
 }
 
-/// Checks that the memory of a process has not grown since an earlier report in the same state.
+/// Checks that the memory of a process has not grown since an earlier report.
 fn flat(who: &str, before: &Report, after: &Report) -> Result<()> {
     if after.resident_kib <= before.resident_kib + SLACK_KIB {
         return Ok(());
@@ -431,13 +434,14 @@ fn echo(connections: u64, seconds: u64, every: Duration) -> Result<()> {
             }
         };
         std::thread::sleep(pause);
-        // A client that was not stopped ignores it.
+        // SIGCONT has no effect on a client that was not stopped.
         clients[victim].signal("-CONT")?;
         let report = server.report()?;
         println!("client {victim} {what}: {report:?}");
         right("the server", &report)?;
         if renewed.is_none() && report.begun >= 2 * all {
-            // Pools and allocators reach their sizes when each connection has been replaced once.
+            // When every connection has been replaced once, pools and allocators have reached their final size. Later reports are
+            // compared with this one.
             renewed = Some(server.until("all connections are restored", |report| report.live == all)?);
         }
     }

@@ -1,14 +1,16 @@
-//! Attacks a server of this machine on the embedded provider over the loopback, during connection setup and within the credits of a
-//! connection, while honest clients connect at the same time, or request echoes. Server, attackers and clients are separate processes.
+//! Attacks a server on this machine, on the embedded provider over the loopback interface. The attacks happen while connections are
+//! established, and within the credits of established ones. At the same time, honest clients connect or request echoes. The server, the
+//! attackers and the clients are separate processes.
 //!
-//! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: all attacks, or those whose row contains the words. The table is
-//!   written to standard output. `--short` takes about 25 s, has no control, and does not wait for memory. `--minutes` is the duration of
-//!   the attack in shared memory;
+//! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: runs all attacks, or those whose row of the table contains
+//!   WORDS. Prints the table to standard output. `--short` takes about 25 s: it omits the control, and does not wait for memory to be
+//!   released. `--minutes` is the duration of the attack in shared memory;
 //! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `newcomers` and `established` are the other processes.
 //!
-//! The control directs the attack at another server. On a real network attackers compute on their own machines. So, in the rows that say
-//! `first`, the server and the honest clients have a real-time priority if the user may assign one, and wait for no processor. It ends with
-//! status 1 and one line if a target is missed (`tests/src/hostile_run/verdict.rs`).
+//! In the control, the same attack is directed at another server. So the control shows the cost of the attackers' processor time alone,
+//! because on a real network attackers compute on their own machines. In rows with the word `first`, the server and the honest clients
+//! have a real-time priority if the user may set one. So they do not wait for a processor. The exit status is 1, with one line of text,
+//! if a target is missed (`tests/src/hostile_run/verdict.rs`).
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -25,7 +27,7 @@ use rdma_reactor_tests::hostile_run::{Result, attacker, established, flooder, ne
 #[derive(Debug, Default)]
 struct Options {
     is_short: bool,
-    /// The words that the row must contain.
+    /// The words that a row must contain to be run.
     only: Option<String>,
     /// The duration of the attack in shared memory.
     minutes: Option<NonZeroUsize>,

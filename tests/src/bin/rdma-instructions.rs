@@ -1,4 +1,4 @@
-//! Counts the instructions of steady states under callgrind, and compares them with those in `tests/data/instructions.txt`.
+//! Counts the instructions of steady states under callgrind, and compares the counts with those in `tests/data/instructions.txt`.
 //!
 //! ```text
 //! rdma-instructions             counts and compares; fails when something takes 3 % more
@@ -6,7 +6,7 @@
 //! rdma-instructions run N M     does state N for M times: what callgrind runs
 //! ```
 //!
-//! The counts are of user mode and depend on the compiler, so the file names its compiler.
+//! Only instructions in user mode are counted. The counts depend on the compiler, so the file names the compiler.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,26 +21,27 @@ use rdma_reactor::{Config, SecurityMode};
 use rdma_reactor_tests::steady::{Side, Steady, Work};
 use rdma_reactor_tests::tasks;
 
-/// The settings of a state.
+/// The settings and the device of a steady state.
 #[derive(Clone, Copy)]
 enum Way {
     Plain,
-    /// With `quiet_sends`.
+    /// The embedded provider, with the setting `quiet_sends`.
     Quiet,
     Tls,
-    /// On devices that cost next to nothing.
+    /// A device whose operations need almost no instructions.
     Null,
-    /// On such a device that sends each message back, with a reactor that runs and spins; true: with `quiet_sends`.
+    /// A device that needs almost no instructions and sends each message back. The reactor's own loop runs, and polls without sleeping.
+    /// True if `quiet_sends` is set.
     Alone(bool),
 }
 
-/// The two states whose costs are compared: a message that many waiting tasks send costs at most this multiple of one
-/// that few send.
+/// A state in which few tasks send messages. The cost of a message in the state with many tasks is limited to a multiple of the cost in
+/// this one.
 const FEW_SENDERS: &str = "64 B sent by one of 10 tasks";
 const MANY_SENDERS: &str = "64 B sent by one of 5,000 tasks";
 const MOST_FOR_MANY: f64 = 2.0;
 
-/// The counted states, each with its name, its work, its side, and its settings.
+/// The states that are counted. Each has a name, a kind of work, the side that is counted, and its settings.
 const STATES: [(&str, Work, Side, Way); 31] = [
     ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Plain),
     ("64 B streamed, sender", Work::Stream, Side::Client, Way::Plain),
@@ -74,18 +75,19 @@ const STATES: [(&str, Work, Side, Way); 31] = [
     ("alone: 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(false)),
     ("alone: quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(true)),
 ];
-/// The lengths of the two runs. Instructions that both have in common do not count.
+/// The numbers of rounds in the short run and the long run of a state. The difference of their counts excludes the instructions for
+/// setup.
 const RUNS: [u64; 2] = [2_000, 12_000];
-/// The number of runs of which the shortest counts. When another program runs in between, a turn may find less work,
-/// and another turn follows. A count that passes with one run is not repeated.
+/// The number of repetitions of a run, of which the one with the fewest instructions counts. If another program interrupts a run, a
+/// turn may find less work, so that more turns are needed. If the first count passes, there are no repetitions.
 const TRIES: usize = 3;
-/// The largest growth of a total that passes, in percent. Below it: the smallest growth of a function that is reported,
-/// in instructions.
+/// The largest accepted growth of a state's total, in percent. `TOLD` is the smallest growth of a function that is reported, in
+/// instructions.
 const GROWTH: f64 = 3.0;
 const TOLD: f64 = 2.0;
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/instructions.txt");
 
-/// The number of instructions for each round, by function or by layer.
+/// The number of instructions in each round, by the name of a function or layer.
 type Costs = BTreeMap<String, f64>;
 
 fn main() -> ExitCode {
@@ -129,8 +131,8 @@ fn compiler() -> String {
     version.map_or_else(|_| "unknown".into(), |out| String::from_utf8_lossy(&out.stdout).trim().into())
 }
 
-/// Counts the instructions of each state, by function; as many at a time as there are processors. A count of one try is accepted if it
-/// passes.
+/// Counts the instructions of each state, by function. As many states run at the same time as there are processors. If `passes` accepts
+/// the count of a single run, that run is not repeated.
 fn count(passes: impl Fn(&str, &Costs) -> bool + Sync) -> Result<Vec<Costs>, String> {
     let next = AtomicUsize::new(0);
     let count = |state: usize| {
@@ -154,7 +156,7 @@ fn count(passes: impl Fn(&str, &Costs) -> bool + Sync) -> Result<Vec<Costs>, Str
     Ok(counted.into_iter().map(|(_, costs)| costs).collect())
 }
 
-/// Returns the instructions of one round in a state, by function.
+/// Returns the instructions in one round of a state, by function. Each run is repeated `tries` times.
 fn costs(state: usize, tries: usize) -> Result<Costs, String> {
     let [few, many] = RUNS.map(|times| shortest(state, times, tries));
     let (few, many) = (few?, many?);
@@ -166,7 +168,7 @@ fn costs(state: usize, tries: usize) -> Result<Costs, String> {
     Ok(costs.filter(|(_, cost)| *cost >= 0.1).collect())
 }
 
-/// Runs a state several times under callgrind. Returns the costs of the run with the fewest instructions.
+/// Runs a state `tries` times under callgrind. Returns the counts of the run with the fewest instructions.
 fn shortest(state: usize, times: u64, tries: usize) -> Result<Costs, String> {
     let mut best = profile(state, times)?;
     for _ in 1..tries {
@@ -178,7 +180,7 @@ fn shortest(state: usize, times: u64, tries: usize) -> Result<Costs, String> {
     Ok(best)
 }
 
-/// Runs a state under callgrind.
+/// Runs a state once under callgrind, and returns the counts.
 fn profile(state: usize, times: u64) -> Result<Costs, String> {
     let program = std::env::current_exe().map_err(|error| format!("no name of this program: {error}"))?;
     let out = std::env::temp_dir().join(format!("rdma-instructions.{}.{state}.{times}", std::process::id()));
@@ -202,7 +204,7 @@ fn callgrind(program: &Path, out: &PathBuf, state: usize, times: u64) -> Result<
     Ok(parse(&text))
 }
 
-/// Sums a profile up by function. The format is that of Valgrind's manual, "Callgrind Format Specification".
+/// Parses a profile and sums its counts by function. Valgrind's manual describes the format ("Callgrind Format Specification").
 fn parse(text: &str) -> Costs {
     let (mut names, mut costs) = (BTreeMap::new(), Costs::new());
     let (mut function, mut inclusive) = (String::new(), false);
@@ -212,7 +214,7 @@ fn parse(text: &str) -> Costs {
         } else if let Some(name) = line.strip_prefix("cfn=") {
             named(name, &mut names);
         } else if line.starts_with("calls=") {
-            // The next line is the cost of the called function.
+            // The next line of the profile has the cost of the called function, which must not be added to the caller's own cost.
             inclusive = true;
         } else if line.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '*')) {
             let cost = line.split_ascii_whitespace().nth(1).and_then(|cost| cost.parse::<f64>().ok());
@@ -224,11 +226,11 @@ fn parse(text: &str) -> Costs {
     costs
 }
 
-/// Reads the name from `(number) name`, or from `(number)` if the name appeared before.
+/// Parses `(number) name` and remembers the name, or looks up the name of `(number)`. Returns the name.
 fn named(field: &str, names: &mut BTreeMap<String, String>) -> String {
     let (number, name) = field.split_once(' ').map_or((field, None), |(number, name)| (number, Some(name)));
     if let Some(name) = name {
-        // The suffix that distinguishes instances of a function changes with every build.
+        // The compiler gives each instance of a function a suffix that changes with every build, so the suffix is removed.
         let name = name.split("'").next().unwrap_or(name);
         names.insert(number.into(), name.into());
     }
@@ -239,9 +241,9 @@ fn total(costs: &Costs) -> f64 {
     costs.values().sum()
 }
 
-/// The layers of a count, each with a part of the names of its functions. The first match counts.
+/// The layers by which counts are summed. A function belongs to the first layer that lists a part of its name.
 const LAYERS: [(&str, &[&str]); 7] = [
-    // `Reactor::turn` is inlined into its caller.
+    // These names are in the layer of `turn`, because the compiler inlines `Reactor::turn` into its caller.
     ("turn", &["rdma_reactor_tests::steady::turn", "rdma_reactor::turn::"]),
     ("provider", &["rdma_transport::", "crc_fast::", "rdma_reactor_tests::null::"]),
     ("callbacks", &["rdma_reactor_tests::"]),
@@ -251,7 +253,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("libraries", &[""]),
 ];
 
-/// Sums a count up by layer. A function counts in the function that it is inlined into.
+/// Sums counts by layer, and formats the sums. An inlined function counts as the function that it is inlined into.
 fn by_layer(costs: &Costs) -> String {
     let layer = |name: &str| LAYERS.iter().position(|(_, parts)| parts.iter().any(|part| name.contains(part)));
     let mut sums = [0.0; LAYERS.len()];
@@ -277,7 +279,7 @@ fn write() -> Result<(), String> {
     std::fs::write(BASELINE, text).map_err(|error| format!("{BASELINE}: {error}"))
 }
 
-/// Reads the file: the total and the functions of each state.
+/// Parses the file. Returns the total of each state, and the counts of its functions.
 fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
     let mut states: BTreeMap<String, (f64, Costs)> = BTreeMap::new();
     let mut current = None;

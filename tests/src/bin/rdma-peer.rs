@@ -1,14 +1,13 @@
-//! The other process of the tests of faults, which kill it, stop it, and remove its device.
+//! The other process in tests of faults. The tests kill it, stop it, or remove its device.
 //!
 //! - `rdma-peer serve ADDR...` listens and echoes;
-//! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps this number of messages in flight on each;
-//! - `rdma-peer self COUNT TOTAL ADDR...` is both ends, on each address, until this number of messages has arrived.
+//! - `rdma-peer connect ADDR COUNT MESSAGES` opens COUNT connections and keeps MESSAGES messages in flight on each;
+//! - `rdma-peer self COUNT TOTAL ADDR...` has both ends of COUNT connections on each address, until TOTAL messages have arrived.
 //!
-//! With `exchange` in front, the connections are made by exchange.
-//! With `shm`, `tcp` or `auto` in front, the connections are in shared memory, over TCP or as `ProviderChoice::Auto` chooses, instead of on
-//! devices.
+//! With the argument `exchange` in front, the queue pairs are connected by an exchange over TCP, without rdma_cm. With `shm`, `tcp` or
+//! `auto` in front, the connections use shared memory, TCP, or the choice of `ProviderChoice::Auto`. By default they use RDMA devices.
 //!
-//! All print a line for each event, and end in order when standard input does.
+//! Each command prints a line for each event. It ends in order when standard input ends.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -21,13 +20,13 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::device::config;
 
-/// The size of the messages in flight, bytes.
+/// The length of a message, in bytes.
 const SIZE: usize = 1000;
 
 struct Peer {
-    /// The number of messages to send on each new connection. Those that return are sent again.
+    /// The number of messages that the program sends on each new connection. When one returns, the program sends it again.
     messages: usize,
-    /// The number of messages to receive before everything is closed.
+    /// The number of messages that must still arrive. The program then closes all connections.
     left: u64,
 }
 
@@ -40,7 +39,8 @@ impl Handler for Peer {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window has room, because the program never sends more than it has received. The connection may be ending.
+        // The window has room, because the program sends one message for each that it has received. An error means that the connection
+        // is ending.
         let _ = cx.send(conn, &message);
         self.left -= 1;
         if self.left == 0 {

@@ -1,13 +1,13 @@
-//! The cost of connections, as slopes: memory and processor time per connection on each side, by the number of connections and of reactors,
-//! on the embedded provider over the loopback.
+//! Measures the cost of connections: memory and processor time for each connection, on each side. The costs depend on the numbers of
+//! connections and of reactors. The connections use the embedded provider over the loopback interface.
 //!
 //! - `rdma-scaling` prints the table of `docs/scaling.md`;
 //! - `rdma-scaling one SETTINGS CONNECTIONS REACTORS` prints one row;
-//! - `rdma-scaling active SETTINGS CONNECTIONS` prints the time of echoes on ten connections of this many, and on ten alone, in
-//!   alternation;
-//! - `rdma-scaling serve SETTINGS REACTORS` is the other side of a row: it echoes, and prints its costs for each line of input.
+//! - `rdma-scaling active SETTINGS CONNECTIONS` measures echoes on ten active connections, alternately of ten in total and of
+//!   CONNECTIONS in total, and prints both times;
+//! - `rdma-scaling serve SETTINGS REACTORS` is the server of a row: it echoes, and prints its costs for each line on standard input.
 //!
-//! Each side is a separate process. The costs are memory and processor time, which other work on the machine changes little.
+//! Each side is a separate process. Memory and processor time are measured, because other work on the machine changes them little.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -24,28 +24,27 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::usage::resident_kib;
 
-/// The rounds of echoes on all connections.
+/// The number of echoes that each connection sends in a row.
 const ECHOES: u32 = 4;
-/// The length of an echo, bytes.
+/// The length of a message, in bytes.
 const SIZE: usize = 64;
 /// The time limit of a row.
 const LIMIT: Duration = Duration::from_secs(300);
-/// The number of active connections. Below it: the rounds of a measurement, and the echoes of each active connection in
-/// a round.
+/// The number of active connections in `active`.
 const ACTIVE: usize = 10;
-/// See above.
+/// The number of rounds in `active`.
 const ROUNDS: usize = 11;
-/// See above.
+/// The number of echoes on each active connection in a round of `active`.
 const ROUND: u32 = 2000;
-/// The time during which idle connections are watched.
+/// The time for which the processor time of idle connections is measured.
 const IDLE: Duration = Duration::from_secs(3);
 
-/// Returns the settings of a row.
+/// Returns the reactor settings that SETTINGS names.
 fn config(settings: &str) -> std::result::Result<Config, String> {
     let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000).max_pending(20_000);
     let usual =
         usual.timeouts(|t| t.connect = Duration::from_secs(60)).timeouts(|t| t.handshake = Duration::from_secs(60));
-    // An adapter would pin all of it; on TCP, untouched pages cost nothing.
+    // This limit is far above the memory that is used. On TCP, pages that are not touched need no memory; an adapter would pin them.
     let usual = usual.max_memory(64 << 30);
     match settings {
         "default" => Ok(usual),
@@ -58,7 +57,7 @@ fn config(settings: &str) -> std::result::Result<Config, String> {
     }
 }
 
-/// The costs of a process so far.
+/// The memory and the processor time that a process has used so far.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     memory_kib: u64,
@@ -91,7 +90,8 @@ struct Echo;
 
 impl Handler for Echo {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window has room, because the server never sends more than it has received. The connection may be ending.
+        // The window has room, because the server sends one message for each that it has received. An error means that the connection
+        // is ending.
         let _ = cx.send(conn, &message);
     }
 }
@@ -123,7 +123,7 @@ impl Handler for Client {
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The server of a row. It ends with its standard input.
+/// Runs the server of a row with `count` reactors. It ends when its standard input ends.
 fn serve(settings: &str, count: usize) -> Result<()> {
     let settings = config(settings)?;
     let mut reactors =
@@ -144,7 +144,7 @@ fn serve(settings: &str, count: usize) -> Result<()> {
     })
 }
 
-/// The server as the client sees it.
+/// The server's process.
 struct Server {
     child: std::process::Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -170,13 +170,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The server ends with its standard input.
+        // Closing its standard input ends the server.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
 
-/// Runs turns until a condition holds.
+/// Runs turns until `is_so` returns true. Fails after the time limit.
 fn until(reactor: &mut Reactor, client: &mut Client, is_so: impl Fn(&Client) -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so(client) {
@@ -191,7 +191,7 @@ fn until(reactor: &mut Reactor, client: &mut Client, is_so: impl Fn(&Client) -> 
     Ok(())
 }
 
-/// Measures one row of the table: all connections at the same time, then echoes on all of them, then nothing.
+/// Measures one row of the table. Opens all connections at the same time, then sends echoes on all of them, then leaves them idle.
 fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     let (mut server, address) = Server::start(settings, reactors)?;
     let (mut reactor, mut client) = (Reactor::new(config(settings)?)?, Client::default());
@@ -206,7 +206,7 @@ fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     for echo in 1..=ECHOES {
         for place in 0..connections {
             let conn = client.connections[place];
-            // A small window opens again some time after the echo.
+            // With a small window, credit may arrive some time after the echo.
             while let Err(error) = reactor.context().send(conn, &[7; SIZE]) {
                 match error {
                     SendErrorKind::WouldBlock(_) => reactor.turn(&mut client, Duration::from_millis(10))?,
@@ -239,7 +239,7 @@ fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     ))
 }
 
-/// A client with its connections, and its server.
+/// A client, its connections, and its server.
 struct Side {
     reactor: Reactor,
     client: Client,
@@ -252,7 +252,7 @@ impl Side {
         let (mut reactor, mut client) = (Reactor::new(config(settings)?)?, Client::default());
         for nth in 1..=connections {
             reactor.context().connect(address)?;
-            // At most as many at a time as the system queues for a listener.
+            // Opens at most as many connections at a time as the system queues for a listener.
             if nth % 1000 == 0 || nth == connections {
                 until(&mut reactor, &mut client, |client| client.connections.len() == nth)?;
             }
@@ -260,7 +260,7 @@ impl Side {
         Ok(Self { reactor, client, _server: server })
     }
 
-    /// Returns the time of one round trip on all active connections, microseconds.
+    /// Returns the mean time of a round trip on the active connections, in microseconds.
     fn round(&mut self) -> Result<f64> {
         let Self { reactor, client, .. } = self;
         let start = Instant::now();
@@ -275,7 +275,8 @@ impl Side {
     }
 }
 
-/// Measures echoes on ten of many connections, and on ten alone, in alternation. The other connections are idle.
+/// Measures echoes on ten active connections. Alternates between a client that has only these, and a client that has `connections`
+/// connections, of which all others are idle. Returns the line with both times.
 fn active(settings: &str, connections: usize) -> Result<String> {
     let (mut few, mut many) = (Side::new(settings, ACTIVE)?, Side::new(settings, connections)?);
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
@@ -303,7 +304,7 @@ fn table() -> Result<()> {
     let small = [1, 2].into_iter().flat_map(|reactors| many.map(|connections| ("small", connections, reactors)));
     let rows = [10, 100, 1_000, 2_000, 10_000].map(|connections| ("default", connections, 1)).into_iter().chain(small);
     for (settings, connections, reactors) in rows.chain([10, 100, 1_000, 2_000, 5_000].map(|n| ("shared", n, 1))) {
-        // A separate process, so that no row has the memory of another one.
+        // Each row is measured in a separate process, so that memory used by an earlier row does not count.
         let row = Command::new(std::env::current_exe()?)
             .args(["one", settings, &connections.to_string(), &reactors.to_string()])
             .output()?;

@@ -1,9 +1,11 @@
-//! Counts the wake-ups of a receiver that arms its completion queue for solicited completions, and of one that arms it for any.
+//! Compares the number of a receiver's wake-ups in two cases: its completion queue is armed for solicited completions, or for all
+//! completions.
 //!
-//! `rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY` sends messages from one queue pair to another, on a device or on the embedded
-//! provider, in bursts of EVERY of which the last is solicited, and prints the number of wake-ups of the receiver. It fails if a message
-//! that must wake the receiver does not, and says so if the device has no events of that kind (`Features::SOLICITED_EVENTS`). A device may
-//! raise more events than the receiver requested: rxe does not, and the embedded provider raises one for each message.
+//! `rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY` sends MESSAGES messages from one queue pair to another, on a device or on the
+//! embedded provider. The messages are sent in bursts of EVERY, of which the last is solicited. The program prints the number of the
+//! receiver's wake-ups. It fails if a message that must wake the receiver does not. If the device cannot report solicited events
+//! (`Features::SOLICITED_EVENTS`), the program prints that. A device may raise more events than the receiver requested. rxe does not do
+//! so; the embedded provider raises one event for each message.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -17,13 +19,14 @@ use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_transport::verbs::Verbs;
 use rdma_transport::{Channel, Drive, Features, Notify, Provider, SendFlags, SendOp, WcOpcode};
 
-/// The length of a message, and of the memory of each side, bytes.
+/// The length in bytes of a message, and of each side's memory.
 const SIZE: usize = 64;
 const MEMORY: usize = 1 << 16;
-/// The time that a receiver waits for the event that it has armed for.
+/// The time limit for the event that the receiver waits for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends messages in bursts of `every`, the last of which is solicited. Returns the number of wake-ups of the receiver.
+/// Sends messages in bursts of `every`, of which the last is solicited. `notify` is the kind of completions for which the receiver's
+/// queue is armed. Returns the number of the receiver's wake-ups.
 fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
     let device = pair.passive.device;
     let cq = pair.passive.cq().expect("it has a queue pair");
@@ -43,18 +46,18 @@ fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
             let (last, flags) = (nth + 1 == every, SendFlags::SIGNALED);
             let flags = if last { flags | SendFlags::SOLICITED } else { flags };
             pair.active.post(nth, SendOp::Send, &[0..SIZE], flags);
-            // The message has arrived when its send has completed.
+            // When the send has completed, the message has arrived.
             while pair.active.done.pop().is_none() {
                 pair.active.turn();
             }
-            // Wait only for messages that must wake the receiver.
+            // The receiver waits only for messages that must wake it.
             let must = last || notify == Notify::Any;
             let provider = pair.passive.station.provider();
             let before = woken;
             loop {
                 poll.poll(&mut events, Some(if must { PATIENCE } else { Duration::ZERO })).expect("a wait");
                 assert!(!must || !events.is_empty(), "message {nth} of burst {burst} has not woken the receiver");
-                // The embedded provider also wakes its process to read from a socket. That is no event of the queue.
+                // The embedded provider also wakes its process to read from a socket. Only events of the completion queue count here.
                 provider.progress(Instant::now(), Drive::Full);
                 while provider.next_completion_event(device).expect("an event").is_some() {
                     woken += 1;
@@ -64,7 +67,7 @@ fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
                 }
             }
             if woken > before {
-                // The queue is armed before it is drained: later completions wake the receiver.
+                // The queue is armed before it is drained, so a completion that arrives later wakes the receiver.
                 provider.req_notify(cq, notify).expect("a queue to arm");
                 pair.passive.turn();
                 left -= pair.passive.done.drain(..).filter(|wc| wc.opcode == WcOpcode::Recv).count() as u64;
@@ -96,7 +99,8 @@ fn main() {
     let has =
         provider.device(device).is_some_and(|info| info.capabilities.features.contains(Features::SOLICITED_EVENTS));
     let messages = messages / every * every;
-    // A queue that is armed for any completion stays armed until one arrives, so this run is the second.
+    // This run is the second: a queue that is armed for all completions stays armed until one arrives, and could not be armed for
+    // solicited ones.
     if has {
         let solicited = wakeups(&mut pair, messages, every, Notify::Solicited);
         println!("{messages} messages, armed for solicited ones, 1 of {every}: {solicited} wake-ups");

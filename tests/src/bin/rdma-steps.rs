@@ -1,4 +1,5 @@
-//! Measures the processor time of a round trip by the size of its messages, and shows the steps between neighbouring sizes.
+//! Measures the processor time of a round trip by message size, and prints the ratios of neighbouring sizes. It shows where the library
+//! changes its way of sending.
 //!
 //! ```text
 //! rdma-steps                    around each border between ways to send, up to 1 MiB
@@ -6,27 +7,27 @@
 //! rdma-steps EAGER SIZE         that size alone, 10,000 times, for strace(1) or perf(1)
 //! ```
 //!
-//! Two reactors take turns in one thread on the embedded provider, and the processor time of this thread is measured. So the figures do not
-//! depend on the scheduler, and little on other programs. The sizes alternate, and the shortest of many rounds counts. Only ratios mean
-//! anything.
+//! Two reactors on the embedded provider take turns in one thread, whose processor time is measured. So the scheduler has no influence
+//! on the results, and other programs have little. The sizes are measured in alternation, and the shortest of many rounds counts. Only
+//! the ratios are meaningful.
 
 use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor};
 
-/// The number of rounds. Below it: the time for each size in each round.
+/// The number of rounds. `SHARE` is the time for each size in each round.
 const ROUNDS: usize = 15;
 const SHARE: Duration = Duration::from_millis(8);
 /// The number of round trips between two readings of the clock.
 const AT_ONCE: u64 = 16;
 
-/// A program that returns every message while it has round trips left.
+/// A side that sends every message back until its number of round trips is reached.
 #[derive(Debug, Default)]
 struct Program {
     conn: Option<ConnectionId>,
     answers: bool,
     back: u64,
-    /// The number of round trips that have not begun.
+    /// The number of round trips that this side must still begin.
     left: u64,
 }
 
@@ -44,16 +45,16 @@ impl Handler for Program {
     }
 }
 
-/// Returns the processor time of this thread. Other programs on a busy machine do not count.
+/// Returns the processor time that this thread has used. It does not include the time of other programs.
 fn on_processor() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the system writes one `timespec`, which lives until after the call.
+    // SAFETY: the system writes one `timespec`, which outlives the call.
     let rc = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     assert_eq!(rc, 0, "a clock that every Linux has");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Two reactors with one connection.
+/// Two reactors, and one connection between them.
 struct Ends {
     client: (Reactor, Program),
     server: (Reactor, Program),
@@ -82,7 +83,7 @@ impl Ends {
         }
     }
 
-    /// Returns the mean time of a round trip of `message`, ns.
+    /// Sends `message` back and forth for the time `share`. Returns the mean processor time of a round trip, in ns.
     fn measure(&mut self, message: &[u8], share: Duration) -> f64 {
         let (begun, before) = (on_processor(), self.client.1.back);
         loop {

@@ -1,10 +1,11 @@
-//! The other side of `ibv_ud_pingpong`(1), on the embedded provider's datagrams.
+//! A peer for the program `ibv_ud_pingpong`(1), which uses the embedded provider's datagrams.
 //!
 //! - `rdma-ud-peer server BIND PORT COUNT SIZE` is the server for `ibv_ud_pingpong -p PORT HOST`;
 //! - `rdma-ud-peer client BIND PORT COUNT SIZE HOST` connects to `ibv_ud_pingpong -p PORT`.
 //!
-//! The two exchange the addresses of their queue pairs over TCP, and then send datagrams in both directions. Both ends of `ibv_ud_pingpong`
-//! send the last datagram that they received, so each datagram but the first one shows if the previous one arrived unchanged.
+//! The two programs exchange the addresses of their queue pairs over TCP, then send datagrams in both directions. `ibv_ud_pingpong`
+//! always sends the last datagram that it received. So each datagram that arrives, except for the first one, shows if the previous one
+//! arrived there unchanged.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -21,14 +22,14 @@ use rdma_transport::{
     CqAttr, CqId, DeviceId, Drive, QpAttr, QpId, SendFlags, SendOp, Station, WcOpcode, WcStatus, WorkCompletion,
 };
 
-/// The key of both queue pairs.
+/// The Q_Key of both queue pairs.
 const QUEUE_KEY: u32 = 0x1111_1111;
-/// The length of the address of a queue pair, as each side sends it: LID, queue pair number, packet sequence number and GID, in hexadecimal
-/// digits with colons between, and a zero byte.
+/// The length in bytes of a queue pair's address, as it is sent over TCP: LID, queue pair number, packet sequence number and GID. They
+/// are in hexadecimal digits, with colons between them and a zero byte at the end.
 const TOLD: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
-/// The number of posted receives.
+/// The number of receives that are posted.
 const DEPTH: usize = 16;
-/// The time limit for a datagram. Lost ones are not sent again.
+/// The time limit for a datagram. A lost datagram is not sent again, so this is a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -38,7 +39,7 @@ struct Side {
     device: DeviceId,
     cq: CqId,
     qp: QpId,
-    /// The size of a receive buffer.
+    /// The size of a receive buffer, in bytes.
     stride: usize,
     done: Vec<WorkCompletion>,
 }
@@ -69,7 +70,7 @@ impl Side {
         Ok(self.station.post_recv(self.qp, slot as u64, &[place])?)
     }
 
-    /// Returns the destination of datagrams for the peer that sent this address.
+    /// Parses the address that the peer has sent. Returns the destination for datagrams to the peer.
     fn destination(&mut self, told: &str) -> Result<Destination> {
         let [_, number, _, gid] = told.split(':').collect::<Vec<_>>()[..] else {
             return Err(format!("the peer says {told:?}").into());
@@ -87,7 +88,7 @@ impl Side {
         Ok(())
     }
 
-    /// Returns the next datagram, and the number of the sending queue pair.
+    /// Returns the payload of the next datagram, and the number of the queue pair that sent it.
     fn receive(&mut self) -> Result<(Vec<u8>, u32)> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -133,7 +134,7 @@ fn listen_to(stream: &mut TcpStream) -> Result<String> {
     Ok(std::str::from_utf8(&told)?.trim_end_matches('\0').to_owned())
 }
 
-/// Returns the payload of a datagram, which differs from that of the previous one.
+/// Returns the payload of the datagram number `round`. It differs from that of the previous datagram.
 fn payload(round: usize, size: usize) -> Vec<u8> {
     (0..size).map(|at| (at * 7 + round * 13 + 1) as u8).collect()
 }
@@ -168,7 +169,7 @@ fn main() -> Result<()> {
         }
     };
     let to = side.destination(&told)?;
-    // The peer closes when it has received everything.
+    // The peer closes its TCP connection when it has received all datagrams.
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut said = host.map(|_| payload(0, size));
     for round in 1..=count {

@@ -1,4 +1,4 @@
-//! The time of posting, and the return of memory.
+//! The tests of corks and flushes, which determine when sends are posted, and of the release of memory.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn doorbells(p: &Pair) -> u64 {
     p.client.stats().messages.doorbells
 }
 
-/// A cork holds sends back over turns, and a flush posts them immediately, in one chain.
+/// A cork must delay sends for several turns. A flush must post them immediately, as one chain.
 pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -27,13 +27,13 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     p.client.context().flush(conn);
     assert_eq!(doorbells(&p), before + 1, "posted before the end of a turn");
     p.until("all three", |p| p.s.received == 3 && p.c.sent == 3);
-    // The cork is removed.
+    // The flush has removed the cork, so this message is sent without another flush.
     p.client.context().send(conn, &pattern(3, 100)).expect("room");
     p.until("the next one", |p| p.s.received == 4);
     for (i, message) in p.s.messages().iter().enumerate() {
         assert_eq!(*message, pattern(i, 100));
     }
-    // An ending connection still sends everything that was accepted.
+    // When a corked connection is closed, the messages that were accepted must still be sent.
     p.client.context().cork(conn);
     p.client.context().send(conn, b"the last").expect("room");
     p.turn();
@@ -46,7 +46,8 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     p.finish();
 }
 
-/// A forgotten cork stalls nothing: half a queue is posted, and so is everything before a refused send.
+/// If a program forgets a cork, nothing may stall. The reactor posts when half of the send queue is filled, and before it refuses a
+/// send.
 pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
     for (sends, receives) in [(16, 64), (64, 8), (1, 8)] {
         let config = setup.config().send_depth(sends).receive_depth(receives);
@@ -68,7 +69,7 @@ pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
     }
 }
 
-/// A pool releases memory that was not needed for a while, and grows again.
+/// A pool must release memory that was not needed for some time, and must grow again when needed.
 pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
     let config = setup.config().timeouts(|t| t.pool_idle = Duration::from_millis(20)).buffer_size(16 << 10);
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
@@ -86,7 +87,7 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
             p.client.context().close(conn);
         }
         p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
-        // All but the first slab are released. Those that were in use at the first closes stay a little longer.
+        // The pool releases all slabs except for the first one. A slab that is still in use when another is released follows later.
         p.until("memory is released", |p| {
             [&p.client, &p.server].iter().all(|reactor| 2 * reactor.stats().memory.pool_buffers < peak)
         });
@@ -97,7 +98,7 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
     p.finish();
 }
 
-/// A message becomes `Bytes` without a copy, and its buffer returns to its pool with the last of them.
+/// A message must become `Bytes` without a copy. Its buffer must return to its pool when the last `Bytes` is dropped.
 pub fn bytes_without_a_copy(setup: &Setup) {
     let config = setup.config().receive_depth(16);
     let mut s = Probe::default();

@@ -1,4 +1,4 @@
-//! Calls: each call ends exactly once.
+//! The tests of calls (requests with answers). Each call must end exactly once.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use super::harness::{PATIENCE, Setup, at_home, now, pattern};
 /// The number of calls in flight on one connection.
 const MANY: u64 = 1000;
 
-/// The result of a call, as its caller sees it.
+/// The result of a call, as the caller receives it.
 type End = Result<Vec<u8>, CallError>;
 
-/// A side: it makes calls, and holds the requests that arrive until the test answers them.
+/// One side of the tests. It makes calls. It stores the requests that arrive, until the test answers them.
 struct Party {
     calls: Calls<u64>,
     up: Vec<ConnectionId>,
@@ -26,9 +26,9 @@ struct Party {
     cancelled: Vec<RequestId>,
     violations: Vec<Violation>,
     reasons: Vec<DisconnectReason>,
-    /// Requests are answered immediately, with their own payload.
+    /// True if requests are answered immediately with their own payload.
     echoes: bool,
-    /// Messages are recorded and not parsed.
+    /// If set, messages are recorded here and are not parsed as requests or answers.
     raw: Option<Vec<Vec<u8>>>,
 }
 
@@ -57,7 +57,7 @@ impl Party {
         }
     }
 
-    /// Returns the error of a call that has ended without an answer.
+    /// Returns the error with which a call has ended, or `None` if it has not ended or was answered.
     fn error(&self, tag: u64) -> Option<&CallError> {
         self.ends.get(&tag).and_then(|end| end.as_ref().err())
     }
@@ -102,7 +102,7 @@ impl Handler for Party {
     }
 }
 
-/// Two sides. The first one listens.
+/// Both sides: the server, which listens, and the client.
 struct Both {
     server: (Reactor, Party),
     client: (Reactor, Party),
@@ -120,7 +120,7 @@ impl Both {
         both
     }
 
-    /// Connects. Returns the client's id of the connection, and the server's.
+    /// Connects. Returns the client's id of the connection and the server's id.
     fn connect(&mut self) -> (ConnectionId, ConnectionId) {
         let up = self.client.1.up.len() + 1;
         self.client.0.context().connect(self.address).expect("connecting");
@@ -128,7 +128,7 @@ impl Both {
         (self.here(), self.server.1.up[up - 1])
     }
 
-    /// Returns the newest connection of the client.
+    /// Returns the client's id of the newest connection.
     fn here(&self) -> ConnectionId {
         *self.client.1.up.last().expect("connected")
     }
@@ -154,7 +154,7 @@ impl Both {
         self.server.1.calls.answer(&mut self.server.0.context(), *request, payload)
     }
 
-    /// Sends arbitrary bytes from the server.
+    /// Sends these bytes from the server, without the framing of calls.
     fn send_raw(&mut self, octets: &[u8]) {
         let there = self.server.1.up[0];
         self.server.0.context().send(there, octets).expect("room");
@@ -169,7 +169,8 @@ impl Both {
     }
 }
 
-/// Payloads of any length arrive in both directions. Tests the length at which a message and its header no longer fit into one buffer.
+/// Payloads of any length must arrive in both directions. The lengths include those near the limit at which a message and its header
+/// fit in one buffer.
 pub fn calls_of_every_size_are_answered(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), true);
     let here = both.here();
@@ -190,7 +191,8 @@ pub fn calls_of_every_size_are_answered(setup: &Setup) {
     both.finish();
 }
 
-/// A thousand calls are in flight on one connection, and are answered in a different order, while the server calls the client.
+/// A thousand calls are in flight on one connection. They are answered in a different order, while the server makes calls to the
+/// client. Each caller must get its own answer.
 pub fn a_thousand_calls_are_answered_in_any_order(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     for tag in 0..MANY {
@@ -216,7 +218,7 @@ pub fn a_thousand_calls_are_answered_in_any_order(setup: &Setup) {
     both.finish();
 }
 
-/// A server that answers everything in one callback loses no answer, though the client consumes a few at a time.
+/// A server answers all calls at the same time, but the client's window accepts only a few answers. All must arrive in the end.
 pub fn answers_without_room_wait(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(8);
     let mut both = Both::new(setup, config, false);
@@ -232,20 +234,20 @@ pub fn answers_without_room_wait(setup: &Setup) {
     both.finish();
 }
 
-/// Requests past a limit are refused immediately, and those within it are served.
+/// Requests beyond a limit must be refused immediately. Those within the limit must be served.
 pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     let second = both.connect().0;
     let limits = both.server.1.calls.limits();
     (limits.requests_per_connection, limits.bytes_per_connection) = (4, 1000);
     (limits.requests, limits.bytes) = (6, 1500);
-    // Too many requests of a connection, and then too long ones.
+    // First too many requests on one connection, then requests that are too long.
     for tag in 0..6 {
         both.call(b"few", PATIENCE, tag);
     }
     both.call(&[0; 1001], PATIENCE, 6);
     both.until("three are refused", |b| b.client.1.ends.len() == 3);
-    // Too many requests of the reactor.
+    // Too many requests for the reactor, on another connection.
     for tag in 7..10 {
         let (reactor, party) = &mut both.client;
         party.calls.call(&mut reactor.context(), second, b"others", PATIENCE, tag).expect("an open connection");
@@ -267,7 +269,8 @@ pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     both.finish();
 }
 
-/// A call whose server does not answer ends at its deadline. No answer is sent after that, and a late answer matches no call.
+/// A call that the server does not answer must end at its deadline. Afterwards the server must not send an answer, and an answer that
+/// arrives late must not match another call.
 pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     both.call(b"slow", Duration::from_millis(20), 0);
@@ -282,7 +285,7 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
         assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
         assert_eq!(both.answer(&request), Err(AnswerError::Late));
     }
-    // The test acts as the server, and answers the first call again and again.
+    // The test is the server here. It answers the first call several times.
     both.server.1.raw = Some(Vec::new());
     both.call(b"first", PATIENCE, 1);
     let has = |b: &Both, count: usize| b.server.1.raw.as_ref().is_some_and(|raw| raw.len() == count);
@@ -294,7 +297,7 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     let first = answer_to(&both, 0, b"one");
     both.send_raw(&first);
     both.until("it is answered", |b| b.client.1.ends.len() == 2);
-    // This call has the slot of the first.
+    // This call reuses the slot of the first call.
     both.call(b"second", PATIENCE, 2);
     both.until("the request has arrived", |b| has(b, 2));
     both.send_raw(&first);
@@ -308,8 +311,8 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     both.finish();
 }
 
-/// A cancel reaches the server, which holds the request until it answers or drops it. The caller receives nothing more
-/// about it.
+/// A cancelled call must be reported to the server, which keeps the request until it answers or drops it. The caller must get no
+/// further callback about the call.
 pub fn a_cancelled_call_is_over(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     let call = both.call(b"in vain", PATIENCE, 0);
@@ -322,7 +325,7 @@ pub fn a_cancelled_call_is_over(setup: &Setup) {
     assert_eq!(both.server.1.cancelled, [request.0]);
     assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
     assert_eq!(both.answer(&request), Err(AnswerError::Late));
-    // A dropped request ends its call as well.
+    // If the server drops a request without an answer, the call must end too.
     both.call(b"unanswered", PATIENCE, 1);
     both.until("the server has it", |b| b.server.1.requests.len() == 1);
     let (reactor, party) = &mut both.server;
@@ -332,7 +335,7 @@ pub fn a_cancelled_call_is_over(setup: &Setup) {
     both.finish();
 }
 
-/// The calls of a connection end with it.
+/// When a connection ends, its calls must end too.
 pub fn calls_end_with_their_connection(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     for tag in 0..100 {
@@ -350,7 +353,7 @@ pub fn calls_end_with_their_connection(setup: &Setup) {
     both.finish();
 }
 
-/// A server that finishes answers its pending requests, refuses new ones, and closes after its last answer.
+/// A server that finishes must answer its pending requests and refuse new ones. It closes the connection after its last answer.
 pub fn a_server_that_finishes_answers_first(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     both.call(b"before", PATIENCE, 0);
@@ -369,7 +372,7 @@ pub fn a_server_that_finishes_answers_first(setup: &Setup) {
     both.finish();
 }
 
-/// Bytes that are not a frame end the connection, with a reason that names this.
+/// Bytes that are not a frame of the protocol must end the connection. The reason must name the violation.
 pub fn what_is_no_frame_is_a_violation(setup: &Setup) {
     for (octets, violation) in [
         (&[0; 15][..], Violation::Short(15)),

@@ -1,10 +1,10 @@
-//! The end of connections.
+//! The tests of how connections end.
 
 use rdma_reactor::{DisconnectReason, Outcome, SendErrorKind};
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// Sends that were accepted before `close` arrive, and the disconnect is the last event on both sides.
+/// Sends that were accepted before `close` must arrive. `on_disconnect` must be the last callback on both sides.
 pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
     for count in [0, 1, 30] {
         let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
@@ -24,7 +24,8 @@ pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
     }
 }
 
-/// An abort sends no goodbye, and a close of both sides needs none.
+/// After an abort, the peer must report a lost connection, because no goodbye was sent. If both sides close, neither needs to wait for
+/// a goodbye.
 pub fn an_abort_is_no_goodbye(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -37,7 +38,7 @@ pub fn an_abort_is_no_goodbye(setup: &Setup) {
     p.finish();
 }
 
-/// The goodbye arrives though data has used every credit that data may use.
+/// The goodbye must arrive even if data has used all credits that it may use.
 pub fn a_full_window_has_room_for_a_goodbye(setup: &Setup) {
     let mut server = Probe::default();
     server.keep = Some(Vec::new());
@@ -52,7 +53,7 @@ pub fn a_full_window_has_room_for_a_goodbye(setup: &Setup) {
     p.finish();
 }
 
-/// `close` is legal in every callback. Only completions and one disconnect follow.
+/// A handler may call `close` in every callback. Afterwards only completions and one disconnect may follow.
 pub fn close_in_every_callback(setup: &Setup) {
     type Condition = fn(&Event) -> bool;
     let conditions: [Condition; 5] = [
@@ -97,7 +98,7 @@ pub fn close_in_every_callback(setup: &Setup) {
     }
 }
 
-/// A stale id is an error everywhere, even if its slot is in use again.
+/// A call with the id of an ended connection must return an error, even if the slot of the id is in use again.
 pub fn stale_ids_are_errors(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
     let old = p.connect();
@@ -113,7 +114,7 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     cx.set_user(old, 5);
     assert_eq!(cx.user(new), Some(0));
     cx.close(old);
-    // The other reactor's id of the same connection means nothing here.
+    // An id of the same connection from the other reactor must not be valid here.
     let there = p.s.connection().expect("the server was told");
     assert_ne!(there, new);
     assert_eq!(cx.send(there, b"x"), Err(SendErrorKind::Closed));
@@ -123,7 +124,7 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     p.finish();
 }
 
-/// If both sides close at the same time, each receives one disconnect.
+/// If both sides close at the same time, each must get exactly one disconnect.
 pub fn both_close_at_once(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for _ in 0..20 {
@@ -142,9 +143,9 @@ pub fn both_close_at_once(setup: &Setup) {
     p.finish();
 }
 
-/// A dropped reactor counts as lost for its peer, because it sent no goodbye; nobody hangs.
+/// If a reactor is dropped, it sends no goodbye. Its peer must report a lost connection and must not hang.
 pub fn a_dropped_reactor_is_a_lost_peer(setup: &Setup) {
-    // After the first failed send, nothing more is accepted.
+    // After a send has failed, the connection must accept no more sends.
     let client = Probe::new(|cx, event| {
         if let Event::Sent(conn, _, Outcome::Failed(_)) = event {
             assert_eq!(cx.send(*conn, b"late"), Err(SendErrorKind::Closed));
@@ -164,7 +165,7 @@ pub fn a_dropped_reactor_is_a_lost_peer(setup: &Setup) {
     assert!(matches!(c.events.last(), Some(Event::Disconnect(_, DisconnectReason::Lost))), "{:?}", c.events);
 }
 
-/// Closing a listener leaves its connections, and refuses new ones.
+/// Closing a listener must not affect its established connections. New connections must be refused.
 pub fn listener_closes_connections_stay(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
     let conn = p.connect();

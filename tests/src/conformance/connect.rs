@@ -1,4 +1,4 @@
-//! Successful and failed attempts to connect.
+//! The tests of successful and failed attempts to connect.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// Private data passes in both directions, with its exact length.
+/// Private data must arrive on both sides with its exact length.
 pub fn exchanges_private_data(setup: &Setup) {
     for len in [0, 1, MAX_USER_PRIVATE_DATA] {
         let mut s = Probe::default();
@@ -29,7 +29,7 @@ pub fn exchanges_private_data(setup: &Setup) {
     }
 }
 
-/// The passive side may send in its `on_connect`, before the active side has.
+/// The passive side may send in `on_connect`, even before the active side has called its own `on_connect`.
 pub fn passive_side_may_speak_first(setup: &Setup) {
     let s = Probe::new(|cx, event| {
         if let Event::Connect(conn, _) = event {
@@ -46,7 +46,7 @@ pub fn passive_side_may_speak_first(setup: &Setup) {
     p.finish();
 }
 
-/// A reject carries the handler's private data, and leaves nothing behind.
+/// A reject must carry the private data that the handler returned. No state of the connection may remain.
 pub fn reject_carries_its_reason(setup: &Setup) {
     let mut s = Probe::default();
     s.decision = Decision::Reject(b"not today".to_vec());
@@ -59,7 +59,7 @@ pub fn reject_carries_its_reason(setup: &Setup) {
     p.finish();
 }
 
-/// A connect to an address without a listener fails promptly with a typed error.
+/// A connect to an address without a listener must fail quickly, with an error of its own type.
 pub fn nothing_listening_is_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let gone = Deserted::new(setup);
@@ -70,15 +70,15 @@ pub fn nothing_listening_is_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Private data that does not fit is an immediate error, and never truncated.
+/// Private data that is too long must be refused immediately, and must never be truncated.
 pub fn too_much_private_data_is_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let options = ConnectOptions::new().private_data(vec![0; MAX_USER_PRIVATE_DATA + 1]);
     let error = p.client.context().connect_with(p.address, options).expect_err("it does not fit");
     assert!(matches!(error, Error::PrivateDataTooLong { .. }), "{error}");
     assert_eq!(p.client.context().connections(), 0);
-    // A handler's answer that does not fit is not truncated. The peer receives no part of the answer, and nothing is
-    // accepted.
+    // If the private data of a handler's decision is too long, it must not be truncated. The connection is then not accepted, and the
+    // peer gets no part of the data.
     for (answers, decision) in [Decision::AcceptWith, Decision::Reject].into_iter().enumerate() {
         p.s.decision = decision(vec![1; MAX_USER_PRIVATE_DATA + 1]);
         p.client.context().connect(p.address).expect("connecting");
@@ -91,7 +91,7 @@ pub fn too_much_private_data_is_refused(setup: &Setup) {
     p.finish();
 }
 
-/// A second listener on the same address is refused, with the address.
+/// A second listener on the same address must be refused. The error must contain the address.
 pub fn address_in_use_is_named(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let address = p.address;
@@ -100,7 +100,7 @@ pub fn address_in_use_is_named(setup: &Setup) {
     p.finish();
 }
 
-/// Closing a connection before it is established ends in `on_connect_error`, and the peer keeps no state.
+/// If a connection is closed before it is established, `on_connect_error` must be called, and the peer must keep no state.
 pub fn cancelled_before_it_is_up(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for turns in 0..6 {
@@ -123,7 +123,7 @@ pub fn cancelled_before_it_is_up(setup: &Setup) {
     p.finish();
 }
 
-/// At `max_connections`, one more is refused with `Busy`, and the others continue.
+/// When `max_connections` is reached, another connection must be refused with `Busy`. Existing ones must continue.
 pub fn connections_are_limited(setup: &Setup) {
     let server = setup.config().max_connections(2 + setup.neighbours());
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::echo(), Probe::default());
@@ -138,7 +138,7 @@ pub fn connections_are_limited(setup: &Setup) {
     p.finish();
 }
 
-/// Without framing, messages are sent unchanged, and nothing else is on the wire.
+/// With raw framing, messages must be sent unchanged, and nothing else may be sent.
 pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     let seen = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&seen);
@@ -162,13 +162,14 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.client.context().send(conn, b"").expect("room");
     p.until("two echoes", |p| p.c.received == 2);
     assert_eq!(*seen.borrow(), [b"abc".to_vec(), vec![]]);
-    // Some connection managers pad private data with zeros, and without framing nothing carries its length.
+    // Some connection managers pad private data with zeros. With raw framing, the length of the private data is not sent, so the
+    // padding remains.
     let Event::Request(data) = &p.s.events[0] else { panic!("{:?}", p.s) };
     assert!(data.starts_with(b"as it is") && data[8..].iter().all(|&b| b == 0), "{data:?}");
     p.finish();
 }
 
-/// A port of the same host without a listener, which a bound socket reserves.
+/// A port of this host that has no listener. A bound socket reserves it, so that no other program listens there.
 struct Deserted {
     address: SocketAddr,
     _socket: Socket,
@@ -183,8 +184,8 @@ impl Deserted {
     }
 }
 
-/// Of several addresses the first one that answers is used, under one id. A refusal by the peer is final, and so is a close by the program.
-/// If no address is left, the program is notified of the last error.
+/// A connect with several addresses must use the first one that answers, and its id must not change. After a refusal by the peer, or a
+/// close by the program, no further address may be tried. If no address is left, the program must get the last error.
 pub fn the_next_address_is_tried(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let deserted = [Deserted::new(setup), Deserted::new(setup)];
@@ -228,7 +229,7 @@ pub fn the_next_address_is_tried(setup: &Setup) {
     p.until("the first one's end", |p| p.c.live() == 0);
 }
 
-/// A host is connected to by its name, with all of its addresses in order. An unknown name is an error that contains the name.
+/// A connect by host name must try all addresses of the host in order. If the name is unknown, the error must contain it.
 pub fn a_host_is_found_by_its_name(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (host, port) = (p.address.ip().to_string(), p.address.port());
@@ -236,7 +237,7 @@ pub fn a_host_is_found_by_its_name(setup: &Setup) {
     p.until("connected", |p| p.s.live() == 1 && p.c.live() == 1);
     assert_eq!(p.client.context().peer_address(conn), Some(p.address));
     if p.address.ip().is_loopback() {
-        // The first address of this name may be `::1`, which has no listener.
+        // The first address of this name may be `::1`, on which nothing listens.
         p.client.context().connect_host("localhost", port, ConnectOptions::new()).expect("looking up");
         p.until("connected", |p| p.s.live() == 2 && p.c.live() == 2);
     }
@@ -248,7 +249,7 @@ pub fn a_host_is_found_by_its_name(setup: &Setup) {
         _ => false,
     };
     assert_eq!(p.c.count(said), 1, "{:?}", p.c);
-    // An attempt that is closed during the name lookup ends like any other.
+    // If the connection is closed during the name lookup, `on_connect_error` must still be called.
     p.c.events.clear();
     let given_up = p.client.context().connect_host(&host, port, ConnectOptions::new()).expect("looking up");
     p.client.context().close(given_up);

@@ -1,4 +1,4 @@
-//! Datagrams and multicast groups, or a clear refusal on providers without them.
+//! The tests of datagrams and multicast groups. A provider that does not support them must refuse with a clear error.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use rdma_reactor::{
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 
-/// A time longer than any test.
+/// A time that no test reaches.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Creates a pair of reactors if the provider has datagrams. If it has none, checks that the refusal names the
-/// provider, and returns `None`: the test does not apply.
+/// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns
+/// `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
-    // An endpoint may wait so long for the last of its sends when it closes.
+    // This limits the time for which a closing endpoint waits for its last sends.
     let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = Duration::from_secs(2)), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
         Ok(endpoint) => {
@@ -83,7 +83,8 @@ fn joined(probe: &Probe, endpoint: EndpointId) -> Option<PeerId> {
     probe.events.iter().find_map(of)
 }
 
-/// Opens an endpoint on the server and one on the client, and looks up the first as a peer of the second.
+/// Opens an endpoint on the server and one on the client. Looks up the server's endpoint as a peer of the client's. Returns the
+/// server's endpoint, the client's, and the peer.
 fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (EndpointId, EndpointId, PeerId) {
     let there = open(&mut pair.server, setup, options);
     let here = open(&mut pair.client, setup, options);
@@ -94,13 +95,13 @@ fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (Endp
     (there, here, peer)
 }
 
-/// Closes all endpoints, then ends the pair as usual.
+/// Closes all endpoints, and ends the pair.
 fn finish(mut pair: Pair) {
     pair.client.shutdown(&mut pair.c, PATIENCE).expect("the client's end");
     pair.server.shutdown(&mut pair.s, PATIENCE).expect("the server's end");
 }
 
-/// Datagrams of every size arrive with their immediate data, and their origin allows an answer.
+/// Datagrams of every size must arrive with their immediate data. It must be possible to answer to their origin.
 pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
     let echo = |cx: &mut rdma_reactor::Context<'_>, event: &Event| {
         if let Event::Datagram(endpoint, origin, bytes, immediate) = event {
@@ -110,7 +111,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
                 None => cx.datagrams().send(*endpoint, peer, bytes),
             };
             sent.expect("there is room");
-            // Accepted datagrams are still sent.
+            // The datagrams to this peer that were accepted before must still be sent.
             cx.datagrams().forget_peer(peer);
             assert_eq!(cx.datagrams().send(*endpoint, peer, bytes), Err(SendErrorKind::NoPeer));
         }
@@ -151,7 +152,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
     finish(pair);
 }
 
-/// Datagrams that find no receive are lost without an error, and later ones arrive.
+/// A datagram that finds no posted receive is lost, which must cause no error. Later datagrams must arrive.
 pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let options = EndpointOptions::new().receive_depth(4);
@@ -159,14 +160,14 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     for nth in 0..60u8 {
         pair.client.context().datagrams().send(here, peer, &[nth; 100]).expect("there is room");
     }
-    // The server runs no turn meanwhile.
+    // The server takes no turns during this loop, so its receives are used up.
     while sent(&pair.c, here).len() < 60 {
         pair.client.turn(&mut pair.c, Duration::from_millis(10)).expect("the client's turn");
     }
     assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()), "nobody says that it was lost");
     pair.client.context().datagrams().send(here, peer, b"the last").expect("there is room");
     pair.until("a late one arrives", |p| {
-        // This one may have been lost with the others.
+        // This datagram may have been lost with the others.
         heard(&p.s, there).len() >= 4
     });
     let first: Vec<_> = heard(&pair.s, there).iter().map(|(_, bytes, _)| bytes.to_vec()).collect();
@@ -177,7 +178,7 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     finish(pair);
 }
 
-/// One refusal is followed by exactly one `on_datagram_writable`.
+/// After a refused datagram, `on_datagram_writable` must be called exactly once.
 pub fn a_full_send_queue_says_so_once(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new().send_depth(4));
@@ -198,7 +199,7 @@ pub fn a_full_send_queue_says_so_once(setup: &Setup) {
     finish(pair);
 }
 
-/// A lookup of an address without an endpoint is refused, and the close of an endpoint cancels its lookups.
+/// The lookup of an address without an endpoint must be refused. Closing an endpoint must cancel its lookups.
 pub fn nobody_there_is_said(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let here = open(&mut pair.client, setup, EndpointOptions::new());
@@ -220,7 +221,7 @@ pub fn nobody_there_is_said(setup: &Setup) {
     finish(pair);
 }
 
-/// Members receive the datagrams of their group, and none after they have left.
+/// A member of a group must receive the group's datagrams, and none after it has left.
 pub fn groups_reach_their_members(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let group: IpAddr = "239.77.2.31".parse().expect("an address");
@@ -242,7 +243,7 @@ pub fn groups_reach_their_members(setup: &Setup) {
             assert_eq!(heard(&pair.s, member)[round].1, pattern(round, 200));
         }
     }
-    // A datagram to a group has no origin to answer.
+    // A datagram that was sent to a group has an origin that cannot be answered.
     let origin = heard(&pair.s, members[0])[0].0;
     assert!(pair.server.context().datagrams().peer_of(members[0], &origin).is_err());
     pair.server.context().datagrams().leave(members[0], group).expect("leaving");
@@ -254,13 +255,14 @@ pub fn groups_reach_their_members(setup: &Setup) {
     assert_eq!(heard(&pair.s, members[0]).len(), 20, "the member that has left does not");
     pair.client.context().datagrams().leave(sender, group).expect("leaving");
     assert_eq!(pair.client.context().datagrams().send(sender, peer, b"late"), Err(SendErrorKind::NoPeer));
-    // The member joins again.
+    // The endpoint joins the group again.
     pair.server.context().datagrams().join(members[0], group).expect("joining again");
     pair.until("it is back", |p| p.s.count(|e| matches!(e, Event::Join(id, _, Ok(_)) if *id == members[0])) == 2);
     finish(pair);
 }
 
-/// Closing an endpoint is legal in every callback. Its accepted datagrams are sent, and it is closed once.
+/// A handler may close an endpoint in every callback. The datagrams that were accepted must be sent, and `on_endpoint_closed` must be
+/// called once.
 pub fn endpoints_close_in_every_callback(setup: &Setup) {
     for when in 0..3 {
         let close = move |cx: &mut rdma_reactor::Context<'_>, event: &Event| match (when, event) {
@@ -297,21 +299,21 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()));
         pair.until("the accepted datagrams have arrived", |p| heard(&p.s, there).len() == expected);
         assert_eq!(pair.client.context().datagrams().address(here), None, "the id is stale");
-        // The remaining objects are released with their reactor.
+        // Dropping the reactors must release all objects that remain.
         let Pair { server, client, .. } = pair;
         drop((server, client));
     }
 }
 
-/// Sends ten datagrams before any reactor takes a turn.
+/// Sends ten datagrams. No reactor takes a turn meanwhile.
 fn ten(reactor: &mut Reactor, from: EndpointId, to: PeerId) {
     for nth in 0..10u8 {
         reactor.context().datagrams().send(from, to, &[nth]).expect("there is room");
     }
 }
 
-/// A reactor that is drained, or shut down, sends the datagrams that its endpoints have accepted, closes the endpoints,
-/// and ends.
+/// When a reactor is drained or shut down, it must send the datagrams that its endpoints have accepted, then close the endpoints, and
+/// then end.
 pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
     for drain in [true, false] {
         let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
@@ -340,7 +342,7 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
     }
 }
 
-/// A program that closes nothing when it is drained, and opens another endpoint for each that is closed.
+/// A handler that closes no endpoint during a drain. For each endpoint that is closed, it opens another one.
 #[derive(Default)]
 struct Stays {
     address: Option<SocketAddr>,
@@ -364,7 +366,7 @@ impl DatagramHandler for Stays {
     }
 }
 
-/// The deadline of a drain closes the endpoints that a handler leaves open, and nothing new begins after it.
+/// If a handler leaves endpoints open during a drain, the deadline must close them. Afterwards nothing new may begin.
 pub fn endpoints_end_at_the_deadline_of_a_drain(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let mut endpoints = [(); 3].map(|()| open(&mut pair.client, setup, EndpointOptions::new()));
@@ -379,7 +381,8 @@ pub fn endpoints_end_at_the_deadline_of_a_drain(setup: &Setup) {
     finish(pair);
 }
 
-/// When one reactor of a group is drained with its endpoints, the others keep theirs until they are drained, too.
+/// When one reactor of a group is drained, its endpoints close. The other reactors must keep their endpoints until they are drained
+/// too.
 #[allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
 pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
@@ -390,7 +393,7 @@ pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let addresses: Vec<_> = reactors.iter_mut().zip(&endpoints).map(address).collect();
     let run = |(mut reactor, endpoint): (Reactor, EndpointId)| {
         thread::spawn(move || {
-            // Events cannot be shared with other threads, so each thread has its own probe.
+            // Recorded events cannot be shared between threads, so each thread has its own probe.
             let mut echo = Probe::new(|cx, event| {
                 if let Event::Datagram(endpoint, origin, bytes, _) = event {
                     let peer = cx.datagrams().peer_of(*endpoint, origin).expect("a way back");
@@ -425,7 +428,7 @@ pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     finish(pair);
 }
 
-/// Invalid input is refused with a reason.
+/// Invalid arguments must be refused with a reason.
 pub fn careless_datagrams_are_refused(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let mut cx = pair.client.context();
@@ -443,7 +446,7 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     let max = cx.datagrams().max_datagram(here).expect("it is open");
     let long = vec![0; max + 1];
     assert_eq!(cx.datagrams().send(here, peer, &long), Err(SendErrorKind::TooLong { len: max + 1, max }));
-    // A peer belongs to one endpoint.
+    // A peer can be used only with the endpoint that has looked it up.
     let other = cx.datagrams().open(setup.address, EndpointOptions::new()).expect("another endpoint");
     assert_eq!(cx.datagrams().send(other, peer, b"not yours"), Err(SendErrorKind::NoPeer));
     assert!(cx.datagrams().leave(here, "239.77.2.33".parse().expect("an address")).is_err(), "not in that group");
@@ -452,13 +455,13 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     assert!(
         cx.datagrams().find_peer(other, address).is_err() && cx.datagrams().join(other, setup.address.ip()).is_err()
     );
-    // The refusals have no side effects.
+    // The refusals must have no effect on later calls.
     cx.datagrams().send(here, peer, &long[..max]).expect("there is room");
     pair.until("it arrives", |p| heard(&p.s, there).len() == 1);
     finish(pair);
 }
 
-/// One endpoint answers many others, each by its origin.
+/// One endpoint must be able to answer many others, each by its origin.
 pub fn one_endpoint_hears_many(setup: &Setup) {
     const MANY: usize = 16;
     const ROUNDS: u8 = 20;

@@ -1,4 +1,5 @@
-//! Messages in several buffers, which are sent immediately instead of offered.
+//! The tests of messages that are longer than one buffer, but are sent immediately in several buffers. Longer ones are offered: the
+//! peer fetches them by RDMA Read.
 
 use std::time::Duration;
 
@@ -6,15 +7,15 @@ use rdma_reactor::{Access, Config, ConnectionId, DisconnectReason, Outcome, Regi
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
 
-/// The largest payload of one buffer in these tests, bytes.
+/// The length of the largest payload that fits in one buffer in these tests, in bytes.
 const BUFFER: usize = 1024;
-/// The longest message that is sent immediately: ten buffers, and a few bytes.
+/// The length of the longest message that is sent immediately: ten buffers, and a few bytes.
 const LIMIT: usize = 10 * BUFFER + 7;
-/// The receive depth of a connection. Three of the receives are not for data.
+/// The receive depth of a connection. Three of its receives are reserved for control messages.
 const DEPTH: usize = 32;
 
 fn config(setup: &Setup) -> Config {
-    // The number of receives that a new connection has is known only if they are not shared.
+    // Shared receives are disabled, because the tests must know how many receives a new connection has.
     setup
         .config()
         .shared_receives(None)
@@ -30,7 +31,7 @@ fn pair(setup: &Setup, config: Config) -> (Pair, ConnectionId) {
     (p, conn)
 }
 
-/// Ends a pair, and checks that no state of any message remains.
+/// Ends a pair. Checks that no state of any message remains.
 fn finish(mut p: Pair) {
     p.until("nothing is left", |p| {
         [&p.client, &p.server].iter().all(|reactor| {
@@ -41,19 +42,20 @@ fn finish(mut p: Pair) {
     p.finish();
 }
 
-/// Returns the number of registrations for messages larger than one buffer, on both sides.
+/// Returns how often both sides have registered memory for messages larger than one buffer.
 fn registrations(p: &Pair) -> u64 {
     [&p.client, &p.server].iter().map(|reactor| reactor.stats().messages.large_registrations).sum()
 }
 
-/// Messages around each size limit arrive whole and in order, and only those past the limit register memory.
+/// Messages of lengths near each limit must arrive complete and in order. Only those that are longer than the eager limit may register
+/// memory.
 pub fn every_border_arrives_in_order(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
     let there = p.s.connection().expect("the server was told");
     let sizes =
         [BUFFER, BUFFER + 1, 0, 2 * BUFFER - 1, 2 * BUFFER, 2 * BUFFER + 1, 1, 10 * BUFFER, LIMIT - 1, LIMIT, 5];
     for (nth, &size) in sizes.iter().enumerate() {
-        // Each message finds the whole window, so none is offered.
+        // Each message is sent when the whole window is available, so none is offered.
         p.client.context().send(conn, &pattern(nth, size)).expect("room");
         p.server.context().send(there, &pattern(nth + 100, size)).expect("room");
         p.until("it has arrived and ended", |p| {
@@ -76,7 +78,7 @@ pub fn every_border_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// A message that exceeds the window is offered, so that it does not stall, and everything stays in order.
+/// A message that needs more buffers than the window has must be offered, so that it does not stall. All messages must stay in order.
 pub fn what_has_no_room_is_offered(setup: &Setup) {
     for depth in [5, 6, 9, 14] {
         let (mut p, conn) = pair(setup, config(setup).receive_depth(depth));
@@ -98,7 +100,8 @@ pub fn what_has_no_room_is_offered(setup: &Setup) {
     }
 }
 
-/// A side that sends no message in several buffers offers them all. It still receives such messages.
+/// A side may be configured to send no message in several buffers. It must offer those, and must still receive messages in several
+/// buffers.
 pub fn each_side_decides_what_it_sends(setup: &Setup) {
     let offers = config(setup).large_messages(|l| l.eager_limit = 0);
     let mut p = Pair::with_configs(setup, offers, config(setup), Probe::default(), Probe::default());
@@ -115,7 +118,7 @@ pub fn each_side_decides_what_it_sends(setup: &Setup) {
     finish(p);
 }
 
-/// Regions are sent in several buffers without a copy, and are lent until the last buffer was sent.
+/// A region must be sent in several buffers without a copy. It must stay lent until the last buffer was sent.
 pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
     let mut cx = p.client.context();
@@ -133,8 +136,8 @@ pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     finish(p);
 }
 
-/// Messages that the program keeps use the memory for large messages, and leave the window unchanged. When that memory is used up they use
-/// receives, as messages of one buffer do, and nothing stalls.
+/// If the program keeps messages that arrived in several buffers, they must use the memory for large messages, and must not reduce the
+/// window. When that memory is used up, they must use receives, as messages in one buffer do. Nothing may stall.
 pub fn kept_messages_are_accounted_for(setup: &Setup) {
     let len = 4 * BUFFER;
     for (memory, accounted) in [(1 << 20, 5), (3 * len, 1)] {
@@ -176,8 +179,8 @@ pub fn kept_messages_are_accounted_for(setup: &Setup) {
     }
 }
 
-/// A connection from which the program keeps messages gets no more than half of the memory, so that others continue immediately. The
-/// connection does not delay others while it waits for more, either.
+/// If the program keeps the messages of a connection, they may use at most half of the memory for large messages, so that other
+/// connections continue. While the connection waits for memory, it must not delay others either.
 pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     let (eager, offered) = (4 * BUFFER, 3 * LIMIT);
     let memory = 32 * offered;
@@ -213,15 +216,15 @@ pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     finish(p);
 }
 
-/// The end of either side in the middle of a message: each send completes once, no state remains, and messages that were accepted before a
-/// close arrive.
+/// Either side ends in the middle of a message. Each send must complete once, and no state may remain. Messages that were accepted
+/// before a close must arrive.
 pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
     for way in ["close", "abort", "the reader closes", "the reader is dropped"] {
         let (mut p, conn) = pair(setup, config(setup));
         for nth in 0..3 {
             p.client.context().send(conn, &pattern(nth, LIMIT)).expect("in several buffers, or offered");
         }
-        // The first parts may be in flight.
+        // After this turn, the first parts of a message may be in flight.
         p.client.turn(&mut p.c, Some(Duration::ZERO)).expect("a turn");
         let there = p.s.connection().expect("the server was told");
         match way {
@@ -248,7 +251,7 @@ pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
     }
 }
 
-/// A callback that panics on a message in several buffers ends its connection, and the memory of the message is not lost.
+/// If a callback panics on a message in several buffers, its connection must end, and the memory of the message must be released.
 pub fn a_panic_over_one_is_contained(setup: &Setup) {
     let config = config(setup).contain_panics(true);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());

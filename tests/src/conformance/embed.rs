@@ -1,4 +1,4 @@
-//! The reactor inside another loop: one descriptor, one deadline, bounded turns.
+//! The tests of a reactor inside another event loop. The reactor has one descriptor and one deadline, and its turns are bounded.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use rdma_reactor::{ConnectionId, Context, DisconnectReason};
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now};
 
-/// Waits for events. A stop and continuation of the process interrupts the wait, and the deadlines are checked again.
+/// Waits for events. If the process is stopped and continued, the wait is interrupted; the caller then checks the deadlines again.
 fn wait_for(outer: &mut Poll, events: &mut Events, time: Duration) {
     match outer.poll(events, Some(time)) {
         Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -19,8 +19,8 @@ fn wait_for(outer: &mut Poll, events: &mut Events, time: Duration) {
     }
 }
 
-/// All requests from outside of a turn make the descriptor readable, so that an outer loop runs the turn that handles
-/// them.
+/// Each request that is made between two turns must make the descriptor readable. The outer loop then takes the turn that handles the
+/// request.
 pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
     type Ask = fn(&mut Context<'_>, ConnectionId, SocketAddr);
     let asks: [(&str, Ask); 6] = [
@@ -43,7 +43,7 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
             wait_for(&mut outer, &mut events, wait);
             !events.is_empty()
         };
-        // Only this side sends anything.
+        // The reactor becomes idle, because the other side sends nothing.
         while readable(Duration::from_millis(20)) {
             p.turn();
         }
@@ -53,8 +53,8 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
     }
 }
 
-/// An outer loop that runs turns of a reactor only when it is readable or its deadline has passed misses nothing:
-/// messages in small turns, timers, and the silence of a dead peer.
+/// An outer loop takes a turn only when the descriptor is readable or the deadline has passed. It must miss nothing: many messages in
+/// small turns, timers, and a peer that has become silent.
 pub fn an_outer_loop_misses_nothing(setup: &Setup) {
     const ROUNDS: u64 = 2000;
     let config = setup
@@ -88,7 +88,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
         assert!(now() < limit, "the outer loop sleeps on work: {:?}", p.c);
         let deadlines = [p.server.next_deadline().filter(|_| serve_server), p.client.next_deadline()];
         let next = deadlines.into_iter().flatten().min().map(|at| at.saturating_duration_since(now()));
-        // A loop without an event would sleep forever; this one fails instead.
+        // If an event were lost, the loop would sleep forever. This time limit makes the test fail instead.
         wait_for(&mut outer, &mut events, next.unwrap_or(Duration::from_secs(20)));
         let readable = |token| events.iter().any(|event| event.token() == Token(token));
         let due = |at: Option<std::time::Instant>| at.is_some_and(|at| at <= now());
@@ -98,7 +98,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
         if readable(1) || due(deadlines[1]) {
             p.client.turn(&mut p.c, Some(Duration::ZERO)).expect("the client's turn");
         }
-        // From here on the server counts as dead.
+        // After the last round, the server takes no more turns, so it appears dead to the client.
         serve_server &= p.c.received < ROUNDS;
     }
     assert!(p.c.events.contains(&Event::Timer(7)));

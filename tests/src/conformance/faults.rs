@@ -1,5 +1,6 @@
-//! Faults of programs and of peers that a device does not notice. On devices an honest neighbour checks each reactor
-//! ([`Setup::witnessed`]), and open objects are counted before and after.
+//! The tests of faults of programs and peers that a device does not detect. On devices, a neighbour (an additional connection of each
+//! reactor) must work during the fault ([`Setup::witnessed`]). Open objects are counted before and after. The row numbers are those of
+//! the tables in `docs/reliability.md`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,10 +19,10 @@ use super::harness::{CLIENT, Event, HOUR, PATIENCE, Pair, Probe, SERVER, Setup, 
 use super::violations::{DATA, WINDOW, message, reason, rude};
 use crate::witness::Witness;
 
-/// The kind of a part of a message, see `docs/wire.md`.
+/// The kind of a frame that carries a part of a message, see `docs/wire.md`.
 const FRAGMENT: u8 = 10;
 
-/// Returns the reason of the disconnect that the client was notified of.
+/// Returns the reason with which the client's connection has ended, or `None` if it has not ended.
 fn end(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     p.c.events.iter().find_map(|event| match event {
         Event::Disconnect(of, reason) if *of == conn => Some(reason.clone()),
@@ -29,14 +30,14 @@ fn end(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     })
 }
 
-/// Connects. Returns the ids of the connection on the client and on the server.
+/// Connects. Returns the client's id of the connection and the server's id.
 fn connect(p: &mut Pair) -> (ConnectionId, ConnectionId) {
     let here = p.connect();
     let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     (here, p.s.events.iter().rev().find_map(up).expect("the server was told"))
 }
 
-/// Checks that one message is echoed on a new connection.
+/// Opens a new connection, and checks that a message on it is echoed.
 fn serves_a_new_one(p: &mut Pair) {
     let conn = p.connect();
     let before = (p.c.received, p.s.received);
@@ -49,8 +50,8 @@ fn serves_a_new_one(p: &mut Pair) {
     assert_eq!(end(p, conn), Some(DisconnectReason::Local { complete: true }));
 }
 
-/// Row 36. The completions of several connections wait, and the first callback aborts one of the others. The rest of the batch is
-/// delivered, in order.
+/// Row 36 of `docs/reliability.md`: completions of several connections are waiting, and the first callback aborts one of the other
+/// connections. All other completions of the batch must be delivered in order.
 pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
     const EACH: u8 = 8;
     let up: Rc<RefCell<Vec<ConnectionId>>> = Rc::default();
@@ -72,7 +73,7 @@ pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
             p.client.context().send(*conn, &[nth]).expect("room");
         }
     }
-    // The server takes no turn meanwhile.
+    // The server takes no turns during this loop, so its completions accumulate.
     let deadline = now() + PATIENCE;
     while p.c.sent < 6 * u64::from(EACH) {
         assert!(now() < deadline, "{} are sent", p.c.sent);
@@ -96,8 +97,8 @@ pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
     p.finish();
 }
 
-/// Row 41. The pools never exceed `max_memory`. A connection past that is refused, with its reason, on the side that has the limit. The
-/// others continue, and another one fits when one has ended.
+/// Row 41 of `docs/reliability.md`: the pools must never exceed `max_memory`. A connection that would need more must be refused with
+/// the reason, on the side that has the limit. Existing connections must continue. When one ends, another one must be accepted.
 pub fn connections_past_the_pool_are_refused(setup: &Setup) {
     const MEMORY: usize = 2 << 20;
     let small = setup.config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
@@ -136,8 +137,8 @@ pub fn connections_past_the_pool_are_refused(setup: &Setup) {
     }
 }
 
-/// Rows 23 and 24. Of many connections that are requested at the same time, the first ones are established, and the others are refused
-/// because of the limit.
+/// Rows 23 and 24 of `docs/reliability.md`: many connections are requested at the same time. Those within the limit must be
+/// established, and the others refused because of the limit.
 pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     const FLOOD: usize = 60;
     const MOST: usize = 10;
@@ -155,7 +156,7 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
         let busy = |error: &ConnectError| matches!(error, ConnectError::Rejected { reason: RejectReason::Busy, .. });
         assert!(!matches!(event, Event::ConnectError(_, error) if !busy(error)), "{event:?}");
     }
-    // Only established connections count.
+    // The test closes only the connections that were established.
     let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     for conn in p.c.events.iter().filter_map(up).collect::<Vec<_>>() {
         p.client.context().close(conn);
@@ -165,7 +166,8 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Row 51. A message that is longer than the peer's buffers, by one byte or by many, ends its connection there.
+/// Row 51 of `docs/reliability.md`: a message is longer than the peer's buffers, by one byte or by many. The peer must end the
+/// connection.
 pub fn a_message_too_long_for_a_receive_ends_its_connection(setup: &Setup) {
     const BUFFER: usize = 1024;
     let server = setup.config().buffer_size(BUFFER as u32);
@@ -194,7 +196,8 @@ pub fn a_message_too_long_for_a_receive_ends_its_connection(setup: &Setup) {
     p.finish();
 }
 
-/// Row 52. A message whose last part never arrives ends its connection after `Timeouts::transfer`, though its sender is alive.
+/// Row 52 of `docs/reliability.md`: the last part of a message never arrives, although its sender is alive. The connection must end
+/// after `Timeouts::transfer`.
 pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
     let limit = Duration::from_millis(500);
     let server = setup.config().timeouts(|t| t.transfer = limit);
@@ -212,8 +215,8 @@ pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
     p.finish();
 }
 
-/// Row 54. A peer whose program releases no message receives as many as it has receives. It loses nothing as long as it
-/// is alive, and a close ends.
+/// Row 54 of `docs/reliability.md`: the peer's program keeps all messages. It must receive as many as it has receives, and lose nothing
+/// while it is alive. A close must end the connection.
 pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
     const DEPTH: u32 = 16;
     let config = setup
@@ -236,8 +239,9 @@ pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
     p.finish();
 }
 
-/// Rows 56 and 57. Reads and writes with a guessed key, outside of the bounds of a region, and, if a device can tell, with the rights of
-/// another peer end their connection, and change no memory. The owner of the rights continues.
+/// Rows 56 and 57 of `docs/reliability.md`: a peer reads or writes with a guessed key, or outside of a region, or with the key of
+/// another peer's region. Such an operation must end its connection and change no memory. Devices that cannot distinguish peers are
+/// exempt from the last case. The rightful peer must continue.
 pub fn a_guess_costs_its_connection(setup: &Setup) {
     const LEN: u64 = 64;
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -254,7 +258,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
         ("before the start", part(real.address - 4, real.key)),
         ("around the end of all addresses", part(u64::MAX - 3, real.key)),
     ];
-    // Devices do not distinguish their connections, see `RegionOptions::any_peer`.
+    // RDMA devices do not distinguish between connections that use the same key, see `RegionOptions::any_peer`.
     let foreign = (setup.provider == ProviderChoice::Iwarp).then(|| ("another peer's", part(real.address, real.key)));
     for (what, target) in targets.into_iter().chain(foreign) {
         for reads in [false, true] {
@@ -280,7 +284,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
             assert_eq!(now, [0x55; LEN as usize], "{what}");
         }
     }
-    // The peer with the rights still uses them, until it leaves the bounds itself.
+    // The peer with the rights can still use the region, until it exceeds the bounds itself.
     let source = p.client.context().register_vec(owner, vec![7; 8], &RegionOptions::new()).expect("a region");
     p.client.context().write(owner, part(real.address, real.key), &source, 0..8).expect("room");
     p.until("it is written", |_| {
@@ -297,7 +301,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
     p.finish();
 }
 
-/// The callbacks that a test visits.
+/// The callbacks that a test covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Callback {
     Request,
@@ -326,7 +330,7 @@ impl Callback {
     }
 }
 
-/// Returns a program that fills the windows of new connections.
+/// Returns a handler that fills the window of each new connection with messages.
 fn filler() -> Probe {
     let mut probe = Probe::new(|cx, event| {
         if let Event::Connect(conn, _) = event {
@@ -337,7 +341,8 @@ fn filler() -> Probe {
     probe
 }
 
-/// Row 70. A panic of each callback ends its connection, with the panic as the reason, and nothing else.
+/// Row 70 of `docs/reliability.md`: a callback panics. Its connection must end with the panic as the reason, and nothing else may end.
+/// The test covers each callback.
 pub fn a_panic_costs_its_connection(setup: &Setup) {
     use Callback::{Connect, Disconnect, Recv, Request, Sent, Timer, Writable};
     for callback in [Request, Connect, Recv, Sent, Writable, Disconnect, Timer] {
@@ -393,8 +398,8 @@ pub fn a_panic_costs_its_connection(setup: &Setup) {
     }
 }
 
-/// Row 72. Each callback sends, connects, listens, sets timers, closes other connections, and connects to addresses without a listener.
-/// Every call has a result.
+/// Row 72 of `docs/reliability.md`: each callback sends, connects, listens, sets timers, closes connections, and connects to an address
+/// without a listener. Every call must have a result.
 pub fn every_call_in_every_callback(setup: &Setup) {
     const KINDS: usize = 8;
     let calls: Rc<RefCell<BTreeMap<Callback, u32>>> = Rc::default();
@@ -439,7 +444,8 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     to.set(Some(p.address));
     p.client.context().connect(p.address).expect("connecting");
     p.server.context().set_timer(Duration::ZERO, 0);
-    // Each established connection exists twice, besides that of the client; and every second address has no listener.
+    // The server connects to itself and to an address without a listener, equally often. Each of its own connections calls `on_connect`
+    // twice, and the client's connection once.
     p.until("it was in each callback, and everything has an outcome", |p| {
         let up = p.s.count(|event| matches!(event, Event::Connect(..)));
         let errors = p.s.count(|event| matches!(event, Event::ConnectError(..)));
@@ -454,7 +460,7 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     p.finish();
 }
 
-/// Row 73. Next to a connection that sends as much as possible, the neighbour is served all the time.
+/// Row 73 of `docs/reliability.md`: one connection sends as much as possible. The neighbour's connection must be served all the time.
 pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     let floods = Rc::new(Cell::new(true));
     let on = Rc::clone(&floods);
@@ -483,8 +489,8 @@ pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     p.finish();
 }
 
-/// Rows 76 and 77. A reactor that waits only for completions is woken by those of each burst, and processes all of them, though it
-/// processes only a few in a turn.
+/// Rows 76 and 77 of `docs/reliability.md`: a reactor waits for completions only. Each burst of completions must wake it. It must
+/// process the whole burst, although a turn processes only a few completions.
 pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     const CONNECTIONS: u64 = 3;
     let server = setup
@@ -497,7 +503,7 @@ pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     s.record_messages = false;
     let mut p = Pair::with_configs(setup, server, client, s, Probe::default());
     let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
-    // The neighbour's messages would wake the server.
+    // The neighbour pauses, because its messages would wake the server.
     p.witness.iter_mut().for_each(|witness| witness.rest(true));
     p.turn_for(Duration::from_millis(50));
     let mut due = 0;
@@ -523,7 +529,8 @@ pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     p.finish();
 }
 
-/// Row 81. Ten thousand timers for one time fire once each, in the order in which they were set, some in each turn.
+/// Row 81 of `docs/reliability.md`: ten thousand timers expire at the same time. Each must fire once, in the order in which they were
+/// set. A turn may fire only some of them.
 pub fn many_timers_leave_room_for_others(setup: &Setup) {
     const TIMERS: u64 = 10_000;
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -553,8 +560,8 @@ pub fn many_timers_leave_room_for_others(setup: &Setup) {
     p.finish();
 }
 
-/// Row 82. A shutdown with connections that cannot end in order finishes within `Timeouts::close`, and a drain at its deadline, regardless
-/// of `Timeouts::close`. The peers are notified.
+/// Row 82 of `docs/reliability.md`: some connections cannot be closed in order. A shutdown must end within `Timeouts::close`. A drain
+/// must end at its deadline, even if `Timeouts::close` is longer. The peers must be notified.
 pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
     let limit = Duration::from_millis(500);
     for drains in [false, true] {
@@ -568,7 +575,7 @@ pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
         let offers = p.connect();
         p.connect();
         let (raw, _) = rude(&mut p);
-        // From here on, the server runs no turn.
+        // From here on, the server takes no turns.
         let mut accepted = 2;
         while p.client.context().send(full, &[1; 1000]).is_ok() {
             accepted += 1;
@@ -601,7 +608,8 @@ pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
     }
 }
 
-/// Row 83. A dropped reactor counts as lost for its peers, also if it is dropped in the unwinding of a panic in its own turn.
+/// Row 83 of `docs/reliability.md`: a reactor is dropped, normally or while a panic of its own turn unwinds. Its peers must report lost
+/// connections.
 pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
     for unwinds in [false, true] {
         let mut server = Probe::default();
@@ -632,7 +640,7 @@ pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
             drop((server, s));
         }
         let (deadline, mut further) = (now() + PATIENCE, None::<Vec<u64>>);
-        // The neighbour continues after the disconnects, too.
+        // The loop also waits until the neighbour has continued after the disconnects.
         while c.live() > 0
             || witness.as_ref().zip(further.as_ref()).is_some_and(|(witness, further)| !witness.has(further))
         {

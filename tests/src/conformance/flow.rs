@@ -1,4 +1,4 @@
-//! Flow control, timers, threads, and silence.
+//! The tests of flow control, timers, other threads, and silent peers.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use rdma_reactor::{Blocked, ConnectionId, DisconnectReason, Reactor, SendErrorKi
 
 use super::harness::{Event, HOUR, PATIENCE, Pair, Probe, Setup, now};
 
-/// A closed window refuses sends, opens with exactly one `on_writable`, and loses nothing.
+/// A closed window must refuse sends. When it opens, `on_writable` must be called exactly once. No message may be lost.
 pub fn window_closes_and_opens_once(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(64);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -25,7 +25,7 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
             sent += 1;
         };
         assert_eq!((refusal, accepted), (SendErrorKind::WouldBlock(Blocked::Window), writable));
-        // A second refusal adds no second on_writable.
+        // A second refused send must not cause a second `on_writable`.
         assert!(p.client.context().send(conn, b"").is_err());
         let before = p.c.count(|e| matches!(e, Event::Writable(_)));
         p.until("on_writable", |p| p.c.count(|e| matches!(e, Event::Writable(_))) > before);
@@ -39,8 +39,8 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
     p.finish();
 }
 
-/// A program that answers each message has room for the answer, as long as its peer has at most two thirds of its receives in flight: 40
-/// with the default settings.
+/// A program that answers each message must have credit for the answer, if at most two thirds of its receives are in flight. With the
+/// default settings, these are 40.
 pub fn an_echo_has_room(setup: &Setup) {
     const MESSAGES: u64 = 4000;
     for len in [10, 8000] {
@@ -56,7 +56,8 @@ pub fn an_echo_has_room(setup: &Setup) {
             _ => {}
         });
         c.record_messages = false;
-        // A device may complete a send long after its answer: the queue has room for that. The echo panics if it has no room.
+        // A device may report a send's completion long after its answer has arrived, so the send queue is long. The echo handler panics
+        // if a send is refused.
         let mut p = Pair::new(setup, setup.config().send_depth(1024), Probe::echo(), c);
         p.connect();
         p.until("all answers", |p| p.c.received == MESSAGES);
@@ -64,10 +65,10 @@ pub fn an_echo_has_room(setup: &Setup) {
     }
 }
 
-/// When `on_writable` is called, the refused message is accepted, for messages of any length.
+/// When `on_writable` is called, the message that was refused must be accepted. This must be true for messages of any length.
 pub fn no_call_of_on_writable_is_for_nothing(setup: &Setup) {
     const MESSAGES: u64 = 2000;
-    // The last length that fits one buffer, and the first that the peer fetches.
+    // The greatest length that fits in one buffer, and the smallest length that the peer fetches by RDMA Read.
     for len in [8192, 8193] {
         let (calls, useless) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         let (called, in_vain, mut left) = (Rc::clone(&calls), Rc::clone(&useless), MESSAGES);
@@ -95,7 +96,7 @@ pub fn no_call_of_on_writable_is_for_nothing(setup: &Setup) {
     }
 }
 
-/// Both sides send as much as the windows allow, for a while, and neither stalls.
+/// Both sides send as much as their windows permit for some time. Neither side may stall.
 pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     fn pusher(budget: &Rc<Cell<u32>>) -> Probe {
         let budget = Rc::clone(budget);
@@ -119,16 +120,16 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     }
 }
 
-/// Sends one message from the server to the client. A side that has received something sends no early ping: until the keepalive is due,
-/// only data moves the client's window.
+/// Sends one message from the server to the client. Afterwards, the client sends no early ping. So until the keepalive is due, only
+/// data changes the client's window.
 pub(super) fn welcome(p: &mut Pair) {
     let there = p.s.connection().expect("connected");
     p.server.context().send(there, b"welcome").expect("room");
     p.until("the client has received a message", |p| p.c.received == 1);
 }
 
-/// Sends messages, which the server keeps, until the window is closed and all of them have arrived. Returns their number. The answer to an
-/// early ping may bring credits meanwhile.
+/// Sends messages until the window is closed and all have arrived. The server keeps them. Returns their number. Meanwhile, the answer
+/// to an early ping may bring credits, which are used too.
 pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
     let mut sent = 0;
     loop {
@@ -143,7 +144,8 @@ pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
     }
 }
 
-/// Messages that the program keeps withhold the peer's credit, and return it from any thread.
+/// While the program keeps messages, their credits must be withheld from the peer. The credits must return when the messages are
+/// dropped, on any thread.
 #[allow(clippy::disallowed_methods, reason = "the release is to come from another thread")]
 pub fn detached_messages_withhold_credit(setup: &Setup) {
     const DEPTH: usize = 8;
@@ -168,7 +170,7 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     releaser.join().expect("the releasing thread");
     p.client.context().send(conn, b"room again").expect("room");
     p.until("the message", |p| p.s.received == held + 1);
-    // One message outlives its connection, and its reactor.
+    // One message must stay valid after its connection and its reactor have ended.
     p.s.keep = Some(Vec::new());
     p.client.context().send(conn, b"the last").expect("room");
     p.until("the last message", |p| p.s.received == held + 2);
@@ -180,11 +182,10 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     p.finish();
 }
 
-/// A program that keeps most of the receives forever leaves the peer the remaining ones, in both directions at the same
-/// time.
+/// The programs of both sides keep most of their receives forever. Each side must still be able to use the remaining receives.
 pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
-    // The keepalive is so long that no ping can rescue a side that stalls.
+    // The keepalive interval is so long that no ping can return credits and hide a stall.
     let config = setup
         .config()
         .receive_depth(DEPTH)
@@ -220,13 +221,13 @@ pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
-/// The peer gets its credits even if a program releases messages and then keeps the next ones. Credits that were due
-/// when the program began to keep messages are not withheld until it releases messages.
+/// The program releases messages, and then keeps the following ones. The peer must get the credits of the released messages, even if
+/// the program never releases more.
 pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
     const GONE: u64 = 6;
     const KEPT: u64 = 7;
-    // The keepalive is so long that no ping can rescue a side that stalls.
+    // The keepalive interval is so long that no ping can return credits and hide a stall.
     let config = setup
         .config()
         .receive_depth(DEPTH)
@@ -238,7 +239,7 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
         if nth == GONE + 1 {
             p.s.keep = Some(Vec::new());
         }
-        // The receiver handles each message in a separate turn.
+        // Waits for the credit of each message, so that the receiver handles each in a separate turn.
         let deadline = now() + PATIENCE;
         while p.client.context().send(conn, b"message").is_err() {
             assert!(now() < deadline, "no credit for message {nth}");
@@ -250,7 +251,7 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
-/// Timers fire in order, not early, once; a cancelled timer never fires.
+/// Timers must fire in order, once, and not early. A cancelled timer must never fire.
 pub fn timers_fire_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let start = now();
@@ -272,7 +273,7 @@ pub fn timers_fire_in_order(setup: &Setup) {
     p.finish();
 }
 
-/// Another thread stops the loop, and a handle to a dropped reactor has no effect.
+/// Another thread must be able to stop the loop. A handle to a dropped reactor must have no effect.
 #[allow(clippy::disallowed_methods, reason = "the stop is to come from another thread")]
 pub fn remote_stops_the_loop(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
@@ -286,7 +287,7 @@ pub fn remote_stops_the_loop(setup: &Setup) {
     remote.wake();
 }
 
-/// A connection to a silent peer ends within the keepalive timeout.
+/// If a peer is silent, the connection must end within the keepalive timeout.
 pub fn silent_peer_is_given_up(setup: &Setup) {
     let (interval, timeout) = (Duration::from_millis(100), Duration::from_millis(2500));
     let mut p = Pair::new(
@@ -296,7 +297,7 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
         Probe::default(),
     );
     let conn = p.connect();
-    // Both sides are alive and idle, so neither connection ends.
+    // Both sides are alive but idle. Pings are exchanged, and the connection must not end.
     let start = now();
     p.until("both are asked again and again", |p| {
         let asked = |reactor: &Reactor| reactor.stats().connections.pings;
@@ -306,7 +307,7 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     let start = now();
     p.client.context().send(conn, b"alive").expect("open");
     p.until("the echo", |p| p.c.received == 1);
-    // The server runs no turns, and so looks dead.
+    // The server takes no turns, so it appears dead to the client.
     while p.c.live() == 1 {
         assert!(now() - start < PATIENCE, "it is not given up");
         p.client.turn(&mut p.c, Some(Duration::from_millis(10))).expect("a turn");
@@ -317,7 +318,8 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     p.finish();
 }
 
-/// A callback that blocks its own loop for longer than the keepalive timeout does not end a connection.
+/// A callback blocks its own reactor for longer than the keepalive timeout. The reactor must not blame the peer: the connection must
+/// not end.
 #[allow(clippy::disallowed_methods, reason = "the stall is the test")]
 pub fn own_stall_is_not_the_peers(setup: &Setup) {
     let timeout = Duration::from_millis(1500);

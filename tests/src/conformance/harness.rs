@@ -1,4 +1,4 @@
-//! Two reactors in one thread, and a handler that records its callbacks.
+//! A pair of reactors in one thread, and a handler that records its callbacks.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -19,51 +19,51 @@ pub use crate::patience::{HOUR, PATIENCE};
 use crate::usage::descriptors;
 use crate::witness::{Watched, Witness};
 
-/// The provider under test, and its properties.
+/// The provider under test, and the properties of its device.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The provider.
     pub provider: ProviderChoice,
-    /// Address of a listener, port 0.
+    /// The address to listen on, with port 0.
     pub address: SocketAddr,
-    /// The amount of work in the tests of scale.
+    /// The amount of work in the tests with many connections.
     pub scale: Scale,
-    /// The device has a defect: it serves reads of regions that only allow writes.
+    /// True if the device has this defect: it serves reads of regions that permit only writes.
     pub reads_anything: bool,
-    /// The device may place a peer's data after the peer has lost the right, so the memory is not lent to the program
-    /// again.
+    /// True if the device may write a peer's data after the peer has lost the right. The program must then not get a reference to the
+    /// memory.
     pub places_late: bool,
-    /// The device flushes every work request of a connection that ends.
+    /// True if the device flushes every work request when a connection ends.
     pub flushes: bool,
-    /// The device has datagrams and multicast groups.
+    /// True if the device supports datagrams and multicast groups.
     pub datagrams: bool,
-    /// The number of receives that connections share, if they do.
+    /// The number of receives that all connections share; `None` if each has its own.
     pub shared: Option<u32>,
-    /// The completion vector, if one is chosen. By default reactors are spread over those of the device.
+    /// The completion vector; `None` to distribute the reactors over all vectors of the device.
     pub vector: Option<u32>,
-    /// The number of entries of a completion queue if all connections share one; `None` for the default.
+    /// The number of entries in a completion queue that all connections share; `None` for the default.
     pub completions: Option<u32>,
-    /// The security mode of connections, if they are secured.
+    /// The security mode of connections; `None` for plain ones.
     pub secured: Option<SecurityMode>,
-    /// The device on which an honest neighbour checks each reactor, if it has one.
+    /// The device whose reactors have a neighbour, see [`Witness`]; `None` if they have none.
     pub witnessed: Option<Device>,
     /// The function that creates the reactors.
     pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
 
-/// The amount of work in the tests of scale; an emulated machine gets less.
+/// The amount of work in the tests with many connections. On an emulated machine it is smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// The number of simultaneous connections.
+    /// The number of connections that are open at the same time.
     pub connections: usize,
     /// The number of echoes on each connection.
     pub echoes: u32,
-    /// The number of sequential connections.
+    /// The number of connections that are opened sequentially.
     pub cycles: u64,
 }
 
 impl Setup {
-    /// Returns the embedded provider on 127.0.0.1.
+    /// Returns the setup of the embedded provider on 127.0.0.1.
     #[must_use]
     pub fn iwarp() -> Self {
         let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
@@ -85,37 +85,38 @@ impl Setup {
         }
     }
 
-    /// Returns the embedded provider, with its connections in shared memory.
+    /// Returns the setup of the embedded provider with connections in shared memory.
     #[must_use]
     pub fn shm() -> Self {
         Self { provider: ProviderChoice::Shm, datagrams: false, ..Self::iwarp() }
     }
 
-    /// Returns the embedded provider as a device that reads only into open sinks.
+    /// Returns the setup of the embedded provider, restricted like an iWARP adapter: it can read only into regions that peers may write
+    /// to.
     #[must_use]
     pub fn open_sinks() -> Self {
         Self { reactor: |config| Ok(Forward::with_open_sinks(config)), ..Self::iwarp() }
     }
 
-    /// Returns a device of the kernel, at the address that `tests/vm/run.sh` has set.
+    /// Returns the setup of a kernel device. `tests/vm/run.sh` sets its address in the environment.
     ///
     /// # Panics
-    /// Panics if the device is missing, because a test that needs it has failed.
+    /// Panics if the device is missing, because then a test that needs it must fail.
     #[must_use]
     pub fn device(kind: &str) -> Self {
         Self::at(&format!("RDMA_{kind}_ADDR"), kind)
     }
 
-    /// Returns the setup of a known device of the kernel.
+    /// Returns the setup of a kernel device.
     #[must_use]
     pub fn on(device: Device) -> Self {
         Self::device(&device.kind().to_uppercase())
     }
 
-    /// Returns the device that `tests/hardware-report.sh` names.
+    /// Returns the setup of the device that `tests/hardware-report.sh` names.
     ///
     /// # Panics
-    /// Panics as [`Setup::device`] does.
+    /// Panics if the device is missing.
     #[must_use]
     pub fn adapter() -> Self {
         let kind = std::env::var("RDMA_ADAPTER_KIND").unwrap_or_default();
@@ -126,7 +127,7 @@ impl Setup {
         let address = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
         let ip: std::net::IpAddr = address.parse().unwrap_or_else(|_| panic!("{name} is no address: {address}"));
         let scale = Scale { connections: 500, echoes: 10, cycles: 200 };
-        // The kernel's siw never checks the right to read.
+        // The kernel's siw does not check the right to read.
         let reads_anything = kind == "SIW";
         Self {
             provider: ProviderChoice::Verbs,
@@ -134,7 +135,7 @@ impl Setup {
             scale,
             reads_anything,
             places_late: reads_anything,
-            // The kernel's siw loses a send that is posted after the queue was flushed.
+            // The kernel's siw loses a send that is posted after its queue was flushed.
             flushes: kind != "SIW",
             datagrams: matches!(kind, "RXE" | "IB"),
             shared: None,
@@ -146,46 +147,46 @@ impl Setup {
         }
     }
 
-    /// Returns the same provider, with connections secured in this mode.
+    /// Returns this setup, with connections secured in this mode.
     #[must_use]
     pub fn secured(self, mode: SecurityMode) -> Self {
         Self { secured: Some(mode), ..self }
     }
 
-    /// Returns a device of the kernel, with a [`Witness`] next to each pair. The test must be alone in its process, because open objects
-    /// are counted.
+    /// Returns the setup of a kernel device, with a [`Witness`] for each pair. The test must run in its own process, because it counts
+    /// open objects.
     #[must_use]
     pub fn witnessed(device: Device) -> Self {
         Self { witnessed: Some(device), ..Self::on(device) }
     }
 
-    /// Returns the number of connections of a reactor besides those of the test.
+    /// Returns the number of the neighbour's connections to each reactor.
     #[must_use]
     pub fn neighbours(&self) -> u32 {
         u32::from(self.witnessed.is_some())
     }
 
-    /// Returns the same provider, with this number of receives for all connections together.
+    /// Returns this setup, with `receives` receives that all connections share.
     #[must_use]
     pub fn shared(self, receives: u32) -> Self {
         Self { shared: Some(receives), ..self }
     }
 
-    /// Returns the same provider, with its completions on one vector.
+    /// Returns this setup, with all completions on this vector.
     #[must_use]
     pub fn on_vector(self, vector: u32) -> Self {
         Self { vector: Some(vector), ..self }
     }
 
-    /// Returns the same provider, with a completion queue for each connection.
+    /// Returns this setup, with a separate completion queue for each connection.
     #[must_use]
     pub fn own_queues(self) -> Self {
-        // The entries for the sends and receives of one connection, with the default depths.
+        // These entries suffice for one connection with the default depths, so each connection gets its own queue.
         Self { completions: Some(130), ..self }
     }
 
-    /// Returns the default settings on this provider, but with time limits that a busy machine does not reach. A test of one of these
-    /// limits sets its own.
+    /// Returns the default settings for this setup, with time limits that even a busy machine does not reach. A test of a time limit
+    /// sets that limit itself.
     #[must_use]
     pub fn config(&self) -> Config {
         let config = Config::default()
@@ -195,10 +196,10 @@ impl Setup {
             .timeouts(|t| t.connect = PATIENCE)
             .timeouts(|t| t.handshake = PATIENCE)
             .timeouts(|t| t.transfer = PATIENCE)
-            // A close on an iWARP device may need all of it.
+            // A close on an iWARP device may need all of this time.
             .timeouts(|t| t.close = Duration::from_secs(10))
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(5), PATIENCE));
-        // The flush of a device that loses a send lasts until this limit.
+        // If a device loses a send, its flush ends only at this limit. So the limit is long only for other devices.
         let config = if self.flushes { config.timeouts(|t| t.flush = PATIENCE) } else { config };
         let config = config.completions(|c| c.vector = self.vector);
         let config = match self.completions {
@@ -206,19 +207,19 @@ impl Setup {
             None => config,
         };
         match self.secured {
-            // The suite has one-sided operations, too.
+            // The suite also tests one-sided operations, which a secured connection permits only with this setting.
             Some(mode) => config.security(identities::security(mode)).allow_plain_remote_memory(true),
             None => config,
         }
     }
 }
 
-/// Runs a test; a hang ends the process with the test's name instead of hanging the run.
+/// Runs a test with a time limit. If the test hangs, the process ends with the test's name.
 pub fn with_watchdog(name: &'static str, test: impl FnOnce()) {
     with_watchdog_of(TEST, name, test);
 }
 
-/// Runs a test as [`with_watchdog`] does, with a given time limit.
+/// Runs a test with the time limit `limit`. If the test hangs, the process ends with the test's name.
 #[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
 pub fn with_watchdog_of(limit: Duration, name: &'static str, test: impl FnOnce()) {
     let _ = env_logger::builder().is_test(true).try_init();
@@ -233,14 +234,14 @@ pub fn with_watchdog_of(limit: Duration, name: &'static str, test: impl FnOnce()
     drop(done);
 }
 
-/// Returns the time, in tests only.
+/// Returns the current time. Only tests may use the system's clock directly.
 #[must_use]
 #[allow(clippy::disallowed_methods, reason = "a test's own clock")]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// A callback of a handler.
+/// A recorded callback, with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// `on_connect_request`, with its private data.
@@ -249,7 +250,7 @@ pub enum Event {
     Connect(ConnectionId, Vec<u8>),
     /// `on_recv`.
     Recv(ConnectionId, Vec<u8>),
-    /// `on_immediate`: value and length.
+    /// `on_immediate`, with the value and the length.
     Immediate(ConnectionId, u32, u32),
     /// `on_send_complete`.
     Sent(ConnectionId, u64, Outcome),
@@ -257,7 +258,7 @@ pub enum Event {
     Transferred(ConnectionId, TransferId, TransferEnd),
     /// `on_offer`.
     Offered(ConnectionId, Offered),
-    /// `on_landed`; true if the message has landed.
+    /// `on_landed`. True if the message has landed.
     Landed(ConnectionId, Offered, bool),
     /// `on_writable`.
     Writable(ConnectionId),
@@ -283,31 +284,31 @@ pub enum Event {
     Device(DeviceEvent),
 }
 
-/// A callback of a [`Probe`], which receives each event right after it was recorded.
+/// The reaction of a [`Probe`]: a function that is called with each event after it was recorded.
 pub type React = Box<dyn FnMut(&mut Context<'_>, &Event)>;
 
 /// A handler that records its callbacks, and checks their order.
 pub struct Probe {
-    /// All events, oldest first.
+    /// All recorded events, the oldest first.
     pub events: Vec<Event>,
-    /// The answer to connect requests.
+    /// The decision about each connect request.
     pub decision: Decision,
-    /// The reaction to each event.
+    /// The function that is called with each event.
     pub react: React,
-    /// The messages, if the probe keeps instead of releasing them.
+    /// The received messages, if the probe keeps them. `None` if it releases them.
     pub keep: Option<Vec<DetachedMessage>>,
-    /// Messages are recorded; false for floods.
+    /// True if messages are recorded as events. False for tests with very many messages.
     pub record_messages: bool,
-    /// Large messages are sent, so sends may complete out of order.
+    /// True if the test sends large messages. Their sends may complete out of order, so the order is not checked.
     pub large: bool,
-    /// The number of received messages, recorded or not.
+    /// The number of received messages, even if they are not recorded.
     pub received: u64,
-    /// The number of completed sends, recorded or not.
+    /// The number of completed sends, even if they are not recorded.
     pub sent: u64,
     live: BTreeMap<ConnectionId, u64>,
-    /// The neighbour's connection, which the test does not see.
+    /// The neighbour's connection. Its events are not recorded.
     watched: Watched,
-    /// The number of completed messages, without one-sided operations.
+    /// The number of messages whose sends have completed. One-sided operations are not counted.
     completed: u64,
 }
 
@@ -324,7 +325,7 @@ impl Default for Probe {
 }
 
 impl Probe {
-    /// Returns a probe that reacts to events.
+    /// Returns a probe that calls `react` with each event.
     pub fn new(react: impl FnMut(&mut Context<'_>, &Event) + 'static) -> Self {
         Self {
             events: Vec::new(),
@@ -341,12 +342,12 @@ impl Probe {
         }
     }
 
-    /// Returns a probe that echoes every message.
+    /// Returns a probe that sends every message back.
     #[must_use]
     pub fn echo() -> Self {
         let mut probe = Self::new(|cx, event| {
             if let Event::Recv(conn, bytes) = event {
-                // A peer with few messages in flight leaves room. The peer may have closed, though.
+                // If the peer has few messages in flight, there is credit for the echo. The connection may be ending, however.
                 let sent = cx.send(*conn, bytes);
                 assert!(matches!(sent, Ok(_) | Err(SendErrorKind::Closed)), "{sent:?}");
             }
@@ -355,13 +356,13 @@ impl Probe {
         probe
     }
 
-    /// Returns the number of established connections, according to the callbacks.
+    /// Returns the number of open connections, counted by callbacks.
     #[must_use]
     pub fn live(&self) -> usize {
         self.live.len()
     }
 
-    /// Returns the first connection that `on_connect` announced.
+    /// Returns the first connection that was established, if there is one.
     #[must_use]
     pub fn connection(&self) -> Option<ConnectionId> {
         self.events.iter().find_map(|event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None })
@@ -373,15 +374,15 @@ impl Probe {
         self.events.iter().filter_map(|e| if let Event::Recv(_, bytes) = e { Some(&bytes[..]) } else { None }).collect()
     }
 
-    /// Returns the number of events that satisfy a condition.
+    /// Returns the number of recorded events for which `condition` returns true.
     pub fn count(&self, condition: impl Fn(&Event) -> bool) -> usize {
         self.events.iter().filter(|event| condition(event)).count()
     }
 
-    /// Checks that each accepted message has completed, once all connections have ended.
+    /// Checks that the send of each accepted message has completed. Must be called after all connections have ended.
     ///
     /// # Panics
-    /// Panics if one has not.
+    /// Panics if a send has not completed.
     pub fn assert_completed(&self, reactor: &Reactor) {
         let sent = reactor.stats().messages.sent;
         assert_eq!(sent, self.completed + self.watched.sent(), "each accepted message completes once");
@@ -531,38 +532,38 @@ impl DatagramHandler for Probe {
     }
 }
 
-/// The numbers by which a neighbour distinguishes the reactors of a pair.
+/// The number of the server in a pair. The neighbour distinguishes the reactors by these numbers.
 pub const SERVER: u8 = 0;
-/// The number of the client. See [`SERVER`].
+/// The number of the client in a pair, see [`SERVER`].
 pub const CLIENT: u8 = 1;
 
-/// A server and a client.
+/// A server and a client, each with its handler.
 #[derive(Debug)]
 pub struct Pair {
     /// The listening reactor.
     pub server: Reactor,
-    /// Its handler.
+    /// The handler of the server.
     pub s: Probe,
     /// The connecting reactor.
     pub client: Reactor,
-    /// Its handler.
+    /// The handler of the client.
     pub c: Probe,
     /// The address that the server listens on.
     pub address: SocketAddr,
-    /// [`Setup::flushes`]
+    /// A copy of [`Setup::flushes`].
     pub flushes: bool,
-    /// The neighbour of both, if there is one. It is dropped last, and then checks that no object remains.
+    /// The neighbour of both reactors, if there is one. It is dropped last; its drop checks that no object remains.
     pub witness: Option<Witness>,
 }
 
 impl Pair {
-    /// Returns two reactors with the same settings. The first one listens.
+    /// Returns a server, which listens, and a client. Both have the same settings.
     #[must_use]
     pub fn new(setup: &Setup, config: Config, s: Probe, c: Probe) -> Self {
         Self::with_configs(setup, config.clone(), config, s, c)
     }
 
-    /// Returns two reactors. The first one listens.
+    /// Returns a server, which listens, and a client.
     #[must_use]
     pub fn with_configs(setup: &Setup, server: Config, client: Config, s: Probe, c: Probe) -> Self {
         let witness = setup.witnessed.map(|device| Witness::new(device, setup.config().wait(Wait::Event), 2));
@@ -578,13 +579,13 @@ impl Pair {
         pair
     }
 
-    /// Waits until the neighbour has received some more echoes of either reactor.
+    /// Waits until the neighbour has received more echoes from each reactor.
     pub fn goes_on(&mut self) {
         let further = self.witness.as_ref().map(Witness::further).unwrap_or_default();
         self.until("the neighbour's echoes go on", |p| p.witness.as_ref().is_none_or(|witness| witness.has(&further)));
     }
 
-    /// Connects, and waits until both sides are notified.
+    /// Connects, and waits until both sides have called `on_connect`. Returns the client's id of the connection.
     pub fn connect(&mut self) -> ConnectionId {
         let before = (self.s.live(), self.c.live());
         let conn = self.client.context().connect(self.address).expect("connecting");
@@ -592,7 +593,7 @@ impl Pair {
         conn
     }
 
-    /// Runs one turn of both reactors, and waits a little if neither had anything to do.
+    /// Takes one turn of each reactor. Waits for a moment if neither had work.
     pub fn turn(&mut self) {
         let server = self.server.turn(&mut self.s, Some(Duration::ZERO)).expect("the server's turn");
         let client = self.client.turn(&mut self.c, Some(Duration::ZERO)).expect("the client's turn");
@@ -602,7 +603,7 @@ impl Pair {
         self.witness.iter_mut().for_each(Witness::check);
     }
 
-    /// Runs turns until a condition holds. Panics after [`PATIENCE`].
+    /// Takes turns until `condition` returns true. Panics with `what` after [`PATIENCE`].
     pub fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         let deadline = now() + PATIENCE;
         while !condition(self) {
@@ -611,7 +612,7 @@ impl Pair {
         }
     }
 
-    /// Runs turns for a while.
+    /// Takes turns for this time.
     pub fn turn_for(&mut self, time: Duration) {
         let deadline = now() + time;
         while now() < deadline {
@@ -619,8 +620,8 @@ impl Pair {
         }
     }
 
-    /// Closes the client's connection, and checks that no object remains on either side and that each accepted message
-    /// has completed.
+    /// Closes all connections and ends the pair. Checks that no object remains on either side, and that the send of each accepted
+    /// message has completed.
     pub fn finish(mut self) {
         if self.witness.is_some() {
             self.goes_on();
@@ -640,7 +641,7 @@ impl Pair {
     }
 }
 
-/// Returns true if all buffers are in the pool, and no receive of a shared queue is claimed.
+/// Returns true if all buffers are in their pool and no connection claims a shared receive.
 #[must_use]
 pub fn at_home<M>(reactor: &Reactor<M>) -> bool {
     let MemoryStats { shared_posted: shared, shared_unclaimed, .. } = reactor.stats().memory;
@@ -648,7 +649,7 @@ pub fn at_home<M>(reactor: &Reactor<M>) -> bool {
     all == free && shared_unclaimed == shared - shared / 8
 }
 
-/// Returns bytes that depend on their position.
+/// Returns `len` bytes that depend on `seed` and on their position.
 #[must_use]
 pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(31) ^ seed.wrapping_mul(131) ^ (i >> 8)) as u8).collect()
@@ -657,7 +658,7 @@ pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
 /// Returns the number of open descriptors of this process.
 ///
 /// # Panics
-/// Panics without `/proc`.
+/// Panics if `/proc` is not available.
 #[must_use]
 pub fn open_descriptors() -> usize {
     descriptors().expect("/proc/self/fd")

@@ -1,4 +1,4 @@
-//! The program's own descriptors next to the connections.
+//! The tests of descriptors that the program registers with the reactor's loop.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Messa
 
 use super::harness::{PATIENCE, Pair, Probe, Setup};
 
-/// A program that reads a stream as the contract requires, and sends its bytes over a connection.
+/// A handler that reads a stream until it would block, as edge-triggered readiness requires. It sends the bytes over a connection.
 struct Bridge {
     stream: UnixStream,
     io: Option<IoId>,
@@ -55,10 +55,10 @@ impl Handler for Bridge {
     }
 }
 
-/// The program's own stream is read in the loop and bridged to a connection. It gets an edge for each news, and none
-/// after it was deregistered.
+/// A program's stream is registered with the loop and forwarded to a connection. There must be one edge for each arrival of data, and
+/// none after the stream was deregistered.
 pub fn descriptors_share_the_loop(setup: &Setup) {
-    // The client shuts down while the server runs no turn; an iWARP device waits for the server until this limit.
+    // The client shuts down while the server takes no turns. On an iWARP device, the shutdown waits for the server until this limit.
     let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let (mut ours, theirs) = UnixStream::pair().expect("a pair of streams");
@@ -95,7 +95,8 @@ fn until(p: &mut Pair, bridge: &mut Bridge, what: &str, condition: impl Fn(&Brid
     }
 }
 
-/// A descriptor that was closed without being deregistered has no effect, even if another one has its number now.
+/// A descriptor is closed without being deregistered. The registration must have no effect, even if a new descriptor gets the same
+/// number.
 pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     struct Count(Vec<IoId>);
     impl Handler for Count {
@@ -108,7 +109,7 @@ pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     let old = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     b.write_all(b"x").expect("room");
     drop(a);
-    // The new descriptors most likely have the same numbers. Either way, the system has removed the old registration.
+    // The new descriptors probably get the same numbers. In either case, the system has already removed the old registration.
     let (a, mut b) = UnixStream::pair().expect("a pair of streams");
     let new = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     reactor.context().deregister_io(old);

@@ -1,4 +1,4 @@
-//! Messages larger than one buffer in the program's own memory.
+//! The tests of large messages that land (are placed directly) in the program's own memory.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,18 +7,18 @@ use rdma_reactor::{Access, ConnectionId, Context, Offered, Outcome, Region, Regi
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
 
-/// The largest payload of one buffer in these tests, bytes.
+/// The length of the largest payload that fits in one buffer in these tests, in bytes.
 const BUFFER: usize = 4096;
-/// The length of the longest message, bytes.
+/// The length of the longest message, in bytes.
 const LONG: usize = 64 << 20;
-/// The tag of a message that the server refuses.
+/// The tag of messages that the server refuses.
 const UNWANTED: u64 = u64::MAX;
 
-/// The region of the server, while it exists.
+/// The server's region, in which messages land; `None` while the test has it.
 type Place = Rc<RefCell<Option<Region>>>;
 
-/// A connected pair, whose server lands messages at the positions in their tags, and refuses those that do not fit there. `then` is also
-/// called with each offer.
+/// A connected pair. The server lands each message at the position that its tag gives, and refuses those that do not fit there. The
+/// server also calls `then` with each offer.
 struct Landings {
     p: Pair,
     here: ConnectionId,
@@ -71,7 +71,7 @@ impl Landings {
     }
 }
 
-/// Returns the result of the landing of the message with this tag, if the server was notified of it.
+/// Returns the result of landing the message with this tag, or `None` if the server was not notified yet.
 fn landed(p: &Pair, tag: u64) -> Option<bool> {
     p.s.events.iter().find_map(|event| match event {
         Event::Landed(_, offered, is_there) if offered.tag == Some(tag) => Some(*is_there),
@@ -79,8 +79,8 @@ fn landed(p: &Pair, tag: u64) -> Option<bool> {
     })
 }
 
-/// Messages of any length land at their positions, in order with the others, and use no memory of the library. Messages that the program
-/// does not answer arrive as usual, and the sender is notified of refusals.
+/// Messages of any length must land at their positions, in order with other messages, without memory of the library. Messages whose
+/// offers the program does not answer must arrive as usual. The sender must be notified of refusals.
 pub fn messages_land_in_the_program_s_memory(setup: &Setup) {
     let mut l = landings(setup, LONG, |_, _, _, _| {});
     l.p.client.context().send(l.here, b"before").expect("room");
@@ -101,7 +101,7 @@ pub fn messages_land_in_the_program_s_memory(setup: &Setup) {
         bytes
     };
     assert!(bytes_of(&l.place, 0, LONG) == pattern(3, LONG));
-    // The region belongs to the program again.
+    // The messages have landed, so the program can write to the region again.
     l.place.borrow_mut().as_mut().expect("it is there").copy_from(0, &vec![0; LONG]).expect("not lent");
 
     l.offer(100, 12_345);
@@ -116,7 +116,8 @@ pub fn messages_land_in_the_program_s_memory(setup: &Setup) {
     l.finish();
 }
 
-/// Refusals behind a message that is still being fetched make room for more offers, and keep the order.
+/// While a long message is being fetched, refusals of later offers must free their slots immediately, so that the sender can offer
+/// more. The order of messages must not change.
 pub fn refusals_make_room_at_once(setup: &Setup) {
     let mut l = landings(setup, LONG, |_, _, _, _| {});
     l.offer(LONG, 0);
@@ -135,7 +136,7 @@ pub fn refusals_make_room_at_once(setup: &Setup) {
     l.finish();
 }
 
-/// Invalid answers are errors, and leave the offer unanswered.
+/// Invalid answers to an offer must return errors, and must leave the offer unanswered.
 pub fn careless_landings_are_refused(setup: &Setup) {
     let answers = Rc::new(RefCell::new(Vec::new()));
     let seen = Rc::clone(&answers);
@@ -145,7 +146,7 @@ pub fn careless_landings_are_refused(setup: &Setup) {
     let mut l = landings(setup, 2 * BUFFER, move |cx, conn, offered, _| {
         let mut seen = seen.borrow_mut();
         if offered.tag.is_some() {
-            // The offer is answered.
+            // The offer is answered here.
             seen.push(cx.refuse_offer(conn, offered.id));
         } else if let Some(mut region) = elsewhere.borrow_mut().take() {
             seen.push(cx.land(conn, offered.id, &mut region, 0));
@@ -167,7 +168,7 @@ pub fn careless_landings_are_refused(setup: &Setup) {
         assert!(matches!(answers[2], Err(SendErrorKind::OutOfBounds { .. })), "{answers:?}");
     }
     assert_eq!(l.p.s.messages()[0], pattern(4, BUFFER + 1));
-    // A call after the `on_offer`.
+    // The answer is given after `on_offer` has returned, which is too late.
     let (there, late) = (l.p.s.connection().expect("it was told"), last_offer(&l.p));
     let mut region = l.place.borrow_mut().take().expect("a region");
     assert_eq!(l.p.server.context().land(there, late.id, &mut region, 0), Err(SendErrorKind::NoOffer));
@@ -184,7 +185,7 @@ fn last_offer(p: &Pair) -> Offered {
     offers.next_back().expect("one was offered")
 }
 
-/// A region that is dropped while a message lands in it exists until the message has landed.
+/// The program drops the region while a message lands in it. The memory must exist until the message has landed.
 pub fn a_place_may_be_dropped(setup: &Setup) {
     let mut l = landings(setup, 8 << 20, |_, _, _, place| drop(place.borrow_mut().take()));
     l.offer(8 << 20, 0);
@@ -193,7 +194,8 @@ pub fn a_place_may_be_dropped(setup: &Setup) {
     l.finish();
 }
 
-/// The end of the connection ends each landing, once, before `on_disconnect`, and the memory is the program's again.
+/// If the connection ends, `on_landed` must be called once for each message, before `on_disconnect`. Afterwards the program must be
+/// able to use the memory again.
 pub fn a_place_comes_back_with_the_end_of_its_connection(setup: &Setup) {
     for ending in ["the server closes", "the client aborts"] {
         let mut l = landings(setup, LONG, move |cx, conn, offered, _| {
@@ -209,7 +211,7 @@ pub fn a_place_comes_back_with_the_end_of_its_connection(setup: &Setup) {
         }
         l.p.until("the end", |p| p.s.count(|e| matches!(e, Event::Disconnect(..))) == 1);
         let (first, second) = (landed(&l.p, 0), landed(&l.p, 1));
-        // The first one may just have landed.
+        // The first message may have landed just before the end.
         assert!(first.is_some() && second == Some(false), "{ending}: {first:?}, {second:?}");
         assert_eq!(l.p.s.count(|e| matches!(e, Event::Landed(..))), 2, "{ending}");
         assert!(matches!(l.p.s.events.last(), Some(Event::Disconnect(..))), "{ending}");
@@ -218,7 +220,7 @@ pub fn a_place_comes_back_with_the_end_of_its_connection(setup: &Setup) {
     }
 }
 
-/// On a secured connection nothing lands, because messages must be decrypted first. Messages arrive as usual.
+/// On a secured connection, messages must be decrypted first, so they cannot land. They must arrive as usual.
 pub fn secured_messages_do_not_land(setup: &Setup) {
     let answers = Rc::new(RefCell::new(Vec::new()));
     let seen = Rc::clone(&answers);

@@ -1,4 +1,4 @@
-//! Messages larger than one buffer.
+//! The tests of messages larger than one buffer.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use rdma_reactor::{Access, Blocked, ConnectionId, Outcome, RegionOptions, SendEr
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
 
-/// The largest payload of one buffer in these tests, bytes.
+/// The length of the largest payload that fits in one buffer in these tests, in bytes.
 const BUFFER: usize = 4096;
 
 fn connected(setup: &Setup) -> (Pair, ConnectionId) {
-    // A device of a slow machine may need that long for 60 MiB.
+    // On a slow machine, a device may need this time for 60 MiB.
     let config = setup.config().buffer_size(BUFFER as u32);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     p.s.large = true;
@@ -20,13 +20,13 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId) {
     (p, conn)
 }
 
-/// Ends a pair, and checks that no state of any transfer remains.
+/// Ends a pair. Checks that no region of any transfer remains.
 fn finish(mut p: Pair) {
     p.until("all regions are gone", |p| p.client.stats().memory.regions + p.server.stats().memory.regions == 0);
     p.finish();
 }
 
-/// A message of any length arrives as one message, in order with those of one buffer.
+/// A message of any length must arrive as one message, in order with messages that fit in one buffer.
 pub fn any_length_arrives_in_order(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     assert_eq!(p.client.context().max_message(conn), Some(64 << 20));
@@ -46,7 +46,7 @@ pub fn any_length_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// A region is sent without a copy, small or large, and is lent meanwhile.
+/// A region must be sent without a copy, even if it is small. During the send it must be lent, so that the program cannot change it.
 pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     let len = 3_000_000;
@@ -59,7 +59,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     cx.send_region(conn, &region, 0..0).expect("nothing, either");
     cx.send_region(conn, &region, 100..len).expect("room");
     cx.send_region(conn, &region, 5..2_000_000).expect("two sends of one region");
-    // The region is dropped while the peer is fetching it; the fetching continues.
+    // The program drops the regions while the peer is fetching them. The transfers must continue.
     drop((region, private));
     p.until("all four", |p| p.s.received == 4 && p.c.sent == 4);
     let got = p.s.messages();
@@ -68,7 +68,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     finish(p);
 }
 
-/// The memory of both sides is bounded. Messages that exceed it wait, and all arrive in the end.
+/// The memory for large messages is limited on both sides. Messages that exceed it must wait, and all must arrive in the end.
 pub fn memory_is_bounded(setup: &Setup) {
     let size = 1_500_000;
     let config = setup
@@ -85,7 +85,7 @@ pub fn memory_is_bounded(setup: &Setup) {
     assert_eq!(too_long, Err(SendErrorKind::TooLong { len: (2 << 20) + 1, max: 2 << 20 }));
     p.client.context().send(conn, &pattern(0, size)).expect("room");
     for i in 1..3 {
-        // Two copies would be more than half of the memory.
+        // A second copy would exceed half of the memory.
         let refused = p.client.context().send(conn, &pattern(i, size));
         assert_eq!(refused, Err(SendErrorKind::WouldBlock(Blocked::Memory)));
         p.until("there is room again", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == i);
@@ -104,7 +104,7 @@ pub fn memory_is_bounded(setup: &Setup) {
     finish(p);
 }
 
-/// Many large messages are in flight in both directions, among small ones.
+/// Many large messages are in flight in both directions, mixed with small ones. All must arrive in order.
 pub fn many_at_once_both_ways(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     let there = p.s.connection().expect("the server was told");
@@ -128,7 +128,7 @@ pub fn many_at_once_both_ways(setup: &Setup) {
     finish(p);
 }
 
-/// A connection that ends in the middle releases everything; every send completes.
+/// If a connection is aborted during a transfer, all memory must be released, and every send must complete.
 pub fn an_abort_releases_everything(setup: &Setup) {
     for server_goes in [false, true] {
         let (mut p, conn) = connected(setup);
@@ -144,7 +144,7 @@ pub fn an_abort_releases_everything(setup: &Setup) {
             assert_eq!(p.c.sent, 3, "ended, if not well");
             assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Failed(_)))), 3);
         } else {
-            // Accepted messages are still fetched before the close.
+            // A close must wait until the accepted messages have been fetched.
             p.client.context().close(conn);
             p.until("both know", |p| p.s.live() + p.c.live() == 0);
             assert_eq!((p.c.sent, p.s.received), (3, 3));
@@ -154,7 +154,7 @@ pub fn an_abort_releases_everything(setup: &Setup) {
     }
 }
 
-/// The memory of messages is registered for the first ones and kept for later ones, on both sides, until nobody has needed it for a while.
+/// The first messages register memory on both sides. Later messages must reuse it, until it was not needed for some time.
 pub fn what_follows_registers_nothing(setup: &Setup) {
     for (len, at_once, messages) in [(1 << 20, 3, 30), (64 << 20, 1, 4)] {
         let config = setup.config().buffer_size(BUFFER as u32);
@@ -177,7 +177,7 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
         send(&mut p, 1);
         let first = registered(&p);
         assert!(first.iter().all(|&count| (1..=at_once).contains(&count)), "{first:?} for the first {at_once}");
-        // The number of simultaneous messages may differ a little.
+        // The number of messages that are in flight at the same time may vary a little.
         send(&mut p, 2);
         let before = registered(&p);
         assert!(before.iter().all(|&count| count <= at_once + 1), "{before:?} for {at_once} at a time");
@@ -197,12 +197,12 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
     finish(p);
 }
 
-/// Returns the number of bytes that the client and the server keep registered for later large messages.
+/// Returns the number of bytes that each side keeps registered for later large messages: the client's, and the server's.
 fn kept(p: &Pair) -> [usize; 2] {
     [&p.client, &p.server].map(|reactor| reactor.stats().memory.kept_bytes)
 }
 
-/// Memory that is kept for a peer is released with the peer; without the setting nothing is kept.
+/// Memory that is kept for a peer must be released when the connection ends. If the setting is off, no memory may be kept.
 pub fn what_is_kept_is_bounded(setup: &Setup) {
     let len = 1 << 20;
     for limit in [0, len, 256 << 20] {

@@ -1,4 +1,4 @@
-//! Regions over memory that is not the region's alone, and regions that other threads prepare.
+//! The tests of regions in shared memory, and of regions that other threads register.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
     (p, here, there)
 }
 
-/// Writes bytes from the client to a region of the server, and sends a message behind them.
+/// Writes `bytes` from the client to a region of the server. Then sends a message and waits for it, so that the bytes have arrived.
 fn write(p: &mut Pair, here: ConnectionId, to: &Region, bytes: Vec<u8>) {
     let (len, received) = (bytes.len(), p.s.received);
     let source = p.client.context().register_vec(here, bytes, &RegionOptions::new()).expect("a region");
@@ -34,8 +34,8 @@ fn copy(region: &Region) -> Vec<u8> {
     out
 }
 
-/// A peer's write to a memory file is visible to all processes that map the file, and the region lends no reference to
-/// it.
+/// A peer's write to a memory file must be visible to all mappings of the file. The region must not give the program a reference to the
+/// bytes, because other processes may change them.
 pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let (memory, file) = Memory::new_file(LEN).expect("a memory file");
@@ -50,7 +50,7 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     p.server.context().revoke(&region).expect("the device takes keys back");
     assert!(region.bytes().is_none(), "no peer writes it any more, but other processes may");
 
-    // In the opposite direction: bytes of another mapping are sent from there.
+    // In the opposite direction, bytes that were written through another mapping are sent.
     assert!(other.copy_in(7, b"from elsewhere"));
     let from = p.server.context().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
     p.server.context().send_region(there, &from, 7..21).expect("room");
@@ -62,8 +62,8 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     p.finish();
 }
 
-/// The program's own memory is read and written like any other, and is the program's alone again when its share says
-/// so.
+/// A region in memory that the program owns must work like any other. When its share is the last reference, the program may use the
+/// memory alone again.
 #[allow(unsafe_code, reason = "it is about memory that the program promises to keep")]
 pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
@@ -71,11 +71,11 @@ pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).expect("a vector");
     let writable = RegionOptions::new().allow(Access::REMOTE_WRITE);
     for (offset, len) in [(1, 8), (0, 0), (0, 12)] {
-        // SAFETY: the registration is refused before the memory is used.
+        // SAFETY: the call is refused before the memory is accessed.
         let refused = unsafe { p.server.context().register_raw(there, base.byte_add(offset), len, &writable) };
         assert!(matches!(refused, Err(Error::Transport(TransportError::Memory { .. }))), "{refused:?}");
     }
-    // SAFETY: the vector is not used until the share is the last reference.
+    // SAFETY: the vector is not used until `share` shows that the region has ended.
     let (region, share) = unsafe { p.server.context().register_raw(there, base, LEN, &writable) }.expect("a region");
     write(&mut p, here, &region, pattern(2, LEN));
     assert!(region.bytes().is_none());
@@ -87,7 +87,7 @@ pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     p.finish();
 }
 
-/// A region that another thread has registered works like any other, but only on its own device and reactor.
+/// A region that another thread has registered must work like any other, but only on its own device and reactor.
 #[allow(clippy::disallowed_methods, reason = "other threads are what it is about")]
 pub fn other_threads_prepare_regions(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
@@ -115,7 +115,8 @@ pub fn other_threads_prepare_regions(setup: &Setup) {
     p.finish();
 }
 
-/// A region whose pages are not pinned works like any other if the device fetches pages on demand, and is refused by name on other devices.
+/// If the device supports on-demand paging, a region whose pages are not pinned must work like any other. Other devices must refuse it,
+/// with an error that names the feature.
 pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let options = RegionOptions::new().allow(Access::REMOTE_WRITE | Access::ON_DEMAND);
@@ -135,7 +136,7 @@ pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// A dma-buf is registered if the device supports it, and is refused by name on other devices.
+/// If the device supports dma-bufs, a dma-buf must be registered. Other devices must refuse it, with an error that names the feature.
 pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     let (mut p, here, _) = connected(setup);
     let (_, file) = Memory::new_file(LEN).expect("a descriptor that is no dma-buf");
@@ -150,8 +151,8 @@ pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// A server has its memory ready before the first client connects. Every client of the device may use it, now and later, but only if the
-/// program allows it.
+/// A server registers memory before the first client connects. All clients of the device must be able to use it, but only if the
+/// program permits that.
 pub fn memory_before_any_connection(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));
@@ -172,8 +173,8 @@ pub fn memory_before_any_connection(setup: &Setup) {
     p.finish();
 }
 
-/// The program's own memory, registered by two reactors before a client connects: the peer of one reactor reads what the peer of the other
-/// writes, and so does the program. The memory is the program's alone when both regions have ended.
+/// Two reactors register the same memory of the program before a client connects. A peer of one reactor writes; a peer of the other one
+/// and the program must read the same bytes. When both regions have ended, the program may use the memory alone again.
 pub fn memory_of_two_reactors(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let memory = Arc::new(Memory::new(LEN).expect("memory"));

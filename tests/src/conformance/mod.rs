@@ -1,4 +1,4 @@
-//! The duties of every provider, written once. Each public function of the submodules is one test. The macro
+//! The conformance suite: the behaviour that every provider must have. Each public function of the submodules is one test. The macro
 //! [`crate::conformance!`] instantiates all of them for a provider.
 
 pub mod batch;
@@ -28,8 +28,8 @@ pub mod violations;
 
 pub use harness::{Scale, Setup};
 
-/// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]; it panics if something
-/// that it needs, such as a device, is missing.
+/// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]. It panics if something that it needs is
+/// missing, such as a device.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $setup:expr) => {
@@ -94,7 +94,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The tests with shared receives: those about receives that need no wide window at the beginning.
+    // With shared receives: the tests about receives that do not need a wide window at the beginning of a connection.
     (shared $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -114,7 +114,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The tests of connections by exchange: what connects and ends, and a part of what is carried.
+    // With queue pairs that are connected by an exchange over TCP: the tests of connecting and closing, and some tests of data.
     (exchanged $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -144,7 +144,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The same between two devices.
+    // With an exchange between two devices: a smaller selection of the tests.
     (exchanged_wire $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -157,7 +157,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The tests with other completion queues: several connections, both wait modes, and ends with completions in flight.
+    // With other completion queues: the tests with several connections, both wait modes, and ends with completions in flight.
     (queues $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -168,8 +168,8 @@ macro_rules! conformance {
             );
         }
     };
-    // The suite on secured connections: all of it except peers that speak the framing by hand, and calls that a secured
-    // connection refuses.
+    // On secured connections: the whole suite, except for tests in which a peer writes frames by hand, and for calls that secured
+    // connections refuse.
     (secured $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -224,7 +224,7 @@ macro_rules! conformance {
             );
         }
     };
-    // A part of them that needs no wide window at the beginning.
+    // On secured connections with a small window at the beginning: a selection of the tests.
     (secured_part $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -244,7 +244,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The tests that read the memory of peers.
+    // The tests that read from the memory of peers.
     (reads $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -264,7 +264,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The faults that a test can inject with any provider, with a neighbour that checks the reactors.
+    // The faults that a test can inject with any provider. A neighbour checks that the reactors continue.
     (faults $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -283,7 +283,7 @@ macro_rules! conformance {
             );
         }
     };
-    // These tests count the descriptors of their process, so they need a test binary of their own.
+    // These tests count the descriptors of their process, so they need a separate test binary.
     (scale $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup; scale: many_connections, connect_and_close_cycles;);

@@ -1,4 +1,4 @@
-//! Regions, and operations on the regions of a peer.
+//! The tests of regions, and of one-sided operations on the regions of a peer.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Creates a connected pair. Returns it with the client's and the server's ids of the connection.
+/// Creates a connected pair. Returns it with the client's id of the connection and the server's id.
 fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
-    // Some tests shut the client down while the server runs no turn; an iWARP device waits for the server until this
+    // Some tests shut the client down while the server takes no turns. On an iWARP device, the shutdown waits for the server until this
     // limit.
     let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -23,29 +23,29 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
     (p, here, there)
 }
 
-/// Returns a region of the server that the client may use.
+/// Returns a region of the server, on which the client has the rights `access`.
 fn shared(p: &mut Pair, there: ConnectionId, len: usize, access: Access) -> Region {
     p.server.context().register(there, len, &RegionOptions::new().allow(access)).expect("a shared region")
 }
 
-/// Returns a local region of the client.
+/// Returns a region of the client without rights for peers.
 fn own(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
     p.client.context().register(here, len, &RegionOptions::new()).expect("a region")
 }
 
-/// Returns a local region of the client that it reads into.
+/// Returns a region of the client that can be the destination of reads.
 fn sink(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
     p.client.context().register(here, len, &RegionOptions::new().allow(Access::READ_SINK)).expect("a region")
 }
 
-/// Returns a copy of the content of a region.
+/// Returns a copy of the bytes in a region.
 fn copy(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.copy_to(0, &mut bytes);
     bytes
 }
 
-/// Waits until the client's operation has completed. Returns its outcome.
+/// Waits until an operation of the client has completed. Returns its outcome.
 fn ended(p: &mut Pair, send: SendId) -> Outcome {
     let find = move |p: &Pair| {
         p.c.events.iter().find_map(|event| match event {
@@ -61,14 +61,14 @@ fn done(p: &mut Pair, send: SendId) {
     assert_eq!(ended(p, send), Outcome::Sent);
 }
 
-/// Waits until the client's writes are placed: a message sent behind them has arrived.
+/// Waits until the client's writes have arrived. Sends a message after them and waits for it.
 fn placed(p: &mut Pair, here: ConnectionId) {
     let received = p.s.received;
     p.client.context().send(here, b"written").expect("room");
     p.until("the message behind the writes", |p| p.s.received > received);
 }
 
-/// Ranges of every size are written and read back byte by byte, and no other byte changes.
+/// Ranges of every size must be written and read back correctly. No other byte may change.
 pub fn reads_and_writes_of_every_size(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let room = (1 << 20) + 16;
@@ -82,7 +82,7 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
         let target = remote.remote().part(8, len as u64).expect("inside");
         let write = p.client.context().write(here, target, &source, 0..len).expect("room");
         assert_eq!((write.kind(), write.sequence()), (SendKind::Write, 2 * i as u64));
-        // The embedded provider copies a short write when it is posted.
+        // The embedded provider copies a short write when it is posted, so its source may already be free.
         let may_be_copied = setup.provider == ProviderChoice::Iwarp && len <= 256;
         assert!(may_be_copied || source.bytes_mut().is_none(), "lent to be read");
         assert!(source.bytes().is_some(), "it is only read");
@@ -101,7 +101,7 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
     p.finish();
 }
 
-/// Several ranges on one side are one range on the other; many operations in flight keep their order.
+/// An operation may use several local ranges for one remote range. If many operations are in flight, they must keep their order.
 pub fn vectored_and_many_at_once(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 4000, BOTH);
@@ -124,7 +124,7 @@ pub fn vectored_and_many_at_once(setup: &Setup) {
     assert_eq!(copy(&a)[..3], [0, want[0], 0]);
     assert!(copy(&b) == [&want[1..], &[0; 3000][..3000 - (want.len() - 1)]].concat()[..3000]);
 
-    // More reads than any device has outstanding at the same time; the probe checks the order of their completions.
+    // There are more reads than any device supports at the same time. The probe checks that they complete in order.
     let mut sink = sink(&mut p, here, 4000);
     let mut last = None;
     for i in 0..60 {
@@ -137,7 +137,7 @@ pub fn vectored_and_many_at_once(setup: &Setup) {
     p.finish();
 }
 
-/// Immediate data arrives after the bytes that were written before it, in order with messages.
+/// Immediate data must arrive after the bytes of its write, and in order with messages.
 pub fn immediate_data_follows_its_write(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let mut remote = shared(&mut p, there, 70_000, Access::REMOTE_WRITE);
@@ -162,7 +162,7 @@ pub fn immediate_data_follows_its_write(setup: &Setup) {
     p.finish();
 }
 
-/// Compare-and-swap and fetch-and-add work on devices that support them, and are clearly refused on others.
+/// Compare-and-swap and fetch-and-add must work on devices that support them. Other devices must refuse them with a clear error.
 pub fn atomics_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let access = BOTH | Access::REMOTE_ATOMIC;
@@ -192,7 +192,7 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// Without a right, or after it was revoked, an operation fails, the connection ends, and no byte changes.
+/// An operation without the necessary right, or after the right was revoked, must fail and end its connection. No byte may change.
 pub fn rights_are_kept(setup: &Setup) {
     type Attempt = fn(&mut Pair, ConnectionId, RemoteRegion, &mut Region) -> SendId;
     let write: Attempt = |p, here, remote, local| p.client.context().write(here, remote, local, 0..8).expect("room");
@@ -217,7 +217,7 @@ pub fn rights_are_kept(setup: &Setup) {
             assert_eq!(remote.bytes_mut().is_none(), setup.places_late, "no peer reaches it any more");
         }
         let send = attempt(&mut p, here, remote.remote(), &mut local);
-        // A refused Write may complete with success, because on iWARP the completion only means that it was sent.
+        // A Write that the peer refuses may complete with success: on iWARP, the completion only means that the Write was sent.
         let outcome = ended(&mut p, send);
         assert!(send.kind() == SendKind::Write || !outcome.is_sent(), "{outcome:?}");
         p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
@@ -228,7 +228,7 @@ pub fn rights_are_kept(setup: &Setup) {
     }
 }
 
-/// The end of the peer, and the end of a lifetime, return the memory to its owner.
+/// When the peer's connection or the lifetime of a region has ended, the program must get access to the memory again.
 pub fn leases_end(setup: &Setup) {
     let (mut p, _, there) = connected(setup);
     let mut with_peer = shared(&mut p, there, 100, Access::REMOTE_WRITE);
@@ -236,7 +236,7 @@ pub fn leases_end(setup: &Setup) {
     let mut short = p.server.context().register(there, 100, &options).expect("a region");
     assert!(with_peer.bytes().is_none() && short.bytes().is_none(), "a peer may write them");
     p.turn_for(Duration::from_millis(60));
-    // This turn begins after the lifetime.
+    // The lifetime has ended before this turn.
     p.turn();
     assert_eq!(short.bytes_mut().is_none(), setup.places_late, "its time is over");
     assert!(with_peer.bytes().is_none(), "this one's is not");
@@ -246,7 +246,7 @@ pub fn leases_end(setup: &Setup) {
     p.finish();
 }
 
-/// Visibly invalid operations are refused before anything is sent, and have no effect.
+/// Operations with invalid arguments must be refused before anything is sent, and must have no effect.
 pub fn careless_operations_are_refused(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 100, BOTH);
@@ -275,7 +275,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     }
     assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");
-    // A full send queue refuses operations, and notifies the program when there is room again.
+    // If the send queue is full, an operation must be refused. When there is space again, the program must be notified.
     let mut taken = 0;
     while p.client.context().write(here, name, &local, 0..100).is_ok() {
         taken += 1;
@@ -286,7 +286,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Tries an operation of the client until it has room. A ping may occupy the one slot for a moment.
+/// Repeats an operation of the client until it is accepted. A ping may use the only send slot for a moment.
 fn once_there_is_room(
     p: &mut Pair,
     mut operation: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
@@ -299,7 +299,7 @@ fn once_there_is_room(
     }
 }
 
-/// An operation that can never fit is refused permanently instead of with `WouldBlock`.
+/// An operation that needs more slots than the send queue has must be refused with a permanent error, not with `WouldBlock`.
 pub fn what_never_fits_does_not_wait(setup: &Setup) {
     let config = setup.config().send_depth(1);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -325,7 +325,7 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
     p.finish();
 }
 
-/// Regions dropped in any state, and user memory, are released; operations in flight are not disturbed.
+/// Regions that are dropped in any state must be released, and so must memory of the program. Operations in flight must continue.
 pub fn dropped_regions_are_given_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 100_000, BOTH);
@@ -341,7 +341,7 @@ pub fn dropped_regions_are_given_back(setup: &Setup) {
     assert!(got == pattern(3, 99_999));
     p.until("the client has none left", |p| p.client.stats().memory.regions == 0);
     assert_eq!(p.server.stats().memory.regions, 1);
-    // One region outlives its connection, and even its reactor, and is still valid memory.
+    // One region exists longer than its connection and its reactor. Its memory must stay valid.
     p.client.shutdown(&mut p.c, PATIENCE).expect("the client's end");
     p.until("the server is notified", |p| p.s.live() == 0);
     let Pair { server, .. } = p;

@@ -1,4 +1,5 @@
-//! Several reactors: connections are handed over before they are established, with all data of the peer, and drained.
+//! The tests of several reactors in a group. A connection can be handed over to another reactor before it is established, with all data
+//! of the peer. Reactors can be drained.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,17 +15,17 @@ use rdma_reactor::{
 use super::harness::{Event, PATIENCE, Probe, Setup, now};
 
 const COUNT: usize = 3;
-/// A time longer than any test.
+/// A time that no test reaches.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A server that sends its reactor's number, and echoes. The peer's private data decides: `to N` is placed on reactor
-/// N, and `no` is refused.
+/// A server that sends the number of its reactor to each client, and echoes. The private data of a client can request a reactor (`to
+/// N`) or a refusal (`no`).
 #[derive(Default)]
 struct Server {
     index: usize,
     placed: usize,
     up: Arc<AtomicUsize>,
-    /// The server leaves draining to the deadline.
+    /// True if the server closes no connections during a drain, so that the deadline ends them.
     stays: bool,
     live: usize,
 }
@@ -50,7 +51,7 @@ impl Handler for Server {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.live += 1;
         self.up.fetch_add(1, Ordering::SeqCst);
-        // The passive side may send first, on any reactor.
+        // The passive side may send first. This must be possible on every reactor of the group.
         let said = cx.private_data(conn).to_vec();
         cx.send(conn, &said).expect("a new connection has room");
     }
@@ -71,11 +72,11 @@ impl Handler for Server {
     }
 }
 
-/// A group on threads, of which the first reactor listens, and one client.
+/// A group of reactors, each on a thread, and one client. The first reactor listens.
 struct World {
     group: Reactors,
     threads: Vec<JoinHandle<(Server, Stats)>>,
-    /// The number of established connections, by reactor.
+    /// The number of open connections on each reactor.
     up: Vec<Arc<AtomicUsize>>,
     address: SocketAddr,
     client: Reactor,
@@ -116,7 +117,7 @@ impl World {
         }
     }
 
-    /// Opens connections, and waits until both sides are notified of them.
+    /// Opens a connection for each of the private data in `wishes`. Waits until both sides have called `on_connect`.
     fn open(&mut self, wishes: &[&str]) {
         let before = self.probe.live() + wishes.len();
         for wish in wishes {
@@ -129,7 +130,7 @@ impl World {
         self.up.iter().map(|up| up.load(Ordering::SeqCst)).collect()
     }
 
-    /// Returns the reactor of the last connection, as that reactor reports it.
+    /// Returns the number of the reactor that has the newest connection, as this reactor has reported it.
     fn last_place(&self) -> Option<u8> {
         self.probe.events.iter().rev().find_map(|event| match event {
             Event::Connect(_, said) => said.first().copied(),
@@ -137,7 +138,7 @@ impl World {
         })
     }
 
-    /// Drains the remaining reactors. Returns the server and the counters of each.
+    /// Drains the remaining reactors. Returns the handler and the counters of each reactor.
     fn finish(mut self) -> Vec<(Server, Stats)> {
         self.group.drain_all(PATIENCE);
         self.until("all connections have ended", |world| world.probe.live() == 0);
@@ -145,7 +146,7 @@ impl World {
     }
 }
 
-/// Connections are spread evenly, and each gets the reactor that its peer has requested.
+/// Connections must be distributed evenly over the reactors. If a peer requests a reactor, its connection must be on that one.
 pub fn a_group_shares_its_connections(setup: &Setup) {
     let mut world = World::new(setup, false);
     let wishes: Vec<_> = (0..4 * COUNT).map(|nth| format!("peer {nth}")).collect();
@@ -158,7 +159,7 @@ pub fn a_group_shares_its_connections(setup: &Setup) {
     said.sort();
     expected.sort();
     assert_eq!(said, expected);
-    // They work as any other.
+    // The connections must echo, whichever reactor they are on.
     let conns = world.probe.events.iter().filter_map(|event| match event {
         Event::Connect(conn, _) => Some(*conn),
         _ => None,
@@ -176,17 +177,17 @@ pub fn a_group_shares_its_connections(setup: &Setup) {
     assert!(ends[1..].iter().all(|(_, stats)| stats.connections.taken_over == 4 && stats.connections.connected == 4));
 }
 
-/// The handler selects the reactor, and that reactor decides whether to accept.
+/// The handler of the first reactor selects a reactor. The selected reactor must be able to refuse the connection.
 pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 2", "to 2", "to 1", "to 2", "to 0"]);
     assert_eq!(world.loads(), [1, 1, 3]);
-    // A number out of range selects no reactor.
+    // A number that is out of range must select no reactor; the load decides then.
     world.open(&["to 9"]);
     assert_eq!(world.loads().iter().sum::<usize>(), 6);
     for index in 0..COUNT {
         let refused = world.connect(&format!("to {index} no"));
-        // The first messages of the others may arrive behind it.
+        // The first messages of other connections may arrive after the refusal, so the event is not the last one.
         let answer = |world: &World| {
             let of_it = |event: &&Event| matches!(event, Event::ConnectError(conn, _) if *conn == refused);
             world.probe.events.iter().find(of_it).cloned()
@@ -206,7 +207,7 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     );
 }
 
-/// One reactor is drained and the others continue. The one that listens stays until no other is left.
+/// One reactor is drained, and the others must continue. The reactor that listens must stay until no other one is left.
 pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 0", "to 0", "to 1", "to 2"]);
@@ -226,7 +227,7 @@ pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     world.finish();
 }
 
-/// Connections that are not closed in time are aborted at the deadline, with an `on_disconnect`.
+/// Connections that are not closed in time must be aborted at the deadline, with an `on_disconnect`.
 pub fn draining_has_a_deadline(setup: &Setup) {
     let mut world = World::new(setup, true);
     world.open(&[""; 2 * COUNT]);
@@ -237,8 +238,8 @@ pub fn draining_has_a_deadline(setup: &Setup) {
     assert!(world.finish().iter().all(|(server, stats)| server.live == 0 && stats.connections.disconnected == 2));
 }
 
-/// A dropped reactor gets no connections, and a request that is assigned to a reactor without turns ends with that
-/// reactor.
+/// A dropped reactor must get no new connections. If a request is assigned to a reactor that takes no turns, the request must end when
+/// that reactor is dropped.
 pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let mut reactors: Vec<_> = (0..COUNT).map(|_| (setup.reactor)(setup.config()).expect("a reactor")).collect();
     let group = Reactors::of(&mut reactors);
@@ -257,7 +258,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let turn = |reactor: &mut Reactor, handler: &mut dyn Handler| {
         reactor.turn(handler, Duration::from_millis(2)).expect("a turn");
     };
-    // The second reactor runs no turns, so one request waits for it, and the other connection is on the first reactor.
+    // The second reactor takes no turns, so one request waits for it. The other connection is on the first reactor.
     while probe.live() < 1 || reactors[0].stats().connections.handed_over < 1 {
         assert!(now() < end, "{group:?} {probe:?}");
         turn(&mut reactors[0], &mut server);
@@ -270,7 +271,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
         turn(&mut reactors[0], &mut server);
         turn(&mut client, &mut probe);
     }
-    // The remaining group drains as one.
+    // When the group has only this reactor left, a drain must still complete.
     reactors[0].context().drain(NEVER);
     while !reactors[0].is_drained() {
         assert!(now() < end, "{group:?} {probe:?}");
@@ -280,7 +281,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     assert!(client.context().connect(address).is_ok() && reactors[0].context().connect(address).is_err());
 }
 
-/// A drained reactor is finished: it does not listen, and a second `run` returns immediately.
+/// After a drain, a reactor must not listen, and `run` must return immediately.
 pub fn a_drained_reactor_is_over(setup: &Setup) {
     let mut reactor = (setup.reactor)(setup.config()).expect("a reactor");
     reactor.context().listen(setup.address).expect("listening");

@@ -1,4 +1,4 @@
-//! Many connections, simultaneous and sequential.
+//! The tests of many connections, open at the same time or opened sequentially.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::harness::{Event, Pair, Probe, Scale, Setup, open_descriptors};
 
-/// Many connections in one reactor (1,000 on the embedded provider), each with its echoes. Afterwards all resources are
+/// Many connections are open in one reactor (1,000 on the embedded provider), with echoes on each. Afterwards all resources must be
 /// released.
 pub fn many_connections(setup: &Setup) {
     let Scale { connections, echoes, .. } = setup.scale;
@@ -48,7 +48,7 @@ pub fn many_connections(setup: &Setup) {
     assert!(left <= descriptors, "{descriptors} descriptors at first, {left} now");
 }
 
-/// Sequential connections leave no resources behind.
+/// Connections that are opened and closed sequentially must leave no resources.
 pub fn connect_and_close_cycles(setup: &Setup) {
     let _alone = alone();
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -66,20 +66,21 @@ pub fn connect_and_close_cycles(setup: &Setup) {
             descriptors = open_descriptors();
         }
     }
-    // A few may still linger, to deliver the last messages.
+    // A few connections may still exist for a moment, to deliver their last messages.
     assert!(open_descriptors() <= descriptors + 4, "{descriptors} descriptors at first, {} now", open_descriptors());
     let (all, free) = p.client.pool_levels();
     assert_eq!(all, free);
     p.finish();
 }
 
-/// Lets one test run at a time, because the tests count the descriptors of the process.
+/// Waits until no other test of this module runs, because these tests count the descriptors of the process. The next test can run when
+/// the returned guard is dropped.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Raises the limit on descriptors, because both ends of a thousand connections are in this process.
+/// Raises the limit of descriptors, because both ends of a thousand connections are in this process.
 fn raise_descriptor_limit() {
     let limit = rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
     assert!(limit > 2300, "this test needs 2,300 descriptors, the limit is {limit}: raise it with `ulimit -n`");

@@ -1,4 +1,4 @@
-//! Secured connections: accepted and refused peers, and sealed data.
+//! The tests of secured connections: accepted peers, refused peers, and encrypted data.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,12 +18,12 @@ fn mode(setup: &Setup) -> SecurityMode {
     setup.secured.expect("these tests are for secured connections")
 }
 
-/// Returns the error of the client's only connection, if it has failed.
+/// Returns the error with which the client's only connection has failed, or `None` if it has not failed.
 fn refused(p: &Pair) -> Option<&ConnectError> {
     p.c.events.iter().find_map(|event| if let Event::ConnectError(_, error) = event { Some(error) } else { None })
 }
 
-/// Both sides know the identity of the peer when they are notified of the connection.
+/// When `on_connect` is called, each side must be able to get the identity of its peer.
 pub fn both_learn_who_the_other_is(setup: &Setup) {
     let mode = mode(setup);
     let check = move |cx: &mut Context<'_>, event: &Event| {
@@ -40,14 +40,14 @@ pub fn both_learn_who_the_other_is(setup: &Setup) {
     p.client.context().send(conn, b"sealed").expect("room");
     p.until("the message", |p| p.s.received == 1);
     assert_eq!(p.s.messages(), [b"sealed"]);
-    // A goodbye is distinguished from an abort, as on any connection.
+    // As on plain connections, a goodbye must be distinguished from an abort.
     p.client.context().close(conn);
     p.until("the end", |p| p.s.live() + p.c.live() == 0);
     assert_eq!(p.s.count(|e| matches!(e, Event::Disconnect(_, DisconnectReason::Closed))), 1);
     p.finish();
 }
 
-/// A peer with another authority or key causes a typed error, on either side, and nothing is delivered.
+/// A peer with another authority or key must be refused, with a typed error on both sides. No message may be delivered.
 pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
     let mode = mode(setup);
     for stranger_listens in [false, true] {
@@ -58,7 +58,7 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
         p.until("the error", |p| refused(p).is_some());
         let error = refused(&p).expect("just seen").clone();
         match (mode, error) {
-            // The side that accepts the connection sends its certificate first.
+            // The accepting side sends its certificate first, so the connecting side can give the reason.
             (SecurityMode::Tls, ConnectError::Security(SecurityError::Peer(why))) => {
                 assert!(why.contains("UnknownIssuer"), "{why}");
             }
@@ -77,7 +77,7 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
         p.finish();
     }
     if mode == SecurityMode::Tls {
-        // A side without a certificate that accepts its peer is refused by that peer.
+        // A client has no certificate, although the server requires one. The server must refuse it.
         let authority = crate::identities::Authority::new();
         let anonymous = rdma_reactor::Tls::client(authority.pem().as_bytes()).expect("settings");
         let anonymous = Security::Tls(anonymous.server_name("node").expect("a name"));
@@ -92,7 +92,7 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
     }
 }
 
-/// A handler that accepts no peer.
+/// A handler that refuses every peer.
 #[derive(Default)]
 struct Distrustful {
     probe: Probe,
@@ -120,7 +120,7 @@ impl Handler for Distrustful {
     }
 }
 
-/// A handler refuses a peer that has proven its identity; the peer receives the reason.
+/// A handler must be able to refuse a peer whose identity is proven. The peer must get the reason.
 pub fn handlers_have_the_last_word(setup: &Setup) {
     for server_refuses in [true, false] {
         let mut server = (setup.reactor)(setup.config()).expect("a reactor");
@@ -156,7 +156,8 @@ pub fn handlers_have_the_last_word(setup: &Setup) {
     }
 }
 
-/// A plain peer, one with another security mode and one without framing are refused with the cure, on both sides.
+/// A plain peer, a peer with another security mode, and a peer with raw framing must be refused. The errors on both sides must name the
+/// remedy.
 pub fn modes_are_not_mixed(setup: &Setup) {
     let mode = mode(setup);
     let other = if mode == SecurityMode::Tls { SecurityMode::Psk } else { SecurityMode::Tls };
@@ -178,7 +179,7 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
     assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
-    // A listener and a connection may differ from the defaults of the reactor.
+    // A listener, or a connection, may have other security settings than its reactor.
     let open = ListenOptions::new().security(Security::Plain);
     let listener = p.server.context().listen_with(setup.address, open).expect("listening");
     let address = p.server.context().local_address(listener).expect("an address");
@@ -189,7 +190,7 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     p.finish();
 }
 
-/// One-sided operations, and regions for peers, need the program's permission.
+/// One-sided operations and regions for peers must be refused, unless the program permits them.
 pub fn remote_memory_is_refused_unless_allowed(setup: &Setup) {
     let config = setup.config().allow_plain_remote_memory(false);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -212,7 +213,8 @@ pub fn remote_memory_is_refused_unless_allowed(setup: &Setup) {
     p.finish();
 }
 
-/// A send from a region sends a sealed copy: the peer needs no right, and the region is free immediately.
+/// Sending from a region must send an encrypted copy. So the peer needs no right to read the region, and the program can reuse it
+/// immediately.
 pub fn regions_are_sent_as_sealed_copies(setup: &Setup) {
     let config = setup.config().buffer_size(4096);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -232,7 +234,7 @@ pub fn regions_are_sent_as_sealed_copies(setup: &Setup) {
     p.finish();
 }
 
-/// A handshake passes through buffers of one byte and the narrowest windows.
+/// A handshake must succeed even with buffers of one byte and the smallest windows.
 pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
     for (window, size) in [(5, 1), (5, 100), (6, 1), (64, 1)] {
         let config = setup.config().receive_depth(window).send_depth(1).buffer_size(size).shared_receives(None);
@@ -244,14 +246,15 @@ pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
     }
 }
 
-/// The number of connections of one host that are not established yet is limited.
+/// The number of connections from one host that are being established must be limited.
 pub fn handshakes_of_one_host_are_limited(setup: &Setup) {
     let config = setup.config().max_handshakes_per_peer(Some(2));
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
     for _ in 0..12 {
         p.client.context().connect(p.address).expect("connecting");
     }
-    // A handshake that takes longer than others may be evicted, even after the client was notified of the connection.
+    // A handshake that takes longer than others may be dropped in favour of newer ones, even after the client was notified that it is
+    // connected.
     p.until("each is up or refused", |p| {
         let done = p.c.count(|event| matches!(event, Event::Connect(..) | Event::ConnectError(..)));
         done == 12 && p.c.live() == p.s.live()
@@ -265,7 +268,7 @@ pub fn handshakes_of_one_host_are_limited(setup: &Setup) {
         }
     }
     assert!(p.c.live() >= 2, "some are up");
-    // Established connections do not count any more.
+    // Established connections must not count towards this limit.
     p.connect();
     p.finish();
 }

@@ -1,4 +1,4 @@
-//! Receives that connections share.
+//! The tests of receives that several connections share.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,11 +11,11 @@ use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerVi
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, at_home, pattern};
 use super::violations::{DATA, WINDOW, message, reason, rude};
 
-/// The receives of the tests' queues. Seven eighths can be claimed, at least five by each connection.
+/// The number of shared receives in these tests. Seven eighths of them can be claimed. Each connection claims at least five.
 const SHARED: u32 = 64;
 const CONNECTIONS: usize = 11;
-/// The number of messages that a peer may send at first: of five receives its hello uses one, and three are kept for
-/// control.
+/// The number of messages that a peer may send at first. Of the five receives that a new connection claims, the hello uses one, and
+/// three are kept for control messages.
 const LEAST: usize = 1;
 /// The number of receives that a new connection claims.
 const MIN_CLAIM: usize = 5;
@@ -27,10 +27,10 @@ fn connect_error(p: &Pair, conn: ConnectionId) -> Option<ConnectError> {
     })
 }
 
-/// The messages by connection.
+/// The received messages of each connection.
 type Messages = BTreeMap<ConnectionId, Vec<Vec<u8>>>;
 
-/// Returns a handler that records the messages of each connection separately.
+/// Returns a handler that stores the received messages of each connection separately, and these messages.
 fn collector() -> (Probe, Rc<RefCell<Messages>>) {
     let got: Rc<RefCell<Messages>> = Rc::default();
     let of = Rc::clone(&got);
@@ -42,8 +42,8 @@ fn collector() -> (Probe, Rc<RefCell<Messages>>) {
     (probe, got)
 }
 
-/// Connections as numerous as the receives send as much as they may at the same time: all messages arrive, in order per
-/// connection.
+/// There are as many connections as shared receives. All of them send as much as they may at the same time. All messages must arrive,
+/// in order for each connection.
 pub fn many_share_few(setup: &Setup) {
     const MESSAGES: usize = 60;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(512);
@@ -59,7 +59,7 @@ pub fn many_share_few(setup: &Setup) {
     let mut next = [0; CONNECTIONS];
     while next.iter().any(|&next| next < MESSAGES) {
         for (i, &conn) in conns.iter().enumerate() {
-            // The load is uneven: some connections send all they may, others one message at a time.
+            // The load is uneven: some connections send as much as they may, the others one message at a time.
             let most = if i % 3 == 0 { MESSAGES } else { 1 };
             for _ in 0..most.min(MESSAGES - next[i]) {
                 match p.client.context().send(conn, &text(i, next[i])) {
@@ -83,8 +83,7 @@ pub fn many_share_few(setup: &Setup) {
     p.finish();
 }
 
-/// Sends while the window is open, until `count` messages were sent. Returns the largest number that could be sent
-/// without a pause.
+/// Sends `count` messages as fast as the window permits. Returns the largest size that the window had.
 fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     let (mut sent, mut most) = (0, 0);
     let before = p.s.received;
@@ -99,14 +98,14 @@ fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     most
 }
 
-/// Waits until the window has this size. A ping uses a credit for a moment.
+/// Waits until the window has the size `wide`. While a ping is in flight, it uses one credit.
 fn await_window(p: &mut Pair, conn: ConnectionId, wide: usize) {
     while p.client.context().writable(conn) != wide {
         p.turn();
     }
 }
 
-/// Sends a message for which there is room, as soon as no ping uses its credit.
+/// Sends a message. If a ping uses the credit for it, waits until that credit has returned.
 fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
     let before = opened(p, conn);
     if p.client.context().send(conn, payload).is_err() {
@@ -115,12 +114,12 @@ fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
     }
 }
 
-/// Returns the number of calls of `on_writable` for a connection.
+/// Returns how often `on_writable` was called for a connection.
 fn opened(p: &Pair, conn: ConnectionId) -> usize {
     p.c.count(|e| matches!(e, Event::Writable(of) if *of == conn))
 }
 
-/// Sends until the messages that the peer keeps have closed the window permanently.
+/// Sends until the window stays closed, because the peer keeps all messages.
 fn fill(p: &mut Pair, conn: ConnectionId) {
     let mut arrived = p.s.received;
     loop {
@@ -131,7 +130,7 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
         p.until("all of them are kept", |p| p.s.received == arrived);
         p.turn_for(Duration::from_millis(50));
         if opened(p, conn) == before {
-            // A grant may arrive with the answer to a keepalive, 50 ms after the last message on an idle machine.
+            // The answer to a keepalive may bring credits. On an idle machine, it arrives 50 ms after the last message.
             p.turn_for(Duration::from_millis(250));
         }
         if opened(p, conn) == before {
@@ -140,7 +139,7 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
     }
 }
 
-/// A window is small at first, opens as it is used, closes when it is full, and leaves receives to others.
+/// A window must be small at first, grow as it is used, and close when it is full. It must leave receives for other connections.
 pub fn windows_follow_use(setup: &Setup) {
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -150,19 +149,21 @@ pub fn windows_follow_use(setup: &Setup) {
     let idle: Vec<_> = (0..2).map(|_| p.connect()).collect();
     await_window(&mut p, busy, LEAST);
     let alone = pour(&mut p, busy, 400);
-    // Half of the 41 unclaimed receives, and the minimum.
+    // The window can grow to half of the 41 receives that are not claimed, plus the minimum of a connection.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} without a pause");
     for &conn in &idle {
-        // On a slow machine, a ping uses a credit for a moment, and its answer brings that of the hello.
+        // On a slow machine, a ping may use a credit for a moment. Its answer returns the credit of the hello, so there may be one
+        // more.
         let has = p.client.context().writable(conn);
         assert!(has <= LEAST + 1, "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
-    // A second one gets as much, from the receives that the first has left and gives up.
+    // A second connection must get a window of similar size, from receives that are not claimed and from those that the first
+    // connection releases.
     let second = pour(&mut p, idle[0], 400);
     assert!(second > LEAST + 4, "{second} without a pause");
-    // A refused send on a full window is followed by one notification of room.
+    // If a send is refused because the window is closed, `on_writable` must be called once.
     while p.client.context().send(busy, b"full").is_ok() {}
     assert_eq!(p.client.context().send(busy, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     let before = opened(&p, busy);
@@ -171,7 +172,8 @@ pub fn windows_follow_use(setup: &Setup) {
     p.finish();
 }
 
-/// The receives that a connection had claimed are available to the next one after its end, regardless of how it ended. Nothing is lost.
+/// When a connection ends in any way, the receives that it had claimed must become available to the next connection. No receive may be
+/// lost.
 pub fn an_end_returns_what_was_promised(setup: &Setup) {
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config.clone(), Probe::default(), Probe::default());
@@ -179,7 +181,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     for cycle in 0..12 {
         let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
         assert!(p.server.stats().memory.shared_unclaimed < MIN_CLAIM);
-        // Messages are in flight, or have arrived and are unprocessed, when the connection ends.
+        // When the connection ends, messages are in flight, or have arrived but are not processed.
         for &conn in &conns {
             while p.client.context().send(conn, &[cycle; 64]).is_ok() {}
         }
@@ -192,7 +194,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
                     }
                 }
             }
-            // An immediate abort, in the middle of any activity.
+            // An abort without waiting for anything, while messages are in flight.
             _ => {
                 let client = rdma_reactor::Reactor::new(config.clone()).expect("a reactor");
                 drop(std::mem::replace(&mut p.client, client));
@@ -204,7 +206,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
         p.s.events.clear();
         p.c.events.clear();
     }
-    // Every counted receive exists: messages that outlive their connections use them sequentially.
+    // Checks that every receive that is counted exists. The program keeps all messages, so each message uses another receive.
     p.s.keep = Some(Vec::new());
     let kept = |p: &Pair| p.s.keep.as_ref().map_or(0, Vec::len);
     loop {
@@ -232,8 +234,8 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     p.finish();
 }
 
-/// Messages that the program keeps stop only their own connection at `receive_depth`, and leave the credits of the
-/// keepalive.
+/// If the program keeps `receive_depth` messages of a connection, only that connection must stop. The credits for its keepalive must
+/// remain.
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);
@@ -242,7 +244,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     s.keep = Some(Vec::new());
     let mut p = Pair::new(setup, config, s, Probe::default());
     let (conn, other) = (p.connect(), p.connect());
-    // The last message may have to wait for a credit that arrives with the next ping.
+    // The last messages may have to wait for a credit that the next ping brings.
     fill(&mut p, conn);
     while (p.s.received as usize) < DEPTH - 3 {
         let before = opened(&p, conn);
@@ -250,7 +252,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
         fill(&mut p, conn);
     }
     assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
-    // Silence is answered with pings on the remaining credits.
+    // The connections are silent, so pings must be exchanged by means of the remaining credits.
     let pings = |p: &Pair| p.server.stats().connections.pings + p.client.stats().connections.pings;
     let before = pings(&p);
     p.until("more questions", |p| pings(p) >= before + 10);
@@ -267,7 +269,8 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     p.finish();
 }
 
-/// A peer that sends without credits loses its connection; the others find the receives that they were granted.
+/// A peer that sends more than its credits permit must lose its connection. The other peers must still be able to use all receives that
+/// were granted to them.
 pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     const BURST: u64 = 30;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(64);
@@ -278,18 +281,18 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     let mut noticed = 0;
     for _ in 0..5 {
         let (here, there) = rude(&mut p);
-        // More messages than were granted, and fewer than exist besides the others' grants.
+        // The peer sends more messages than were granted to it. They are fewer than the receives that are not granted to others.
         let before = p.s.received;
         for _ in 0..BURST {
             p.client.context().send(here, &message(DATA, WINDOW, b"rude")).expect("room");
         }
-        // Messages that arrive after another grant violate nothing.
+        // If the messages arrive after another grant, they do not exceed the credits.
         p.until("it is noticed, or all arrived", |p| reason(p, there).is_some() || p.s.received == before + BURST);
         if let Some(reason) = reason(&p, there) {
             assert_eq!(reason, DisconnectReason::PeerViolation(PeerViolation::CreditOverrun));
             noticed += 1;
         }
-        // All messages that the others may send, at the same time.
+        // The other peers send all messages that they may, at the same time.
         let before = p.c.received;
         for &conn in &honest {
             for _ in 0..LEAST {
@@ -299,7 +302,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
         p.until("all are echoed", |p| p.c.received >= before + (honest.len() * LEAST) as u64);
     }
     assert!(noticed > 0);
-    // A flood that uses every receive, while the others are silent.
+    // A flood uses up every receive, while the other peers are silent.
     let (here, there) = rude(&mut p);
     for _ in 0..60 {
         p.client.context().send(here, &message(DATA, WINDOW, b"flood")).expect("room");
@@ -316,8 +319,8 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     p.finish();
 }
 
-/// A device without completion moderation is refused by name, to both the connecting and the accepting program; a
-/// device with it works as before.
+/// A device without completion moderation must refuse this setting with an error that names it, on the connecting and on the accepting
+/// side. On other devices, connections must work as usual.
 pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     let held_back =
         setup.config().completions(|c| c.moderation = Some(Moderation { completions: 16, microseconds: 10 }));
@@ -335,11 +338,11 @@ pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// If no receive is left to claim, a connect request is refused and a connect fails, both with the reason. When a connection ends, the next
-/// one is accepted.
+/// If no receive is left to claim, a connect request must be refused and a connect must fail, both with the reason. When a connection
+/// ends, the next one must be accepted.
 pub fn refused_when_nothing_is_left(setup: &Setup) {
     let few = setup.config().shared_receives(Some(8)).receive_depth(16);
-    // The passive side.
+    // The accepting side has too few receives.
     let mut p = Pair::with_configs(setup, few.clone(), setup.config(), Probe::default(), Probe::default());
     let first = p.connect();
     let refused = p.client.context().connect(p.address).expect("connecting");
@@ -353,7 +356,7 @@ pub fn refused_when_nothing_is_left(setup: &Setup) {
     p.client.context().send(next, b"hello").expect("room");
     p.until("the message", |p| p.s.received == 1);
     p.finish();
-    // The active side.
+    // The connecting side has too few receives.
     let mut p = Pair::with_configs(setup, setup.config(), few, Probe::default(), Probe::default());
     p.connect();
     let refused = p.client.context().connect(p.address).expect("connecting");

@@ -1,4 +1,4 @@
-//! Byte streams: the behaviour that programs with sockets rely on.
+//! The tests of byte streams: the behaviour of sockets on which programs rely.
 
 use std::cell::{Cell, RefCell};
 use std::io::{BufRead, ErrorKind, Read, Write};
@@ -11,7 +11,7 @@ use rdma_reactor::{Config, ConnectError, ConnectionId, DisconnectReason, PeerVio
 
 use super::harness::{Event, PATIENCE, Probe, Setup, now, pattern};
 
-/// A callback of a stream's handler.
+/// A recorded callback of a stream's handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum News {
     Open,
@@ -25,7 +25,7 @@ enum News {
 
 type React = Box<dyn FnMut(&mut StreamContext<'_>, ConnectionId, &News)>;
 
-/// A handler that reacts to the callbacks of its one stream, and then records them.
+/// A handler of one stream. It reacts to each callback, and then records it.
 struct Script {
     news: Vec<News>,
     id: Option<ConnectionId>,
@@ -41,7 +41,7 @@ impl Script {
         Self::new(|_, _, _| {})
     }
 
-    /// Creates a handler that takes the unread bytes when the stream ends.
+    /// Creates a handler that takes the unread bytes when the stream ends. Returns it with the place of these bytes.
     fn keeper() -> (Self, Rc<RefCell<Unread>>) {
         let rest = Rc::new(RefCell::new(Unread::default()));
         let kept = Rc::clone(&rest);
@@ -94,7 +94,7 @@ impl StreamHandler for Script {
     }
 }
 
-/// A server and a client, with one stream.
+/// A server and a client, with one stream between them.
 struct Duo {
     server: Reactor,
     s: Streams<Script>,
@@ -142,7 +142,7 @@ impl Duo {
         }
     }
 
-    /// Waits until both streams have ended, and checks that all buffers are in their pools.
+    /// Waits until both streams have ended. Checks that all buffers are in their pools.
     #[track_caller]
     fn finish(mut self) {
         self.until("both streams are over", |d| d.s.handler.is_over() && d.c.handler.is_over());
@@ -153,7 +153,7 @@ impl Duo {
     }
 }
 
-/// The id of the one stream.
+/// Access to the id of a handler's only stream.
 trait HandlerId {
     fn handler_id(&self) -> ConnectionId;
 }
@@ -164,7 +164,7 @@ impl HandlerId for Streams<Script> {
     }
 }
 
-/// Reads a stream until it would block, in pieces of this size. Returns true if the peer has finished.
+/// Reads a stream until it would block, at most `piece` bytes at a time. Returns true if the peer has ended its direction.
 fn read_all(cx: &mut StreamContext<'_>, id: ConnectionId, piece: usize, into: &mut Vec<u8>) -> bool {
     let mut bytes = vec![0; piece];
     loop {
@@ -177,7 +177,7 @@ fn read_all(cx: &mut StreamContext<'_>, id: ConnectionId, piece: usize, into: &m
     }
 }
 
-/// Writes until it would block. Returns the number of bytes written.
+/// Writes until the stream would block. Returns the number of bytes that were written.
 fn write_until_full(cx: &mut StreamContext<'_>, id: ConnectionId, bytes: &[u8]) -> usize {
     let mut taken = 0;
     loop {
@@ -190,14 +190,14 @@ fn write_until_full(cx: &mut StreamContext<'_>, id: ConnectionId, bytes: &[u8]) 
     }
 }
 
-/// Returns a side that writes all of `out` in odd pieces, shuts down, and checks that it reads `expected`, driven by
-/// edges only.
+/// Returns a handler that writes `out` in pieces of irregular size, shuts down, and checks that it reads `expected`. It acts only on
+/// edges. Also returns the number of bytes read.
 fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (Script, Rc<Cell<usize>>) {
     let read = Rc::new(Cell::new(0));
     let count = Rc::clone(&read);
     let (mut written, mut step) = (0, seed);
     let script = Script::new(move |cx, id, news| {
-        // Sizes around those of messages and segments.
+        // The sizes are near those of messages and of TCP segments.
         let mut piece = |most: usize| {
             step = step.wrapping_mul(25_214_903_917).wrapping_add(11);
             1 + (step >> 16) % [7, 100, 1500, 8191, 8192, 8193, most][(step >> 40) % 7]
@@ -237,7 +237,8 @@ fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (
     (script, read)
 }
 
-/// Megabytes in odd pieces, in both directions at the same time, byte by byte; with small windows and large ones.
+/// Megabytes are sent in pieces of irregular size, in both directions at the same time, with small and large windows. Every byte must
+/// arrive in order.
 pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
     for (depth, max_message, len) in [(64, 8192, 4 << 20), (5, 100, 50_000), (8, 65_536, 3 << 20)] {
         let (up, down) = (pattern(1, len), pattern(2, len + len / 3));
@@ -254,7 +255,8 @@ pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
     }
 }
 
-/// A reader that does not read stops the writer with bounded memory. One that reads lets it continue, with one edge.
+/// If a reader does not read, the writer must stop, and memory must stay bounded. When the reader reads, the writer must continue after
+/// one edge.
 pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(16).buffer_size(1000);
     let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
@@ -263,7 +265,7 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     for round in 0..10 {
         let (mut cx, id) = d.here();
         sent += write_until_full(&mut cx, id, &bytes[sent..]);
-        // Unread bytes occupy the reader's receives; two of them are never used.
+        // Unread bytes occupy the reader's receives. Two receives are reserved and never used for them.
         loop {
             let before = sent;
             for _ in 0..20 {
@@ -294,7 +296,8 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     d.finish();
 }
 
-/// Each direction ends separately; the other continues. The end waits for room.
+/// Each direction must end separately, and the other one must continue. If the window is closed, the end of a direction must wait for
+/// credit.
 pub fn half_close_each_way(setup: &Setup) {
     for full in [false, true] {
         let config = setup.config().receive_depth(8);
@@ -319,7 +322,7 @@ pub fn half_close_each_way(setup: &Setup) {
             assert!(now() < deadline, "no end after {} of {sent} bytes", got.len());
         }
         assert!(got == bytes[..sent]);
-        // A reader that has finished does not get the edge twice.
+        // A reader that has already read to the end must not get another edge for it.
         assert_eq!(d.s.handler.count(&News::Hangup), 1);
         let (mut cx, id) = d.there();
         let answered = write_until_full(&mut cx, id, &bytes);
@@ -339,8 +342,8 @@ pub fn half_close_each_way(setup: &Setup) {
     }
 }
 
-/// When a peer dies, the earlier bytes are readable in the last callback, an error follows them, and then the stream is
-/// stale.
+/// When the peer dies, the bytes that arrived earlier must be readable in the last callback, and then an error must follow. Afterwards
+/// the stream's id must be invalid.
 pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     let expected = bytes.clone();
@@ -362,11 +365,11 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &bytes);
 }
 
-/// Unread bytes are dropped with the stream, so a peer that resets its connections cannot use up the memory of others.
+/// Unread bytes must be dropped with their stream. Otherwise a peer that resets its connections could use up memory.
 pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), Script::quiet()), &bytes);
-    // A program that takes the unread bytes holds them until it has read them.
+    // If a program takes the unread bytes when the stream ends, they must be available until it has read them.
     let (client, rest) = Script::keeper();
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &[]);
     assert!(rest.borrow().is_empty());
@@ -379,8 +382,8 @@ pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     until_at_home(&mut ended);
 }
 
-/// Writes from the server, which then is dropped, without a reader; after that all buffers of the client are in their
-/// pools.
+/// Writes bytes from the server and then drops the server. The client does not read them. Checks that all buffers of the client are in
+/// their pools afterwards, and returns the client.
 fn end_with_the_peer(d: Duo, bytes: &[u8]) -> (Reactor, Streams<Script>) {
     let mut ended = end_while(d, bytes, |_| true);
     until_at_home(&mut ended);
@@ -414,13 +417,13 @@ fn until_at_home((client, c): &mut (Reactor, Streams<Script>)) {
     }
 }
 
-/// `close` is legal in every callback, and only the last callback follows.
+/// A handler may call `close` in every callback. Afterwards only the last callback may follow.
 pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     type Condition = fn(&News, bool) -> bool;
     let conditions: [Condition; 6] = [
         |news, _| *news == News::Open,
         |news, _| *news == News::Readable,
-        // If a read returns the peer's end and the stream is closed then, no hang-up follows.
+        // If a read has returned the end of the peer's direction and the stream is then closed, no hang-up must be reported.
         |news, at_end| *news == News::Readable && at_end,
         |news, _| *news == News::Writable,
         |news, _| *news == News::Hangup,
@@ -461,7 +464,7 @@ pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     }
 }
 
-/// Reads all available bytes. Returns true if the peer has finished.
+/// Reads all bytes that are available. Returns true if the peer has ended its direction.
 fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
     let mut bytes = [0; 10_000];
     loop {
@@ -473,7 +476,7 @@ fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
     }
 }
 
-/// Small writes of one turn share a message. Reads of any size return the written bytes, without a copy in between.
+/// Several small writes in one turn must be sent as one message. Reads of any size must return the written bytes, without a copy.
 pub fn small_writes_share_a_message(setup: &Setup) {
     let mut d = Duo::new(setup, setup.config().buffer_size(1000), Script::quiet(), Script::quiet());
     let before = d.client.stats().messages.sent;
@@ -493,8 +496,8 @@ pub fn small_writes_share_a_message(setup: &Setup) {
         stream.consume(message.len());
     }
     assert_eq!(cx.stream(id).fill_buf().expect_err("empty").kind(), ErrorKind::WouldBlock);
-    // An answer is written in the same turn as an unread question. The question is dropped with the stream, and the
-    // peer gets an error.
+    // The stream is closed with an unread message, after an answer was written in the same turn. The message must be dropped, and the
+    // peer must get an error.
     let (mut cx, id) = d.here();
     cx.stream(id).write_all(b"unread").expect("room");
     d.until("it is there", |d| d.server.stats().messages.bytes_received == 2506);
@@ -505,7 +508,7 @@ pub fn small_writes_share_a_message(setup: &Setup) {
     d.finish();
 }
 
-/// Bytes written before `close` arrive, however slowly the peer reads, and an end behind them.
+/// Bytes that were written before `close` must arrive, even if the peer reads slowly. The end must follow them.
 pub fn close_delivers_what_was_written(setup: &Setup) {
     let config = setup.config().receive_depth(8);
     let (server, rest) = Script::keeper();
@@ -536,16 +539,16 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
     d.finish();
 }
 
-/// A closed stream ends after its linger time, even if nobody reads the bytes before its end.
+/// A closed stream must end after its linger time, even if the peer does not read the bytes before its end.
 pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let config = setup.config().receive_depth(8);
     let (server, rest) = Script::keeper();
     let mut d = Duo::new(setup, config, server, Script::quiet());
     d.c = d.c.linger(Duration::from_millis(100));
-    // This side gets the last credit that is not held by bytes, so that no pong makes room for the end later.
+    // This write uses the last credit that is not held by unread bytes. So no pong can later bring credit for the end of the stream.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
-    // Timers count from the start of their turn, and the turn of the close began after this.
+    // A timer counts from the start of its turn. `start` is read before the turn of the close begins.
     let start = now();
     d.until("a byte", |d| d.c.handler.count(&News::Readable) == 1);
     let (mut cx, id) = d.here();
@@ -562,7 +565,7 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     d.finish();
 }
 
-/// Bytes after the end violate the protocol.
+/// Bytes that follow the end of a direction must be treated as a violation of the protocol.
 pub fn bytes_after_the_end_are_a_violation(setup: &Setup) {
     let mut server = (setup.reactor)(setup.config()).expect("a reactor");
     let mut s = Streams::new(Script::new(|cx, id, news| {

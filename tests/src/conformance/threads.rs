@@ -1,4 +1,4 @@
-//! Other threads: their messages, their sends, and their handles after the end of the reactor.
+//! The tests of other threads: their messages to the reactor, their sends, and their handles after the end of the reactor.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -13,7 +13,7 @@ use super::harness::{Event, PATIENCE, Pair, Probe, Setup};
 const THREADS: u32 = 4;
 const EACH: u32 = 5_000;
 
-/// A message of another thread.
+/// A message that another thread sends to the reactor.
 #[derive(Debug, PartialEq, Eq)]
 struct Said {
     thread: u32,
@@ -57,8 +57,8 @@ impl Handler<Said> for Listener {
     }
 }
 
-/// Every message of every thread arrives once, in its thread's order, though the reactor sleeps in between. Wake-ups
-/// are coalesced.
+/// Each message of each thread must arrive once, in the order of its thread, although the reactor sleeps between them. Several messages
+/// must cause only one wake-up.
 #[allow(clippy::disallowed_methods, reason = "other threads are what is tested")]
 pub fn messages_of_other_threads_arrive(setup: &Setup) {
     let mut reactor = Reactor::<Said>::with_messages(setup.config()).expect("a reactor");
@@ -79,13 +79,13 @@ pub fn messages_of_other_threads_arrive(setup: &Setup) {
     remote.wake();
 }
 
-/// Sends from other threads are posted in order and wait for a closed window. Messages are released on another thread,
-/// and both sides have all their buffers in the end.
+/// Sends from other threads must be posted in order, and must wait while the window is closed. Messages are released on another thread.
+/// In the end, both sides must have all their buffers.
 #[allow(clippy::disallowed_methods, reason = "other threads are what is tested")]
 pub fn other_threads_send_and_let_go(setup: &Setup) {
     const COUNT: u32 = 3_000;
     let config = setup.config().receive_depth(8).send_depth(4);
-    // Messages that another thread holds keep the window closed, so the echoes wait.
+    // The other thread holds messages, so the window stays closed and the echoes must wait.
     let mut echoes = VecDeque::new();
     let mut server = Probe::new(move |cx, event| {
         let (Event::Recv(conn, _) | Event::Writable(conn)) = event else { return };
@@ -116,7 +116,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
         }
         remote
     });
-    // The other thread checks the order and releases the messages.
+    // The other thread checks the order of the messages, and releases them.
     let checker = thread::spawn(move || {
         for (nth, message) in (0_u32..).zip(released) {
             assert_eq!(*message, nth.to_le_bytes(), "in order");
@@ -139,7 +139,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     assert_eq!(client.pool_levels().0, client.pool_levels().1, "all buffers are home");
 }
 
-/// A full queue refuses a message and returns it; a turn of the reactor makes room.
+/// A full queue must refuse a message and return it to the caller. A turn of the reactor must free space in the queue.
 pub fn a_full_queue_refuses(setup: &Setup) {
     let mut reactor = Reactor::<u8>::with_messages(setup.config().handle_queue(2)).expect("a reactor");
     struct Sum(u32);

@@ -1,4 +1,4 @@
-//! Messages.
+//! The tests of messages.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use rdma_reactor::{DisconnectReason, Outcome, RegionOptions, SendErrorKind, Wait
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 
-/// Messages of every size from nothing to the limit come back unchanged.
+/// Messages of every size, from empty to the limit, must be echoed unchanged.
 pub fn every_size_arrives_intact(setup: &Setup) {
     let max = 300_000;
     let config = setup.config().buffer_size(max).receive_depth(8).send_depth(8);
@@ -26,7 +26,7 @@ pub fn every_size_arrives_intact(setup: &Setup) {
     p.finish();
 }
 
-/// Every accepted send completes once, in order, as sent (the probe checks it); batches too.
+/// Every accepted send must complete once, in order, as sent; the probe checks this. The test covers single sends and batches.
 pub fn sends_complete_once_and_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -44,8 +44,8 @@ pub fn sends_complete_once_and_in_order(setup: &Setup) {
     p.finish();
 }
 
-/// With quiet sends `on_send_complete` is not called for copied messages of any length, but for everything else. All messages arrive, also
-/// those in front of a close, and their slots and buffers are released.
+/// With quiet sends, `on_send_complete` must not be called for copied messages, whatever their length. For all other sends, it must be
+/// called. All messages must arrive, even those sent immediately before a close. Their send slots and buffers must be released.
 pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     const MESSAGES: u64 = 600;
     for (lengths, by_a_timer) in [(&[10][..], false), (&[10, 8193, 300_000], true)] {
@@ -71,7 +71,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         let conn = p.connect();
         p.until("all have arrived", |p| p.s.received == MESSAGES);
         assert_eq!(p.c.sent, 0, "copied messages are not reported");
-        // Memory that the program waits to use again is reported.
+        // The completion of a send from a region must be reported, because the program waits for it before it reuses the memory.
         p.c.record_messages = true;
         let sent = p.client.context().send(conn, b"one more").expect("room");
         let mut region = p.client.context().register(conn, 100, &RegionOptions::default()).expect("memory");
@@ -81,7 +81,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         p.until("it is reported", |p| p.c.sent == 1);
         let told = p.c.events.iter().rev().find(|event| matches!(event, Event::Sent(..)));
         assert_eq!(told, Some(&Event::Sent(conn, from_region.sequence(), Outcome::Sent)));
-        // The sends in front of a close complete with the goodbye.
+        // The sends before a close complete together with the goodbye.
         if by_a_timer {
             p.client.context().set_timer(Duration::ZERO, 0);
         } else {
@@ -96,7 +96,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     }
 }
 
-/// A disconnect waits for no unreported send, regardless of the side that began it.
+/// A disconnect must not wait for sends whose completions are not reported, whichever side began it.
 pub fn an_end_does_not_wait_for_quiet_sends(setup: &Setup) {
     for abort in [false, true] {
         let mut p = Pair::new(setup, setup.config().quiet_sends(true), Probe::echo(), Probe::default());
@@ -115,7 +115,8 @@ pub fn an_end_does_not_wait_for_quiet_sends(setup: &Setup) {
     }
 }
 
-/// Buffers that are filled in place are sent in order with copied sends, and an unsent one returns to its pool.
+/// Messages that the program writes directly into send buffers must be sent in order with copied messages. A buffer that is not sent
+/// must return to its pool.
 pub fn in_place_buffers(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -139,7 +140,7 @@ pub fn in_place_buffers(setup: &Setup) {
     p.finish();
 }
 
-/// A message that cannot be sent is refused with a reason, and its buffer is returned.
+/// A message that cannot be sent must be refused with a reason, and its buffer must be returned to the program.
 pub fn too_long_and_closed_are_refused(setup: &Setup) {
     let server = setup.config().buffer_size(100).large_messages(|l| l.max_message = 0);
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
@@ -173,7 +174,8 @@ pub fn both_wait_modes(setup: &Setup) {
     }
 }
 
-/// A turn handles the messages that its budget allows, reports remaining work, and waits no longer than its timeout.
+/// A turn must handle only as many messages as its budget permits, must report if work remains, and must wait no longer than its
+/// timeout.
 pub fn turns_are_bounded_and_say_so(setup: &Setup) {
     let config = setup.config().completions(|c| c.per_turn = 4);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -182,7 +184,7 @@ pub fn turns_are_bounded_and_say_so(setup: &Setup) {
         p.client.context().send(conn, &[i]).expect("room");
     }
     p.until("all are delivered", |p| p.s.received == 40);
-    // From now on the server runs no turn, and then finds all messages waiting.
+    // From now on the server takes no turns, so all of these messages wait when it takes the next one.
     for i in 0..40 {
         while p.client.context().send(conn, &[i]).is_err() {
             p.turn();

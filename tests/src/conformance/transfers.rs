@@ -1,4 +1,4 @@
-//! Transfers of lists: many pieces, and one completion.
+//! The tests of transfers: lists of many pieces, each with a single completion.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use rdma_reactor::{
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// The length of a block, bytes. Below it: the number of blocks, which exceeds the send queue of all settings.
+/// The length of a block, in bytes. `BLOCKS` is their number, which exceeds the length of every send queue in these tests.
 const BLOCK: usize = 48;
 const BLOCKS: usize = 1000;
 
-/// A connected pair, and a region of each side with room for all blocks.
+/// A connected pair. Each side has a region with space for all blocks.
 struct Bench {
     p: Pair,
     here: ConnectionId,
@@ -35,13 +35,13 @@ fn bench(setup: &Setup, send_depth: u32) -> Bench {
     Bench { p, here, remote, local }
 }
 
-/// Returns the pieces of a list: local block `n` is remote block `n * 7`, modulo their number.
+/// Returns the pieces of a list. Local block `n` corresponds to remote block `n * 7`, modulo the number of blocks.
 fn pieces(remote: &Region) -> Vec<Piece> {
     let block = |n: usize| remote.remote().part((n * 7 % BLOCKS * BLOCK) as u64, BLOCK as u64).expect("inside");
     (0..BLOCKS).map(|n| Piece::new(n * BLOCK, block(n))).collect()
 }
 
-/// Returns the remote content when all blocks have arrived.
+/// Returns the expected content of the remote region after all blocks of `bytes` were written.
 fn shuffled(bytes: &[u8]) -> Vec<u8> {
     let mut out = vec![0; bytes.len()];
     for (n, block) in bytes.chunks(BLOCK).enumerate() {
@@ -69,7 +69,7 @@ impl Bench {
         self.p.client.context().transfer(self.here, Transfer::Read(&mut [&mut self.local]), pieces, options)
     }
 
-    /// Waits for the end of a transfer. Returns it.
+    /// Waits for the end of a transfer, and returns its result.
     fn end(&mut self, transfer: TransferId) -> TransferEnd {
         let find = |p: &Pair| {
             p.c.events.iter().find_map(|event| match event {
@@ -81,13 +81,13 @@ impl Bench {
         find(&self.p).expect("just seen")
     }
 
-    /// Returns true if a completed write is known to be placed.
+    /// Returns true if, on this device, the completion of a write shows that the bytes have arrived.
     fn proves(&mut self) -> bool {
         let features = self.p.client.context().capabilities(self.here).expect("connected").features;
         features.contains(Features::ACKNOWLEDGED_WRITES)
     }
 
-    /// Checks that the connection continues, and that it ends in order.
+    /// Checks that the connection still works, and that it can be closed in order.
     fn finish(mut self) {
         let received = self.p.s.received;
         self.p.client.context().send(self.here, b"on").expect("room");
@@ -97,8 +97,8 @@ impl Bench {
     }
 }
 
-/// Lists are written and read with send queues of any size, with one completion each. A message or immediate data arrives behind the last
-/// byte.
+/// Lists must be written and read with send queues of any length, and must have one completion each. A message or immediate data that
+/// belongs to a list must arrive after its last byte.
 pub fn lists_have_one_end(setup: &Setup) {
     for send_depth in [1, 5, 64] {
         let mut b = bench(setup, send_depth);
@@ -127,13 +127,13 @@ pub fn lists_have_one_end(setup: &Setup) {
     }
 }
 
-/// A write with confirmation is placed when it has ended.
+/// A write with confirmation may complete only after its bytes have arrived.
 pub fn a_confirmed_write_is_there(setup: &Setup) {
     let mut b = bench(setup, 64);
     let bytes = pattern(2, BLOCK * BLOCKS);
     b.local.copy_from(0, &bytes).expect("nothing is lent");
     let mut list = pieces(&b.remote);
-    // An empty piece at the end needs no request.
+    // The list ends with an empty piece, for which nothing is posted.
     list.push(Piece::new(0, b.remote.remote().part(0, 0).expect("inside")));
     let write = b.write(list, &soon().confirm()).expect("it is open");
     let end = b.end(write);
@@ -142,7 +142,7 @@ pub fn a_confirmed_write_is_there(setup: &Setup) {
     b.finish();
 }
 
-/// Lists, messages and single operations progress next to each other, and none waits forever.
+/// Lists, messages and single operations share a send queue. All must make progress, and none may wait forever.
 pub fn lists_and_messages_share_the_queue(setup: &Setup) {
     for send_depth in [1, 4, 64] {
         let mut b = bench(setup, send_depth);
@@ -168,7 +168,7 @@ pub fn lists_and_messages_share_the_queue(setup: &Setup) {
     }
 }
 
-/// Invalid lists are refused immediately, and nothing is posted or lent.
+/// Invalid lists must be refused immediately. Nothing may be posted or lent.
 pub fn careless_lists_are_refused(setup: &Setup) {
     let mut b = bench(setup, 64);
     let list = pieces(&b.remote);
@@ -205,8 +205,8 @@ pub fn careless_lists_are_refused(setup: &Setup) {
     b.p.finish();
 }
 
-/// A cancelled transfer ends when its posted operations have completed, and reports the pieces that were not touched. A transfer without
-/// time ends before anything is posted. The connection continues.
+/// A cancelled transfer must end when its posted operations have completed, and must report the pieces that were not touched. A
+/// transfer whose time limit is zero must end before anything is posted. The connection must continue.
 pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
     let mut b = bench(setup, 8);
     let list = pieces(&b.remote);
@@ -234,12 +234,12 @@ pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
     b.finish();
 }
 
-/// Returns the content that a reader gets from these bytes.
+/// Returns the expected content of the local region after all blocks of `bytes` were read.
 fn shuffled_back(bytes: &[u8]) -> Vec<u8> {
     (0..BLOCKS).flat_map(|n| &bytes[n * 7 % BLOCKS * BLOCK..][..BLOCK]).copied().collect()
 }
 
-/// A closed connection finishes its lists first.
+/// A close must wait until the lists have completed.
 pub fn a_close_waits_for_lists(setup: &Setup) {
     let mut b = bench(setup, 16);
     let bytes = pattern(5, BLOCK * BLOCKS);
@@ -258,8 +258,8 @@ pub fn a_close_waits_for_lists(setup: &Setup) {
     b.p.finish();
 }
 
-/// A wrong key in the middle of a list ends the connection. The list ends once, reports no more than is known, and ends before the
-/// connection does.
+/// If a piece in the middle of a list has a wrong key, the connection must end. The list must end once, before the connection, and may
+/// report only pieces that are known to have arrived.
 pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
     for reads in [true, false] {
         let mut b = bench(setup, 64);
@@ -270,7 +270,7 @@ pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
         sources.copy_from(0, &bytes).expect("nothing is lent");
         let transfer = match reads {
             true => b.read(list, &soon().message(b"never")),
-            // The reactor requests a confirmation.
+            // The write has a confirmation, because otherwise it could complete before the peer refuses it.
             false => b.write(list, &soon().confirm().message(b"never")),
         };
         let end = b.end(transfer.expect("it is open"));
@@ -289,7 +289,7 @@ pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
     }
 }
 
-/// A peer that disconnects in the middle ends the transfer with the connection.
+/// If the peer disconnects during a transfer, the transfer must end with the connection.
 pub fn a_list_ends_with_its_peer(setup: &Setup) {
     for reads in [true, false] {
         let mut b = bench(setup, 8);
@@ -303,7 +303,7 @@ pub fn a_list_ends_with_its_peer(setup: &Setup) {
         b.p.server.context().abort(there);
         for transfer in [first, second] {
             let end = b.end(transfer.expect("it is open"));
-            // The transfer may have been faster.
+            // The transfer may have completed before the disconnect.
             assert!(matches!(end.outcome, TransferOutcome::Failed(_) | TransferOutcome::Done), "{:?}", end.outcome);
             assert!(end.there + end.unknown <= BLOCKS);
         }

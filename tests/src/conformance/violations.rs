@@ -1,5 +1,5 @@
-//! Peers that speak the framing by hand and violate its rules. Their connections end for that reason, and the others
-//! continue.
+//! The tests of peers that violate the protocol. Such a peer is made with raw framing, and writes the frames of the library itself. Its
+//! connection must end with the violation as the reason. All other connections must continue.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rdma_reactor::{
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// Returns a correct greeting, see `docs/wire.md`.
+/// Returns a valid greeting with this window, see `docs/wire.md`.
 #[must_use]
 pub fn greeting(window: u32) -> Vec<u8> {
     let mut bytes = b"RDXR\x02\0\0\0".to_vec();
@@ -20,7 +20,7 @@ pub fn greeting(window: u32) -> Vec<u8> {
     bytes
 }
 
-/// Returns a message, see `docs/wire.md`.
+/// Returns a frame of the protocol, see `docs/wire.md`.
 #[must_use]
 pub fn message(kind: u8, grant: u32, payload: &[u8]) -> Vec<u8> {
     [&[kind, 0, 0, 0], &grant.to_le_bytes()[..], payload].concat()
@@ -34,16 +34,16 @@ const IMMEDIATE: u8 = 5;
 const OFFER: u8 = 6;
 const FETCHED: u8 = 7;
 const REFUSED: u8 = 12;
-/// The number of receives that the honest side believes its peer has.
+/// The window in the false peer's greeting: the number of receives that it claims to have.
 pub const WINDOW: u32 = 64;
 
-/// Returns an offer of `len` bytes.
+/// Returns a frame that offers a message of `len` bytes.
 fn offer(id: u32, len: u64) -> Vec<u8> {
     let words = [&id.to_le_bytes()[..], &[0; 4], &0x1000_u64.to_le_bytes(), &len.to_le_bytes(), &[0; 4]];
     message(OFFER, WINDOW, &words.concat())
 }
 
-/// Connects by hand, and sends a hello. Returns the ids of the connection on the rude and on the honest side.
+/// Connects a false peer with raw framing, and sends a hello. Returns the false peer's id of the connection, and the honest side's.
 pub(super) fn rude(p: &mut Pair) -> (ConnectionId, ConnectionId) {
     let known = p.s.count(|e| matches!(e, Event::Connect(..)));
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
@@ -64,7 +64,7 @@ pub(super) fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     })
 }
 
-/// Each message that no honest peer sends ends its connection with the reason, and no other connection.
+/// Each frame that no honest peer sends must end its connection with the reason. All other connections must continue.
 pub fn rude_messages_end_their_connection(setup: &Setup) {
     let mut p =
         Pair::new(setup, setup.config().large_messages(|l| l.max_message = 1 << 20), Probe::echo(), Probe::default());
@@ -98,7 +98,7 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
         p.until(what, |p| reason(p, there).is_some());
         assert_eq!(reason(&p, there), Some(DisconnectReason::PeerViolation(violation)), "{what}");
     }
-    // The others are unchanged.
+    // The honest connection must still echo.
     let before = p.c.received;
     p.client.context().send(honest, b"still here").expect("room");
     p.until("the echo", |p| p.c.received == before + 1);
@@ -106,11 +106,11 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
     p.finish();
 }
 
-/// Offers past the limit on offers in flight end the connection before any resource was used for them, and so does a second offer with a
-/// number that is in use.
+/// If a peer has more offers in flight than the limit, its connection must end before memory is used for the excess. The same applies
+/// to a second offer with a number that is in use.
 pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     for numbers in [(0..17).collect::<Vec<u32>>(), vec![3, 3]] {
-        // There is no memory for any of them, so the first one waits.
+        // The memory for large messages is too small for any of these offers, so the first one waits.
         let config = setup.config().large_messages(|l| l.max_message = 1 << 20).large_messages(|l| l.memory = 1 << 20);
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         let (here, there) = rude(&mut p);
@@ -118,7 +118,7 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
             p.client.context().send(here, &offer(*number, 1 << 20)).expect("room");
         }
         p.until("the end", |p| reason(p, there).is_some());
-        // The keys are invalid, so reading the first offer may fail before the last one is processed.
+        // The keys in the offers are invalid. So reading the first message may fail before the last offer is processed.
         let reason = reason(&p, there).expect("just seen");
         let refused = reason == DisconnectReason::PeerViolation(PeerViolation::InvalidOffer);
         let failed = matches!(reason, DisconnectReason::Transport(_) | DisconnectReason::Lost);
@@ -128,25 +128,26 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     }
 }
 
-/// A peer that sends without credits loses its connection in one of two ways; a neighbour is not affected.
+/// A peer that sends without credits must lose its connection, by a detected violation or by an error of the device. A neighbour must
+/// not be affected.
 pub fn sending_without_credits_is_noticed(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config().receive_depth(5), Probe::echo(), Probe::default());
     p.c.record_messages = false;
     let honest = p.connect();
     let (here, there) = rude(&mut p);
-    // The peer sends far more messages than there are receives.
+    // The peer sends far more messages than the server has receives.
     let mut cx = p.client.context();
     for _ in 0..40 {
         cx.send(here, &message(DATA, WINDOW, b"flood")).expect("room");
     }
-    // On a network that waits for receives all messages arrive, and nothing was overrun in the end.
+    // Some networks wait until a receive is posted. Then all messages may arrive, and no violation is detected.
     p.until("it ended, or all arrived", |p| reason(p, there).is_some() || p.s.received >= 40);
     if let Some(reason) = reason(&p, there) {
         let blamed = !matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::KeepaliveTimeout);
         assert!(blamed, "{reason:?}");
     }
     let before = p.c.received;
-    // On a slow machine, a ping may hold one of the two credits for a moment.
+    // On a slow machine, a ping may use one of the two credits for a moment, so the send is retried.
     while p.client.context().send(honest, b"still here").is_err() {
         p.turn();
     }
@@ -154,7 +155,8 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
     p.finish();
 }
 
-/// A peer that never grants credits receives nothing more, and its connection ends because it does not answer either.
+/// A peer that never grants credits must receive nothing beyond its first window. Its connection must end, because it does not answer
+/// pings.
 pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
     let config = setup
         .config()
@@ -168,7 +170,7 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
             p.turn();
         }
     }
-    // On a slow machine, the peer was pinged meanwhile. Such a ping uses a credit of the window, unless the window was full.
+    // On a slow machine, the server may have sent pings. Each ping uses a credit of the window, so fewer messages may have been sent.
     let (window, pings) = (u64::from(WINDOW) - 3, p.server.stats().connections.pings);
     let expected = window.saturating_sub(pings)..=window;
     assert!(expected.contains(&taken), "{taken} of the window without what is kept for control, {expected:?}");
@@ -178,7 +180,7 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
     p.finish();
 }
 
-/// A wrong greeting is refused with its reason.
+/// A wrong greeting must be refused with the reason.
 pub fn wrong_greetings_are_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let with = |at: usize, byte: u8| {

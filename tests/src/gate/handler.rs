@@ -1,4 +1,4 @@
-//! A program behind a gate.
+//! A handler that can panic at the request of a test.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rdma_reactor::{
 
 use super::{Call, Gate};
 
-/// A [`Handler`] that queries a [`Gate`] at the end of each callback, and panics if the gate requests it.
+/// A [`Handler`] that queries a [`Gate`] at the end of each callback. It panics if the gate requests that.
 #[derive(Debug)]
 pub struct GatedHandler<H> {
     inner: H,
@@ -17,12 +17,12 @@ pub struct GatedHandler<H> {
 }
 
 impl<H> GatedHandler<H> {
-    /// Puts a gate behind `inner`.
+    /// Makes a handler that forwards to `inner` and queries `gate`.
     pub const fn new(inner: H, gate: Gate) -> Self {
         Self { inner, gate }
     }
 
-    /// Forwards a callback.
+    /// Forwards a callback, then queries the gate.
     fn pass<R>(&mut self, call: impl FnOnce(&mut H) -> R) -> R {
         let result = call(&mut self.inner);
         if let Some(failure) = self.gate.pass(Call::Callback) {

@@ -1,8 +1,8 @@
-//! The fallible calls below a reactor, counted by kind, and the calls that are to fail.
+//! Counts the calls of a reactor that can fail, by kind, and decides which of them fail in a test.
 //!
-//! [`crate::forward::Forward`] queries a gate before it forwards a call of the reactor to a provider, [`net::GatedNet`] before a call of
-//! the embedded provider reaches its sockets, and [`poller::GatedPoller`] before a call reaches the poller. [`handler::GatedHandler`]
-//! queries it at the end of each callback.
+//! The decisions are queried by these types: [`crate::forward::Forward`] before it forwards a call to a provider, [`net::GatedNet`]
+//! before a call of the embedded provider reaches its sockets, [`poller::GatedPoller`] before a call reaches the poller, and
+//! [`handler::GatedHandler`] at the end of each callback.
 
 pub mod handler;
 pub mod net;
@@ -17,9 +17,9 @@ use rdma_transport::mem::Memory;
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wc::Failure as WorkFailure;
 
-/// The kinds of fallible calls: those of [`Provider`](rdma_transport::provider::Provider), those of
-/// [`Net`](rdma_transport::iwarp::net::Net), which begin with `Net`, those of [`Poller`](rdma_reactor::Poller), and the callbacks of a
-/// program, which fail with a panic.
+/// A kind of call that can fail. There are calls of [`Provider`](rdma_transport::provider::Provider), calls of
+/// [`Net`](rdma_transport::iwarp::net::Net) (with names that begin with `Net`), and calls of [`Poller`](rdma_reactor::Poller). The
+/// callbacks of a program fail by a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "named as the calls")]
 pub enum Call {
@@ -47,7 +47,7 @@ pub enum Call {
     PollCq,
     ReqNotify,
     NextCompletionEvent,
-    /// The call returns no error, but can panic.
+    /// This call returns no error, so it can fail only by a panic.
     Progress,
     EnableExtensions,
     NetPoll,
@@ -68,20 +68,20 @@ pub enum Call {
 /// The way in which a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The call returns an error of the system.
+    /// The call returns a system error with this code.
     Errno(i32),
-    /// The queue is full: `ENOMEM` of `ibv_post_send`(3).
+    /// The queue is full, for which `ibv_post_send`(3) returns `ENOMEM`.
     Full,
-    /// The last work request of the chain fails with an error of the system, and those before it are posted.
+    /// The last work request of the chain fails with a system error. Those before it are posted.
     LastErrno(i32),
-    /// The queue has room for all work requests of the chain but the last.
+    /// The queue has space for all work requests of the chain except for the last one.
     LastFull,
-    /// The call does not return: the provider panics.
+    /// The provider panics, so the call does not return.
     Panic,
 }
 
 impl Failure {
-    /// Returns the error of the system.
+    /// Returns the corresponding system error.
     #[must_use]
     pub fn system(self) -> io::Error {
         match self {
@@ -92,8 +92,8 @@ impl Failure {
     }
 }
 
-/// The objects that the user of a provider has created and not destroyed: handles of the connection manager, regions,
-/// completion queues and shared receive queues.
+/// The numbers of objects that the reactor has created and not destroyed: connection manager ids, regions, completion queues and shared
+/// receive queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the objects")]
 pub struct Objects {
@@ -103,66 +103,66 @@ pub struct Objects {
     pub shared_queues: i64,
 }
 
-/// A spontaneous event of a device.
+/// An event that a device reports without a preceding call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// Each connection has failed with this reason.
+    /// All connections have failed, with this reason.
     Failed(&'static str),
-    /// Each completion queue has overrun, and its later completions are lost.
+    /// All completion queues have overrun, so their further completions are lost.
     Overrun,
-    /// The numbers of the queue pairs of all connections may be used again.
+    /// The time-wait of all connections has ended, so the numbers of their queue pairs may be used again.
     Timewait,
-    /// The device is being removed, until [`Gate::plug_in`].
+    /// The device is being removed. It stays away until [`Gate::plug_in`].
     Removal,
     /// An event of the device.
     Device(DeviceEventKind),
 }
 
-/// The way in which the address of a connection fails to resolve.
+/// The way in which address resolution fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unresolved {
-    /// The provider reports that no device reaches the address.
+    /// The provider reports that no device can reach the address.
     Failed,
-    /// The provider reports nothing.
+    /// The provider never reports a result.
     Silent,
 }
 
-/// A call that is to fail.
+/// A requested failure of a call.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
-    /// The number of the call among those of its kind, from 0.
+    /// The number of the call that fails, among the calls of its kind. The first one has the number 0.
     nth: u32,
     failure: Failure,
-    /// Later calls of the kind fail, too.
+    /// True if all later calls of this kind fail too.
     lasting: bool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     counts: BTreeMap<Call, u32>,
-    /// The calls that are to fail, by kind.
+    /// The requested failures, by the kind of call.
     faults: BTreeMap<Call, Fault>,
     failed: BTreeMap<Call, u32>,
     objects: Objects,
-    /// The failure of the next completion.
+    /// The requested failure of the next completion.
     completion: Option<WorkFailure>,
     said: VecDeque<Said>,
     unplugged: bool,
-    /// `Established` events of accepted connections are dropped.
+    /// True if `Established` events of accepted connections are dropped.
     loses_beginnings: bool,
-    /// The address of the first listener moves next.
+    /// True if the address of the first listener must move to another device next.
     moves: bool,
-    /// The address of the next connection of this side fails to resolve.
+    /// The requested failure of the next address resolution.
     unresolved: Option<Unresolved>,
-    /// The keys of the peer that the next messages invalidate.
+    /// The keys of the peer that the next messages must invalidate, one for each message.
     taken_back: VecDeque<RemoteKey>,
-    /// All memory that was registered so far.
+    /// All memory that was registered so far. Some of it may have been freed.
     memories: Vec<Weak<Memory>>,
     /// The addresses of regions that the device has refused to release, or whose remote keys it has refused to release.
     refused: BTreeSet<u64>,
 }
 
-/// The gate. See the [module](self). Clones are the same gate.
+/// The gate, see the [module](self). Clones share the same state.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<Mutex<State>>);
 
@@ -171,123 +171,124 @@ impl Gate {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails one call: the `nth` of its kind, from 0, counted from the beginning.
+    /// Lets one call fail: the call number `nth` of its kind. Calls are numbered from 0 since the beginning.
     pub fn fail_nth(&self, call: Call, nth: u32, failure: Failure) {
         self.state().faults.insert(call, Fault { nth, failure, lasting: false });
     }
 
-    /// Fails all calls of a kind with `EIO` after `more` of them.
+    /// After `more` further calls of this kind, lets all calls of the kind fail with `EIO`.
     pub fn break_after(&self, call: Call, more: u32) {
         let mut state = self.state();
         let nth = state.counts.get(&call).copied().unwrap_or(0) + more;
         state.faults.insert(call, Fault { nth, failure: Failure::Errno(libc::EIO), lasting: true });
     }
 
-    /// Makes the next call of a kind panic.
+    /// Lets the next call of this kind panic.
     pub fn panic_next(&self, call: Call) {
         let nth = self.state().counts.get(&call).copied().unwrap_or(0);
         self.fail_nth(call, nth, Failure::Panic);
     }
 
-    /// Fails the next completion.
+    /// Lets the next completion be a failure.
     pub fn fail_completion(&self, failure: WorkFailure) {
         self.state().completion = Some(failure);
     }
 
-    /// Requests a spontaneous event of the device.
+    /// Requests an event that the device then reports.
     pub fn say(&self, said: Said) {
         let mut state = self.state();
         state.unplugged |= said == Said::Removal;
         state.said.push_back(said);
     }
 
-    /// Removes and returns the requested event of the device.
+    /// Removes and returns the oldest requested event.
     #[must_use]
     pub fn takes_said(&self) -> Option<Said> {
         self.state().said.pop_front()
     }
 
-    /// Adds the removed device again.
+    /// Makes the removed device available again.
     pub fn plug_in(&self) {
         self.state().unplugged = false;
     }
 
-    /// Returns true if the device was removed.
+    /// Returns true if the device is removed.
     #[must_use]
     pub fn is_unplugged(&self) -> bool {
         self.state().unplugged
     }
 
-    /// Drops all further `Established` events of accepted connections.
+    /// From now on, drops the `Established` events of accepted connections.
     pub fn lose_beginnings(&self) {
         self.state().loses_beginnings = true;
     }
 
-    /// Returns true if these events are dropped.
+    /// Returns true if `Established` events of accepted connections are dropped.
     #[must_use]
     pub fn loses_beginnings(&self) -> bool {
         self.state().loses_beginnings
     }
 
-    /// Removes and returns the failure of the next completion.
+    /// Removes and returns the requested failure of the next completion.
     #[must_use]
     pub fn takes_completion(&self) -> Option<WorkFailure> {
         self.state().completion.take()
     }
 
-    /// Fails the address resolution of the next connection of this side, as if no device reached the address.
+    /// Lets the address resolution of the next connect of this side fail in the way `how`.
     pub fn leave_unresolved(&self, how: Unresolved) {
         self.state().unresolved = Some(how);
     }
 
-    /// Removes and returns the request to fail an address resolution.
+    /// Removes and returns the requested failure of an address resolution.
     #[must_use]
     pub fn takes_unresolved(&self) -> Option<Unresolved> {
         self.state().unresolved.take()
     }
 
-    /// Moves the address of the first listener, as a bond does that fails over: the listener is notified, and receives no further requests.
+    /// Moves the address of the first listener to another device, as a failover of a bonded interface does. The listener is notified,
+    /// and receives no further requests.
     pub fn move_address(&self) {
         self.state().moves = true;
     }
 
-    /// Returns true if the address is to move now.
+    /// Returns true if the address must move now, and clears the request.
     #[must_use]
     pub fn takes_move(&self) -> bool {
         std::mem::take(&mut self.state().moves)
     }
 
-    /// Makes the next message invalidate a key of the peer: a Send becomes a Send with Invalidate.
+    /// Requests that the next message invalidates this key of the peer: a Send becomes a Send with Invalidate.
     pub fn take_back(&self, key: RemoteKey) {
         self.state().taken_back.push_back(key);
     }
 
-    /// Returns true if the next message is to invalidate a key.
+    /// Returns true if the next message must invalidate a key.
     #[must_use]
     pub fn is_to_take_key(&self) -> bool {
         !self.state().taken_back.is_empty()
     }
 
-    /// Removes and returns the key that the next message invalidates.
+    /// Removes and returns the key that the next message must invalidate.
     #[must_use]
     pub fn takes_key(&self) -> Option<RemoteKey> {
         self.state().taken_back.pop_front()
     }
 
-    /// Notes that memory was registered.
+    /// Records that this memory was registered.
     pub fn watch(&self, memory: &Arc<Memory>) {
         let mut state = self.state();
         state.memories.retain(|memory| memory.strong_count() > 0);
         state.memories.push(Arc::downgrade(memory));
     }
 
-    /// Returns the number of memories that were registered and still exist, whether or not they are registered now.
+    /// Returns the number of memory objects that were ever registered and are not freed yet.
     #[must_use]
     pub fn memories(&self) -> usize {
         self.state().memories.iter().filter(|memory| memory.strong_count() > 0).count()
     }
 
-    /// Fails no further calls.
+    /// Clears all requested failures of calls.
     pub fn heal(&self) {
         self.state().faults.clear();
     }
@@ -298,31 +299,31 @@ impl Gate {
         self.state().counts.clone()
     }
 
-    /// Returns the number of calls that have failed here.
+    /// Returns the number of calls that have failed at the request of this gate.
     #[must_use]
     pub fn failed(&self) -> u32 {
         self.state().failed.values().sum()
     }
 
-    /// Returns the number of calls of a kind that have failed here.
+    /// Returns the number of calls of this kind that have failed at the request of this gate.
     #[must_use]
     pub fn failed_of(&self, call: Call) -> u32 {
         self.state().failed.get(&call).copied().unwrap_or(0)
     }
 
-    /// Notes that a call has failed in the inner provider.
+    /// Records that a call has failed in the inner provider.
     pub fn note_failed(&self, call: Call) {
         *self.state().failed.entry(call).or_default() += 1;
     }
 
-    /// Fails the next call of a kind, unless a later one is to fail already.
+    /// Lets the next call of this kind fail, unless a failure of the kind is already requested for later.
     pub fn refuse(&self, call: Call) {
         let state = &mut *self.state();
         let nth = state.counts.get(&call).copied().unwrap_or(0);
         state.faults.entry(call).or_insert(Fault { nth, failure: Failure::Errno(libc::EBUSY), lasting: false });
     }
 
-    /// Notes the result of releasing the region at an address, or its remote key.
+    /// Records if releasing a region, or its remote key, has succeeded. `address` identifies the region.
     pub fn note_taken_back(&self, address: u64, is_back: bool) {
         let refused = &mut self.state().refused;
         if is_back {
@@ -332,24 +333,24 @@ impl Gate {
         }
     }
 
-    /// Returns true if the device has failed to release the region at an address, or its remote key.
+    /// Returns true if the device has refused to release the region at this address, or its remote key.
     #[must_use]
     pub fn keeps(&self, address: u64) -> bool {
         self.state().refused.contains(&address)
     }
 
-    /// Returns the existing objects.
+    /// Returns the numbers of objects that exist.
     #[must_use]
     pub fn objects(&self) -> Objects {
         self.state().objects
     }
 
-    /// Notes the creation or destruction of an object.
+    /// Records that an object was created or destroyed.
     pub fn note(&self, change: impl FnOnce(&mut Objects)) {
         change(&mut self.state().objects);
     }
 
-    /// Counts a call. Returns `Some` if it is to fail.
+    /// Counts a call. Returns the requested failure, or `None` if the call must succeed.
     pub fn pass(&self, call: Call) -> Option<Failure> {
         let mut state = self.state();
         let count = state.counts.entry(call).or_default();
@@ -365,10 +366,10 @@ impl Gate {
         Some(fault.failure)
     }
 
-    /// Counts a call of the system, and fails it if requested.
+    /// Counts a system call.
     ///
     /// # Errors
-    /// The requested error.
+    /// The requested failure.
     pub fn system(&self, call: Call) -> io::Result<()> {
         self.pass(call).map_or(Ok(()), |failure| Err(failure.system()))
     }

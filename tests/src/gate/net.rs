@@ -1,4 +1,4 @@
-//! Byte streams behind a gate.
+//! The sockets of the embedded provider, with calls that can fail or be observed.
 
 use std::fmt::Debug;
 use std::io;
@@ -11,18 +11,18 @@ use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
 
 use super::{Call, Gate};
 
-/// An observer of the packets between two processes of a host.
+/// An observer of the packets that processes of one host exchange to set up shared memory.
 pub trait Onlooker: Debug + Send + Sync {
-    /// Reports that a socket was connected to the listener with this name.
+    /// A socket was connected to the listener with this name.
     fn met(&self, socket: SocketId, name: &[u8]);
 
-    /// Reports that a packet is sent with a descriptor. Returns another descriptor to send in its place, or `None`.
+    /// A packet with a descriptor is being sent. If this returns another descriptor, that one is sent instead.
     fn passing(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd>;
 
-    /// Reports that a packet was received with a descriptor.
+    /// A packet with a descriptor was received.
     fn took(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>);
 
-    /// Reports that a socket is closed.
+    /// A socket is being closed.
     fn closing(&self, socket: SocketId);
 }
 
@@ -35,12 +35,12 @@ pub struct GatedNet<N> {
 }
 
 impl<N: Net> GatedNet<N> {
-    /// Puts a gate in front of `inner`.
+    /// Makes sockets that query `gate` before each call of `inner`.
     pub const fn new(inner: N, gate: Gate) -> Self {
         Self { inner, gate, onlooker: None }
     }
 
-    /// Puts an onlooker in front of `inner`.
+    /// Makes sockets that report packets to `onlooker`.
     pub fn seen_by(inner: N, onlooker: Arc<dyn Onlooker>) -> Self {
         Self { inner, gate: Gate::default(), onlooker: Some(onlooker) }
     }

@@ -1,4 +1,4 @@
-//! A poller behind a gate.
+//! A poller with calls that can fail.
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -17,7 +17,7 @@ pub struct GatedPoller<P> {
 }
 
 impl<P: Poller> GatedPoller<P> {
-    /// Puts a gate in front of `inner`.
+    /// Makes a poller that queries `gate` before calls of `inner`.
     pub const fn new(inner: P, gate: Gate) -> Self {
         Self { inner, gate }
     }

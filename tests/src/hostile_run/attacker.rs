@@ -1,4 +1,4 @@
-//! An attacker: sockets that begin to connect, and stop at some stage.
+//! An attacker that opens TCP connections to a server, begins the connection setup, and stops at a certain stage.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
@@ -16,24 +16,25 @@ use super::credentials::Credentials;
 use super::process::{GO, REPORT, answer};
 use super::recording::{MPA_HEADER, Recording, startup_len};
 
-/// The time between two bytes of a slow greeting.
+/// The time between two bytes of an MPA request that is sent slowly.
 const OCTET: Duration = Duration::from_secs(1);
-/// The first address of attackers with many addresses. Below it: the number of addresses.
+/// The first source address of attackers that have many. `MANY` is the number of these addresses.
 const FIRST: u32 = Ipv4Addr::new(127, 0, 1, 1).to_bits();
 const MANY: u64 = 64;
 
-/// The last step of an attacker on a connection.
+/// The stage at which the attacker stops on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
-    /// TCP is connected, and nothing more.
+    /// The TCP connection is established, and nothing is sent.
     Connected,
-    /// The attacker sends a byte of the MPA request each second.
+    /// The attacker sends one byte of the MPA request per second.
     SlowRequest,
-    /// The attacker has sent the MPA request and does not wait for the reply.
+    /// The attacker has sent the MPA request. It does not wait for the reply.
     Requested,
-    /// The first FPDU of the peer-to-peer mode follows the reply. The hello, or the handshake, is missing.
+    /// The attacker has received the MPA reply and sent the first FPDU of MPA's peer-to-peer mode. It does not send the hello or the
+    /// security handshake.
     Started,
-    /// The first part of the handshake that secures the connection follows.
+    /// The attacker has also sent the first part of the security handshake.
     HalfSecured,
     /// The connection is established, and a message was echoed.
     Up,
@@ -42,59 +43,59 @@ pub enum Stage {
 /// The source addresses of attackers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// The address of the honest clients.
+    /// The address that the honest clients use, too.
     Shared,
-    /// Another address.
+    /// A single address that no honest client uses.
     One,
-    /// 64 other addresses.
+    /// 64 addresses that no honest client uses.
     Many,
 }
 
-/// An attacker's plan.
+/// The plan of an attacker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The last step on each connection.
+    /// The stage at which the attacker stops on each connection.
     pub stage: Stage,
-    /// The largest number of open connections.
+    /// The largest number of open connections of the attacker.
     pub held: usize,
-    /// The number of connections per second; `None`: as many as possible.
+    /// The number of new connections per second; `None` for as many as possible.
     pub rate: Option<u32>,
-    /// The source addresses.
+    /// The source addresses of the connections.
     pub source: Source,
-    /// The side that ends a connection.
+    /// The side that ends the connections.
     pub end: End,
 }
 
 /// The side that ends the connections of an attacker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// The server ends them. At the limit of open connections the attacker opens no new one.
+    /// The server. At the limit of open connections, the attacker opens no new one.
     Server,
-    /// The attacker. At the limit of open connections it closes the oldest one for a new one.
+    /// The attacker. At the limit of open connections, it closes the oldest one and opens a new one.
     Renewed,
-    /// The attacker resets each one after the last step.
+    /// The attacker. It resets each connection at the last stage.
     Reset,
 }
 
-/// The settings of the process.
+/// The settings of the attacker's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// The server.
+    /// The address of the server.
     pub server: SocketAddr,
-    /// The credentials of an honest client. The attacker repeats the bytes that the client sends.
+    /// The credentials of an honest client, whose recorded bytes the attacker sends again.
     pub credentials: Credentials,
-    /// The plan.
+    /// The plan of the attack.
     pub plan: Plan,
 }
 
-/// The counters of the attacker.
+/// The counters of an attacker.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// The number of TCP connections, or of messages of a flood.
+    /// The number of TCP connections that were opened. In a flood, the number of messages that were sent.
     pub opened: u64,
-    /// The number of connections that reached the last step.
+    /// The number of connections that have reached the last stage.
     pub reached: u64,
-    /// The number of refused requests.
+    /// The number of MPA requests that the server has refused.
     pub refused: u64,
 }
 
@@ -107,7 +108,7 @@ fn count(what: &AtomicU64) {
 }
 
 impl Source {
-    /// Returns the source address of connection `nth`.
+    /// Returns the source address of connection number `nth`.
     fn address(self, nth: u64) -> Ipv4Addr {
         match self {
             Self::Shared => Ipv4Addr::LOCALHOST,
@@ -117,7 +118,7 @@ impl Source {
     }
 }
 
-/// Creates a socket at an address. A close resets its connection, so that no state remains in the kernel.
+/// Creates a socket with this source address. Closing it resets the connection, so that the kernel keeps no state.
 fn socket(source: Ipv4Addr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(IpAddr::V4(source), 0).into())?;
@@ -126,11 +127,11 @@ fn socket(source: Ipv4Addr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The bytes of a connection.
+/// The bytes that the attacker sends on a connection.
 #[derive(Debug)]
 struct Script {
     request: Vec<u8>,
-    /// The bytes that follow the reply.
+    /// The bytes that the attacker sends after it has received the MPA reply.
     behind: Vec<u8>,
 }
 
@@ -144,7 +145,7 @@ impl Script {
         let frames = match stage {
             Stage::Started => frames.get(..1),
             Stage::HalfSecured => frames.get(..2),
-            // The first two frames, and the message. The frames of an orderly close are omitted.
+            // The first two frames, and the message. The frames of an orderly close are left out.
             Stage::Up => frames.get(..3),
             _ => Some(&[][..]),
         };
@@ -152,15 +153,15 @@ impl Script {
     }
 }
 
-/// An open connection.
+/// An open connection of the attacker.
 #[derive(Debug)]
 struct Held {
     /// The number of the connection.
     nth: u64,
     stream: TcpStream,
-    /// The number of sent bytes of the request.
+    /// The number of bytes of the MPA request that were sent.
     sent: usize,
-    /// The received part of the reply.
+    /// The part of the MPA reply that was received.
     reply: Vec<u8>,
     progress: Progress,
 }
@@ -169,14 +170,14 @@ struct Held {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Connecting,
-    /// TCP is connected, and the request was sent, or is being sent slowly.
+    /// The TCP connection is established. The MPA request was sent, or is being sent slowly.
     Connected,
-    /// The reply was received, and the bytes that follow it were sent.
+    /// The MPA reply was received, and the bytes after it were sent.
     Answered,
 }
 
 impl Held {
-    /// Continues the connection. Returns `None` if it has ended, or is to be reset.
+    /// Continues a connection after an event. Returns `None` if the connection has ended or must be reset.
     fn go_on(&mut self, script: &Script, Plan { stage, end, .. }: Plan) -> Option<()> {
         let reached = || {
             count(&REACHED);
@@ -204,7 +205,7 @@ impl Held {
         loop {
             match self.stream.read(&mut octets) {
                 Ok(0) => return None,
-                // The answer to all sent bytes.
+                // The server has answered to all bytes that were sent, so the last stage is reached.
                 Ok(_) if self.progress == Progress::Answered && end == End::Reset => return reached(),
                 Ok(len) if self.progress == Progress::Connected => self.reply.extend_from_slice(&octets[..len]),
                 Ok(_) => {}
@@ -226,28 +227,28 @@ impl Held {
         Some(())
     }
 
-    /// Sends one more byte of the request.
+    /// Sends the next byte of the MPA request.
     fn drip(&mut self, script: &Script) {
         if let (Progress::Connected, Some(octet)) = (self.progress, script.request.get(self.sent)) {
-            // A connection that the server has ended is noticed by its event.
+            // The result is ignored: if the server has ended the connection, an event follows.
             let _ = self.stream.write(&[*octet]);
             self.sent += 1;
         }
     }
 }
 
-/// Returns true if an MPA reply refuses the connection.
+/// Returns true if this MPA reply refuses the connection.
 fn is_refusal(reply: &[u8]) -> bool {
     const REJECT: u8 = 0x20;
     reply.len() >= MPA_HEADER && reply[16] & REJECT != 0
 }
 
-/// The open connections.
+/// All open connections of the attacker.
 struct Holding {
     poll: Poll,
     slots: Vec<Option<Held>>,
     vacant: Vec<usize>,
-    /// The slots and numbers of the connections, oldest first. Some of them have ended.
+    /// The connections, the oldest first: the slot and the number of each. Those that have ended may still be in the list.
     order: VecDeque<(usize, u64)>,
 }
 
@@ -275,7 +276,7 @@ impl Holding {
         Ok(())
     }
 
-    /// Returns the slot of the oldest connection.
+    /// Returns the slot of the oldest open connection, or `None` if there is none.
     fn oldest(&mut self) -> Option<usize> {
         while let Some(&(slot, nth)) = self.order.front() {
             if self.slots[slot].as_ref().is_some_and(|connection| connection.nth == nth) {
@@ -293,7 +294,7 @@ impl Holding {
     }
 }
 
-/// The rate of new connections.
+/// The rate at which connections are opened.
 struct Pace {
     since: Instant,
     rate: u32,
@@ -301,14 +302,14 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns true if another connection is due.
+    /// Returns true if the next connection is due.
     fn is_due(&self) -> bool {
         self.since.elapsed().as_secs_f64() * f64::from(self.rate) >= self.opened as f64
     }
 }
 
 fn attack(settings: &Settings, script: &Script) -> Result<()> {
-    /// The number of connections opened between two polls.
+    /// The largest number of connections that are opened between two polls.
     const BURST: usize = 64;
     let Plan { stage, held, rate, source, end } = settings.plan;
     let mut holding = Holding { poll: Poll::new()?, slots: Vec::new(), vacant: Vec::new(), order: VecDeque::new() };
@@ -322,7 +323,7 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
             }
             if holding.live() >= held {
                 if end == End::Server {
-                    // Missed connections are not caught up.
+                    // If the attacker is behind its rate, it does not try to catch up.
                     pace = Pace { since: Instant::now(), opened: 0, ..pace };
                     break;
                 }
@@ -330,7 +331,7 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
                     holding.end(oldest);
                 }
             }
-            // Without a port or a descriptor the attacker continues with its open connections.
+            // The result is ignored: if no port or descriptor is left, the attacker continues with its open connections.
             let _ = holding.open(settings.server, source, nth);
             (pace.opened, nth) = (pace.opened + 1, nth + 1);
         }
@@ -349,10 +350,10 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
     }
 }
 
-/// Prepares, answers, and attacks from the order to begin until standard input ends.
+/// Records an honest client's bytes, answers that it is ready, and waits for the order to begin. Attacks until standard input ends.
 ///
 /// # Errors
-/// The connection of the recorded honest client fails before the attack.
+/// The recorded honest client cannot connect.
 pub fn run(settings: &Settings) -> Result<()> {
     let script = Script::new(settings)?;
     answer(&Report::default())?;

@@ -1,4 +1,4 @@
-//! The credentials of a process.
+//! The credentials of the server and of its clients.
 
 use rdma_reactor::{Security, SecurityMode, Tls, TlsIdentity};
 use serde::{Deserialize, Serialize};
@@ -9,18 +9,18 @@ use crate::identities::{Authority, psk};
 /// The name in the certificates.
 const NAME: &str = "node";
 
-/// The security of connections, with certificates and a key that are created for one run.
+/// The credentials of a run. Certificates and the key are created for the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Credentials {
-    /// No security.
+    /// Connections are not secured.
     Plain,
-    /// TLS in both directions.
+    /// TLS with certificates on both sides.
     Tls {
-        /// The certificate of each process, PEM.
+        /// The certificate of each process, in PEM.
         certificate: String,
-        /// Its key, PEM.
+        /// The private key of the certificate, in PEM.
         key: String,
-        /// The certificate of the authority, PEM.
+        /// The certificate of the authority, in PEM.
         authority: String,
     },
     /// A pre-shared key.
@@ -45,10 +45,10 @@ impl Credentials {
         }
     }
 
-    /// Returns the settings of a reactor.
+    /// Returns the security settings of a reactor.
     ///
     /// # Errors
-    /// The certificates are damaged.
+    /// The certificates cannot be parsed.
     pub fn security(&self) -> Result<Security> {
         Ok(match self {
             Self::Plain => Security::Plain,

@@ -1,4 +1,4 @@
-//! An honest client that is connected, and requests echoes sequentially.
+//! An honest client with one connection, on which it requests echoes sequentially.
 
 use std::time::Instant;
 
@@ -8,13 +8,13 @@ use super::newcomers::{Outcome, Settings};
 use super::server::GUARD;
 use super::{Result, config};
 
-/// The length of a request, bytes. In shared memory the server copies it to memory that the client maps.
+/// The length of a request, in bytes. In shared memory, the server copies each request into memory that the client maps.
 const LEN: usize = 2000;
 
 #[derive(Debug)]
 struct Client {
     settings: Settings,
-    /// The connection, and the time of the last request.
+    /// The connection, and the time at which the last request was sent.
     asked: Option<(ConnectionId, Instant)>,
     outcome: Outcome,
 }
@@ -22,11 +22,11 @@ struct Client {
 impl Client {
     fn ask(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.asked = Some((conn, Instant::now()));
-        // The window has room for one message.
+        // The window has room, because only one request is in flight.
         let _ = cx.send(conn, &self.question());
     }
 
-    /// Returns a request that differs from the previous one.
+    /// Returns the next request. It differs from the previous one.
     fn question(&self) -> Vec<u8> {
         vec![self.outcome.up() as u8; LEN]
     }
@@ -39,7 +39,7 @@ impl Client {
 
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The server keeps memory for this client alone, and checks that nobody else writes it.
+        // Requests that the server reserves memory for this client. The server checks that no other process changes it.
         if self.settings.within_host {
             let _ = cx.send(conn, GUARD);
         }
@@ -75,12 +75,12 @@ impl Handler for Client {
     }
 }
 
-/// Connects, and requests this number of echoes with a pause between them.
+/// Connects, and requests `count` echoes with a pause between them. Returns the outcome.
 ///
 /// # Errors
 /// The reactor fails.
 pub fn run(settings: Settings) -> Result<Outcome> {
-    // Sleeping leaves the processors to the server and the attackers.
+    // The client sleeps while it waits, so that the server and the attackers can use the processors.
     let config = config(settings.credentials.security()?, settings.within_host).wait(Wait::Event);
     let mut reactor = Reactor::new(config)?;
     reactor.context().connect(settings.server)?;

@@ -1,4 +1,4 @@
-//! An attacker that is connected, and sends messages of one kind as fast as the server grants credits.
+//! An attacker that establishes a connection, and then sends messages of one kind as fast as the server grants credits.
 
 use std::net::SocketAddr;
 
@@ -10,10 +10,10 @@ use super::process::{Order, answer, obey};
 use super::{Result, config};
 use crate::floods::{Floods, Kind};
 
-/// The settings of the process.
+/// The settings of the attacker's process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// The server.
+    /// The address of the server.
     pub server: SocketAddr,
     /// The kind of messages to send.
     pub kind: Kind,
@@ -51,12 +51,12 @@ impl Handler<Order> for Flooder {
     }
 }
 
-/// Answers, and floods from the order to begin until standard input ends.
+/// Answers that it is ready, and waits for the order to begin. Floods the server until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.
 pub fn run(settings: &Settings) -> Result<()> {
-    // Sleeping while it waits for credits leaves the processors to the others.
+    // The attacker sleeps while it waits for credits, so that the other processes can use the processors.
     let config = Floods::config(config(Security::Plain, false)).wait(Wait::Event);
     let mut reactor: Reactor<Order> = Reactor::with_messages(config)?;
     obey(reactor.handle());

@@ -1,5 +1,5 @@
-//! The resources of a connection in shared memory that an attacker holds besides its reactor: the memory that both sides map, its files,
-//! and the Unix socket.
+//! The parts of a shared-memory connection that an attacker accesses without its reactor: the memory that both sides map, the files of
+//! that memory, and the Unix socket between the processes.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -22,36 +22,36 @@ use rustix::net::{
 use crate::gate::net::Onlooker;
 use crate::sim::rng::Rng;
 
-/// The largest number of descriptors that the kernel accepts with one packet.
+/// The largest number of descriptors that one packet can carry (`SCM_MAX_FD` of the kernel).
 const MOST: usize = 253;
-/// The first byte of a packet that announces a window, and the rights to read it.
+/// The first byte of a packet that announces a window: memory that the peer gets permission to read.
 const WINDOW: u8 = 2;
 
-/// The means of an attack on a connection.
+/// The means by which an attacker disturbs a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// Random bytes at random positions.
+    /// It writes random bytes at random positions.
     Octets,
-    /// Positions, doorbells and tables.
+    /// It overwrites ring positions, doorbells and tables.
     Words,
-    /// Plausible records, with keys, lengths and windows that are right or wrong.
+    /// It writes plausible records. Their keys, lengths and windows are correct or wrong.
     Records,
-    /// Holes in pages that both sides map.
+    /// It punches holes into pages that both sides map.
     Holes,
-    /// Reads of doorbells, and `O_NONBLOCK` cleared.
+    /// It reads the doorbell socket, and clears its flag `O_NONBLOCK`.
     Doorbells,
-    /// Packets with many descriptors.
+    /// It sends packets with many descriptors.
     Descriptors,
-    /// Strangers who connect to the peer's listener for shared memory.
+    /// It connects to the peer's listener for shared memory, without being part of a connection.
     Strangers,
-    /// All of them.
+    /// It uses all of these means.
     All,
-    /// Only requests that a program may make, with keys of others.
+    /// It only makes requests that a program can make, but with keys of other clients.
     Requests,
 }
 
 impl Means {
-    /// All of them.
+    /// All means, in the order above.
     pub const EACH: [Self; 9] = [
         Self::Octets,
         Self::Words,
@@ -65,33 +65,33 @@ impl Means {
     ];
 }
 
-/// The held resources of a connection. See the [module](self).
+/// The parts of one connection that the attacker accesses, see the [module](self).
 #[derive(Debug, Default)]
 struct Grip {
     door: Vec<u8>,
     doorbell: Option<OwnedFd>,
     hello: Vec<u8>,
     segment: Option<MappedSegment>,
-    /// Other memory that this process may write.
+    /// Other memory of the connection that this process can write to.
     others: Vec<(MappedSegment, usize)>,
     files: Vec<OwnedFd>,
 }
 
-/// The current plan.
+/// The current plan of the attack.
 #[derive(Debug)]
 pub struct Plan {
-    /// The means of the attack on all connections.
+    /// The means that are used on all connections.
     pub means: Means,
-    /// The keys that the server has sent, with the addresses.
+    /// The keys that the server has sent, with their addresses.
     pub keys: Vec<(u32, u64)>,
 }
 
-/// The connections of this process that are in shared memory.
+/// All connections of this process that use shared memory.
 #[derive(Debug)]
 pub struct Grips {
     plan: Mutex<Plan>,
     grips: Mutex<BTreeMap<SocketId, Grip>>,
-    /// The number of times that memory could be changed that the peer lets this side only read.
+    /// The number of times that the attacker could change memory that it should only be able to read. It must stay 0.
     reached: AtomicU64,
 }
 
@@ -99,21 +99,21 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Maps a file again, if it may be written.
+/// Maps the memory of a file, if the file permits writing. Returns the mapping and its length.
 fn writable(file: &OwnedFd) -> Option<(MappedSegment, usize)> {
     let len = usize::try_from(fstat(file).ok()?.st_size).ok()?;
     Some((MappedSegment::new(Window::map(file, len, Sharing::Write).ok()?.into_memory().ok()?), len))
 }
 
-/// Returns the last connected Unix packet socket of this process.
+/// Returns a duplicate of the Unix packet socket that was connected last in this process.
 fn newest_doorbell() -> Option<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut numbers: Vec<i32> = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     numbers.into_iter().rev().find_map(|number| {
-        // SAFETY: the number was a descriptor's a moment ago. Sockets of this kind are closed by the thread of the reactor, which is in
-        // this call, and by the attacking thread, with the lock that the caller holds. If the number names another object now, it is not
-        // used.
+        // SAFETY: the number belonged to a descriptor when the directory was read. Two threads close sockets of this kind: the
+        // reactor's thread, which is in this call, and the attacking thread, which needs the lock that the caller holds. If the number
+        // now belongs to another object, that object is not used.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let is_doorbell = socket_type(fd) == Ok(SocketType::SEQPACKET)
             && socket_domain(fd) == Ok(AddressFamily::UNIX)
@@ -141,8 +141,8 @@ impl Onlooker for Grips {
         if !matches!(locked(&self.plan).means, Means::Octets | Means::Holes | Means::All) {
             return None;
         }
-        // Memory that this side lends is sealed. A hostile peer lends memory that it can write, and punch holes into. Messages that the
-        // reactor sends from there are lost.
+        // Memory that a side provides to its peer is sealed against changes of its size. This attacker replaces it by memory without
+        // seals, so that it can write to it and punch holes into it. Messages that the reactor sends from the original memory are lost.
         let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
         let memory = Memory::new_shared(len, Sharing::Write).ok()?;
         let other = memory.file()?.try_clone_to_owned().ok()?;
@@ -174,7 +174,7 @@ impl Onlooker for Grips {
     }
 }
 
-/// Punches a hole into a file. Returns true if that was possible.
+/// Punches a hole into a file. Returns true if the file permitted that.
 fn hole(file: &OwnedFd, at: u64, len: u64) -> bool {
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).is_ok()
 }
@@ -185,7 +185,7 @@ fn send_all(socket: BorrowedFd<'_>, packet: &[u8], files: &[BorrowedFd<'_>]) {
     let mut control = SendAncillaryBuffer::new(&mut room);
     control.push(SendAncillaryMessage::ScmRights(files));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    // A peer that does not read, or has ended, accepts nothing.
+    // The result is ignored: a peer that does not read, or has ended, accepts no packets.
     let _ = sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags);
 }
 
@@ -193,14 +193,14 @@ fn octets(rng: &mut Rng, most: usize) -> Vec<u8> {
     (0..1 + rng.index(most)).map(|_| rng.bits() as u8).collect()
 }
 
-/// Returns one of the first ones most of the time, and one of all now and then.
+/// Returns a random element of `of`: usually one of the `first` ones, but sometimes any.
 fn pick(rng: &mut Rng, of: &[u64], first: usize) -> u64 {
     let among = if rng.below(8) == 0 { of.len() } else { first };
     of[rng.index(among)]
 }
 
 impl Grip {
-    /// Runs one step of the attack.
+    /// Runs one random step of the attack on this connection.
     fn act(&self, means: Means, keys: &[(u32, u64)], rng: &mut Rng) {
         let Some(segment) = &self.segment else { return };
         match means {
@@ -249,13 +249,14 @@ impl Grip {
         }
     }
 
-    /// Returns descriptors to send: one file, as often as possible.
+    /// Returns descriptors to send. One file is repeated, up to the limit of a packet.
     fn many(&self, rng: &mut Rng) -> Vec<BorrowedFd<'_>> {
         let count = [1, 2, MOST][rng.index(3)];
         self.files.get(rng.index(self.files.len().max(1))).map(|file| vec![file.as_fd(); count]).unwrap_or_default()
     }
 
-    /// Connects to the listener as a stranger, with the spent secret of this connection, or with another one.
+    /// Connects to the peer's listener as a stranger. The first packet has the secret of this connection, which is used up, or a random
+    /// one.
     fn come(&self, rng: &mut Rng) -> rustix::io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let stranger = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -275,7 +276,7 @@ impl Grip {
         Ok(())
     }
 
-    /// Puts a record behind the last one. The reactor of this side must not write records at the same time.
+    /// Writes a record after the last one in the ring. This side's reactor must not write records at the same time.
     fn record(&self, segment: &MappedSegment, keys: &[(u32, u64)], rng: &mut Rng) {
         let half = SegmentSide::Active.outgoing();
         let head = segment.load(half + HEAD);
@@ -315,18 +316,18 @@ impl Default for Grips {
 }
 
 impl Grips {
-    /// Returns the current plan.
+    /// Locks and returns the current plan.
     pub fn plan(&self) -> MutexGuard<'_, Plan> {
         locked(&self.plan)
     }
 
-    /// Runs a few steps on each connection.
+    /// Runs a few steps of the attack on each connection.
     pub fn act(&self, rng: &mut Rng) {
         let (means, keys) = {
             let plan = self.plan();
             (plan.means, plan.keys.clone())
         };
-        // Attacks rarely before the keys are known, so that most connections are established.
+        // Before the server has sent its keys, attacks only rarely, so that most connections are established.
         if keys.is_empty() && rng.below(64) != 0 {
             return;
         }
@@ -338,7 +339,7 @@ impl Grips {
         }
     }
 
-    /// Returns the number of times that memory could be changed that this side may only read.
+    /// Returns the number of times that the attacker could change memory that it should only be able to read.
     #[must_use]
     pub fn reached(&self) -> u64 {
         self.reached.load(Ordering::Relaxed)

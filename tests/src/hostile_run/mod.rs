@@ -1,8 +1,9 @@
-//! Attacks during connection setup, by real processes over the loopback: the parts of `rdma-hostile`.
+//! The parts of `rdma-hostile`: attacks by real processes over the loopback interface.
 //!
-//! A server ([`server`]), the attackers ([`attacker`]; [`flooder`] for connected ones, and [`scribbler`] for those in shared memory) and
-//! the honest clients ([`newcomers`]; [`established`] for a connected one) are separate processes of one program ([`process`]). [`row`] has
-//! the attacks and runs one of them, [`verdict`] compares the outcome with the targets, and [`table`] prints it.
+//! The processes run one program in different roles ([`process`]). The roles are a server ([`server`]), attackers, and honest clients.
+//! An [`attacker`] attacks the connection setup; a [`flooder`] attacks over an established connection, and a [`scribbler`] in shared
+//! memory. Honest clients connect repeatedly ([`newcomers`]) or have one connection ([`established`]). [`row`] defines the attacks and
+//! runs one of them, [`verdict`] compares the outcome with the targets, and [`table`] prints it.
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
 pub mod attacker;
@@ -23,17 +24,16 @@ use std::error::Error;
 
 use rdma_reactor::{Config, ProviderChoice, Security};
 
-/// The result of a part of the program.
+/// The result of a function of this program.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The limit of connections that are accepted and not established. Below it: the limit of all connections. Both are the
-/// defaults of the library.
+/// The server's limit of connections that are accepted but not established. It is the default of the library.
 pub const MAX_PENDING: u32 = 1024;
-/// See above.
+/// The server's limit of all connections. It is the default of the library.
 pub const MAX_CONNECTIONS: u32 = 10_000;
 
-/// Returns the settings of the server and of its clients: the defaults, on the embedded provider, over TCP or in shared
-/// memory.
+/// Returns the settings of the server and of its clients: the library's defaults, on the embedded provider. `within_host` selects
+/// shared memory instead of TCP.
 #[must_use]
 pub fn config(security: Security, within_host: bool) -> Config {
     Config::default()

@@ -1,4 +1,4 @@
-//! Honest clients that connect sequentially, request an echo, and close.
+//! Honest clients that connect sequentially. Each requests one echo and closes its connection.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,31 +10,32 @@ use serde::{Deserialize, Serialize};
 use super::credentials::Credentials;
 use super::{Result, config};
 
-/// The settings of the process.
+/// The settings of the clients' process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// The server.
+    /// The address of the server.
     pub server: SocketAddr,
     /// The credentials of the clients.
     pub credentials: Credentials,
     /// The number of clients.
     pub count: usize,
-    /// The time from the start of one client to that of the next.
+    /// The time between the starts of two clients.
     pub every: Duration,
-    /// The largest number of simultaneous clients: a process without a processor for a while does not become a crowd.
+    /// The largest number of clients at the same time. If the process gets no processor for a while, it must not start many clients
+    /// together afterwards.
     pub at_once: usize,
     /// The time limit of a client.
     pub patience: Duration,
-    /// The connections are in shared memory.
+    /// True if the connections use shared memory.
     pub within_host: bool,
 }
 
 /// The results of the clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The times from connecting to the echo, microseconds, ascending, of the successful clients.
+    /// The times from the start of a client to its echo, in microseconds, in ascending order. Failed clients are not included.
     pub micros: Vec<u64>,
-    /// The number of failed clients, by the reason.
+    /// The number of failed clients for each reason.
     pub failed: BTreeMap<String, usize>,
 }
 
@@ -51,13 +52,14 @@ impl Outcome {
         self.up() + self.failed.values().sum::<usize>()
     }
 
-    /// Returns the share of successful clients: 0 to 1.
+    /// Returns the fraction of successful clients, from 0 to 1.
     #[must_use]
     pub fn share(&self) -> f64 {
         self.up() as f64 / self.all().max(1) as f64
     }
 
-    /// Returns the time within which this share of the successful clients had their echo, microseconds.
+    /// Returns a quantile of the times of successful clients, in microseconds: the time within which this fraction of them had their
+    /// echo. Returns `None` if no client was successful.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let nth = (share * self.up() as f64).ceil() as usize;
@@ -107,7 +109,7 @@ impl Handler for Clients {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The window of a new connection has room.
+        // The window has room, because the connection is new.
         let _ = cx.send(conn, b"hello");
     }
 
@@ -128,12 +130,12 @@ impl Handler for Clients {
     }
 }
 
-/// Connects as the settings require, until all clients have a result.
+/// Runs the clients. Returns when all of them have a result.
 ///
 /// # Errors
 /// The reactor fails.
 pub fn run(settings: Settings) -> Result<Outcome> {
-    // Sleeping leaves the processors to the server and the attackers.
+    // The clients sleep while they wait, so that the server and the attackers can use the processors.
     let config = config(settings.credentials.security()?, settings.within_host);
     let config = config.wait(Wait::Event).timeouts(|t| t.connect = settings.patience);
     let mut reactor = Reactor::new(config)?;

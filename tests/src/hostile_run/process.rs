@@ -1,5 +1,5 @@
-//! A process of this program: its settings are one argument, its orders are lines of standard input, and each answer is a line
-//! of JSON on standard output.
+//! A process of this program. Its settings are one argument. Orders are lines of its standard input; each answer is a line of JSON on
+//! its standard output.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
@@ -13,12 +13,12 @@ use serde::de::DeserializeOwned;
 use super::Result;
 use crate::patience::PATIENCE;
 
-/// The order to report.
+/// The order to send a report.
 pub const REPORT: &str = "report";
-/// The order to begin.
+/// The order to begin the attack.
 pub const GO: &str = "go";
 
-/// Writes a line of JSON to standard output.
+/// Prints an answer: one line of JSON on standard output.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -28,17 +28,17 @@ pub fn answer(what: &impl Serialize) -> Result<()> {
     Ok(stdout.flush()?)
 }
 
-/// The real-time priority of a prioritized process.
+/// The real-time priority of a process that must run before all others.
 const PRIORITY: &str = "10";
 
-/// Runs `chrt` with the policy SCHED_FIFO. Returns true if it succeeded.
+/// Runs `chrt` with the scheduling policy SCHED_FIFO. Returns true if it succeeded.
 fn chrt(args: &[&str]) -> bool {
     let mut command = Command::new("chrt");
     command.arg("-f").args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Returns true if this user may assign real-time priorities to processes.
+/// Returns true if this user may give processes a real-time priority.
 #[must_use]
 pub fn may_be_first() -> bool {
     chrt(&[PRIORITY, "true"])
@@ -47,15 +47,15 @@ pub fn may_be_first() -> bool {
 /// An order, as a message to the reactor of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The order to begin.
+    /// The order to begin the attack.
     Go,
-    /// The order to report.
+    /// The order to send a report.
     Report,
-    /// The order to end: standard input has ended.
+    /// The end of standard input, which is the order to end.
     End,
 }
 
-/// Forwards the orders on standard input to a reactor.
+/// Starts a thread that reads orders from standard input and sends them to the reactor.
 pub fn obey(remote: ReactorHandle<Order>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
@@ -68,7 +68,7 @@ pub fn obey(remote: ReactorHandle<Order>) {
     });
 }
 
-/// A process. It is killed when it is dropped.
+/// A running process. Dropping this value kills it.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -77,10 +77,10 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program ROLE SETTINGS`.
+    /// Starts the process `program ROLE SETTINGS`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn start(program: &Path, role: &str, settings: &impl Serialize) -> Result<Self> {
         let mut command = Command::new(program);
         command.arg(role).arg(serde_json::to_string(settings)?).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -90,16 +90,16 @@ impl Process {
         Ok(Self { child, orders, lines })
     }
 
-    /// Waits for the next answer.
+    /// Waits for the next answer of the process.
     ///
     /// # Errors
-    /// The process has ended, or prints something else.
+    /// The process has ended, or its line is not such an answer.
     pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = self.lines.next().ok_or("a process of this program has ended early")??;
         serde_json::from_str(&line).map_err(|error| format!("{line}: {error}").into())
     }
 
-    /// Sends an order.
+    /// Sends an order to the process.
     ///
     /// # Errors
     /// The process has ended.
@@ -107,19 +107,19 @@ impl Process {
         Ok(writeln!(self.orders, "{order}")?)
     }
 
-    /// Requests a report.
+    /// Orders a report, and waits for it.
     ///
     /// # Errors
-    /// The errors of [`Self::order`] and [`Self::answer`].
+    /// Those of [`Self::order`] and [`Self::answer`].
     pub fn report<T: DeserializeOwned>(&mut self) -> Result<T> {
         self.order(REPORT)?;
         self.answer()
     }
 
-    /// Gives the process a real-time priority, so that it runs before all processes without one. See [`may_be_first`].
+    /// Gives the process a real-time priority. It then runs before all processes without one. See [`may_be_first`].
     ///
     /// # Errors
-    /// This user is not allowed to assign it.
+    /// This user may not do that.
     pub fn be_first(&self) -> Result<()> {
         match chrt(&["-p", PRIORITY, &self.child.id().to_string()]) {
             true => Ok(()),
@@ -127,10 +127,10 @@ impl Process {
         }
     }
 
-    /// Returns the time for which the process was ready and had no processor.
+    /// Returns the time for which the process was ready to run but had no processor.
     ///
     /// # Errors
-    /// `/proc` does not contain it.
+    /// `/proc` does not report it.
     pub fn waited(&self) -> Result<Duration> {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.child.id()))?;
         let ns = text.split_whitespace().nth(1).and_then(|field| field.parse().ok());
@@ -140,13 +140,13 @@ impl Process {
     /// Returns the processor time that the process has used.
     ///
     /// # Errors
-    /// `/proc` does not contain it.
+    /// `/proc` does not report it.
     pub fn processor_time(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name of the program may contain blanks; the fields behind it are the third and following.
+        // The program's name is in parentheses and may contain blanks. The fields after it are numbered from 3.
         let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok()).ok_or("no time");
-        // Linux counts in hundredths of a second for every program.
+        // Linux reports these times to all programs in hundredths of a second.
         Ok(Duration::from_millis(10 * (ticks(14)? + ticks(15)?)))
     }
 }
@@ -158,10 +158,10 @@ impl Drop for Process {
     }
 }
 
-/// Calls `ask` until it returns an answer.
+/// Calls `ask` until it returns a value, and returns that value.
 ///
 /// # Errors
-/// There is none within [`PATIENCE`], or `ask` fails.
+/// `ask` fails, or returns no value within [`PATIENCE`].
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

@@ -1,4 +1,4 @@
-//! The bytes with which an honest client connects, for attackers who send a part of them again.
+//! Records the bytes that an honest client sends while it connects. Attackers send a part of them again.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,22 +11,22 @@ use super::Result;
 use super::credentials::Credentials;
 use super::newcomers::{self, Settings};
 
-/// The time limit of the client.
+/// The time limit of the recorded client.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The length of an MPA request or reply without its private data.
+/// The length of an MPA request or reply without private data, in bytes.
 pub const MPA_HEADER: usize = 20;
 
-/// The bytes that the client sends.
+/// The bytes that an honest client has sent.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// The MPA request with the greeting.
+    /// The MPA request. Its private data is the greeting.
     pub request: Vec<u8>,
-    /// The FPDUs behind the reply: the first one of MPA's peer-to-peer mode, the hello or the first part of the handshake that
-    /// secures the connection, and all others up to the echo.
+    /// The FPDUs that the client has sent after the MPA reply. The first one is that of MPA's peer-to-peer mode, the second the hello
+    /// or the first part of the security handshake. The others follow up to the echo.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Returns the length of an MPA request or reply from its first bytes, once it is known.
+/// Returns the length of an MPA request or reply, given its first bytes. Returns `None` if there are too few bytes.
 #[must_use]
 pub fn startup_len(octets: &[u8]) -> Option<usize> {
     let len = octets.get(18..MPA_HEADER)?;
@@ -34,10 +34,10 @@ pub fn startup_len(octets: &[u8]) -> Option<usize> {
 }
 
 impl Recording {
-    /// Connects a client to the server through a relay that records the client's bytes.
+    /// Connects an honest client to the server through a relay, which records the client's bytes.
     ///
     /// # Errors
-    /// The client does not connect.
+    /// The client cannot connect.
     pub fn of(server: SocketAddr, credentials: &Credentials) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let relay = listener.local_addr()?;
@@ -73,7 +73,7 @@ impl Recording {
     }
 }
 
-/// Copies both directions of one connection until both have ended. Returns the bytes that the client has sent.
+/// Accepts one connection and relays it in both directions until both have ended. Returns the bytes that the client has sent.
 fn relayed(listener: &TcpListener, server: SocketAddr) -> io::Result<Vec<u8>> {
     let (client, _) = listener.accept()?;
     let server = TcpStream::connect(server)?;

@@ -1,4 +1,4 @@
-//! The attacks, and the run of one of them.
+//! The attacks of `rdma-hostile`, and the function that runs one of them.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,97 +15,97 @@ use super::process::{GO, Process, until};
 use super::{flooder, scribbler, server};
 use crate::floods::Kind;
 
-/// The time after the last connection within which the pool of a server must be as small as before: twice the default
-/// of `Timeouts::pool_idle`.
+/// Within this time after its last connection, the server's pool must have shrunk to its initial size. It is twice the default of
+/// `Timeouts::pool_idle`.
 pub const POOL_TIME: Duration = Duration::from_secs(60);
-/// The time limit after the honest clients for the least work of attackers.
+/// The time limit for the least number of attackers' connections, after the honest clients have ended.
 const LEAST_TIME: Duration = Duration::from_secs(600);
-/// The largest number of echoes of a control.
+/// The largest number of echoes in a control run.
 const CONTROL: usize = 60_000;
 /// The number of buffers in the pool of an idle server: those of four connections with default settings.
 pub const POOL_BUFFERS: usize = 4 * 130;
 
-/// The action of attackers.
+/// The kind of an attack.
 #[derive(Clone, Copy, Debug)]
 pub enum Attack {
-    /// They connect, and stop at some stage. The honest clients are newcomers.
+    /// The attackers connect and stop at some stage. The honest clients are newcomers.
     Connects(Plan),
-    /// They are connected, and send within their credits. The honest client is connected, too.
+    /// The attackers are connected, and send as much as their credits permit. The honest client is connected, too.
     Flood(Kind),
-    /// They are connected in shared memory, and overwrite all memory that they map. The honest client is in shared
-    /// memory, too.
+    /// The attackers are connected in shared memory, and overwrite all memory that they map. The honest client also uses shared memory.
     Scribbles,
 }
 
-/// An attack, with the honest clients next to it.
+/// An attack, with the honest clients that run at the same time. It is a row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The security of the server's connections.
     pub security: SecurityMode,
-    /// The action of each attacker.
+    /// The attack that each attacker carries out.
     pub attack: Attack,
-    /// The server and the honest clients run before all other processes. Attackers of a real server do not compute on its processors.
+    /// True if the server and the honest clients have a real-time priority. Attackers of a real server do not use its processors.
     pub is_first: bool,
-    /// The number of attacking processes.
+    /// The number of attacker processes.
     pub attackers: usize,
-    /// The number of connections (messages of a flood) of attackers after which the honest clients begin.
+    /// The honest clients begin after the attackers have opened this number of connections or, in a flood, have sent this number of
+    /// messages.
     pub warm: u64,
-    /// The number of connections of attackers before which the attack does not end.
+    /// The attack does not end before the attackers have opened this number of connections.
     pub least: u64,
-    /// The number of newcomers, or of echoes of the connected client. Below it: the time from one to the next.
+    /// The number of newcomers, or the number of echoes of the connected client.
     pub count: usize,
-    /// See above.
+    /// The time between the starts of two newcomers, or between two echoes.
     pub every: Duration,
 }
 
-/// A run of a server under attack.
+/// The results of a run with an attack.
 #[derive(Clone, Debug)]
 pub struct Attacked {
-    /// The results of the honest clients.
+    /// The outcome of the honest clients.
     pub honest: Outcome,
-    /// The counters of all attackers together.
+    /// The sum of all attackers' counters.
     pub attackers: attacker::Report,
-    /// The report of the server at the end.
+    /// The server's report at the end of the run.
     pub server: server::Report,
-    /// The share of one processor that the server used.
+    /// The server's processor time, as a fraction of the run's duration.
     pub load: f64,
-    /// The share of the time in which the server was ready and had no processor.
+    /// The fraction of the run in which the server was ready to run but had no processor.
     pub waited: f64,
 }
 
-/// The memory of a server after an attack.
+/// The memory of the server after an attack.
 #[derive(Clone, Copy, Debug)]
 pub struct Left {
-    /// The time from the end of the last connection until the pool was small again, `None` if it was not within [`POOL_TIME`].
+    /// The time from the end of the last connection until the pool had shrunk to its initial size. `None` if this took longer than
+    /// [`POOL_TIME`].
     pub pool: Option<Duration>,
-    /// The memory of the process at that time, KiB.
+    /// The memory of the server's process at that time, in KiB.
     pub resident_kib: u64,
 }
 
 /// The result of a row.
 #[derive(Debug)]
 pub struct Measured {
-    /// The row.
-    pub row: Row,
-    /// The honest clients of a server that nobody attacks, while the attack is directed at another one. Only in the
-    /// full form.
-    pub control: Option<Outcome>,
     /// The attack.
+    pub row: Row,
+    /// The outcome of the control: honest clients of one server while another server is attacked. `None` with `--short`.
+    pub control: Option<Outcome>,
+    /// The results of the attack.
     pub attacked: Attacked,
-    /// The memory after the attack. Only in the full form, and not of a flood.
+    /// The memory after the attack, which a thread waits for. `None` with `--short`, and for attackers that are connected.
     pub left: Option<JoinHandle<std::result::Result<Left, String>>>,
 }
 
 impl Row {
-    /// Returns true if enough of the honest clients must connect. When several processes connect as fast as possible, the kernel drops
-    /// connects to a server that gets no processor. The number of successful clients is then a matter of time, unless the server runs
-    /// before all others.
+    /// Returns true if enough of the honest clients must connect for the row to pass. If several processes connect as fast as possible,
+    /// and the server gets no processor, the kernel drops connects. The number of successful clients then depends on chance, unless the
+    /// server has a real-time priority.
     #[must_use]
     pub const fn counts_newcomers(&self) -> bool {
         self.is_first || self.attackers == 1 || !matches!(self.attack, Attack::Connects(_))
     }
 
-    /// Returns the name of the attack, without the security of the server.
+    /// Returns the name of the attack. It does not include the security of the server.
     #[must_use]
     pub fn name(&self) -> String {
         let Plan { stage, rate, source, end, .. } = match self.attack {
@@ -136,14 +136,15 @@ impl Row {
         format!("{what}, {rate}, {source}")
     }
 
-    /// Returns true if all connections are in shared memory.
+    /// Returns true if all connections use shared memory.
     #[must_use]
     pub const fn is_within_host(&self) -> bool {
         matches!(self.attack, Attack::Scribbles)
     }
 
-    /// Returns true if honest clients must hardly be affected: the attackers are connected, or have one address, which no honest client
-    /// has. The processors that the attackers use must not count.
+    /// Returns true if the attack must hardly affect the honest clients. The attackers must be connected, or have a single address that
+    /// no honest client uses. Also, the server must have a real-time priority, so that the attackers' use of the processors does not
+    /// count.
     #[must_use]
     pub const fn is_unnoticed(&self) -> bool {
         let is_elsewhere = match self.attack {
@@ -154,29 +155,29 @@ impl Row {
     }
 }
 
-/// Returns the plan of an attack whose connections are held.
+/// Returns the plan of an attack whose connections stay open.
 const fn holding(stage: Stage, rate: u32, source: Source) -> Plan {
     Plan { stage, held: 6000, rate: Some(rate), source, end: End::Server }
 }
 
-/// Returns the plan of an attack whose connections are reset, as fast as possible.
+/// Returns the plan of an attack that opens and resets connections as fast as possible.
 const fn resetting(stage: Stage, source: Source) -> Plan {
     Plan { stage, held: 256, rate: None, source, end: End::Reset }
 }
 
-/// Returns a row of one process with this plan.
+/// Returns a row with one attacker process and this plan.
 fn row(security: SecurityMode, plan: Plan, warm: u64) -> Row {
     let every = Duration::from_millis(30);
     let attack = Attack::Connects(plan);
     Row { security, attack, is_first: false, attackers: 1, warm, least: 0, count: 300, every }
 }
 
-/// Returns a row of three processes that connect as fast as possible.
+/// Returns a row with three attacker processes, which open and reset connections as fast as possible.
 fn flood(security: SecurityMode, stage: Stage, source: Source) -> Row {
     Row { attackers: 3, ..row(security, resetting(stage, source), 3000) }
 }
 
-/// Returns a row of three processes in shared memory, next to a client that requests this number of echoes.
+/// Returns a row with three attackers in shared memory, and an honest client that requests `count` echoes.
 #[must_use]
 pub const fn scribbles(count: usize) -> Row {
     let (attack, every) = (Attack::Scribbles, Duration::from_millis(1));
@@ -184,12 +185,12 @@ pub const fn scribbles(count: usize) -> Row {
     Row { security, attack, is_first, attackers: 3, warm: 20, least: 0, count, every }
 }
 
-/// Returns a few attacks, with few newcomers, for twenty seconds together.
+/// Returns a few attacks with few newcomers. They take about twenty seconds in total.
 #[must_use]
 pub fn short() -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};
     let mut rows = Vec::new();
-    // One address gets half of the slots at most. The rate of handshakes is one that a slow machine can compute, too.
+    // A single address can occupy at most half of the slots. The rate of handshakes is low enough for a slow machine.
     for (source, warm) in [(Source::One, 600), (Source::Many, 1100)] {
         rows.push(row(Plain, holding(Stage::Started, 1000, source), 1500));
         rows.push(row(Tls, holding(Stage::HalfSecured, 500, source), warm));
@@ -203,7 +204,7 @@ pub fn short() -> Vec<Row> {
     rows
 }
 
-/// Returns all attacks. `may_be_first`: the servers run before all other processes, except in the last rows.
+/// Returns all attacks. If `may_be_first`, the server has a real-time priority in all rows except for the last ones.
 #[must_use]
 pub fn all(may_be_first: bool) -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};
@@ -244,12 +245,12 @@ pub fn all(may_be_first: bool) -> Vec<Row> {
         rows.iter_mut().for_each(|row| row.is_first = true);
     }
     rows.extend(floods);
-    // The attack lasts a minute, with 400,000 connections for each of three processes: more than the server can handle.
+    // This attack takes about a minute. Each of the three processes opens 400,000 connections, faster than the server can handle them.
     rows.push(Row { least: 1_200_000, count: 2000, ..flood(Plain, Stage::Requested, One) });
     rows
 }
 
-/// The server of one phase.
+/// The server process of one phase.
 struct Server {
     process: Process,
     address: SocketAddr,
@@ -268,7 +269,7 @@ impl Server {
     }
 }
 
-/// Attacks one server while honest clients connect to another one, or to the same.
+/// Attacks the server `to` while honest clients connect to the server `of`. Both may be the same.
 fn phase(
     program: &Path,
     row: &Row,
@@ -304,7 +305,8 @@ fn phase(
     };
     until("the attack has begun", || Ok((all()?.opened >= row.warm).then_some(())))?;
     let Row { count, every, .. } = *row;
-    // A server that waits for a processor answers late, and its clients must not become a crowd because of that.
+    // Without a real-time priority, the server may have to wait for a processor and answer late. The clients' time limit is then
+    // longer, and only few clients may run at the same time.
     let (patience, at_once) = if row.is_first { (10, usize::MAX) } else { (60, 8) };
     let patience = Duration::from_secs(patience);
     let (within_host, credentials) = (row.is_within_host(), credentials.clone());
@@ -321,7 +323,7 @@ fn phase(
     let begin = Instant::now();
     loop {
         let report = all()?;
-        // The control measures only the honest clients.
+        // The control ends with the honest clients, because only they are measured.
         if report.opened >= row.least || of != to || begin.elapsed() > LEAST_TIME {
             return Ok((outcome, report));
         }
@@ -329,10 +331,10 @@ fn phase(
     }
 }
 
-/// Runs an attack. `has_control`: first measures honest clients of a server that nobody attacks, and checks the memory afterwards.
+/// Runs an attack. If `has_control`, first measures honest clients while another server is attacked, and checks the memory at the end.
 ///
 /// # Errors
-/// A process fails, or an expected event does not happen within [`crate::patience::PATIENCE`].
+/// A process fails, or something does not happen within [`crate::patience::PATIENCE`].
 pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> {
     let credentials = Credentials::new(row.security);
     let control = if has_control {
@@ -349,13 +351,13 @@ pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> 
     let share = |time: Duration| time.as_secs_f64() / begin.elapsed().as_secs_f64();
     let (load, waited) = (share(server.process.processor_time()?), share(server.process.waited()?));
     let attacked = Attacked { honest, attackers, server: server.process.report()?, load, waited };
-    // Attackers that were connected have used no memory.
+    // Only attacks on the connection setup use memory of the pool, so only these are checked.
     let takes = has_control && matches!(row.attack, Attack::Connects(_));
     let left = takes.then(|| std::thread::spawn(move || left(&mut server.process).map_err(|error| error.to_string())));
     Ok(Measured { row, control, attacked, left })
 }
 
-/// Waits until the server has no more buffers than an idle one.
+/// Waits until the pool of the server has shrunk to the size of an idle server's.
 fn left(server: &mut Process) -> Result<Left> {
     until("all connections have ended", || {
         let report: server::Report = server.report()?;

@@ -1,5 +1,5 @@
-//! An attacker in shared memory. Its reactor connects, and makes the calls of a usual program. Another thread meanwhile overwrites all
-//! memory that the connection maps, and misuses its descriptors ([`super::grip`]).
+//! An attacker in shared memory. Its reactor connects and makes the same calls as an ordinary program. At the same time, another thread
+//! overwrites all memory that the connection maps, and misuses its descriptors ([`super::grip`]).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -21,12 +21,12 @@ use super::{Result, config};
 use crate::gate::net::GatedNet;
 use crate::sim::rng::Rng;
 
-/// The settings of the process.
+/// The settings of the attacker's process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// The server.
+    /// The address of the server.
     pub server: SocketAddr,
-    /// The seed of the attack.
+    /// The seed of the attack's random numbers.
     pub seed: u64,
 }
 
@@ -35,10 +35,10 @@ struct Scribbler {
     server: SocketAddr,
     rng: Rng,
     grips: Arc<Grips>,
-    /// The regions of the server.
+    /// The regions of the server, whose keys the server has sent.
     theirs: Vec<RemoteRegion>,
     own: Option<Region>,
-    /// The reads and atomic operations in flight that must fail.
+    /// The reads and atomic operations in flight that the server must refuse.
     wrong: BTreeSet<SendId>,
     opened: u64,
     reached: u64,
@@ -47,7 +47,7 @@ struct Scribbler {
 }
 
 impl Scribbler {
-    /// Opens another connection.
+    /// Opens the next connection, with random means of attack.
     fn begin(&mut self, cx: &mut Context<'_>) {
         let means = Means::EACH[self.rng.index(Means::EACH.len())];
         *self.grips.plan() = Plan { means, keys: Vec::new() };
@@ -59,10 +59,10 @@ impl Scribbler {
         }
     }
 
-    /// Makes one call of a program, with a key that it may or may not use.
+    /// Posts a random operation. It uses a key that the attacker has the right to use, or one that it has not.
     fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (Some(own), true) = (&mut self.own, self.theirs.len() >= READABLE) else { return };
-        // A wrong request ends the connection.
+        // A request without the right ends the connection, so it is rare.
         let is_right = self.rng.below(64) != 0;
         let kind = self.rng.below(8);
         let may = match kind {
@@ -71,7 +71,7 @@ impl Scribbler {
         };
         let nth = self.rng.index(if is_right { may } else { self.theirs.len() });
         let theirs = self.theirs[nth];
-        // Operations that cannot be sent now are dropped.
+        // An operation that is refused for now is not repeated.
         let done = match kind {
             0 => cx.write(conn, theirs, own, 0..REGION),
             1 => cx.read(conn, theirs, own, 0..REGION),
@@ -84,7 +84,7 @@ impl Scribbler {
         }
     }
 
-    /// Returns true if the program sends, too. It is silent if the other thread writes records in its place.
+    /// Returns true if the reactor may send. It must not while the other thread writes records to the ring.
     fn is_talking(&self) -> bool {
         self.grips.plan().means != Means::Records
     }
@@ -114,7 +114,8 @@ impl Handler<Order> for Scribbler {
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        // While the other thread writes, an answer may be one that it made.
+        // While the other thread changes memory, it may have written the answer itself. So a success counts only with
+        // [`Means::Requests`].
         if self.wrong.remove(&send) && outcome.is_sent() && self.grips.plan().means == Means::Requests {
             self.reached += 1;
         }
@@ -157,7 +158,7 @@ impl Handler<Order> for Scribbler {
     }
 }
 
-/// Returns a reactor whose connections are recorded in `grips`.
+/// Returns a reactor whose shared-memory connections are added to `grips`.
 fn reactor(grips: &Arc<Grips>) -> Result<Reactor<Order>> {
     let mut settings = IwarpConfig::default();
     (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
@@ -171,7 +172,7 @@ fn reactor(grips: &Arc<Grips>) -> Result<Reactor<Order>> {
     )?)
 }
 
-/// Answers, and attacks from the order to begin until standard input ends.
+/// Answers that it is ready, and waits for the order to begin. Attacks until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.

@@ -1,4 +1,4 @@
-//! The attacked server: it echoes, and records the largest number of connections that it had.
+//! The server under attack. It echoes, and records the largest number of connections.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -15,65 +15,66 @@ use super::process::{Order, answer, obey};
 use super::{MAX_PENDING, config};
 use crate::usage::{descriptors, resident_kib};
 
-/// The state of the server.
+/// The report of the server.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// The present number of connections, in any state.
+    /// The number of connections now, in any state.
     pub current: usize,
-    /// The largest number of connections, in any state.
+    /// The largest number of connections so far, in any state.
     pub highest: usize,
-    /// The largest number of connections that the program does not know: they are being established, or ended before that.
+    /// The largest number of connections so far that the handler has not been notified of: they are being established, or have ended
+    /// before that.
     pub highest_unknown: usize,
-    /// The number of established connections.
+    /// The number of connections that were established so far.
     pub connected: u64,
-    /// The number of connections that were refused or failed.
+    /// The number of connections so far that were refused or failed.
     pub refused: u64,
-    /// The number of buffers in the pool.
+    /// The number of buffers in the pool now.
     pub pool_buffers: usize,
-    /// The memory of the process, KiB.
+    /// The memory of the process now, in KiB.
     pub resident_kib: u64,
-    /// The number of descriptors of the process.
+    /// The number of open descriptors of the process.
     pub descriptors: usize,
-    /// The number of regions that were written without the right.
+    /// The number of regions that a client has changed without the right. It must be 0.
     pub touched: usize,
 }
 
-/// The settings of the process.
+/// The settings of the server's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// The credentials of the server.
     pub credentials: Credentials,
-    /// The connections are in shared memory.
+    /// True if the connections use shared memory.
     pub within_host: bool,
 }
 
-/// A message that requests memory that the server keeps for this client alone.
+/// The message by which a client requests memory that the server reserves for this client.
 pub const GUARD: &[u8] = b"guard";
-/// A message that requests the keys of all regions.
+/// The message by which a client requests the keys of all regions.
 pub const KEYS: &[u8] = b"keys";
-/// The number of regions in the answer to [`KEYS`], from the first on, that the client may read.
+/// The number of regions, at the beginning of the answer to [`KEYS`], that the client may read.
 pub const READABLE: usize = 3;
-/// The number of those regions that the client may write, too.
+/// The number of regions, at the beginning of the answer to [`KEYS`], that the client may also write to.
 pub const WRITABLE: usize = 2;
-/// The length of a region, bytes.
+/// The length of a region, in bytes.
 pub const REGION: usize = 4096;
-/// The content of the regions that nobody may write.
+/// The initial content of the regions that no client may write to.
 const CONTENT: [u8; REGION] = [0xa5; REGION];
 
 #[derive(Debug, Default)]
 struct Server {
-    /// The number of established connections that have not ended.
+    /// The number of open connections that the handler has been notified of.
     known: usize,
     highest: usize,
     highest_unknown: usize,
-    /// The regions of each client that has requested some. Nobody may write the last one.
+    /// The regions of each client that has requested keys. No client may write to the last of the three.
     regions: BTreeMap<ConnectionId, [Region; 3]>,
-    /// The memory of an honest client, which does not write it.
+    /// The memory that is reserved for an honest client. Nobody writes to it.
     guarded: Option<Region>,
     touched: usize,
 }
 
-/// Returns true if a region has its initial content.
+/// Returns true if the region still has its initial content.
 fn is_whole(region: &Region) -> bool {
     let mut now = [0; REGION];
     region.copy_to(0, &mut now);
@@ -81,8 +82,8 @@ fn is_whole(region: &Region) -> bool {
 }
 
 impl Server {
-    /// Returns the keys of all regions: of memory that the client may write, by a copy of the server and directly, of memory that it may
-    /// read, and of memory of another client.
+    /// Returns the keys of all regions in this order: two that the client may write to (by copies of the server, and directly), one
+    /// that it may only read, and the memory that is reserved for an honest client.
     fn keys(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Vec<u8>, Error> {
         if let Entry::Vacant(free) = self.regions.entry(conn) {
             let all = RegionOptions::new().allow(Access::REMOTE);
@@ -127,7 +128,8 @@ impl Server {
 
 impl Handler<Order> for Server {
     fn on_connect_request(&mut self, cx: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
-        // The number grows only here: by one if a slot is free; otherwise another connection is evicted or this one is refused.
+        // The number of connections can grow only here. It grows by one if a slot is free. Otherwise another connection is dropped, or
+        // this one is refused.
         let connections = cx.connections();
         let has_place = connections.saturating_sub(self.known) < MAX_PENDING as usize;
         self.look(connections + usize::from(has_place));
@@ -145,7 +147,7 @@ impl Handler<Order> for Server {
             other => Ok(Some(other.to_vec())),
         };
         match answer {
-            // An attacker may have closed the window.
+            // The result is ignored: an attacker may have closed its window.
             Ok(Some(answer)) => drop(cx.send(conn, &answer)),
             Ok(None) => {}
             Err(error) => {
@@ -175,7 +177,7 @@ impl Handler<Order> for Server {
     }
 }
 
-/// Listens on a port of 127.0.0.1, answers with its address, and serves until standard input ends.
+/// Listens on a port of 127.0.0.1, answers with the address, and serves until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.

@@ -1,8 +1,8 @@
-//! The table of results.
+//! Formats the table of results.
 
 use super::verdict::{Times, Verdict};
 
-/// Returns the head of the table.
+/// Returns the line with the heads of the columns.
 #[must_use]
 pub fn head() -> String {
     format!(
@@ -29,7 +29,7 @@ fn ms(time: Option<u64>) -> String {
     time.map_or_else(|| "-".into(), |us| format!("{:.2}", us as f64 / 1e3))
 }
 
-/// Returns the row of one attack, and a line for each missed target.
+/// Returns the line of one attack, followed by a line for each missed target.
 #[must_use]
 pub fn row(verdict: &Verdict) -> String {
     let Times { asked, up, p50_us, p99_us, max_us, .. } = verdict.attacked;

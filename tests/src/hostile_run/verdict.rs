@@ -1,4 +1,4 @@
-//! The targets of a row, and the missed ones.
+//! The targets of the attacks, and the check of results against them.
 
 use std::collections::BTreeMap;
 
@@ -8,30 +8,31 @@ use super::newcomers::Outcome;
 use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
-/// The share of newcomers that must connect if attackers have many addresses or their own, or if the server waits for processors.
+/// The fraction of newcomers that must connect in rows in which not all of them can: the attackers have many addresses or the clients'
+/// own one, or the server waits for a processor.
 pub const SHARE: f64 = 0.9;
-/// The largest ratio of the p99 to that of the control, if honest clients must not be affected by the attack.
+/// If the attack must hardly affect the honest clients, their p99 may be at most this multiple of the control's.
 pub const RATIO: f64 = 3.0;
-/// The same ratio for attackers in shared memory.
+/// The limit that replaces [`RATIO`] for attackers in shared memory.
 pub const RATIO_WITHIN_HOST: f64 = 2.0;
 
-/// The largest memory of a server after an attack, KiB.
+/// The largest accepted memory of a server after an attack, in KiB.
 pub const RESIDENT_KIB: u64 = 64 << 10;
 
-/// The times of honest clients, as they are printed.
+/// The results of honest clients, for the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Times {
-    /// The number of newcomers or echoes. Below it: the number of successful newcomers or received echoes.
+    /// The number of newcomers, or of requested echoes.
     pub asked: usize,
-    /// See above.
+    /// The number of successful newcomers, or of received echoes.
     pub up: usize,
-    /// The reasons of the failures, with their numbers.
+    /// The number of failures for each reason.
     pub failed: std::collections::BTreeMap<String, usize>,
-    /// The median, the 99th percentile and the maximum of the time to the echo, microseconds.
+    /// The median time to the echo, in microseconds.
     pub p50_us: Option<u64>,
-    /// See above.
+    /// The 99th percentile of the time to the echo, in microseconds.
     pub p99_us: Option<u64>,
-    /// See above.
+    /// The longest time to the echo, in microseconds.
     pub max_us: Option<u64>,
 }
 
@@ -49,38 +50,38 @@ impl Times {
     }
 }
 
-/// A row that was measured and judged.
+/// The results of an attack, with the missed targets.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
     /// The security of the server's connections.
     pub security: String,
-    /// The attack.
+    /// The name of the attack.
     pub attack: String,
-    /// The server and the honest clients ran before all other processes.
+    /// True if the server and the honest clients had a real-time priority.
     pub is_first: bool,
-    /// Honest clients while another server is attacked.
+    /// The results of honest clients while another server was attacked.
     pub control: Option<Times>,
-    /// Honest clients of the server that is attacked.
+    /// The results of honest clients while their own server was attacked.
     pub attacked: Times,
-    /// The number of clients that did not connect, by the reason.
+    /// The number of clients that did not connect, for each reason.
     pub not_up: BTreeMap<String, usize>,
-    /// The counters of the attackers.
+    /// The sum of all attackers' counters.
     pub attackers: attacker::Report,
-    /// The server at the end of the attack.
+    /// The server's report at the end of the attack.
     pub server: server::Report,
-    /// The share of one processor that the server used.
+    /// The server's processor time, as a fraction of the attack's duration.
     pub load: f64,
-    /// The share of the time in which the server was ready and had no processor.
+    /// The fraction of the time in which the server was ready to run but had no processor.
     pub waited: f64,
-    /// The time until the pool was small again, seconds.
+    /// The time in seconds until the pool had shrunk to its initial size.
     pub pool_seconds: Option<f64>,
-    /// The memory of the server's process after that, KiB.
+    /// The memory of the server's process at that time, in KiB.
     pub resident_kib: Option<u64>,
-    /// The missed targets.
+    /// A description of each missed target. Empty if the row passes.
     pub missed: Vec<String>,
 }
 
-/// Compares a result with the targets.
+/// Compares the results of a row with its targets. Returns a description of each missed target.
 fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
     let Attacked { honest, attackers, server, .. } = attacked;
     let mut missed = Vec::new();
@@ -122,10 +123,10 @@ fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Optio
 }
 
 impl Verdict {
-    /// Judges a row. Waits for the memory after the attack.
+    /// Evaluates the results of a row. Waits until the memory after the attack is known.
     ///
     /// # Errors
-    /// The server does not report.
+    /// The server does not send a report.
     pub fn of(measured: Measured) -> Result<Self> {
         let Measured { row, control, attacked, left } = measured;
         let left = left.map(|left| left.join().map_err(|_| "a thread has panicked")?).transpose()?;

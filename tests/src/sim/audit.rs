@@ -1,4 +1,4 @@
-//! The audit: the state of both ends of every connection, and the checks that all promises were kept.
+//! The audit: the expected state of both ends of every connection, and the checks that the reactors keep their promises.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -14,108 +14,109 @@ use super::one_sided::Operation;
 use super::rng::{Rng, mix};
 use super::swarm::SHORTEST_CLOSE;
 
-/// The initiator's end.
+/// The index of the end that has opened the connection.
 pub const ACTIVE: usize = 0;
-/// The listener's end.
+/// The index of the end that has accepted the connection.
 pub const PASSIVE: usize = 1;
 
-/// The meaning of a [`rdma_reactor::SendId`].
+/// The kind of an accepted send, which a [`rdma_reactor::SendId`] identifies.
 #[derive(Clone, Debug)]
 pub enum Stand {
-    /// A message. A message larger than one buffer completes when the peer has fetched it, possibly after later ones.
+    /// A message. A large one, which does not fit in one buffer, completes when the peer has fetched it. That may be later than the
+    /// completion of following sends.
     Message {
-        /// The message is larger than one buffer.
+        /// True if the message is larger than one buffer.
         large: bool,
     },
     /// A one-sided operation.
     Operation(Operation),
 }
 
-/// An event that the peer should receive, in the order of sending.
+/// An event that the peer must receive. Events arrive in the order of the sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// A message.
     Message,
-    /// Immediate data: the value, and how many bytes were written.
+    /// Immediate data: its value, and the number of bytes that were written.
     Immediate(u32, u32),
 }
 
 /// One end of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct End {
-    /// The node of this end.
+    /// The number of the node.
     pub node: usize,
-    /// The id of the connection on that node, once it is assigned.
+    /// The node's id of the connection; `None` before it has one.
     pub id: Option<ConnectionId>,
-    /// `on_connect` was called.
+    /// True if `on_connect` was called.
     pub announced: bool,
-    /// The last callback, or the death of the node.
+    /// The last callback, or the death of the node. `None` while the connection exists.
     pub ended: Option<String>,
-    /// The time of the last callback.
+    /// The virtual time of the last callback.
     pub over: Option<u64>,
-    /// The node's reactor was dropped.
+    /// True if the node's reactor was dropped.
     pub killed: bool,
-    /// Time of the first call of `close`, and total pause of the node until then.
+    /// The time of the first call of `close`, and the total time for which the node had been paused until then.
     pub closed: Option<(u64, u64)>,
-    /// The number of accepted sends of any kind. It is also the number of the next send.
+    /// The number of accepted sends of all kinds. The next send gets this number.
     pub posted: u64,
-    /// The number of messages among the accepted sends.
+    /// The number of accepted messages.
     pub accepted: u64,
-    /// The number of messages for which `on_send_complete` is not called.
+    /// The number of accepted messages for which `on_send_complete` is not called, because of quiet sends.
     pub passed: u64,
-    /// The sends that have not completed, by number.
+    /// The accepted sends that have not completed, by their numbers.
     pub sends: BTreeMap<u64, Stand>,
-    /// The events that the peer has not received yet, with their numbers.
+    /// The events that the peer must still receive, with the numbers of their sends.
     pub coming: VecDeque<(u64, Arrival)>,
-    /// The numbers of the messages and immediate data that completed with success.
+    /// The numbers of the messages and the immediate data that have completed with success.
     pub sent: BTreeSet<u64>,
-    /// The number of the first message that the peer should have fetched and did not. Later sends may wait for it forever.
+    /// The number of the first message that the peer has failed to fetch. Later sends may wait forever.
     pub unfetched: Option<u64>,
     /// The number of received messages.
     pub received: u64,
     /// The number of received immediate data.
     pub immediates: u64,
-    /// The number of fences in front of sends.
+    /// The number of fenced sends so far.
     pub fences: u64,
-    /// The next send has a fence.
+    /// True if the next send has a fence.
     pub fence: bool,
-    /// The number of messages that this end is to send.
+    /// The number of messages that this end must send.
     pub goal: u64,
-    /// A send was refused, so `on_writable` is due.
+    /// True if a send was refused, so that `on_writable` must follow.
     pub blocked: bool,
-    /// One of the refused sends needed only a slot of the send queue.
+    /// True if one of the refused sends needed only a slot of the send queue, and no credit.
     pub for_slot: bool,
-    /// The largest message that fits into one buffer, bytes.
+    /// The length of the largest message that fits in one buffer, in bytes.
     pub max: usize,
-    /// The number of messages larger than one buffer that completed after the close.
+    /// The number of large messages that have completed after the close.
     pub fetched_late: u64,
-    /// A send completed without success.
+    /// True if a send has completed with a failure.
     pub failed: bool,
-    /// The byte stream of this end.
+    /// The byte stream of this end, if the connection carries one.
     pub flow: Flow,
 }
 
 impl End {
-    /// Notes a refused send. `for_slot`: the send needs a slot of the send queue and no credit.
+    /// Records a refused send. `for_slot` is true if the send needed a slot of the send queue, and no credit.
     pub fn refused(&mut self, for_slot: bool) {
         self.for_slot = for_slot || (self.blocked && self.for_slot);
         self.blocked = true;
     }
 
-    /// Notes an accepted send. Returns the number that it must have.
+    /// Records an accepted send. Returns the number that the reactor must give it.
     pub fn take(&mut self, stand: Stand) -> u64 {
         let sequence = self.next();
         self.sends.insert(sequence, stand);
         sequence
     }
 
-    /// Notes an accepted message for which `on_send_complete` is not called. Returns the number that it must have.
+    /// Records an accepted message for which `on_send_complete` is not called. Returns the number that the reactor must give it.
     pub fn pass(&mut self) -> u64 {
         self.passed += 1;
         self.next()
     }
 
-    /// Returns the number of a send that was just accepted.
+    /// Returns the number of the next send, and increments it.
     fn next(&mut self) -> u64 {
         let sequence = self.posted;
         self.posted += 1;
@@ -123,51 +124,51 @@ impl End {
         sequence
     }
 
-    /// Returns the number of messages and immediate data that completed with success and that the peer should receive.
+    /// Returns the number of messages and immediate data that have completed with success and that the peer must receive.
     fn told(&self) -> u64 {
         let end = self.unfetched.unwrap_or(u64::MAX);
         self.sent.range(..end).count() as u64
     }
 
-    /// Returns true if the close lasted at least the shortest close timeout of any program.
+    /// Returns true if the close has lasted at least [`SHORTEST_CLOSE`], so that it may have reached its timeout.
     fn took_its_time(&self, now: u64) -> bool {
         self.closed.is_some_and(|(closed, _)| self.over.unwrap_or(now).saturating_sub(closed) >= SHORTEST_CLOSE)
     }
 
-    /// Returns the number of received messages and immediate data.
+    /// Returns the number of messages and immediate data that were received.
     #[must_use]
     pub const fn heard(&self) -> u64 {
         self.received + self.immediates
     }
 }
 
-/// A connection.
+/// The state of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct Pair {
-    /// Both ends, [`ACTIVE`] and [`PASSIVE`].
+    /// The two ends. The indices are [`ACTIVE`] and [`PASSIVE`].
     pub ends: [End; 2],
-    /// Time of opening, and total pause of the node until then.
+    /// The time at which the connection was opened, and the total time for which the node had been paused until then.
     pub opened: (u64, u64),
-    /// The addresses from which the listener saw the initiator connect.
+    /// The addresses from which the connection was opened, one for each attempt, as the listener sees them.
     pub initiators: Vec<SocketAddr>,
-    /// The answer of the listener's program to the last connect request: true if it accepted.
+    /// True if the listener's program has accepted the last connect request.
     pub taken: bool,
-    /// The private data of the answers of the listener's program.
+    /// The private data with which the listener's program has answered.
     pub answers: Vec<Vec<u8>>,
-    /// An end requested an operation on a region without the right to it.
+    /// True if an end has used a region without the right to do so.
     pub trespass: bool,
 }
 
-/// All connections of a world, by cookie.
+/// The expected state of all connections and shared regions in a world.
 #[derive(Debug, Default)]
 pub struct Audit {
-    /// The connections.
+    /// The connections, by cookie: a number in the private data that identifies the connection at both ends.
     pub pairs: BTreeMap<u64, Pair>,
-    /// Regions that peers may, or might, use.
+    /// The regions that peers may use, or may still be able to use.
     pub memory: Vec<Shared>,
-    /// The number of one-sided operations that completed with success. Below it: the bytes read from streams.
+    /// The number of one-sided operations that have completed with success.
     pub operations: u64,
-    /// See `operations`.
+    /// The number of bytes that were read from streams.
     pub streamed: u64,
     /// The number of received messages.
     pub messages: u64,
@@ -175,10 +176,10 @@ pub struct Audit {
     pub connected: u64,
 }
 
-/// The largest message of all, bytes.
+/// The length of the largest message in all worlds, in bytes.
 pub const LARGEST: u64 = 256 << 10;
 
-/// Returns the `sequence`-th message of an end. Now and then it is larger than one buffer.
+/// Returns the message with this sequence number from one end of a connection. Some messages are larger than one buffer.
 #[must_use]
 pub fn payload(cookie: u64, from: usize, sequence: u64, max: usize) -> Vec<u8> {
     let mut rng = Rng::from_state(mix(cookie ^ mix(sequence * 2 + from as u64)));
@@ -195,17 +196,16 @@ pub fn payload(cookie: u64, from: usize, sequence: u64, max: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns true if a connection carries a byte stream instead of messages.
+/// Returns true if the connection carries a byte stream instead of messages.
 #[must_use]
 pub const fn is_stream(cookie: u64) -> bool {
     cookie & STREAM != 0
 }
 
-/// The bit of a cookie that marks a byte stream. The bits below it are the number of the node that opened the
-/// connection.
+/// The bit of a cookie that marks a byte stream. The lower bits are the number of the node that has opened the connection.
 pub const STREAM: u64 = 8;
 
-/// Returns the private data of a connect request: the cookie, and more bytes that depend on it.
+/// Returns the private data of a connect request: the cookie, and further bytes that are derived from it.
 #[must_use]
 pub fn request_data(cookie: u64) -> Vec<u8> {
     let mut rng = Rng::from_state(mix(cookie));
@@ -214,7 +214,7 @@ pub fn request_data(cookie: u64) -> Vec<u8> {
     [cookie.to_le_bytes().as_slice(), &bytes].concat()
 }
 
-/// Returns the cookie of a connect request.
+/// Returns the cookie of a connect request, or `None` if its private data is wrong.
 #[must_use]
 pub fn cookie_of(data: &[u8]) -> Option<u64> {
     let cookie = u64::from_le_bytes(*data.first_chunk()?);
@@ -222,7 +222,8 @@ pub fn cookie_of(data: &[u8]) -> Option<u64> {
 }
 
 impl Pair {
-    /// Returns the events that may have disturbed the connection: faults of its links, pauses of its nodes, and trespass.
+    /// Returns the faults that may have disturbed the connection, as bits: those of its links, pauses of its nodes, and wrong uses of
+    /// regions.
     #[must_use]
     pub fn disturbances(&self, fabric: &Fabric) -> u32 {
         let links = self.initiators.iter().fold(0, |all, &initiator| all | fabric.disturbances(initiator));
@@ -234,19 +235,21 @@ impl Pair {
         })
     }
 
-    /// Returns true if the passive side evicted connections in favour of others since this one was opened.
+    /// Returns true if the passive node has dropped connections that were not established, in favour of newer ones, since this
+    /// connection was opened.
     #[must_use]
     pub fn may_have_given_way(&self, fabric: &Fabric) -> bool {
         fabric.evicted_since(self.ends[PASSIVE].node, self.opened.0)
     }
 
-    /// Returns true if both ends are connected.
+    /// Returns true if both ends have called `on_connect` and neither has ended.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.ends.iter().all(|end| end.announced && end.ended.is_none())
     }
 
-    /// Returns true if nothing remains to be sent or received on the open connection. Streams close by themselves.
+    /// Returns true if nothing remains to be sent or received on an open connection. A stream counts as settled only when it has closed
+    /// itself.
     #[must_use]
     pub fn is_settled(&self, cookie: u64) -> bool {
         let done =
@@ -254,13 +257,13 @@ impl Pair {
         !is_stream(cookie) && self.is_open() && self.ends.iter().all(done)
     }
 
-    /// Returns true if no more callbacks may follow for this connection.
+    /// Returns true if no further callback may follow at either end.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.ends[ACTIVE].ended.is_some() && (!self.ends[PASSIVE].announced || self.ends[PASSIVE].ended.is_some())
     }
 
-    /// Returns true if an end may report this reason.
+    /// Returns true if an end may report this reason for its disconnect.
     #[must_use]
     pub fn judge_reason(&self, side: usize, reason: &DisconnectReason, fabric: &Fabric) -> bool {
         let how = self.disturbances(fabric);
@@ -271,12 +274,12 @@ impl Pair {
                 end.closed.is_some() && !(*complete && end.failed)
             }
             DisconnectReason::Closed => peer.closed.is_some(),
-            // A close that times out discards the remaining sends, including the reactor's own, and sends no goodbye.
+            // If the peer's close has reached its timeout, the remaining sends were discarded, and no goodbye was sent.
             DisconnectReason::Lost => {
                 let cut_off = peer.failed || !peer.sends.is_empty() || peer.took_its_time(fabric.now());
                 how != 0 || !peer.announced || peer.closed.is_some() && cut_off
             }
-            // Hardware may fail to report that a peer has closed the connection, or has ended it because of a trespass.
+            // Simulated hardware may fail to report that the peer has closed the connection or has used a region without the right.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
                 let slept = fabric.slept_through(self.ends[side].node);
@@ -291,7 +294,7 @@ impl Pair {
         }
     }
 
-    /// Returns true if an end may report this error of connecting.
+    /// Returns true if an end may report this error of a connect.
     #[must_use]
     pub fn judge_error(&self, error: &ConnectError, fabric: &Fabric) -> bool {
         match error {
@@ -308,12 +311,12 @@ impl Pair {
 }
 
 impl Audit {
-    /// Notes that everything up to `sequence` of an end has reached its peer.
+    /// Records that all sends of an end up to the number `sequence` have reached its peer.
     pub fn arrived(&mut self, by: Who, sequence: u64) {
         self.memory.iter_mut().for_each(|shared| shared.arrived(by, sequence));
     }
 
-    /// Checks the promises for ended connections.
+    /// Checks the promises about connections that have ended.
     pub fn judge(&self, fabric: &mut Fabric) {
         for (cookie, pair) in &self.pairs {
             let [active, passive] = &pair.ends;
@@ -357,7 +360,7 @@ impl Audit {
         }
     }
 
-    /// Describes everything that is not settled, for a report.
+    /// Describes the connections for which `settled` returns false, for a report.
     #[must_use]
     pub fn unsettled(&self, settled: fn(&(&u64, &Pair)) -> bool) -> String {
         let unsettled = self.pairs.iter().filter(|entry| !settled(entry));

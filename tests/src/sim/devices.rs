@@ -1,15 +1,17 @@
-//! Worlds with a reactor on two devices, which assign equal keys to their regions. The devices fail, are removed and return, while the
-//! program keeps messages, holds send buffers, and shares memory. Peers write the memory and invalidate its keys (Send with Invalidate).
-//! The devices refuse to release keys, regions and queue pairs.
+//! Simulated worlds in which a reactor uses two devices. Both devices assign the same keys to their regions. They fail, are removed,
+//! and return. Meanwhile, the program keeps messages, holds send buffers, and shares memory with peers. Peers write to this memory, and
+//! invalidate its keys (Send with Invalidate). The devices sometimes refuse to release keys, regions and queue pairs.
 //!
-//! The promises:
+//! The promises that each world checks:
 //!
-//! - Memory is lent to the program exactly while no peer may use it, regardless of an equal key on the other device. Nobody writes it then.
-//!   Memory that a device has refused to release is not lent.
-//! - The objects that a device has failed to release are counted exactly, and nothing else is lost.
-//! - No two messages or buffers that the program has are the same memory, and their bytes stay as they are.
-//! - A buffer is accepted only by a connection of its own device, in the same life of that device.
-//! - All buffers are free in the end. The memory of a device that was given up is released with the last message or buffer in it.
+//! - The program has no access to a region while a peer may use it, and has access as soon as no peer may. Equal keys of the other
+//!   device make no difference. While the program has access, nobody else writes to the region. If a device has refused to release a
+//!   region, the program gets no access.
+//! - The reactor counts exactly the objects that a device has failed to release. Nothing else is lost.
+//! - Messages and buffers that the program holds never share memory, and their bytes do not change.
+//! - A connection accepts a buffer only if it comes from the same device, and from the time since the device was last added.
+//! - In the end, all buffers are in their pools. The memory of a device that was given up is released with the last message or buffer
+//!   in it.
 
 mod book;
 
@@ -40,18 +42,18 @@ use super::twins::{self, PORT};
 use crate::gate::{Call, Failure, Gate, Said};
 use crate::life;
 
-/// The number of peers. The server owns the first two nodes.
+/// The number of peers. The server uses the first two nodes of the fabric, one for each device.
 const PEERS: usize = 3;
-/// The largest number of steps of a world before it ends.
+/// The number of random actions after which a world ends.
 const ACTS: u64 = 400;
 /// The number of steps within which an expected event must happen.
 const STEPS: u64 = 200_000;
-/// The length of a shared region, bytes.
+/// The length of a shared region, in bytes.
 const LEN: usize = 64;
-/// The length of the head of a message: its kind, the action to take, and a number.
+/// The length of a message's header in bytes: its kind, a flag, and a number.
 const HEAD: usize = 10;
 
-/// The release calls that the devices of a world refuse.
+/// The calls that the devices of a world may refuse. Each world uses one of these lists.
 const REFUSALS: [&[Call]; 3] =
     [&[], &[Call::Invalidate, Call::Deregister], &[Call::Invalidate, Call::Deregister, Call::DestroyQp]];
 
@@ -59,7 +61,7 @@ const DATA: u8 = 0;
 const OFFER: u8 = 1;
 const TAKEN: u8 = 2;
 
-/// The program on two devices.
+/// The handler of the server, which uses two devices.
 #[derive(Clone, Debug, Default)]
 struct Server(Rc<RefCell<Book>>);
 
@@ -90,7 +92,7 @@ impl Handler for Server {
     }
 }
 
-/// A region that a peer was notified of.
+/// A region of the server whose key a peer has received.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     number: u64,
@@ -98,7 +100,7 @@ struct Offer {
     conn: ConnectionId,
 }
 
-/// A program that uses the memory of the server.
+/// The handler of a peer, which uses the regions of the server.
 #[derive(Clone, Debug, Default)]
 struct Peer(Rc<RefCell<(BTreeSet<ConnectionId>, Vec<Offer>)>>);
 
@@ -124,30 +126,31 @@ impl Handler for Peer {
 struct Node {
     reactor: Reactor,
     handler: Box<dyn Handler>,
-    /// The nodes of the fabric that belong to the world.
+    /// The fabric's node numbers of this world.
     ports: Vec<usize>,
     more: bool,
 }
 
-/// The figures of many worlds.
+/// The counters of one or more worlds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The number of messages that the server received.
+    /// The number of messages that the server has received.
     pub received: u64,
     /// The number of keys that peers have invalidated.
     pub taken: u64,
-    /// The number of devices that were given up.
+    /// The number of times that the reactor has given up a device.
     pub given_up: u64,
-    /// The number of buffers that the program used after their device was given up.
+    /// The number of buffers that the program has used after their device was given up.
     pub late: u64,
-    /// The number of buffers of another device, or of another life of it, that no connection accepted.
+    /// The number of buffers that a connection has refused because they were of another device, or older than the last removal of the
+    /// device.
     pub foreign: u64,
-    /// The number of remote keys, regions and queue pairs that a device has refused to release.
+    /// The numbers of remote keys, regions and queue pairs that a device has refused to release.
     pub kept: [u64; 3],
 }
 
 impl Report {
-    /// Adds the figures of another world.
+    /// Adds the counters of another world.
     pub fn add(&mut self, other: &Self) {
         self.received += other.received;
         self.taken += other.taken;
@@ -163,17 +166,16 @@ struct World {
     fabric: Shared,
     server: Server,
     peers: Vec<Peer>,
-    /// The gates of the two devices, followed by those of the peers.
+    /// The gates that let calls fail: those of the server's two devices, then those of the peers.
     gates: Vec<Gate>,
-    /// The regions of the peers from which they write.
+    /// For each peer, the regions whose bytes it writes to the server.
     sources: Vec<BTreeMap<ConnectionId, Region>>,
     nodes: Vec<Node>,
-    /// The release calls that the devices refuse now and then. If they refuse no queue pair, all buffers return to
-    /// their pools.
+    /// The calls that the devices sometimes refuse. If this does not include queue pairs, all buffers must return to their pools.
     refusals: &'static [Call],
-    /// The devices that fail or are being removed, and have not been given up yet.
+    /// For each device: true if it fails or is being removed, and the reactor has not given it up yet.
     going: [bool; 2],
-    /// The number of completion queues of each device that were destroyed.
+    /// For each device, the number of its completion queues that were destroyed.
     destroyed: [u32; 2],
     report: Report,
 }
@@ -248,7 +250,7 @@ impl World {
         }
     }
 
-    /// Gives one turn to each node that is due, or lets time pass.
+    /// Gives one turn to each node that is due. If none is, advances the time.
     fn step(&mut self) -> Result<(), String> {
         let (mut idle, now) = (true, lock(&self.fabric).now());
         let mut next = lock(&self.fabric).next();
@@ -269,11 +271,11 @@ impl World {
         self.look()
     }
 
-    /// Checks everything, and gives up the devices of which no connections remain.
+    /// Checks all promises. Also lets the removal of a device complete when it has no connections left.
     fn look(&mut self) -> Result<(), String> {
         for side in 0..2 {
             let mut book = self.server.0.borrow_mut();
-            // A device that is given up has its completion queues destroyed.
+            // When the reactor gives up a device, it destroys the device's completion queues.
             let destroyed = self.gates[side].counts().get(&Call::DestroyCq).copied().unwrap_or(0);
             if std::mem::replace(&mut self.destroyed[side], destroyed) != destroyed {
                 self.going[side] = false;
@@ -286,7 +288,8 @@ impl World {
             }
         }
         for side in 0..2 {
-            // The channel of a removed device becomes readable when the last id on it is destroyed.
+            // When the last id on a removed device is destroyed, the device's channel becomes readable. The fabric simulates this with
+            // a delay.
             let left = self.server.0.borrow().up.values().any(|&of| of == side);
             if self.going[side] && !left && self.gates[side].is_unplugged() && self.rng.chance(100) {
                 lock(&self.fabric).ring(side);
@@ -298,7 +301,7 @@ impl World {
         broken.or_else(|| book.wrong.first().cloned()).map_or(Ok(()), Err)
     }
 
-    /// Returns true if the server uses a device: it has completion queues on it.
+    /// Returns true if the server has completion queues on this device.
     fn is_used(&self, side: usize) -> bool {
         self.gates[side].objects().completion_queues > 0
     }
@@ -313,7 +316,7 @@ impl World {
         Err(format!("not in {STEPS} steps: {what}"))
     }
 
-    /// Returns one of the server's connections, with its device.
+    /// Returns a random connection of the server with its device, or `None` if there is none.
     fn any_up(&mut self) -> Option<(ConnectionId, usize)> {
         let book = self.server.0.borrow();
         let nth = self.rng.index(book.up.len().max(1));
@@ -335,7 +338,7 @@ impl World {
         }
     }
 
-    /// Opens a connection from the server or from a peer.
+    /// Opens a connection, from the server or from a peer.
     fn connect(&mut self) {
         let (side, nth, outward) = (self.rng.index(2), self.rng.index(PEERS), self.rng.chance(300));
         if self.going[side] || self.server.0.borrow().up.len() > 6 {
@@ -352,7 +355,7 @@ impl World {
         }
     }
 
-    /// Shares memory of the server with a peer, and sends the peer its key.
+    /// Registers memory of the server for a peer, and sends its key to the peer.
     fn share(&mut self) {
         let Some((conn, side)) = self.any_up() else { return };
         let access = self.rng.pick(&[Access::REMOTE_WRITE, Access::REMOTE_WRITE | Access::REMOTE_READ]);
@@ -374,7 +377,7 @@ impl World {
         book.lent.insert(number, Lent { region, side, owner, rights });
     }
 
-    /// Returns a region that one of the peers may use, as far as that peer knows.
+    /// Returns a random region that a peer believes it may use, with the number of the peer. Returns `None` if there is none.
     fn any_offer(&mut self) -> Option<(usize, Offer)> {
         let nth = self.rng.index(PEERS);
         let peer = self.peers[nth].0.borrow();
@@ -384,7 +387,7 @@ impl World {
         live.then_some((nth, offer))
     }
 
-    /// Writes to the server's memory from a peer.
+    /// Lets a peer write to memory of the server.
     fn write(&mut self) {
         let Some((nth, offer)) = self.any_offer() else { return };
         let mut cx = self.nodes[1 + nth].reactor.context();
@@ -399,7 +402,7 @@ impl World {
         self.nodes[1 + nth].more = true;
     }
 
-    /// Invalidates a key from a peer.
+    /// Lets a peer invalidate a key of the server.
     fn take_back(&mut self) {
         let Some((nth, offer)) = self.any_offer() else { return };
         let told = message(TAKEN, false, offer.number, 0);
@@ -407,7 +410,7 @@ impl World {
         if cx.writable(offer.conn) == 0 {
             return;
         }
-        // Sends posted earlier leave without the key.
+        // Earlier sends are posted now, so that they do not carry the key.
         cx.flush(offer.conn);
         self.gates[2 + nth].take_back(RemoteKey(offer.remote.key));
         let sent = cx.send(offer.conn, &told);
@@ -430,7 +433,7 @@ impl World {
         }
     }
 
-    /// Revokes rights or drops a region of the server.
+    /// Revokes the rights to a region of the server, or drops it.
     fn revoke(&mut self) {
         let nth = self.rng.index(self.server.0.borrow().lent.len().max(1));
         let drops = self.rng.chance(500);
@@ -439,14 +442,14 @@ impl World {
         if drops {
             book.lent.remove(&number);
         } else if let Some(lent) = book.lent.get(&number) {
-            // The device may refuse to release the key; its counters show it.
+            // The result is ignored: the device may refuse to release the key, which its counters show.
             let _ = self.nodes[0].reactor.context().revoke(&lent.region);
             book.hide(|of, _| of == number);
         }
         self.nodes[0].more = true;
     }
 
-    /// Sends a message from a peer. The server may keep it.
+    /// Sends a message from a peer. The server sometimes keeps it.
     fn peer_sends(&mut self) {
         let nth = self.rng.index(PEERS);
         let (keep, len) = (self.rng.chance(600), self.rng.skewed(0..=2_000) as usize);
@@ -457,7 +460,7 @@ impl World {
         self.nodes[1 + nth].more = true;
     }
 
-    /// Takes a buffer of the server, to fill it later.
+    /// Takes a send buffer of the server, to fill it later.
     fn hold(&mut self) {
         let Some((conn, side)) = self.any_up() else { return };
         let Some(mut buffer) = self.nodes[0].reactor.context().buffer(conn) else { return };
@@ -469,7 +472,7 @@ impl World {
         book.held.push(Held::Buffer(buffer, number, of));
     }
 
-    /// Drops or releases a message or buffer of the server, or sends it on any connection.
+    /// Drops a message or a buffer that the server holds, or sends the buffer on any connection.
     fn let_go(&mut self) {
         let (up, how) = (self.any_up(), self.rng.below(3));
         let nth = self.rng.index(self.server.0.borrow().held.len().max(1));
@@ -510,7 +513,7 @@ impl World {
         self.nodes[0].more = true;
     }
 
-    /// Makes a device refuse a release soon.
+    /// Lets one of the next release calls of a device fail.
     fn refuse(&mut self) {
         let (side, nth) = (self.rng.index(2), self.rng.index(self.refusals.len().max(1)));
         if let Some(&call) = self.refusals.get(nth) {
@@ -518,7 +521,7 @@ impl World {
         }
     }
 
-    /// Makes a device fail, or removes it.
+    /// Lets a device fail, or removes it.
     fn give_up(&mut self) {
         let side = self.rng.index(2);
         if self.going[side] || !self.is_used(side) || !self.rng.chance(400) {
@@ -548,14 +551,14 @@ impl World {
                 self.step()?;
             }
         }
-        // Devices that are about to be removed are removed; some messages and buffers of the program outlive their
-        // connections.
+        // Completes the removal of devices that is in progress. Some messages and buffers of the program must still be valid after
+        // their connections have ended.
         for side in 0..2 {
             let book = self.server.0.borrow();
             let conn = book.up.iter().find(|&(_, &of)| of == side).map(|(&conn, _)| conn);
             drop(book);
             if let Some(conn) = conn.filter(|_| self.going[side]) {
-                // The completion of this message is checked.
+                // The result is ignored. This message exists so that its completion can be checked.
                 let _ = self.nodes[0].reactor.context().send(conn, b"");
                 self.nodes[0].more = true;
             }
@@ -581,14 +584,16 @@ impl World {
             let reactor = &world.nodes[0].reactor;
             let (all, free) = reactor.pool_levels();
             let memory = reactor.stats().memory;
-            // A queue pair that a device fails to release keeps its buffers and the memory of its operations forever.
+            // If a device fails to release a queue pair, the buffers of that queue pair and the memory of its operations are never
+            // released.
             queue_pairs != [0; 2] || all == free && memory.regions == 0 && memory.fetched_bytes == 0
         })?;
         self.report.kept =
             [Call::Invalidate, Call::Deregister, Call::DestroyQp].map(|call| refused(self, call).iter().sum());
         let Stats { connections, memory, .. } = self.nodes[0].reactor.stats();
         let [_, regions, queue_pairs] = self.report.kept;
-        // A queue pair that a device fails to release uses its shared receive queue, which then keeps its buffers.
+        // A queue pair that was not released still uses its shared receive queue. So that queue and its buffers are not released
+        // either.
         let shared: u64 = refused(self, Call::DestroySrq).iter().sum();
         let (unreleased, undestroyed) = (memory.unreleased as u64, connections.undestroyed);
         if undestroyed != queue_pairs + shared || unreleased < regions || shared == 0 && unreleased > regions {
@@ -607,7 +612,7 @@ impl World {
         for (side, gate) in self.gates.iter().take(2).enumerate() {
             let (left, objects) = (gate.memories(), gate.objects());
             let kept = i64::from(gate.failed_of(Call::Deregister));
-            // A queue pair that a device fails to release uses its completion queue, and its shared receive queue with the buffers there.
+            // A queue pair that was not released still uses its completion queue, and its shared receive queue with the buffers in it.
             let queues = objects.completion_queues == 0 || gate.failed_of(Call::DestroyQp) > 0;
             let buffers = gate.failed_of(Call::DestroySrq) > 0;
             let regions = if buffers { objects.regions >= kept } else { left == 0 && objects.regions == kept };
@@ -621,14 +626,14 @@ impl World {
     }
 }
 
-/// Runs the world of a seed.
+/// Runs the world with this seed. Returns its counters.
 ///
 /// # Errors
-/// The first promise that was not kept, and the command that shows it again.
+/// The first broken promise, with the command that repeats the world.
 pub fn check(seed: u64) -> Result<Report, String> {
     let mut world = World::new(seed);
     let result = catch_unwind(AssertUnwindSafe(|| world.run())).unwrap_or_else(|panic| {
-        // After a panic the world cannot be dropped safely.
+        // After a panic, dropping the world could panic again, so it is leaked.
         std::mem::forget(world);
         Err(panic_text(&*panic))
     });
@@ -637,10 +642,10 @@ pub fn check(seed: u64) -> Result<Report, String> {
     result.map_err(|what| format!("seed {seed:#018x}: {what}\n\nto see it again:\n  {again} -- --nocapture"))
 }
 
-/// Runs `count` worlds on two threads.
+/// Runs `count` worlds on two threads. Returns the sum of their counters.
 ///
 /// # Errors
-/// The number, from 1, of the first world that failed, with its failure.
+/// The number of the first world that failed, counted from 1, and its failure.
 pub fn check_many(first: u64, count: u64) -> Result<Report, (u64, String)> {
     let total = Mutex::new(Report::default());
     let worst = AtomicU64::new(u64::MAX);

@@ -1,4 +1,4 @@
-//! Virtual time and edges, for the conformance suite of providers.
+//! Virtual time and simulated readiness for the provider conformance suite.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use rdma_transport::conformance::Environment;
 use super::fabric::{Shared, lock};
 use super::poller::{SimPoller, instant, virtual_ns};
 
-/// The time that a reading of the clock takes, ns.
+/// The virtual time that a reading of the clock takes, in ns.
 const LOOK: u64 = 1_000;
 
-/// Virtual time for a provider without a reactor. See the [module](self).
+/// Virtual time for providers without reactors, see the [module](self).
 #[derive(Debug)]
 pub struct VirtualTime {
     fabric: Shared,
@@ -20,7 +20,7 @@ pub struct VirtualTime {
 }
 
 impl VirtualTime {
-    /// Returns the time of a fabric whose first nodes are the two sides.
+    /// Returns the time of a fabric. Its first `sides` nodes are the sides of the suite.
     #[must_use]
     pub fn new(fabric: &Shared, sides: usize) -> Self {
         Self { fabric: fabric.clone(), pollers: (0..sides).map(|node| SimPoller::new(node, fabric.clone())).collect() }
@@ -47,7 +47,7 @@ impl Environment for VirtualTime {
             if !edges.is_empty() || fabric.now() >= until {
                 return sides.extend(edges.iter().map(|edge| edge.token));
             }
-            // A poll takes a moment, in which something may arrive at a node that was polled before.
+            // A poll takes some virtual time. Meanwhile something may have arrived at a node that was polled earlier.
             if (0..self.pollers.len()).any(|node| fabric.is_runnable(node, true)) {
                 continue;
             }

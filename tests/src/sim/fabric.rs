@@ -1,7 +1,8 @@
-//! The fabric that all nodes of a world share: virtual time, the heap of future events, and each node's descriptors.
+//! The fabric: the state that all nodes of a simulated world share. It has the virtual time, the heap of future events, and each node's
+//! descriptors.
 //!
-//! Time advances between turns, and by a little with every reading of the clock and every call of a provider. So events
-//! arrive in the middle of a turn, between any two calls.
+//! Time advances between turns. It also advances a little with every reading of the clock and every call of a provider. So events can
+//! happen during a turn, between any two calls.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -22,21 +23,21 @@ use super::threads::Threads;
 use super::trace::Trace;
 use super::udp::{Flying, UdpOptions};
 
-/// The fabric, as the nodes share it.
+/// A reference to the fabric that nodes share.
 pub type Shared = Arc<Mutex<Fabric>>;
 
-/// Locks the fabric. A poisoned lock is ignored: the panic is reported elsewhere.
+/// Locks the fabric. Ignores a poisoned lock, because the panic that poisoned it is reported elsewhere.
 pub fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sends the messages that other threads are due to send by now.
+/// Sends the messages that simulated other threads must send by now.
 pub fn let_others_speak(shared: &Shared) {
     let mut fabric = lock(shared);
     let (spoken, threads) = (std::mem::take(&mut fabric.spoken), fabric.threads.clone());
     drop(fabric);
     for node in spoken {
-        // The last thread belongs to no program.
+        // The last thread number is reserved for this; no program uses it.
         let said = threads.say(node, usize::MAX);
         let mut fabric = lock(shared);
         fabric.note(node, format_args!("another thread speaks: {said:?}"));
@@ -44,87 +45,87 @@ pub fn let_others_speak(shared: &Shared) {
     }
 }
 
-/// Something that happens at its time.
+/// An event with a scheduled time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// Segments of a pipe arrive.
+    /// Segments arrive at the receiver of a pipe (one direction of a TCP connection).
     Deliver(Key),
-    /// A pipe may have room again.
+    /// A pipe may have space again.
     Room(Key),
-    /// A connect request reaches its listener.
+    /// A connect request arrives at its listener.
     Syn(Key),
-    /// The answer to a connect request reaches the initiator.
+    /// The answer to a connect request arrives at the initiator.
     Connected(Key, Key),
-    /// The initiator's acknowledgement reaches the listener.
+    /// The initiator's acknowledgement arrives at the listener.
     Arrived(Key, Key),
-    /// A connect request reaches an address without a listener.
+    /// A connect request arrives at an address without a listener.
     Refused(Key),
-    /// A reset arrives: the peer does not know this connection.
+    /// A reset arrives, because the peer has no such connection.
     Reset(Key),
-    /// Completions or connection-manager events of a node's hardware arrive.
+    /// Completions or connection-manager events arrive at the simulated hardware of a node.
     Hardware(usize),
-    /// A packet within the host arrives, or the end of its socket.
+    /// A packet of a Unix socket arrives, or the end of the socket.
     Packet(Key),
-    /// A packet of UDP arrives, or an error that the network reports about one, or room is available again.
+    /// At a UDP socket, a packet or a network error arrives, or there is space again.
     Udp(Key),
-    /// The stores of a node to shared memory become visible.
+    /// Stores of a node to shared memory become visible to other nodes.
     Stores(Key),
-    /// A fault begins.
+    /// A random fault begins.
     Fault,
-    /// The world acts.
+    /// An action of the world is due.
     Script(Script),
 }
 
-/// An act of the world between turns.
+/// An action of the world between turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Script {
     /// A node opens a connection.
     Open(usize),
-    /// A node releases messages that it kept, as another thread would.
+    /// A node drops messages that it has kept. This simulates another thread.
     Release(usize),
-    /// A node's reactor is dropped as it is.
+    /// The reactor of a node is dropped, without a shutdown.
     Kill(usize),
-    /// Bytes arrive at a descriptor of a node's program.
+    /// Bytes arrive at a descriptor that a node's program has registered.
     Bytes(usize),
-    /// Another thread sends a message to a node, at any moment.
+    /// A simulated other thread sends a message to a node, even during a turn.
     Speak(usize),
-    /// Nothing happens: time passes.
+    /// Nothing happens, but time passes.
     Tick,
 }
 
-/// One of a node's two channels: an epoll descriptor nested in the reactor's (`epoll`(7)).
+/// The readiness of one of a node's two channels. It simulates an epoll descriptor that is nested in the reactor's one (`epoll`(7)).
 #[derive(Debug, Default)]
 pub(super) struct ChannelState {
-    /// The sockets with new readiness, in order.
+    /// The sockets with new readiness, in the order of their edges.
     pub(super) ready: VecDeque<Key>,
-    /// [`rdma_transport::iwarp::Net::wake`] was called.
+    /// True if [`rdma_transport::iwarp::Net::wake`] was called.
     pub(super) wake: bool,
-    /// The token of the channel at the reactor's poller.
+    /// The token with which the reactor's poller has registered the channel.
     pub(super) token: Option<usize>,
-    /// New readiness arrived since the reactor's poller last looked.
+    /// True if new readiness has arrived since the reactor's poller last polled.
     pub(super) edge: bool,
 }
 
-/// A node's descriptors.
+/// The descriptors of a node, and its pauses.
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) name: String,
     pub(super) channels: [ChannelState; 2],
-    /// The waker was called.
+    /// True if the waker was called.
     pub(super) woken: bool,
-    /// The number of calls of the waker since the end of the last turn, or since its beginning.
+    /// The number of calls of the waker since [`Fabric::take_rings`].
     pub(super) rings: u32,
-    /// New readiness arrived since the program's own loop last looked.
+    /// True if new readiness has arrived since the loop around the reactor last polled.
     pub(super) outer: bool,
     pub(super) paused_until: u64,
-    /// The virtual time that this node did not run, ns.
+    /// The total virtual time for which the node was paused, in ns.
     pub(super) paused: u64,
     pub(super) hardware: Hardware,
-    /// The descriptors of the program.
+    /// The descriptors that the program has registered.
     pub(super) own: Vec<OwnDescriptor>,
 }
 
-/// A descriptor of the program in its reactor's poller. Bytes arrive, and the program reads all of them with one call.
+/// A descriptor that the program has registered with its reactor. Bytes arrive, and the program reads all of them with one call.
 #[derive(Debug)]
 pub(super) struct OwnDescriptor {
     pub(super) fd: RawFd,
@@ -133,23 +134,23 @@ pub(super) struct OwnDescriptor {
     pub(super) bytes: u64,
 }
 
-/// The disturbances of a link, as bits.
+/// The ways in which a link (a connection, named by its initiator's address) was disturbed, as bits.
 pub mod disturbed {
-    /// The link was cut.
+    /// The connection was cut.
     pub const CUT: u32 = 1;
-    /// The link was silent for a while, or forever.
+    /// The connection carried nothing for a while, or forever.
     pub const STALL: u32 = 2;
-    /// The link works, but an end has tried to use memory without the right to it.
+    /// The connection works, but an end has used a region without the right.
     pub const TRESPASS: u32 = 1 << 31;
 
-    /// Returns the bit for a node that did not run for a while.
+    /// Returns the bit for a pause of this node.
     #[must_use]
     pub const fn pause(node: usize) -> u32 {
         4 << node
     }
 }
 
-/// The simulated network. See the [module](self).
+/// The simulated network, see the [module](self).
 #[derive(Debug)]
 pub struct Fabric {
     pub(super) now: u64,
@@ -161,43 +162,43 @@ pub struct Fabric {
     faults: FaultOptions,
     pub(super) sockets: Slab<Socket>,
     pub(super) pipes: Slab<Pipe>,
-    /// The faults of packets; `None` if the nodes have no UDP sockets.
+    /// The faults of UDP packets; `None` if the nodes have no UDP sockets.
     pub udp: Option<UdpOptions>,
     pub(super) flying: Slab<Flying>,
-    /// The links of all connects so far, with the nodes at both ends.
+    /// The links of all connects so far, each with the nodes at both ends.
     pub(super) dialled: Vec<(SocketAddr, [usize; 2])>,
-    /// All nodes are on one host.
+    /// True if all nodes are on one host.
     pub one_host: bool,
     pub(super) views: Slab<View>,
-    /// The number of mappings of shared memory so far.
+    /// The number of times so far that a node has mapped shared memory.
     pub(super) met: u64,
     pub(super) ports: Vec<Port>,
-    /// The disturbances of links, by the initiator's address.
+    /// The disturbances of each link, by the initiator's address.
     pub(super) links: BTreeMap<SocketAddr, u32>,
-    /// Pairs of nodes: packets from the first do not reach the second.
+    /// Pairs of nodes: packets from the first node do not arrive at the second.
     pub(super) silent: BTreeSet<(usize, usize)>,
-    /// Long pauses: the node, the beginning and the end.
+    /// The long pauses so far: the node, the beginning, and the end.
     pauses: Vec<(usize, u64, u64)>,
-    /// By node: the number of connections that were evicted there, and the time of the last eviction.
+    /// For each node: the number of connections that it has dropped in favour of newer ones, and the time of the last one.
     evictions: BTreeMap<usize, (u64, u64)>,
     pub(super) script: VecDeque<Script>,
-    /// Nodes to which other threads are about to send messages.
+    /// The nodes to which a simulated other thread must send a message.
     spoken: Vec<usize>,
     threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
-    /// The time that the first node needs for each byte that it receives or sends, ps. The others need none.
+    /// The processing time of node 0 for each byte that it receives or sends, in ps. All other nodes need no time.
     pub toll: u64,
-    /// An attacker on the path between the first two nodes.
+    /// An attacker between node 0 and node 1, if there is one.
     pub middleman: Option<Middleman>,
-    /// Hardware may not report a disconnect.
+    /// True if the hardware may fail to report a disconnect.
     pub forgetful: bool,
-    /// The keepalive time of each node, ns, if its device knows only from whole messages when the peer was last alive. Unlike real devices,
-    /// such a device stalls while its node does not run.
+    /// The keepalive time of each node, in ns, if its device learns only from complete messages that the peer is alive. Such a device
+    /// also stalls while its node is paused, unlike a real device.
     pub slow_to_hear: Vec<u64>,
-    /// The history of the world.
+    /// The history of the world, see [`Trace`].
     pub trace: Trace,
-    /// The broken promises, in order.
+    /// Descriptions of the broken promises, in the order of their detection.
     pub violations: Vec<String>,
 }
 
@@ -209,7 +210,7 @@ pub(super) const fn index(channel: NetChannel) -> usize {
 }
 
 impl Fabric {
-    /// Returns an empty network of `nodes` nodes.
+    /// Returns a network of `nodes` nodes without sockets.
     #[must_use]
     pub fn new(seed: u64, nodes: usize, net: NetOptions, faults: FaultOptions, trace: Trace) -> Self {
         let port = |node| Port {
@@ -260,24 +261,24 @@ impl Fabric {
         fabric
     }
 
-    /// Returns the other threads.
+    /// Returns the simulated other threads.
     #[must_use]
     pub fn threads(&self) -> Threads {
         self.threads.clone()
     }
 
-    /// Returns the virtual time, ns.
+    /// Returns the virtual time, in ns.
     #[must_use]
     pub const fn now(&self) -> u64 {
         self.now
     }
 
-    /// Adds a line to the history.
+    /// Adds a line about a node to the history.
     pub fn note(&mut self, node: usize, what: std::fmt::Arguments<'_>) {
         self.trace.line(self.now, &self.ports[node].name, what);
     }
 
-    /// Notes that a promise was broken.
+    /// Records a broken promise.
     pub fn violation(&mut self, what: String) {
         self.trace.line(self.now, "ORACLE", format_args!("{what}"));
         self.violations.push(what);
@@ -288,7 +289,7 @@ impl Fabric {
         self.sequence += 1;
     }
 
-    /// Schedules an act of the world.
+    /// Schedules an action of the world.
     pub fn schedule(&mut self, at: u64, script: Script) {
         self.at(at, Event::Script(script));
     }
@@ -298,26 +299,26 @@ impl Fabric {
         self.rng.skewed(least..=most)
     }
 
-    /// Returns the time of the next event.
+    /// Returns the time of the next event, or `None` if none is scheduled.
     #[must_use]
     pub fn next(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
     }
 
-    /// Advances the time by a moment.
+    /// Advances the time by a short random step, which simulates the duration of a call.
     pub(super) fn tick(&mut self) {
         let step = self.rng.range(1..=self.net.tick);
         self.advance(self.now + step);
     }
 
-    /// Advances the time by what a node needs for these bytes.
+    /// Advances the time by a node's processing time for `octets` bytes.
     pub(super) fn work(&mut self, node: usize, octets: usize) {
         if self.toll > 0 && node == 0 {
             self.advance(self.now + octets as u64 * self.toll / 1000);
         }
     }
 
-    /// Lets time pass, and handles all events until then.
+    /// Advances the time to `to`. Handles the events that are due until then.
     pub fn advance(&mut self, to: u64) {
         while let Some(&Reverse((at, _, event))) = self.heap.peek().filter(|next| next.0.0 <= to) {
             self.heap.pop();
@@ -360,7 +361,8 @@ impl Fabric {
             || state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready != Default::default()))
     }
 
-    /// Returns true if a look at a channel's descriptor finds something. Forgets sockets without pending readiness.
+    /// Returns true if a poll of a channel's descriptor would report something. Removes sockets without readiness from the channel's
+    /// list.
     pub(super) fn look(&mut self, node: usize, channel: usize) -> bool {
         while let Some(&key) = self.ports[node].channels[channel].ready.front() {
             if self.mask(key).is_some_and(|ready| ready != Default::default()) {
@@ -372,7 +374,7 @@ impl Fabric {
         self.is_readable(node, channel)
     }
 
-    /// Notes new readiness on a channel's descriptor.
+    /// Records new readiness of a channel's descriptor.
     pub(super) fn raise(&mut self, node: usize, channel: usize) {
         let port = &mut self.ports[node];
         port.channels[channel].edge = true;
@@ -386,12 +388,13 @@ impl Fabric {
         port.rings += 1;
     }
 
-    /// Returns the number of calls of a node's waker since the last call of this function.
+    /// Returns the number of calls of a node's waker since the previous call of this function.
     pub fn take_rings(&mut self, node: usize) -> u32 {
         std::mem::take(&mut self.ports[node].rings)
     }
 
-    /// Returns true if the loop around the reactor would run a turn because of readiness.
+    /// Returns true if the loop around a node's reactor would take a turn because the reactor's descriptor is ready. `level` is true
+    /// for a level-triggered loop.
     #[must_use]
     pub fn is_runnable(&mut self, node: usize, level: bool) -> bool {
         let port = &self.ports[node];
@@ -404,13 +407,13 @@ impl Fabric {
         port.woken || edge(0) || edge(1) || port.own.iter().any(|own| own.edge && own.bytes > 0)
     }
 
-    /// Describes the event that should have woken a sleeping node.
+    /// If a sleeping node has missed an event that should have woken it, describes the event. Otherwise returns `None`.
     #[must_use]
     pub fn asleep_on(&self, node: usize) -> Option<String> {
         let port = &self.ports[node];
         for (channel, name) in [(0, "connection-manager"), (1, "completion")] {
             let state = &port.channels[channel];
-            // Room to send becomes known only when the peer has announced it.
+            // Only unread data counts. A node may sleep although it can send: space is reported only after the peer has announced it.
             let read = state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready.readable));
             if state.token.is_some() && (read || state.wake || port.hardware.is_readable(channel)) {
                 let of = if read {
@@ -436,25 +439,25 @@ impl Fabric {
         self.unread(node).map(|peer| format!("unread bytes from {peer}"))
     }
 
-    /// Notes that the loop around the reactor has consumed the readiness of its descriptor.
+    /// Records that the loop around the reactor has consumed the readiness of the reactor's descriptor.
     pub fn seen(&mut self, node: usize) {
         self.ports[node].outer = false;
     }
 
-    /// Returns the end of the pause of a node.
+    /// Returns the time at which the pause of a node ends.
     #[must_use]
     pub fn paused_until(&self, node: usize) -> u64 {
         self.ports[node].paused_until
     }
 
-    /// Returns the virtual time that a node did not run so far, ns.
+    /// Returns the total virtual time for which a node was paused so far, in ns.
     #[must_use]
     pub fn paused(&self, node: usize) -> u64 {
         let port = &self.ports[node];
         port.paused - port.paused_until.saturating_sub(self.now)
     }
 
-    /// Stops a node for some time.
+    /// Pauses a node for some time.
     pub fn pause(&mut self, node: usize, time: u64) {
         let until = self.now + time;
         let port = &mut self.ports[node];
@@ -474,11 +477,11 @@ impl Fabric {
         *self.links.entry(link).or_default() |= how;
     }
 
-    /// Disturbs all links of a node.
+    /// Records a disturbance of all links of a node.
     pub fn disturb_all(&mut self, node: usize, how: u32) {
         let mut links: Vec<_> = self.sockets.iter().filter(|(_, s)| s.node == node).map(|(_, s)| s.link).collect();
         if self.one_host {
-            // Connections that have switched from their streams to shared memory have no sockets that name them.
+            // A connection that has moved from TCP to shared memory has no TCP socket any more, so it is found in this list.
             links.extend(self.dialled.iter().filter(|(_, nodes)| nodes.contains(&node)).map(|(link, _)| *link));
         }
         for link in links {
@@ -486,38 +489,38 @@ impl Fabric {
         }
     }
 
-    /// Removes and returns the next act of the world.
+    /// Removes and returns the next action of the world that is due.
     pub fn next_script(&mut self) -> Option<Script> {
         self.script.pop_front()
     }
 
-    /// Returns the disturbances of the link of this initiator.
+    /// Returns the disturbances of the link with this initiator.
     #[must_use]
     pub fn disturbances(&self, initiator: SocketAddr) -> u32 {
         self.links.get(&initiator).copied().unwrap_or(0)
     }
 
-    /// Returns true if a node had a long pause within a time.
+    /// Returns true if a node had a long pause between these times.
     #[must_use]
     pub fn was_paused(&self, node: usize, from: u64, until: u64) -> bool {
         self.pauses.iter().any(|&(who, start, end)| who == node && start <= until && from <= end)
     }
 
-    /// Notes the number of connections that a node has evicted so far.
+    /// Records the number of connections that a node has dropped in favour of newer ones so far.
     pub fn note_evictions(&mut self, node: usize, count: u64) {
         if count > self.evictions.get(&node).map_or(0, |known| known.0) {
             self.evictions.insert(node, (count, self.now));
         }
     }
 
-    /// Returns true if a node evicted a connection since a time.
+    /// Returns true if a node has dropped a connection in favour of a newer one since this time.
     #[must_use]
     pub fn evicted_since(&self, node: usize, since: u64) -> bool {
         self.evictions.get(&node).is_some_and(|&(_, last)| last >= since)
     }
 
-    /// Returns true if a node has a device that stalls with it, and was paused for half of the keepalive time before
-    /// now.
+    /// Returns true if the device of a node stalls while the node is paused, and the node was paused within the last half of the
+    /// keepalive time.
     #[must_use]
     pub fn slept_through(&self, node: usize) -> bool {
         let Some(&timeout) = self.slow_to_hear.get(node) else { return false };
@@ -527,14 +530,14 @@ impl Fabric {
         slept >= timeout / 2
     }
 
-    /// Returns the number of sockets. The sockets at which peers of one host arrive, at most one per node, live as long
-    /// as their node.
+    /// Returns the number of sockets. Listeners for connections within the host are not counted: each node has at most one, which
+    /// exists as long as the node.
     #[must_use]
     pub fn sockets(&self) -> usize {
         self.sockets.iter().filter(|(_, s)| !matches!(&s.kind, Kind::Local(local) if local.listens.is_some())).count()
     }
 
-    /// Describes the sockets that exist, for a report.
+    /// Describes all sockets, for a report.
     #[must_use]
     pub fn describe_sockets(&self) -> String {
         self.sockets.iter().fold(String::new(), |text, (key, s)| {
@@ -551,7 +554,7 @@ impl Fabric {
         }
     }
 
-    /// Reads all bytes from a descriptor of a program.
+    /// Reads all bytes from a descriptor that a program has registered. Returns their number.
     pub fn read_own(&mut self, node: usize, fd: RawFd) -> u64 {
         let own = self.ports[node].own.iter_mut().find(|own| own.fd == fd);
         own.map_or(0, |own| std::mem::take(&mut own.bytes))
@@ -580,7 +583,7 @@ impl Fabric {
         }
     }
 
-    /// Ends all faults: links work again, or end.
+    /// Ends all faults. Disturbed links work again, or end.
     pub fn heal(&mut self) {
         self.calm = true;
         self.trace.line(self.now, "world", format_args!("is calm from here on"));

@@ -1,4 +1,4 @@
-//! Byte streams: the state of one end, and the program that reads and writes it, driven by edges alone.
+//! Byte streams in simulated worlds: the state of one end, and the program that reads and writes it. The program acts only on edges.
 
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
@@ -15,62 +15,62 @@ use super::rng::{Rng, mix};
 use super::swarm::{MS, WorkOptions};
 use super::threads::Said;
 
-/// The bit that marks the timers of streams. The other bits are the stream's number.
+/// The bit that marks the tokens of stream timers. The other bits are the number of the stream.
 const OF_FLOW: u64 = 1 << 62;
-/// The timer at which all streams are read and written to their ends.
+/// The token of the timer at which all streams are read and written to their ends.
 pub const SETTLE: u64 = u64::MAX;
 
-/// One end of a stream.
+/// The state of one end of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
-    /// The end: the cookie of the connection, and the side.
+    /// The name of this end: the cookie of the connection, and the side.
     pub who: Who,
     goal: u64,
-    /// The number of bytes that writes accepted.
+    /// The number of bytes that the stream has accepted.
     pub written: u64,
-    /// This end has finished writing.
+    /// True if this end has shut down writing.
     pub shut: bool,
-    /// The program has closed the stream.
+    /// True if the program has closed the stream.
     pub closed: bool,
-    /// The connection was closed by a call that is not of the stream API.
+    /// True if the connection was closed by a call outside of the stream API.
     cut: bool,
-    /// The number of bytes that were read.
+    /// The number of bytes that this end has read.
     pub read: u64,
-    /// This end has shut down reading.
+    /// True if this end has shut down reading.
     deaf: bool,
-    /// The position at which reading reached the peer's end.
+    /// The position at which this end has read the end of the peer's direction.
     pub end: Option<u64>,
-    /// The number of times that this end was notified that the peer has finished.
+    /// The number of times that this end was notified of the end of the peer's direction.
     pub hangups: u32,
-    /// A write accepted fewer bytes than were offered, so `on_writable` is due.
+    /// True if a write accepted fewer bytes than were offered, so that `on_writable` must follow.
     short: bool,
-    /// Bytes were left unread, so no edge is due.
+    /// True if the program has left bytes unread, so that no new edge is expected.
     left: bool,
-    /// The last callback was called.
+    /// True if the last callback was called.
     pub over: bool,
 }
 
 impl Flow {
-    /// Returns true if the peer is notified of the end of writing, after all bytes that this end wrote.
+    /// Returns true if the peer must be notified of the end of this direction, after it has got all bytes.
     #[must_use]
     pub const fn finishes(&self) -> bool {
         self.shut && !self.closed && !self.cut
     }
 
-    /// Describes a fault of a stream without disturbances, or returns `None`. `self` is the writer's end.
+    /// Checks a stream that no fault has disturbed. Returns a description of what is wrong, or `None`. `self` is the end that writes.
     #[must_use]
     pub fn judge(&self, reader: &Self) -> Option<String> {
         if !self.finishes() || reader.closed || reader.cut || reader.deaf {
             return None;
         }
-        // The end is not kept if it follows the last callback of a stream that has no unread bytes.
+        // If the end of the direction arrives with the last callback and no bytes are unread, it is not recorded.
         let end = reader.end.is_none_or(|end| end == self.written);
         let whole = reader.read == self.written && end && reader.hangups == 1;
         (!whole).then(|| format!("of {} bytes, and an end: {reader:?}", self.written))
     }
 }
 
-/// Fills `out` with the bytes of a stream from position `at` on.
+/// Fills `out` with the bytes of a stream, beginning at position `at`.
 pub fn fill(from: Who, mut at: u64, out: &mut [u8]) {
     for byte in out {
         *byte = (mix(from.0 ^ mix(at / 8) ^ from.1 as u64) >> (at % 8 * 8)) as u8;
@@ -78,29 +78,29 @@ pub fn fill(from: Who, mut at: u64, out: &mut [u8]) {
     }
 }
 
-/// The program on the streams of a node.
+/// The handler of all streams on a node.
 #[derive(Debug)]
 pub struct Flows {
     node: usize,
     rng: Rng,
     fabric: Shared,
     bytes: u64,
-    /// The open streams, and closed ones for as long as there may be something to read.
+    /// The open streams. A closed stream stays while bytes may be unread.
     pub flows: BTreeMap<ConnectionId, Flow>,
-    /// The bytes that were unread when a stream ended, which are read later.
+    /// The bytes that were unread when their stream ended. The program reads them later.
     rest: BTreeMap<ConnectionId, Unread>,
-    /// The next stream to open.
+    /// The name of the next stream that this node opens.
     pub next: Who,
-    /// A timer that belongs to no stream.
+    /// The timer that has fired and does not belong to a stream. The caller must handle it.
     pub timer: Option<TimerId>,
-    /// There are no more pauses: everything is read and written immediately.
+    /// True if the program reads and writes everything immediately, without pauses.
     pub calm: bool,
-    /// The streams to continue later, by the number in their timers.
+    /// The streams that a timer continues. The index is the number in the timer's token.
     naps: Vec<ConnectionId>,
 }
 
 impl Flows {
-    /// Returns the state of a node without streams.
+    /// Returns the handler of a node that has no streams yet.
     #[must_use]
     pub fn new(seed: u64, node: usize, work: &WorkOptions, fabric: Shared) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl Flows {
         self.flows.entry(id).or_default()
     }
 
-    /// Continues a stream later.
+    /// Sets a timer that continues a stream later.
     fn nap(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         let delay = self.rng.skewed(1_000..=50 * MS);
         let token = OF_FLOW | self.naps.len() as u64;
@@ -139,7 +139,7 @@ impl Flows {
         cx.context().set_timer(Duration::from_nanos(delay), token);
     }
 
-    /// Writes the remaining bytes of a stream, in pieces, and finishes writing.
+    /// Writes the remaining bytes of a stream in pieces, then shuts down writing. Stops when the stream would block.
     fn write(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         loop {
             let flow = self.flow(id);
@@ -173,14 +173,14 @@ impl Flows {
             flow.written += taken as u64;
             match result {
                 Ok(0) => self.check(false, format_args!("{id}: a write of {len} bytes accepted none")),
-                // The next byte did not fit either: the buffer was full.
+                // Not even the next byte was accepted, so the buffer was full.
                 Ok(taken) if whole => flow.short = taken < len,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     flow.short = true;
                     self.check(!room, format_args!("{id}: writable, but a write accepted nothing"));
                 }
-                // The stream is ending.
+                // The stream is ending, so it accepts no more bytes.
                 Err(error) => {
                     self.check(error.kind() == ErrorKind::BrokenPipe, format_args!("{id}: writing: {error}"));
                     return;
@@ -203,7 +203,7 @@ impl Flows {
         }
     }
 
-    /// Reads until nothing is available, or pauses in between and continues later.
+    /// Reads until nothing is available. Sometimes it stops earlier, and sets a timer to continue.
     fn read(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         loop {
             let flow = self.flow(id);
@@ -212,7 +212,7 @@ impl Flows {
             }
             let (over, at, from) = (flow.over, flow.read, (flow.who.0, 1 - flow.who.1));
             if !over && !self.calm && self.rng.chance(80) {
-                // Bytes, or the peer's end, may be unread.
+                // If the program stops here, unread bytes or the peer's end may remain.
                 self.flow(id).left = cx.stream(id).readiness().readable;
                 if self.rng.chance(900) {
                     return self.nap(cx, id);
@@ -243,7 +243,7 @@ impl Flows {
             self.note(format_args!("reads {id} at {at}: {result:?}"));
             match result {
                 Ok(0) => {
-                    // Unread bytes that the program took at the end of the stream end without a reason.
+                    // If the program has taken the unread bytes at the end of the stream, reading them returns no reason for the end.
                     let taken = self.rest.remove(&id).is_some();
                     let flow = self.flow(id);
                     let told = !flow.deaf && (!taken || flow.hangups > 0);
@@ -265,7 +265,7 @@ impl Flows {
         }
     }
 
-    /// Reads and writes every stream as far as possible.
+    /// Reads and writes every stream until it would block. From now on, there are no pauses.
     fn settle(&mut self, cx: &mut StreamContext<'_>) {
         self.calm = true;
         for id in self.flows.keys().copied().collect::<Vec<_>>() {
@@ -274,7 +274,7 @@ impl Flows {
         }
     }
 
-    /// Notes that the connection of a stream is closed by a call that is not of the stream API.
+    /// Records that the connection of a stream is being closed by a call outside of the stream API.
     pub fn cut(&mut self, id: ConnectionId) {
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.cut = true;
@@ -308,7 +308,7 @@ impl StreamHandler<Said> for Flows {
         let again = self.flows.insert(id, flow);
         self.check(again.is_none(), format_args!("{id}: opened again"));
         let readiness = cx.stream(id).readiness();
-        // The stream may have been established and closed already. Then it accepts nothing.
+        // The stream may already be closed when `on_open` is called. Then it accepts no bytes.
         self.check(!readiness.readable && !readiness.closed, format_args!("{id}: a new stream: {readiness:?}"));
         self.write(cx, id);
     }
@@ -337,7 +337,7 @@ impl StreamHandler<Said> for Flows {
         self.note(format_args!("{id}: the peer has finished"));
         let told = readiness.closed && readiness.readable;
         self.check(kept && told, format_args!("{id}: a hang-up, {readiness:?}, {:?}", self.flows[&id]));
-        // A reader that has read all bytes reads the end next; another reader finds the end behind the bytes.
+        // If this end has read all bytes, its next read returns the peer's end. Otherwise the end follows the unread bytes.
         if !self.flows[&id].left {
             self.read(cx, id);
         }

@@ -1,12 +1,13 @@
-//! Asynchronous hardware, modelled around a synchronous provider. Completions and connection-manager events arrive at
-//! their own times, within the contract of [`rdma_transport::provider`].
+//! Simulated asynchronous hardware around a synchronous provider. Completions and connection-manager events arrive at random times, as
+//! the contract in [`rdma_transport::provider`] permits.
 //!
-//! A completion that the inner provider has produced is in flight until it *arrives*. It arrives by itself, between any
-//! two calls, or just before its queue is armed; the latter raises no event. If the queue is armed when the completion
-//! arrives, the completion channel gets one event and one edge.
+//! When the inner provider has produced a completion, it is in flight until it *arrives*. It arrives by itself, between any two calls,
+//! or immediately before its queue is armed; in the latter case there is no event. If the queue is armed when the completion arrives,
+//! the completion channel gets one event and one edge.
 //!
-//! A device may refuse to release a queue pair, a registration or a remote key. It continues to use what it keeps: no work request may use
-//! memory of a kept queue pair again, and the memory of a kept key is never lent to the program (`Hardware::keeps`).
+//! A device may refuse to release a queue pair, a registration or a remote key. It then continues to use the object. So a later work
+//! request must not use memory of such a queue pair, and the program must not get access to the memory of such a key
+//! (`Hardware::keeps`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -35,8 +36,8 @@ use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
 use super::swarm::{HardwareOptions, MS};
 
-/// One work queue of a queue pair. Its completions stay in order. Reads have a separate work queue, as on siw, where
-/// later sends may complete before them.
+/// A work queue: the queue pair, and the kind of work. Completions of one work queue stay in order. RDMA Reads have a separate work
+/// queue, as in siw, where later sends may complete before them.
 type WorkQueue = (Key, Work);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +63,7 @@ struct Late<T> {
     item: T,
 }
 
-/// A completion queue in memory that the hardware and the program share.
+/// A completion queue in memory that the hardware shares with the program.
 #[derive(Debug)]
 struct Queue {
     id: CqId,
@@ -72,18 +73,18 @@ struct Queue {
     late: Vec<Late<WorkCompletion>>,
 }
 
-/// The arrivals at a node's device.
+/// The simulated hardware of a node: the completions and events that have arrived, or are in flight.
 #[derive(Debug)]
 pub struct Hardware {
     queues: Vec<Queue>,
     events: VecDeque<CqId>,
     cm_visible: VecDeque<CmEvent>,
     cm_late: Vec<Late<CmEvent>>,
-    /// The remote keys that the device has not released.
+    /// The remote keys that the device has refused to release.
     kept: BTreeSet<u32>,
-    /// The memory of queue pairs that the device has kept, as pairs of first address and end.
+    /// The memory that queue pairs use which the device has refused to release. Each piece is a pair: its first address, and its end.
     kept_memory: Vec<(usize, usize)>,
-    /// The number of queue pairs, and of registrations, that the device has refused to release.
+    /// The numbers of queue pairs and of registrations that the device has refused to release.
     refused: (u64, usize),
 }
 
@@ -100,22 +101,23 @@ impl Hardware {
         }
     }
 
-    /// Returns true if peers may still use the memory of a remote key, although the key was to be released.
+    /// Returns true if peers may still use the memory of a remote key, because the device has refused to release the key.
     pub(super) fn keeps(&self, key: u32) -> bool {
         self.kept.contains(&key)
     }
 
-    /// Prepares for another reactor on the node.
+    /// Resets the counters for another reactor on this node.
     fn new_reactor(&mut self) {
         (self.refused, self.kept_memory) = ((0, 0), Vec::new());
     }
 
-    /// Returns true if a queue pair that the device has kept may use a part of some memory.
+    /// Returns true if some of this memory may still be used by a queue pair that the device has refused to release.
     pub(super) fn uses(&self, start: usize, end: usize) -> bool {
         self.kept_memory.iter().any(|&(from, to)| start < to && from < end)
     }
 
-    /// Returns the number of queue pairs, and of registrations, that the device has refused to release to its current reactor.
+    /// Returns the numbers of queue pairs and of registrations that the device has refused to release since the last
+    /// [`Hardware::new_reactor`].
     pub(super) const fn refused(&self) -> (u64, usize) {
         self.refused
     }
@@ -124,7 +126,7 @@ impl Hardware {
         if channel == index(NetChannel::Cm) { !self.cm_visible.is_empty() } else { !self.events.is_empty() }
     }
 
-    /// Returns the number of completions that have arrived and were not polled.
+    /// Returns the number of completions that have arrived and were not polled yet.
     pub(super) fn unpolled(&self) -> usize {
         self.queues.iter().map(|queue| queue.visible.len()).sum()
     }
@@ -135,7 +137,7 @@ impl Hardware {
 }
 
 impl Queue {
-    /// Moves completions that are due into the queue. Returns true if that raises an event.
+    /// Moves the completions that are due into the queue. Returns true if the queue raises an event.
     fn arrive(&mut self, now: u64) -> bool {
         let mut i = 0;
         let mut came = false;
@@ -153,7 +155,7 @@ impl Queue {
 }
 
 impl Fabric {
-    /// Delivers the arrivals that are due at a node's hardware.
+    /// Delivers what is due at the hardware of a node.
     pub(super) fn hardware_arrives(&mut self, node: usize) {
         let now = self.now;
         let hardware = &mut self.ports[node].hardware;
@@ -187,38 +189,38 @@ fn busy(call: &'static str) -> Error {
     Error::io(call, std::io::Error::from_raw_os_error(libc::EBUSY))
 }
 
-/// A provider whose completions and events arrive at their own times.
+/// A provider that simulates asynchronous hardware around another provider.
 pub struct HardwareProvider<P> {
     inner: P,
     node: usize,
     fabric: Shared,
     options: HardwareOptions,
     rng: Rng,
-    /// The time of the last arrival, by work queue. Later completions do not arrive before it.
+    /// The time of the last arrival in each work queue. Later completions arrive no earlier.
     last: BTreeMap<WorkQueue, u64>,
     cm_last: BTreeMap<Key, u64>,
-    /// Connections that flush slowly; true: they never finish.
+    /// The connections that flush slowly. True if the flush never ends.
     lazy: BTreeMap<Key, bool>,
     scratch: Vec<WorkCompletion>,
-    /// The remote key of each region that peers have rights to.
+    /// The remote key of each region to which peers have rights.
     keys: BTreeMap<Key, u32>,
-    /// The work requests of each queue pair, on a device that may keep the queue pair.
+    /// The outstanding work requests of each queue pair. Recorded only if the device may refuse to release queue pairs.
     posted: BTreeMap<Key, Outstanding>,
 }
 
-/// The memory of the outstanding work requests of a queue pair.
+/// The work requests of a queue pair that have not completed, with their memory.
 #[derive(Debug, Default)]
 struct Outstanding {
     receives: VecDeque<SgeList>,
-    /// The sends: the work request's id, true if it waits for an answer of the peer, and its entries.
+    /// The sends: the id of the work request, true if it completes only with an answer of the peer, and its entries.
     sends: VecDeque<(u64, bool, SgeList)>,
 }
 
 impl Outstanding {
-    /// Notes that a completion was polled.
+    /// Records that a completion was polled.
     fn done(&mut self, wr_id: u64) {
         match self.sends.iter().position(|&(of, ..)| of == wr_id) {
-            // Sends in front of it have completed, too; reads complete by their own completions.
+            // Earlier sends have completed with it. Earlier reads have completions of their own.
             Some(at) => {
                 let mut nth = 0;
                 self.sends.retain(|&(.., answered, _)| {
@@ -242,7 +244,7 @@ impl<P: Provider> std::fmt::Debug for HardwareProvider<P> {
 }
 
 impl<P: Provider> HardwareProvider<P> {
-    /// Returns hardware of `node` that works as `inner` does.
+    /// Returns simulated hardware on `node`, around `inner`.
     pub fn new(inner: P, node: usize, fabric: Shared, options: HardwareOptions, rng: Rng) -> Self {
         lock(&fabric).ports[node].hardware.new_reactor();
         Self {
@@ -260,12 +262,12 @@ impl<P: Provider> HardwareProvider<P> {
         }
     }
 
-    /// Returns true if the device refuses to release something.
+    /// Decides at random if the device refuses to release an object.
     fn refuses(&mut self) -> bool {
         self.options.keeps > 0 && self.rng.chance(self.options.keeps)
     }
 
-    /// Releases a remote key, or a whole registration.
+    /// Releases a remote key or a registration by calling `take`, unless the device refuses.
     fn take_back(&mut self, region: MrId, take: impl FnOnce(&mut P) -> Result<()>) -> Result<()> {
         let refused = self.refuses();
         let hardware = &mut lock(&self.fabric).ports[self.node].hardware;
@@ -286,7 +288,7 @@ impl<P: Provider> HardwareProvider<P> {
         region
     }
 
-    /// Notes the memory of a posted work request. It may not be memory of a queue pair that the device keeps.
+    /// Records the memory of posted work requests. Checks that it is not memory that an unreleased queue pair still uses.
     fn give<'a>(&mut self, qp: QpId, given: impl Iterator<Item = (&'a SgeList, Option<(u64, bool)>)>) {
         if self.options.keeps == 0 {
             return;
@@ -307,7 +309,7 @@ impl<P: Provider> HardwareProvider<P> {
         }
     }
 
-    /// Polls the completions of the inner provider, and schedules their arrival.
+    /// Polls the completions of the inner provider, and schedules their arrivals.
     fn harvest(&mut self) {
         let mut fabric = lock(&self.fabric);
         fabric.tick();
@@ -329,7 +331,7 @@ impl<P: Provider> HardwareProvider<P> {
         fabric.hardware_arrives(self.node);
     }
 
-    /// Draws the time at which a completion arrives.
+    /// Chooses a random time at which a completion arrives.
     fn arrival(&mut self, completion: &WorkCompletion, now: u64) -> u64 {
         let mut at = now;
         if self.rng.chance(self.options.late) {
@@ -344,8 +346,7 @@ impl<P: Provider> HardwareProvider<P> {
         }
         let (qp, work) = (completion.qp.0, Work::of(completion.opcode));
         if work == Work::Read {
-            // A read never arrives before the sends in front of it. Sends behind it wait for it unless the device
-            // allows overtaking.
+            // A read never arrives before earlier sends. Later sends arrive after the read, unless the device permits overtaking.
             at = at.max(self.last.get(&(qp, Work::Send)).copied().unwrap_or(0));
         }
         let queue = (qp, if work == Work::Read && !self.options.overtaking { Work::Send } else { work });
@@ -357,7 +358,8 @@ impl<P: Provider> HardwareProvider<P> {
 
     fn send_on(&mut self, cq: CqId, mut completion: WorkCompletion, at: u64) {
         if !completion.status.is_success() {
-            // If the status is not success, only `wr_id`, `qp` and the kind (a receive or not) are valid.
+            // In a completion without success, only `wr_id`, `qp` and the kind (a receive or not) are valid. All other fields get
+            // random values.
             let noise = WcOpcode::Other(self.rng.below(9) as u32);
             completion.opcode = if Work::of(completion.opcode) == Work::Recv { WcOpcode::Recv } else { noise };
             completion.byte_len = self.rng.bits() as u32;
@@ -374,7 +376,7 @@ impl<P: Provider> HardwareProvider<P> {
         fabric.at(at, Event::Hardware(node));
     }
 
-    /// Polls the connection-manager events of the inner provider.
+    /// Polls the connection-manager events of the inner provider, and schedules their arrivals.
     fn harvest_cm(&mut self, now: Instant) -> Result<()> {
         while let Some(event) = self.inner.next_cm_event(now)? {
             let mut fabric = lock(&self.fabric);
@@ -402,7 +404,7 @@ impl<P: Provider> HardwareProvider<P> {
         Ok(())
     }
 
-    /// Delivers the completions of a destroyed queue pair immediately, or drops them.
+    /// Delivers the remaining completions of a destroyed queue pair immediately, or drops them.
     fn settle(&mut self, id: CmId) {
         let purge = self.rng.chance(self.options.purge);
         let mut fabric = lock(&self.fabric);
@@ -419,7 +421,7 @@ impl<P: Provider> HardwareProvider<P> {
                 }
             }
         }
-        // A late disconnect may still arrive; no other event does.
+        // After an id is destroyed, a late `Disconnected` event may still arrive, but no other event.
         let stays = |event: &CmEvent| event.id != id || matches!(event.kind, CmEventKind::Disconnected(_));
         hardware.cm_visible.retain(stays);
         hardware.cm_late.retain(|late| stays(&late.item));
@@ -432,7 +434,7 @@ impl<P: Provider> HardwareProvider<P> {
     }
 }
 
-// SAFETY: every call is forwarded to the inner provider. Completions are delayed or dropped, never invented.
+// SAFETY: every call is forwarded to the inner provider. Completions are only delayed or dropped, never added.
 unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     fn name(&self) -> &'static str {
         self.inner.name()
@@ -498,7 +500,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         let posted = self.posted.remove(&id.0);
         let refused = posted.is_some() && self.refuses();
         if refused {
-            // The id is destroyed, and the queue pair continues.
+            // The device refuses to release the queue pair. The id is destroyed, but the queue pair continues to use its memory.
             self.inner.disconnect(id, now)?;
             let Outstanding { receives, sends } = posted.unwrap_or_default();
             let all = receives.iter().chain(sends.iter().map(|(.., sges)| sges));
@@ -602,7 +604,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         let queue = fabric.ports[node].hardware.queue(cq).ok_or(Error::Stale { object: "completion queue" })?;
         if early {
             if let Some(soonest) = queue.late.iter().map(|late| late.at).min() {
-                // Slow completions do not arrive, because their work requests are not finished yet.
+                // Very late completions stay in flight, because their work requests are not finished yet.
                 if soonest < now + 10 * MS && queue.arrive(soonest.max(now)) {
                     fabric.ports[node].hardware.events.push_back(cq);
                     fabric.raise(node, index(NetChannel::Completion));

@@ -1,7 +1,9 @@
-//! A hostile peer that sends what a tape of bytes selects, next to an honest peer, on virtual time.
+//! A simulated world with a hostile peer and an honest client of the same server. A tape of bytes controls the hostile peer, on virtual
+//! time.
 //!
-//! The tape selects operations instead of raw bytes: most messages are well formed, so that they are processed further, and wrong in one
-//! field. So a short tape gets past the startup, the CRC and the greeting. Any bytes are a valid tape.
+//! The bytes of the tape select operations instead of being sent directly. Most operations send valid messages, so that the server
+//! processes them far, with one wrong field. So even a short tape gets past the startup, the CRC and the greeting. Any sequence of
+//! bytes is a valid tape.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,31 +23,31 @@ use crate::conformance::violations::{HELLO, greeting, message};
 use crate::life::{Kind, Program};
 use crate::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, request, seal};
 
-/// The honest server.
+/// The node of the honest server.
 const SERVER: usize = 0;
-/// Its honest client.
+/// The node of the honest client.
 const CLIENT: usize = 1;
-/// The hostile node, which has no reactor.
+/// The node of the hostile peer, which has no reactor.
 pub const HOSTILE: usize = 2;
-/// The depth of the receive queue and of the send queue of a connection of the server.
+/// The depths of the receive queue and the send queue in the server's connections.
 const DEPTH: u32 = 16;
 const BUFFER: u32 = 512;
-/// The memory of the server for messages larger than one buffer, in each direction.
+/// The server's memory for large messages, in each direction.
 const TRANSFER_MEMORY: usize = 256 << 10;
-/// The virtual time that a hostile connection may last after its peer has fallen silent, ns.
+/// The virtual time within which a hostile connection must end after the hostile peer has become silent, in ns.
 const PATIENCE: u64 = 60_000 * MS;
-/// The time that an echo may take next to a hostile peer, ns. In a quiet world it takes 40 us, and the client pauses 5
-/// ms.
+/// The time limit of the honest client's echo while the hostile peer is active, in ns. Without a hostile peer, an echo takes 40 us. The
+/// client pauses for 5 ms between echoes.
 const ECHO: u64 = 2 * MS;
 
-/// The result of a tape.
+/// The results of a tape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The number of connections of the hostile peer that reached the server's program.
+    /// The number of connections of the hostile peer for which the server called `on_connect`.
     pub connected: u64,
-    /// The number of messages of the hostile peer that the server's program received.
+    /// The number of messages of the hostile peer that the server's program has received.
     pub messages: u64,
-    /// The number of bytes that the server sent to the hostile peer.
+    /// The number of bytes that the server has sent to the hostile peer.
     pub answered: u64,
 }
 
@@ -62,7 +64,7 @@ impl Tape<'_> {
         u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Returns a number that is often small.
+    /// Returns a number derived from the tape. It is usually small.
     fn small(&mut self) -> u32 {
         match self.byte() {
             byte @ 0..=199 => u32::from(byte) % 20,
@@ -77,7 +79,7 @@ impl Tape<'_> {
     }
 }
 
-/// A server that echoes the messages of the honest client, and reads all others.
+/// The handler of the server. It echoes the messages of the honest client, and reads those of the hostile peer.
 #[derive(Default)]
 struct Server {
     messages: u64,
@@ -86,7 +88,7 @@ struct Server {
 impl Handler for Server {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if message.first() == Some(&b'p') && message.len() == 9 {
-            // The hostile peer may have sent a request and closed its window.
+            // The result is ignored: the hostile peer may have sent such a request and closed its window.
             let _ = cx.send(conn, &message);
         } else {
             self.messages += 1;
@@ -110,64 +112,64 @@ fn config(pace: u32) -> Config {
         .timeouts(|t| (t.transfer, t.flush, t.close) = (ms(3_000), ms(50), ms(500)))
 }
 
-/// The hostile peer: a socket, and the numbers of well-formed frames.
+/// The hostile peer: its socket, and the counters that it needs for valid frames.
 #[derive(Debug)]
 pub struct Hostile {
     net: SimNet,
-    /// The buffer for received bytes. Each step of a world reads, so the buffer is reused.
+    /// The buffer into which received bytes are read. It is reused for speed.
     buffer: Box<[u8]>,
     socket: Option<SocketId>,
-    /// The numbers of the next message and of the next read.
+    /// The numbers of the next message and the next RDMA Read Request.
     msn: [u32; 2],
-    /// The position at which the next frame is damaged.
+    /// The position at which the next frame is damaged; `None` if it is not.
     damage: Option<usize>,
     answered: u64,
 }
 
 impl Hostile {
-    /// Returns a peer without a connection.
+    /// Returns a hostile peer that is not connected.
     #[must_use]
     pub fn new(fabric: &Shared) -> Self {
         Self::at(HOSTILE, fabric)
     }
 
-    /// Returns a peer without a connection, on another node.
+    /// Returns a hostile peer on this node that is not connected.
     #[must_use]
     pub fn at(node: usize, fabric: &Shared) -> Self {
         let (net, buffer) = (SimNet::new(node, Arc::clone(fabric)), vec![0; 4096].into_boxed_slice());
         Self { net, buffer, socket: None, msn: [1; 2], damage: None, answered: 0 }
     }
 
-    /// Opens a connection, after a reset of the last one.
+    /// Opens a connection to `peer`. Resets the previous one first.
     pub fn open(&mut self, peer: SocketAddr) {
         self.close(true);
         self.msn = [1; 2];
         self.socket = self.net.connect(peer).ok();
     }
 
-    /// Closes the connection.
+    /// Closes the connection, by a reset if `reset` is true.
     pub fn close(&mut self, reset: bool) {
         if let Some(socket) = self.socket.take() {
             self.net.close(socket, reset);
         }
     }
 
-    /// Sends bytes, as far as the socket accepts them.
+    /// Sends as many of the bytes as the socket accepts.
     pub fn send(&mut self, mut octets: Vec<u8>) {
         if let Some(at) = self.damage.take().filter(|_| !octets.is_empty()) {
             let at = at % (octets.len() * 8);
             octets[at / 8] ^= 1 << (at % 8);
         }
         if let Some(socket) = self.socket {
-            // The remaining bytes are dropped: the peer is hostile.
+            // If the socket does not accept all bytes, the others are dropped. A hostile peer may do that.
             let _ = self.net.send(socket, &[SendSlice::new(&octets)]);
         }
     }
 
-    /// Reads and drops the received bytes.
+    /// Reads the received bytes and drops them.
     ///
     /// # Panics
-    /// Never: the simulation polls.
+    /// Never: a poll in the simulation cannot fail.
     pub fn read(&mut self) {
         let mut edges = Vec::new();
         for channel in [NetChannel::Cm, NetChannel::Completion] {
@@ -180,20 +182,20 @@ impl Hostile {
         }
     }
 
-    /// Sends a message of the reactors' protocol, in a Send of one FPDU.
+    /// Sends a message of the reactors' protocol, as a Send with one FPDU.
     pub fn message(&mut self, message: &[u8]) {
         let header = Untagged { msn: self.msn[0], ..SEND };
         self.msn[0] = self.msn[0].wrapping_add(1);
         self.send(fpdu_untagged(&header, message, true));
     }
 
-    /// Returns the number of received bytes.
+    /// Returns the number of bytes that the server has sent to this peer.
     #[must_use]
     pub const fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Sends the startup frame and the hello of an honest client.
+    /// Sends what an honest client sends first: the startup frame, and the hello.
     pub fn greet(&mut self) {
         self.send(startup_frame(&greeting(GRANT)));
         self.message(&message(HELLO, GRANT, &[]));
@@ -222,7 +224,7 @@ impl Hostile {
         }
     }
 
-    /// Runs one operation of the tape. Returns the pause behind it, ns.
+    /// Carries out the next operation of the tape. Returns the pause after it, in ns.
     fn act(&mut self, tape: &mut Tape<'_>, pace: u32) -> u64 {
         match tape.byte() % 40 {
             0 => self.startup(tape),
@@ -245,7 +247,7 @@ impl Hostile {
                 self.send(octets);
             }
             8 => {
-                // An FPDU of arbitrary bytes, with a valid CRC.
+                // Sends an FPDU with random content and a valid CRC.
                 let body = tape.bytes(300);
                 let fpdu = [&(body.len() as u16).to_be_bytes()[..], &body].concat();
                 self.send(seal(fpdu, true));
@@ -294,7 +296,7 @@ impl Hostile {
                 self.send(fpdu_read(msn, &read, true));
             }
             13 => {
-                // Writes of zero bytes, which need no right.
+                // Sends RDMA Writes without data, which need no right.
                 let nothing = Tagged { last: true, opcode: Opcode::Write, stag: 0, offset: 0 };
                 let count = usize::from(tape.byte());
                 self.send(fpdu_tagged(&nothing, &[], true).repeat(count));
@@ -316,7 +318,7 @@ impl Hostile {
                 self.message(&fetched);
             }
             17..=33 => {
-                // A request of an honest program.
+                // Sends a request as an honest program would.
                 let ask = [&header(0, tape)[..], b"p", &[0; 8]].concat();
                 self.message(&ask);
             }
@@ -334,7 +336,7 @@ impl Hostile {
     }
 }
 
-/// Returns the first frame of a client with this private data.
+/// Returns the first frame of a client, with this private data.
 #[must_use]
 pub fn startup_frame(private_data: &[u8]) -> Vec<u8> {
     let len = (4 + private_data.len()) as u16;
@@ -344,10 +346,10 @@ pub fn startup_frame(private_data: &[u8]) -> Vec<u8> {
 /// The number of receives that the hostile peer claims to have posted.
 const GRANT: u32 = 16;
 
-/// The kind of a part of a message. The header holds the number of parts that follow.
+/// The kind of a frame that carries a part of a message. Its header has the number of parts that follow.
 const FRAGMENT: u8 = 10;
 
-/// Returns the header of a message, with a grant that is honest most of the time.
+/// Returns the header of a frame. The grant in it is usually correct.
 fn header(kind: u8, tape: &mut Tape<'_>) -> [u8; 8] {
     let grant = if tape.byte() > 40 { 16 } else { tape.small() };
     let mut header = [kind, 0, 0, 0, 0, 0, 0, 0];
@@ -360,7 +362,7 @@ struct World {
     nodes: Vec<Node>,
     client: Program,
     hostile: Hostile,
-    /// The time of the honest client's last echo, ns, and the number of echoes.
+    /// The time of the honest client's last echo in ns, and the number of its echoes.
     last: (u64, u64),
 }
 
@@ -369,7 +371,7 @@ impl World {
         &mut self.nodes[SERVER].reactor
     }
 
-    /// Runs all nodes for some time, and checks that the honest client is served throughout.
+    /// Lets `time` pass and gives turns to all nodes. Checks that the honest client is served all the time.
     fn pass(&mut self, time: u64) {
         let end = lock(&self.fabric).now() + time;
         loop {
@@ -392,11 +394,11 @@ impl World {
     }
 }
 
-/// Runs a tape. The limits in time and the hostile peer's pauses are `pace` times shorter than those of a usual server: most of that time
-/// is spent on echoes of the honest client.
+/// Plays a tape. `pace` divides the time limits and the hostile peer's pauses, so that fewer echoes of the honest client are simulated.
 ///
 /// # Panics
-/// Panics if the hostile peer has disturbed the server or its honest client, or if state of it remains after a minute of silence.
+/// Panics if the hostile peer has disturbed the server or the honest client, or if a state of its connections remains after its
+/// silence.
 #[must_use]
 pub fn play(tape: &[u8], pace: u32) -> Outcome {
     let (fabric, client) = (network(3), Program::default());
@@ -417,7 +419,7 @@ pub fn play(tape: &[u8], pace: u32) -> Outcome {
         let pause = world.hostile.act(&mut tape, pace);
         world.pass(pause);
     }
-    // The hostile peer falls silent.
+    // From now on, the hostile peer is silent.
     let end = lock(&world.fabric).now() + PATIENCE / u64::from(pace);
     while world.server().stats().connections.current > 1 {
         assert!(lock(&world.fabric).now() < end, "the hostile connection still exists");

@@ -1,8 +1,8 @@
-//! The means of one host besides TCP: sockets for packets and descriptors, and memory that two nodes map.
+//! The simulation of communication within a host: Unix sockets for packets with descriptors, and memory that two nodes map.
 //!
-//! A node's stores to such memory become visible to others late, as those of a processor with a store buffer: in order, each at its time,
-//! or all of them at a fence or an exchange. The node's own loads see them immediately. So two sides interleave in the middle of a turn,
-//! between any two stores.
+//! Stores of a node to such memory become visible to other nodes after a delay, as with the store buffer of a processor. They become
+//! visible in order, each at its own time, or all of them at a fence or an exchange. The node itself sees its stores immediately. So
+//! the two sides can interleave between any two stores of a turn.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,24 +20,24 @@ use rdma_transport::slab::Key;
 use super::fabric::{Event, Fabric, Shared, lock};
 use super::tcp::{Kind, address};
 
-/// The number of packets at which a socket is full.
+/// The number of packets with which a socket is full.
 const MOST_PACKETS: usize = 12;
-/// The longest time until a packet arrives, or a store becomes visible, ns.
+/// The longest delay of a packet, or of a store until it is visible, in ns.
 const PACKET: u64 = 40_000;
 const STORE: u64 = 20_000;
 
-/// A packet, with its descriptor if it has one.
+/// A packet: its bytes, and its descriptor if it has one.
 type Packet = (Vec<u8>, Option<OwnedFd>);
 
-/// One end of a socket for packets.
+/// One end of a Unix socket for packets.
 #[derive(Debug, Default)]
 pub(super) struct Local {
     arrived: VecDeque<Packet>,
-    /// The packets on their way here, with their times; the end is behind them.
+    /// The packets in flight to this end, with their arrival times. `None` is the end of the socket.
     coming: VecDeque<(u64, Option<Packet>)>,
     pub(super) eof: bool,
     peer: Option<Key>,
-    /// The name and the unaccepted connections of a listener.
+    /// If the socket is a listener: its name, and the connections that are not accepted yet.
     pub(super) listens: Option<(Vec<u8>, VecDeque<Key>)>,
 }
 
@@ -55,14 +55,14 @@ impl Local {
     }
 }
 
-/// One side's view of a segment.
+/// One node's view of a segment of shared memory.
 #[derive(Debug)]
 pub(super) struct View {
     memory: Arc<Memory>,
-    /// The stores that others do not see yet, with the times at which they become visible.
+    /// The stores of this node that are not visible to others yet: the time at which each becomes visible, its offset, and its bytes.
     stores: VecDeque<(u64, usize, Vec<u8>)>,
     last: u64,
-    /// The socket over which the other side wakes this one, once it is known.
+    /// The socket over which the peer wakes this node; `None` until it is known.
     socket: Option<Key>,
     node: usize,
     active: bool,
@@ -120,7 +120,7 @@ impl Fabric {
         self.tick();
         let refuses = self.rng.chance(self.net.exhausted / 4);
         if self.rng.chance(self.net.exhausted / 4) {
-            // A waiting caller goes on waiting.
+            // The accept fails, and the connection that waits stays in the queue.
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let queue = self.local(listener)?.listens.as_mut().map(|(_, queue)| queue);
@@ -153,7 +153,7 @@ impl Fabric {
         self.at(at, Event::Packet(to));
     }
 
-    /// Delivers a packet, or the end.
+    /// Delivers the packets that are due, or the end of the socket.
     pub(super) fn packet_arrives(&mut self, key: Key) {
         let now = self.now;
         let Ok(local) = self.local(key) else { return };
@@ -180,7 +180,7 @@ impl Fabric {
         }
     }
 
-    /// Sends the end to the other end of a closed socket, behind the packets in flight.
+    /// Sends the end of a closed socket to its peer, after the packets in flight.
     pub(super) fn close_local(&mut self, local: Local) {
         if let Some(peer) = local.peer {
             let at = self.now + self.rng.skewed(1..=PACKET);
@@ -191,13 +191,13 @@ impl Fabric {
         }
     }
 
-    // Memory.
+    // Shared memory.
 
     fn view(&mut self, key: Key) -> &mut View {
         self.views.get_mut(key).expect("a view lives as long as its segment")
     }
 
-    /// Schedules a store to become visible, behind earlier stores.
+    /// Schedules the time at which a store becomes visible, after earlier stores.
     fn store_later(&mut self, key: Key, at: usize, bytes: Vec<u8>) {
         self.tick();
         let after = if self.rng.chance(500) { 0 } else { self.rng.skewed(1..=STORE) };
@@ -209,7 +209,7 @@ impl Fabric {
         self.at(due, Event::Stores(key));
     }
 
-    /// Makes stores visible that are due, or all of them.
+    /// Makes the stores visible that are due, or all stores if `all` is true.
     pub(super) fn stores_arrive(&mut self, key: Key, all: bool) {
         let now = self.now;
         let Some(view) = self.views.get_mut(key) else { return };
@@ -220,13 +220,12 @@ impl Fabric {
         }
     }
 
-    /// Returns true if a node waits for a wake-up because of a record that it has not consumed, and no wake-up is on
-    /// its way.
+    /// Returns true if a node has missed a wake-up: it sleeps although a record is waiting for it, and no wake-up is in flight.
     pub(super) fn sleeps_over_a_record(&self, node: usize) -> bool {
         self.views.iter().any(|(_, view)| {
             let called = |key: Key| match self.sockets.get(key).map(|socket| &socket.kind) {
                 Some(Kind::Local(local)) => local.is_readable() || !local.coming.is_empty(),
-                // The connection has ended.
+                // The connection has ended, so nobody needs a wake-up.
                 _ => true,
             };
             let half = if view.active { HALF } else { 0 };
@@ -239,7 +238,7 @@ impl Fabric {
     }
 }
 
-/// A segment of shared memory, as a node of a fabric maps it.
+/// A segment of shared memory, as a node maps it.
 pub struct SimSegment {
     fabric: Shared,
     key: Key,
@@ -253,7 +252,7 @@ impl fmt::Debug for SimSegment {
 }
 
 impl SimSegment {
-    /// Returns a segment of `node`. The next socket that is known to belong to it becomes its socket.
+    /// Returns a segment that `node` maps. If `socket` is `None`, the socket is assigned later by [`SimSegment::bind`].
     pub(super) fn new(node: usize, fabric: &Shared, memory: Memory, socket: Option<Key>) -> Self {
         let memory = Arc::new(memory);
         let view = View {
@@ -284,7 +283,7 @@ impl Drop for SimSegment {
     }
 }
 
-/// Binds a segment to the socket over which its side is woken.
+/// Assigns the socket over which the segment's node is woken.
 pub(super) fn bind(fabric: &Shared, segment: Key, socket: Key) {
     if let Some(view) = lock(fabric).views.get_mut(segment) {
         view.socket.get_or_insert(socket);

@@ -1,8 +1,8 @@
-//! The model of remote memory: the values that the bytes of every shared region may have, for all readers and writers.
+//! The model of remote memory. For every byte of every shared region, it has the values that a reader may see.
 //!
-//! An accepted write may be visible or not until something proves that it is: the arrival of a message or of immediate
-//! data sent behind it, or the completion of a read or an atomic operation behind it. From then on no other value is
-//! valid. Each end that writes has its own part, so that the order of writes to a byte is the order of one queue pair.
+//! An accepted write may be visible or not, until something proves that it is. The proof is the arrival of a later message or of later
+//! immediate data, or the completion of a later read or atomic operation. From then on, the old value is invalid. Each end that writes
+//! has its own part of the region, so the writes to a byte have the order of one queue pair.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,20 +11,20 @@ use rdma_reactor::{Access, RemoteRegion};
 
 use super::rng::{Rng, mix};
 
-/// An end of a connection: its cookie, and which side.
+/// The name of an end: the cookie of its connection, and the side.
 pub type Who = (u64, usize);
 
-/// The number of bytes at the beginning of a region that only atomic operations change: a counter, and a word to
-/// compare and swap.
+/// The number of bytes at the beginning of a region that only atomic operations change. They are a counter, and a word for
+/// compare-and-swap.
 pub const WORDS: usize = 16;
-/// The number of parts of a region that many peers may use.
+/// The number of parts into which a region for many peers is divided. Each end writes to its own part.
 const PARTS: usize = 4;
 
-/// A write, or the owner's own change.
+/// A change of a region: a write of a peer, or a store of the owner.
 #[derive(Clone, Debug)]
 struct Change {
     by: Option<Who>,
-    /// The position of the write among the sends of its end, and the number of fences in front of it.
+    /// The number of the write among the sends of its end, and the number of fences before it.
     sequence: u64,
     fences: u64,
     at: usize,
@@ -37,63 +37,63 @@ impl Change {
     }
 }
 
-/// A read that was accepted and has not ended.
+/// A read that was accepted and has not completed.
 #[derive(Clone, Debug)]
 pub struct Reading {
     who: Who,
     fences: u64,
     at: usize,
-    /// The bytes that were known at the post, including all earlier writes of this end.
+    /// The content that was known when the read was posted. Earlier writes of the same end are included.
     known: Vec<u8>,
-    /// The index of the first change that the read may see, besides those in `pending`.
+    /// The index of the first change after the read was posted. The read may see this change and later ones.
     since: usize,
     others: Vec<usize>,
 }
 
-/// The words of a region.
+/// The state of the words that atomic operations change.
 #[derive(Clone, Debug, Default)]
 struct Words {
-    /// The sum of the accepted additions. Below it: the sum of those that are known to be complete.
+    /// The sum of all additions that were accepted. `added` is the sum of those that have certainly completed.
     asked: u64,
     added: u64,
-    /// The returned old values, with the amount that was added to each.
+    /// The old values that additions have returned, with the amount of each addition.
     olds: BTreeMap<u64, u64>,
-    /// The values that the second word was to get. Below it: those that are known to be replaced.
+    /// The values that compare-and-swaps may have stored. `gone` has those that were certainly replaced.
     swaps: BTreeSet<u64>,
     gone: BTreeSet<u64>,
 }
 
-/// A region that peers may use.
+/// The model of a region that peers may use.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// The owner of the region. Without `any_peer`, only the owner's peer may use the region.
+    /// The end that owns the region. Without `any_peer`, only its peer may use the region.
     pub owner: Who,
     /// The node that owns the region.
     pub node: usize,
-    /// The name of the region for peers.
+    /// The address and the key of the region.
     pub remote: RemoteRegion,
-    /// The rights of peers.
+    /// The rights that peers have.
     pub access: Access,
-    /// Every peer of the node has the rights.
+    /// True if every peer of the node has these rights.
     pub any_peer: bool,
-    /// The rights expire by themselves.
+    /// True if the rights expire after a time.
     pub mortal: bool,
-    /// The rights have ended.
+    /// True if the rights have ended.
     pub withdrawn: bool,
-    /// Ends with failed operations on the region. Their requests may still be on their way.
+    /// The ends whose operations on the region have failed. Requests of these operations may still be in flight.
     pub strays: Vec<Who>,
-    /// The bytes may have changed, so the region is checked next.
+    /// True if the bytes may have changed, so that the region must be checked.
     pub look: bool,
     parts: Vec<Who>,
     known: Vec<u8>,
     log: Vec<Change>,
-    /// The changes that are not known to be visible.
+    /// The indices of the changes that are not known to be visible yet.
     pending: Vec<usize>,
     words: Words,
 }
 
 impl Shared {
-    /// Returns a region that holds `bytes`.
+    /// Returns the model of a region that contains `bytes`.
     #[must_use]
     pub fn new(owner: Who, node: usize, remote: RemoteRegion, access: Access, any_peer: bool, bytes: Vec<u8>) -> Self {
         Self {
@@ -114,13 +114,13 @@ impl Shared {
         }
     }
 
-    /// Returns true if an end has these rights.
+    /// Returns true if an end has these rights to the region.
     #[must_use]
     pub fn allows(&self, who: Who, access: Access) -> bool {
         !self.withdrawn && self.access.contains(access) && (self.any_peer || self.owner == (who.0, 1 - who.1))
     }
 
-    /// Returns the part that an end may write; an empty range if no part is left for it.
+    /// Returns the part of the region that an end may write to. The range is empty if all parts belong to other ends.
     pub fn part(&mut self, who: Who) -> Range<usize> {
         let len = self.known.len() - WORDS;
         if !self.any_peer {
@@ -133,19 +133,19 @@ impl Shared {
         if nth < PARTS { WORDS + len * nth / PARTS..WORDS + len * (nth + 1) / PARTS } else { WORDS..WORDS }
     }
 
-    /// Notes an accepted write.
+    /// Records that a write was accepted.
     pub fn write(&mut self, by: Who, sequence: u64, fences: u64, at: usize, bytes: Vec<u8>) {
         self.pending.push(self.log.len());
         self.log.push(Change { by: Some(by), sequence, fences, at, bytes });
     }
 
-    /// Notes that the owner has changed bytes that no peer writes.
+    /// Records that the owner has changed bytes that no peer may write to.
     pub fn store(&mut self, at: usize, bytes: Vec<u8>) {
         self.known[at..at + bytes.len()].copy_from_slice(&bytes);
         self.log.push(Change { by: None, sequence: 0, fences: 0, at, bytes });
     }
 
-    /// Notes that everything of an end up to `sequence` has arrived.
+    /// Records that all sends of an end up to the number `sequence` have arrived, so that their writes are visible.
     pub fn arrived(&mut self, by: Who, sequence: u64) {
         let (log, known) = (&self.log, &mut self.known);
         let before = self.pending.len();
@@ -160,7 +160,7 @@ impl Shared {
         self.look |= self.pending.len() < before;
     }
 
-    /// Notes an accepted read.
+    /// Records that a read was accepted. Returns the state that is needed to check its result.
     #[must_use]
     pub fn read(&self, who: Who, fences: u64, range: Range<usize>) -> Reading {
         let mut known = self.known.clone();
@@ -176,11 +176,11 @@ impl Shared {
         Reading { who, fences, at: range.start, known: known[range].to_vec(), since: self.log.len(), others }
     }
 
-    /// Returns the position of the first byte of a read that never had this value while the read was in flight.
+    /// Checks the result of a read. Returns the position of the first byte with a value that it never had during the read, or `None`.
     #[must_use]
     pub fn judge_read(&self, reading: &Reading, bytes: &[u8]) -> Option<usize> {
         let later = self.log[reading.since..].iter();
-        // Operations behind a fence run after the reads in front of it.
+        // The same end's writes behind a fence run after this read, so the read cannot see them.
         let later = later.filter(|change| change.by != Some(reading.who) || change.fences == reading.fences);
         let changes: Vec<&Change> = reading.others.iter().map(|&nth| &self.log[nth]).chain(later).collect();
         let mut pairs = reading.known.iter().zip(bytes).enumerate();
@@ -188,7 +188,7 @@ impl Shared {
         pairs.find(|&(nth, (known, byte))| known != byte && odd(nth, *byte)).map(|(nth, _)| reading.at + nth)
     }
 
-    /// Describes a wrong byte, if there is one.
+    /// Checks the bytes of the region. Describes a wrong byte, or returns `None`.
     #[must_use]
     pub fn judge(&self, bytes: &[u8]) -> Option<String> {
         let pending = |at: usize, byte: u8| self.pending.iter().any(|&nth| self.log[nth].says(at, byte));
@@ -208,24 +208,24 @@ impl Shared {
         (!possible || words.gone.contains(&swapped)).then(|| format!("the swapped word is {swapped:#x}"))
     }
 
-    /// Returns the ends whose writes may be in flight.
+    /// Returns the ends that have writes in flight.
     #[must_use]
     pub fn writers(&self) -> Vec<Who> {
         self.pending.iter().filter_map(|&nth| self.log[nth].by).collect()
     }
 
-    /// Replaces the bytes by others, which peers must never see.
+    /// Replaces the content by bytes that peers must never see, after their rights have ended.
     pub fn hide(&mut self, bytes: Vec<u8>) {
         self.pending.clear();
         self.known = bytes;
     }
 
-    /// Notes an accepted addition.
+    /// Records that an atomic addition was accepted.
     pub fn add(&mut self, amount: u64) {
         self.words.asked += amount;
     }
 
-    /// Notes a completed addition. Returns true if the old value is possible.
+    /// Records that an atomic addition has completed. Returns true if its old value is possible.
     pub fn added(&mut self, amount: u64, old: u64) -> bool {
         let words = &mut self.words;
         words.added += amount;
@@ -235,7 +235,7 @@ impl Shared {
         before && after && old + amount <= words.asked
     }
 
-    /// Draws a compare-and-swap: the expected value, and a new one that was never used before.
+    /// Chooses a random compare-and-swap: the expected value, and a new value that was never used before.
     pub fn swap(&mut self, rng: &mut Rng) -> (u64, u64) {
         let nth = rng.index(self.words.swaps.len() + 1);
         let expected = nth.checked_sub(1).and_then(|nth| self.words.swaps.iter().nth(nth)).copied().unwrap_or(0);
@@ -243,15 +243,15 @@ impl Shared {
         (expected, swap)
     }
 
-    /// Notes an accepted compare-and-swap.
+    /// Records that a compare-and-swap was accepted.
     pub fn swapping(&mut self, swap: u64) {
         self.words.swaps.insert(swap);
     }
 
-    /// Notes a completed compare-and-swap. Returns true if the old value is possible.
+    /// Records that a compare-and-swap has completed. Returns true if its old value is possible.
     pub fn swapped(&mut self, expected: u64, old: u64) -> bool {
         let possible = old == 0 || self.words.swaps.contains(&old);
-        // A replaced value never returns.
+        // New values are unique, so a value can be replaced only once.
         possible && (old != expected || self.words.gone.insert(old))
     }
 }

@@ -1,5 +1,5 @@
-//! An attacker on the path between two secured reactors, with knowledge of the transport: it takes frames apart and rebuilds them with
-//! valid numbers and checksums, so that only the seal of a message can reveal a change.
+//! An attacker on the network path between two secured reactors. It knows the transport protocol: it takes frames apart, changes them,
+//! and sends them with valid numbers and checksums. So only the encryption of messages can reveal a change.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -20,112 +20,112 @@ use super::tcp::address;
 use crate::conformance::harness::pattern;
 use crate::identities::security;
 
-/// The node that listens, and the one that connects.
+/// The node that listens.
 pub const SERVER: usize = 0;
-/// The node that connects. See [`SERVER`].
+/// The node that connects.
 pub const CLIENT: usize = 1;
 
-/// The number of bytes of a frame in front of the payload of a Send: length, DDP and RDMAP.
+/// The number of bytes before the payload of a Send: the FPDU's length field, and the DDP and RDMAP headers.
 const FRAME: usize = 2 + 18;
-/// Length of the checksum of a frame.
+/// The length of the CRC of an FPDU, in bytes.
 const CRC: usize = 4;
-/// The header of a message.
+/// The length of the header of a message, in bytes.
 const HEADER: usize = 8;
 
-/// The attack on a message.
+/// The way in which the attacker changes a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// The message is dropped.
     Drop,
     /// The message arrives twice.
     Repeat,
-    /// The message behind it arrives first.
+    /// The message is sent after the next one.
     Swap,
-    /// The last bytes of the message are removed; the number of bytes.
+    /// This number of bytes is removed from the end of the message.
     Truncate(usize),
-    /// A bit of the message is flipped; its position.
+    /// The bit at this position of the message is inverted.
     Flip(usize),
-    /// The first sealed message of the same sender arrives again in front of the message.
+    /// The first encrypted message of the same sender is sent again before this message.
     Replay,
-    /// A hello and data without a seal arrive in front of the message.
+    /// A hello and data, both unencrypted, are sent before the message.
     Plain,
-    /// The message and all that follow are dropped, in both directions, including the end of the connection.
+    /// This message and everything after it are dropped, in both directions. The end of the connection is dropped, too.
     Stall,
-    /// Bytes of a handshake that does not end arrive in the place of the message.
+    /// The message is replaced by the beginning of a handshake that never ends.
     Flood,
 }
 
-/// The attack on the path.
+/// The attack on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
     /// No attack.
     None,
-    /// A bit of a byte from a node is flipped, and the checksum is recomputed.
+    /// One bit of a byte is inverted, and the CRC is recomputed.
     Octet {
-        /// The sending node.
+        /// The node that has sent the byte.
         from: usize,
-        /// The position of the byte.
+        /// The position of the byte in everything that the node sends.
         at: usize,
     },
-    /// A message from a node is attacked.
+    /// One message is changed.
     Message {
-        /// The sending node.
+        /// The node that has sent the message.
         from: usize,
-        /// Number of the message.
+        /// The number of the message among those of the node.
         nth: usize,
-        /// The attack on it.
+        /// The way in which the message is changed.
         how: How,
     },
 }
 
-/// The target that an attack has hit.
+/// The kind of data that the attack has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hit {
-    /// The private data of the startup frame.
+    /// The greeting, in the private data of the startup frame.
     Greeting,
-    /// A sealed message.
+    /// An encrypted message.
     Sealed,
     /// The response to an RDMA Read.
     Fetched,
     /// A message of the handshake.
     Handshake,
-    /// Other parts that the transport adds.
+    /// Headers and other data of the transport.
     Transport,
 }
 
-/// One direction of the path.
+/// The state of one direction of the path.
 #[derive(Debug, Default)]
 struct Stream {
     waiting: Vec<u8>,
     started: bool,
-    /// The frames of a message whose last frame has not arrived.
+    /// The frames of the current message that have arrived. Its last frame is missing.
     message: Vec<Vec<u8>>,
-    /// The number of messages that have arrived.
+    /// The number of complete messages that have arrived.
     count: usize,
-    /// The number of the last forwarded message.
+    /// The number of the last message that was forwarded.
     number: u32,
-    /// The number of forwarded bytes.
+    /// The number of bytes that were forwarded.
     gone: usize,
-    /// A message that is forwarded behind the next one.
+    /// A message that is delayed until the next one is forwarded.
     held: Option<Vec<Vec<u8>>>,
-    /// The first message behind the last part of the handshake.
+    /// The first message after the handshake, for a replay.
     recorded: Option<Vec<Vec<u8>>>,
-    /// The last part of the handshake has arrived.
+    /// True if the last part of the handshake has arrived, so that later messages are encrypted.
     sealed: bool,
 }
 
-/// The attacker. See the [module](self).
+/// The attacker, see the [module](self).
 #[derive(Debug)]
 pub struct Middleman {
     attack: Attack,
     streams: [Stream; 2],
-    /// The target of the attack, once it was hit.
+    /// The kind of data that the attack has changed; `None` if it has not changed anything yet.
     pub hit: Option<Hit>,
-    /// Nothing is forwarded any more.
+    /// True if nothing is forwarded any more.
     pub silent: bool,
 }
 
-/// Returns a frame with another message number and a valid checksum.
+/// Returns a copy of a frame with the message number `number` and a valid CRC.
 fn renumbered(frame: &[u8], number: u32) -> Vec<u8> {
     let mut frame = frame.to_vec();
     frame[2 + 10..2 + 14].copy_from_slice(&number.to_be_bytes());
@@ -139,21 +139,21 @@ fn mend(frame: &mut [u8]) {
     frame[end..].copy_from_slice(&sum);
 }
 
-/// Returns the payload of a frame that is a part of a Send, else `None`.
+/// Returns the payload of a frame that is part of a Send, or `None` for other frames.
 fn payload(frame: &[u8]) -> Option<&[u8]> {
     let len = usize::from(u16::from_be_bytes([frame[0], frame[1]]));
     let sends = len >= FRAME - 2 && frame[2] & 0x80 == 0 && matches!(frame[3] & 0xf, 3..=6) && frame[8..12] == [0; 4];
     sends.then(|| &frame[FRAME..2 + len])
 }
 
-/// Returns a frame with another payload.
+/// Returns a copy of a frame with this payload, as the only frame of its message.
 fn with_payload(frame: &[u8], payload: &[u8]) -> Vec<u8> {
     let len = FRAME - 2 + payload.len();
     let mut out = (len as u16).to_be_bytes().to_vec();
     out.extend_from_slice(&frame[2..FRAME]);
     out.extend_from_slice(payload);
     out.resize(fpdu_len(len), 0);
-    // The frame is the only one of its message.
+    // Marks the frame as the last one of its message, and sets its offset to 0.
     out[2] |= 0x40;
     out[2 + 14..2 + 18].fill(0);
     mend(&mut out);
@@ -167,13 +167,13 @@ impl Middleman {
         Self { attack, streams: Default::default(), hit: None, silent: false }
     }
 
-    /// Returns the numbers of bytes and of messages that each node has sent.
+    /// Returns the numbers of bytes and of messages that each node has sent so far.
     #[must_use]
     pub fn passed(&self) -> [(usize, usize); 2] {
         [0, 1].map(|node| (self.streams[node].gone, self.streams[node].count))
     }
 
-    /// Consumes bytes from a node, and returns the bytes to forward to the other one.
+    /// Processes bytes that a node has sent. Returns the bytes that are forwarded to the other node.
     pub fn pass(&mut self, from: usize, octets: &[u8]) -> Vec<u8> {
         self.streams[from].waiting.extend_from_slice(octets);
         let mut out = Vec::new();
@@ -204,7 +204,7 @@ impl Middleman {
         (waiting.len() >= len).then(|| waiting.drain(..len).collect())
     }
 
-    /// Forwards a frame, changed if it is the target.
+    /// Forwards a frame. Changes it if it has the byte that the attack targets.
     fn emit(&mut self, from: usize, mut frame: Vec<u8>, startup: bool, out: &mut Vec<u8>) {
         let stream = &mut self.streams[from];
         if let Attack::Octet { from: of, at } = self.attack {
@@ -213,10 +213,10 @@ impl Middleman {
                 let end = 2 + usize::from(u16::from_be_bytes([frame[0], frame[1]]));
                 let tagged = !startup && frame[2] & 0x80 != 0;
                 self.hit = Some(match () {
-                    // The greeting is behind the fixed part and the limits of RDMA Reads.
+                    // In a startup frame, the greeting follows the fixed part and the limits of RDMA Reads.
                     () if startup && inside >= 24 => Hit::Greeting,
                     () if startup => Hit::Transport,
-                    // The first 16 bytes of a tagged frame are the length and DDP.
+                    // In a tagged frame, the first 16 bytes are the length field and the DDP header.
                     () if tagged && (16..end).contains(&inside) => Hit::Fetched,
                     () if payload(&frame).is_none() || !(FRAME..end).contains(&inside) => Hit::Transport,
                     () if stream.sealed => Hit::Sealed,
@@ -260,7 +260,7 @@ impl Middleman {
                 }
             }
         }
-        // The kind of a handshake message, and its last part.
+        // 9 is the kind of a handshake message; the byte after the header is 1 in its last part.
         self.streams[from].sealed |= text.first() == Some(&9) && text.get(HEADER) == Some(&1);
     }
 
@@ -302,7 +302,7 @@ impl Middleman {
             How::Flood => {
                 let grant = text.get(4..HEADER).unwrap_or_default().to_vec();
                 for _ in 0..50 {
-                    // A record of 65,535 bytes that continues.
+                    // The header of a record of 65,535 bytes, which further parts must continue.
                     let part = [&[9, 0, 0, 0], &grant[..], &[0], &[0xff; 1390]].concat();
                     self.send(from, &[with_payload(&first, &part)], out);
                 }
@@ -311,16 +311,16 @@ impl Middleman {
     }
 }
 
-/// The callbacks of a side.
+/// The callbacks of one side.
 #[derive(Clone, Default)]
 pub struct Seen {
-    /// `on_connect` was called.
+    /// True if `on_connect` was called.
     pub connected: bool,
     /// The received messages, in order.
     pub messages: Vec<Vec<u8>>,
-    /// The reason of the disconnect.
+    /// The reason of the disconnect; `None` if there was none.
     pub ended: Option<String>,
-    /// The reactor reported a message that is not authentic.
+    /// True if the reactor has detected a message that is not authentic.
     pub noticed: bool,
     sent: usize,
 }
@@ -336,7 +336,7 @@ impl fmt::Debug for Seen {
 struct Program(Rc<RefCell<Seen>>);
 
 impl Program {
-    /// Closes the connection at the side that has opened it when everything was sent and received.
+    /// Closes the connection if this side has opened it and everything was sent and received.
     fn close_if_done(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         let seen = self.0.borrow();
         let active = cx.listener(conn).is_none();
@@ -346,8 +346,8 @@ impl Program {
     }
 }
 
-/// Returns the messages of each side: one is fetched with an RDMA Read, and the next one occupies two buffers, which is more than 10,000
-/// bytes with what the transport adds.
+/// Returns the messages that each side sends. One of them is long enough to be fetched by RDMA Read, and the next one occupies two
+/// buffers. In total, they are more than 10,000 bytes with the headers of the transport.
 #[must_use]
 pub fn said() -> Vec<Vec<u8>> {
     [40, 0, 700, 9, 5000, 2500, 1800, 900].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
@@ -357,7 +357,7 @@ impl Handler for Program {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.0.borrow_mut().connected = true;
         for message in said() {
-            // An ended connection on the peer's side counts as a refusal.
+            // The result is ignored: the peer may have ended the connection.
             let _ = cx.send(conn, &message);
         }
     }
@@ -383,19 +383,19 @@ impl Handler for Program {
     }
 }
 
-/// The result of a connection with an attacker on its path.
+/// The results of a connection with an attacker on its path.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// The callbacks of the sides, by node.
+    /// The callbacks of each side. The index is the node.
     pub seen: [Seen; 2],
-    /// The target of the attack, if it was hit.
+    /// The kind of data that the attack has changed, if it has changed anything.
     pub hit: Option<Hit>,
-    /// The number of forwarded bytes and of messages, by node.
+    /// The numbers of bytes and of messages that were forwarded. The index is the sending node.
     pub passed: [(usize, usize); 2],
 }
 
 impl History {
-    /// Returns true if both sides have received everything, including the goodbye.
+    /// Returns true if both sides have received all messages and the goodbye.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         let ends = [(SERVER, DisconnectReason::Closed), (CLIENT, DisconnectReason::Local { complete: true })];
@@ -403,7 +403,7 @@ impl History {
             && ends.iter().all(|(node, reason)| self.seen[*node].ended == Some(reason.to_string()))
     }
 
-    /// Describes a message that a side has received and the other side has not sent, or not at this position.
+    /// If a side has received a message that the peer has not sent at this position, describes it. Otherwise returns `None`.
     #[must_use]
     pub fn wrong(&self) -> Option<String> {
         let said = said();
@@ -414,7 +414,7 @@ impl History {
     }
 }
 
-/// Runs two reactors that communicate through a middleman, in TCP segments of `segment` bytes.
+/// Runs two reactors whose connection passes the attacker. TCP segments have `segment` bytes.
 ///
 /// # Panics
 /// Panics if a turn fails, or if the connection neither ends nor delivers everything within a minute.

@@ -1,8 +1,8 @@
-//! Deterministic simulation: one world, virtual time, one seed.
+//! Deterministic simulation. A world runs in virtual time, and one seed determines everything that happens in it.
 //!
-//! Two or three reactors run over the embedded provider, unchanged, in one thread. Everything below them is simulated:
-//! the byte streams, readiness with the semantics of nested edge-triggered epoll, the clock, randomness, and hardware
-//! that completes at its own times. The programs on them make random calls in all callbacks, and check every callback.
+//! Two or three reactors run over the embedded provider, both unchanged, in one thread. Everything below them is simulated: the byte
+//! streams, readiness as nested edge-triggered epoll reports it, the clock, random numbers, and hardware that completes at random
+//! times. The programs on the reactors make random calls in all callbacks, and check every callback.
 //!
 //! | module | holds |
 //! |---|---|
@@ -11,10 +11,10 @@
 //! | [`tcp`], [`net`] | byte streams and their faults; the provider's view of them |
 //! | [`udp`] | packets, which datagrams are made of, and their faults |
 //! | [`poller`] | a node's poller and clock |
-//! | [`environment`] | both, for providers below a reactor |
+//! | [`environment`] | a poller and a clock, for providers without a reactor |
 //! | [`hardware`] | completions and events that arrive at their own times |
 //! | [`program`], [`callbacks`] | the program on a node |
-//! | [`one_sided`], [`regions`], [`flow`] | its remote memory and its byte streams |
+//! | [`one_sided`], [`regions`], [`flow`] | the program's remote memory and byte streams |
 //! | [`audit`], [`memory`] | the model of both ends of every connection, and of the bytes that peers reach |
 //! | [`threads`] | messages from other threads to a node |
 //! | [`world`] | the scheduler, and the phases of a life: chaos, settling, closing, silence |

@@ -1,5 +1,5 @@
-//! An honest client that requests echoes from its server, on virtual time, and the time that they take next to other
-//! clients.
+//! An honest client in a simulated world, which requests echoes from its server. It measures the time of its echoes while other clients
+//! disturb the server.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,14 +15,14 @@ use super::quiet::{Node, network, reactor, step};
 use super::tcp::address;
 
 const PINGS: usize = 400;
-/// The number of echoes before the others were connected, which do not count.
+/// The number of echoes before the other clients are connected. They are not measured.
 const EARLY: usize = 20;
-/// Time that the server's callback takes, ns.
+/// The virtual time that the server's callback takes, in ns.
 const WORK: u64 = 1_000;
-/// The number of steps within which all echoes arrive.
+/// The number of steps within which all echoes must arrive.
 const STEPS: u64 = 5_000_000;
 
-/// A server that echoes messages of 8 bytes, and works for a moment on every message.
+/// The handler of the server. It echoes messages of 8 bytes, and its callback takes some time for every message.
 #[allow(missing_debug_implementations, reason = "the fabric has no short form")]
 pub struct Server(pub Shared);
 
@@ -33,13 +33,13 @@ impl Handler for Server {
         fabric.advance(done);
         drop(fabric);
         if message.len() == 8 {
-            // A client that never grants a credit gets no echo.
+            // The result is ignored: a client that never grants a credit gets no echo.
             let _ = cx.send(conn, &message);
         }
     }
 }
 
-/// A client with one message at a time, and the times of its echoes, ns.
+/// The handler of the honest client, with one message in flight. The list has the times of its echoes, in ns.
 #[derive(Clone, Debug, Default)]
 pub struct Ping(Rc<RefCell<Vec<u64>>>, u64);
 
@@ -56,7 +56,7 @@ impl Handler for Ping {
     }
 }
 
-/// A client that sends without pause.
+/// The handler of a client that sends messages without pause.
 #[derive(Clone, Copy, Debug)]
 pub struct Flood;
 
@@ -70,7 +70,7 @@ impl Handler for Flood {
     }
 }
 
-/// A client that writes zero bytes to the peer's memory without pause. That needs neither a credit nor a right.
+/// The handler of a client that posts RDMA Writes of zero bytes without pause. They need neither a credit nor a right.
 #[derive(Debug, Default)]
 pub struct EmptyWrites(Option<Region>);
 
@@ -87,21 +87,21 @@ impl Handler for EmptyWrites {
     }
 }
 
-/// The server, its honest client, and other clients.
+/// A simulated world with a server, its honest client, and other clients.
 #[allow(missing_debug_implementations, reason = "a program is anything")]
 pub struct Street {
-    /// The network.
+    /// The network of the world.
     pub fabric: Shared,
-    /// The nodes: the server, the client, and the others.
+    /// The nodes: first the server, then the honest client, then the others.
     pub nodes: Vec<Node>,
     times: Ping,
 }
 
 impl Street {
-    /// Returns a server with this program, its client, and space for four nodes more. The client has begun to connect.
+    /// Returns a world whose server has this handler. The honest client has begun to connect. Four more nodes can be added.
     ///
     /// # Panics
-    /// When a setting is out of its range.
+    /// Panics if a setting is out of range.
     #[must_use]
     pub fn new(config: &Config, server: impl FnOnce(&Shared) -> Box<dyn Handler>) -> Self {
         let (fabric, times) = (network(6), Ping::default());
@@ -115,24 +115,24 @@ impl Street {
         Self { fabric, nodes, times }
     }
 
-    /// Returns a street whose server echoes.
+    /// Returns a world whose server echoes.
     #[must_use]
     pub fn echoing(config: &Config) -> Self {
         Self::new(config, |fabric| Box::new(Server(Arc::clone(fabric))))
     }
 
-    /// Adds another client, which begins to connect.
+    /// Adds another client, and begins to connect it.
     ///
     /// # Panics
-    /// When a setting is out of its range.
+    /// Panics if a setting is out of range.
     pub fn add(&mut self, config: &Config, handler: Box<dyn Handler>) {
         let mut node = Node::new(reactor(self.nodes.len(), &self.fabric, config.clone()), handler);
         node.reactor.context().connect(address(0, 7471)).expect("a peer");
         self.nodes.push(node);
     }
 
-    /// Runs all nodes until all echoes have arrived, and calls `act` after every `pause` ns. Returns the 99th percentile of the time that
-    /// an echo took, ns.
+    /// Runs all nodes until all echoes have arrived. Calls `act` after every `pause` ns. Returns the 99th percentile of the times of
+    /// the echoes, in ns.
     ///
     /// # Panics
     /// Panics if a turn fails, or if the echoes do not arrive.
@@ -143,7 +143,7 @@ impl Street {
         times[times.len() * 99 / 100]
     }
 
-    /// Runs all nodes until this number of echoes has arrived; otherwise as [`Street::p99`].
+    /// Runs all nodes until `echoes` echoes have arrived. Calls `act` after every `pause` ns.
     ///
     /// # Panics
     /// Panics if a turn fails, or if the echoes do not arrive.

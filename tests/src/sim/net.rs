@@ -1,4 +1,4 @@
-//! The sockets of one node, for the embedded provider.
+//! The simulated sockets of one node, for the embedded provider.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,12 +12,12 @@ use super::fabric::{Shared, index, lock};
 use super::local::{SimSegment, bind};
 use super::tcp::address;
 
-/// The [`Net`] of one node. Its sockets are closed with it.
+/// The [`Net`] of one node. Dropping it closes its sockets.
 pub struct SimNet {
     node: usize,
     fabric: Shared,
-    /// The socket that carries a hello, until its segment is created or the hello is refused. Descriptors of lent memory pass over other
-    /// sockets, which carry no news of a segment.
+    /// The socket on which a shared-memory hello was sent or received. Cleared when the segment is created or the hello is refused.
+    /// Other sockets pass descriptors of memory that a side provides; they are not related to a segment.
     greeted: Option<Key>,
     /// A segment whose socket is not known yet.
     unbound: Option<Key>,
@@ -43,7 +43,7 @@ impl std::fmt::Debug for SimNet {
     }
 }
 
-/// Returns the made-up number of a channel's descriptor.
+/// Returns the invented number of a channel's descriptor.
 pub(super) const fn descriptor(node: usize, channel: usize) -> RawFd {
     (1000 + 10 * node + channel) as RawFd
 }
@@ -52,7 +52,8 @@ impl Net for SimNet {
     type Segment = SimSegment;
 
     fn segment(&mut self, memory: Memory) -> SimSegment {
-        // The active side has just sent a hello with the file of its segment; the passive side is about to confirm that it has mapped it.
+        // On the active side, the hello with the segment's file was just sent. On the passive side, the confirmation that the file is
+        // mapped follows. In both cases, `greeted` is the socket of this segment.
         let segment = SimSegment::new(self.node, &self.fabric, memory, self.greeted.take());
         self.unbound = Some(segment.key());
         segment

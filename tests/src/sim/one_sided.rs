@@ -1,4 +1,4 @@
-//! The program's operations on the memory of peers, and the checks of every operation.
+//! The one-sided operations of the simulated program, and the checks of every operation.
 
 use std::ops::Range;
 
@@ -12,17 +12,17 @@ use super::program::Program;
 use super::regions::Local;
 use super::rng::Rng;
 
-/// The largest number of regions for its own operations that a node has.
+/// The largest number of local regions that a node has for its own operations.
 const LOCALS: usize = 5;
-/// The largest number of regions that a node shares.
+/// The largest number of regions that a node shares with peers.
 const SHARED: usize = 6;
 
-/// A one-sided operation that was accepted.
+/// A one-sided operation that was accepted and has not completed.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// The number of the region in the audit.
+    /// The index of the remote region in the audit.
     pub(super) shared: usize,
-    /// The local memory: the number of each region, and the range.
+    /// The local memory of the operation: for each part, the number of its region, and the range in it.
     locals: Vec<(u64, Range<usize>)>,
     kind: Kind,
 }
@@ -35,7 +35,7 @@ enum Kind {
     Swap { expected: u64 },
 }
 
-/// Returns a range of at least one byte, seldom an empty one, within another that is not empty.
+/// Returns a random range within `range`, which must not be empty. It rarely is empty itself.
 pub(super) fn within(rng: &mut Rng, range: Range<usize>) -> Range<usize> {
     let start = range.start + rng.index(range.len());
     let most = (range.end - start) as u64;
@@ -43,7 +43,7 @@ pub(super) fn within(rng: &mut Rng, range: Range<usize>) -> Range<usize> {
 }
 
 impl Program<'_> {
-    /// Makes a call about remote memory, on a given connection or on any.
+    /// Makes random calls about remote memory, on the connection `about` or on any.
     pub fn operate(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
         for _ in 0..self.state.rng.range(0..=self.state.work.operations_burst) {
             if self.state.calm || self.state.memories.budget == 0 {
@@ -81,7 +81,7 @@ impl Program<'_> {
         }
     }
 
-    /// Starts an operation on a region of the peer.
+    /// Starts a random operation on a region of the peer.
     fn operation(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let Some(&who) = self.state.live.get(&id) else { return };
         let peer = self.audit.pairs[&who.0].ends[1 - who.1].node;
@@ -122,7 +122,8 @@ impl Program<'_> {
         }
     }
 
-    /// Returns local memory of `len` bytes that an operation reads, or writes exclusively: in one or two parts.
+    /// Returns local memory of `len` bytes for an operation, in one or two parts. If `writes`, no other operation uses this memory.
+    /// Returns `None` if there is none.
     fn choose(&mut self, len: usize, writes: bool, align: usize) -> Option<Vec<(u64, Range<usize>)>> {
         let memories = &self.state.memories;
         let free = |local: &Local| if writes { local.is_idle() } else { local.writers == 0 };
@@ -238,7 +239,7 @@ impl Program<'_> {
         }
     }
 
-    /// Notes an accepted operation.
+    /// Records that an operation was accepted.
     fn started(
         &mut self,
         id: ConnectionId,
@@ -286,17 +287,17 @@ impl Program<'_> {
         self.state.check(send.sequence() == sequence, format_args!("{id}: {send:?} is number {sequence}"));
     }
 
-    /// Checks a completed operation.
+    /// Checks an operation that has completed.
     pub fn operated(&mut self, id: ConnectionId, send: SendId, operation: Operation, outcome: Outcome) {
         let Some(&who) = self.state.live.get(&id) else { return };
         let answered = match operation.kind {
             Kind::Write => false,
-            // A read of zero bytes sends no request.
+            // A read of zero bytes sends no request to the peer, so its completion proves nothing.
             Kind::Read(_) => operation.locals.iter().any(|(_, range)| !range.is_empty()),
             Kind::Add(_) | Kind::Swap { .. } => true,
         };
         if outcome.is_sent() && answered {
-            // The peer has received everything in front of an operation before it answers the operation.
+            // The peer answers this operation only after it has received all earlier sends.
             self.audit.arrived(who, send.sequence());
         }
         if !outcome.is_sent() {
@@ -349,7 +350,7 @@ impl Program<'_> {
         if let Some(wrong) = wrong {
             self.state.check(false, format_args!("{id}: {wrong}"));
         }
-        // The memory belongs to the program again, which uses it immediately.
+        // The program may use the memory again, and does so immediately.
         for (n, _) in &operation.locals {
             let Some(local) = self.state.memories.locals.get_mut(n).filter(|local| local.is_idle()) else { continue };
             local.early = false;
@@ -361,7 +362,7 @@ impl Program<'_> {
         }
     }
 
-    /// Gives up the memory of an operation of a queue pair that the device has kept: it stays lent.
+    /// If the device has refused to release the queue pair of an operation, removes the operation's memory from use: it stays lent.
     fn forget_kept(&mut self, operation: &Operation) {
         let fabric = lock(&self.state.fabric);
         let hardware = &fabric.ports[self.state.node].hardware;
@@ -376,7 +377,7 @@ impl Program<'_> {
         }
     }
 
-    /// Checks received immediate data.
+    /// Checks immediate data that has arrived.
     pub fn immediate(&mut self, id: ConnectionId, value: u32, len: u32) {
         let Some(&(cookie, side)) = self.state.live.get(&id) else {
             return self.state.check(false, format_args!("{id}: immediate data on a connection that does not exist"));

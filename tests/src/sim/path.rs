@@ -1,10 +1,10 @@
-//! The paths between nodes, for tests that choose the faults themselves: the direction, and the time.
+//! The network paths between nodes, for tests that choose faults themselves: the direction, and the time.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::fabric::{Event, Fabric};
 
-/// Returns the node that has an address of [`super::tcp::address`].
+/// Returns the number of the node with this address, see [`super::tcp::address`].
 fn node_of(address: SocketAddr) -> usize {
     match address.ip() {
         IpAddr::V4(ip) => usize::from(ip.octets()[3]).wrapping_sub(1),
@@ -13,8 +13,8 @@ fn node_of(address: SocketAddr) -> usize {
 }
 
 impl Fabric {
-    /// Drops everything that `from` sends to `to` from now on, without notifying anyone. Connections cannot be
-    /// established, either.
+    /// From now on, drops everything that `from` sends to `to`. Neither node is notified. New connections between them cannot be
+    /// established either.
     pub fn silence(&mut self, from: usize, to: usize) {
         self.silent.insert((from, to));
         for key in self.pipes.keys() {
@@ -24,7 +24,7 @@ impl Fabric {
         }
     }
 
-    /// Restores all paths. Data in flight arrives.
+    /// Restores all paths. Data that was in flight arrives.
     pub fn mend(&mut self) {
         self.silent.clear();
         for key in self.pipes.keys() {
@@ -35,23 +35,23 @@ impl Fabric {
         }
     }
 
-    /// Kills the process of a node: its sockets are closed, as a kernel closes them, and it sends no goodbye.
+    /// Kills the process of a node. Its sockets are closed, as the kernel does it, and no goodbye is sent.
     pub fn kill(&mut self, node: usize) {
         self.close_all(node);
     }
 
-    /// Raises the readiness of a node's connection-manager channel, with an event that its provider has.
+    /// Makes the connection-manager channel of a node readable. The caller's provider has an event for it.
     pub fn ring(&mut self, node: usize) {
         self.ports[node].channels[0].wake = true;
         self.raise(node, 0);
     }
 
-    /// Returns true if nothing passes from one node to the other.
+    /// Returns true if packets from one node do not arrive at the other.
     pub(super) fn is_silent(&self, from: usize, to: usize) -> bool {
         self.silent.contains(&(from, to))
     }
 
-    /// Returns true if a path between two addresses is silent, in one direction or in both.
+    /// Returns true if packets between two addresses are dropped in one direction or both.
     pub(super) fn is_broken(&self, one: SocketAddr, other: SocketAddr) -> bool {
         let (one, other) = (node_of(one), node_of(other));
         self.is_silent(one, other) || self.is_silent(other, one)

@@ -1,4 +1,4 @@
-//! A node's poller and clock.
+//! The simulated poller and clock of a node.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use rdma_reactor::{Clock, Edge, Interest, Poller, Readiness, Wake};
 use super::fabric::{OwnDescriptor, Shared, let_others_speak, lock};
 use super::net::descriptor;
 
-/// Returns the instant of virtual time 0. Its value makes no difference.
+/// Returns the instant at the virtual time `virtual_ns`. The instant of time 0 is arbitrary, but the same for all calls.
 #[must_use]
 pub fn instant(virtual_ns: u64) -> Instant {
     static BASE: OnceLock<Instant> = OnceLock::new();
@@ -20,13 +20,13 @@ pub fn instant(virtual_ns: u64) -> Instant {
     base + Duration::from_nanos(virtual_ns)
 }
 
-/// Returns the virtual time of an instant, ns.
+/// Returns the virtual time of an instant, in ns.
 #[must_use]
 pub fn virtual_ns(at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(instant(0)).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The virtual clock. A reading takes a moment.
+/// The virtual clock. Each reading advances the time a little.
 pub struct SimClock(pub Shared);
 
 impl std::fmt::Debug for SimClock {
@@ -46,12 +46,12 @@ impl Clock for SimClock {
     }
 }
 
-/// Edge-triggered readiness of a node's channels, as of nested epoll descriptors. Each new event gives an edge; edges
-/// are coalesced, and reported only while something is readable or writable. Now and then an edge is spurious.
+/// The simulated poller of a node. It reports edges of the node's channels, as a poller of nested epoll descriptors does. Each event
+/// raises an edge; several edges are reported as one, and only while something is readable or writable. Some edges are spurious.
 pub struct SimPoller {
     node: usize,
     fabric: Shared,
-    /// A real descriptor, which must exist, although nobody polls it.
+    /// A real descriptor. The trait requires one, but nothing polls it.
     file: File,
 }
 
@@ -114,7 +114,7 @@ impl Poller for SimPoller {
                 edges.push(Edge { token: own.token, readiness: Readiness::new(true, false, false) });
             }
         }
-        // A wait that would not return immediately: no work may remain.
+        // This wait would sleep. That is a fault if the node has missed an event.
         if timeout != Some(Duration::ZERO) && edges.len() == before && !woken {
             if let Some(what) = fabric.asleep_on(self.node) {
                 let violation = format!("node{} waits in spite of {what}", self.node);

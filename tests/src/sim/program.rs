@@ -1,4 +1,5 @@
-//! The program on a node. It opens, sends, keeps and closes, calls anything in any callback, and checks every callback.
+//! The simulated program on a node. It opens connections, sends, keeps messages and closes. It makes any call in any callback, and
+//! checks every callback.
 
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
@@ -21,9 +22,9 @@ use super::swarm::{Call, MS, NodeOptions, WorkOptions};
 use super::tcp::address;
 use super::threads::Threads;
 
-/// The port on which every node listens.
+/// The port on which each node listens.
 const PORT: u16 = 7471;
-/// The largest delay of a timer, or of anything else that is due, while the node runs, ns.
+/// The largest accepted delay of a timer, or of anything else that is due, in ns. The time for which the node is paused does not count.
 const LATE: u64 = 100 * MS;
 
 #[derive(Debug)]
@@ -33,32 +34,32 @@ pub(super) struct Timer {
     pub(super) paused: u64,
 }
 
-/// Returns true if a node has quiet sends: one in four does.
+/// Returns true if a node uses quiet sends. One node in four does.
 pub(super) fn is_quiet(seed: u64, node: usize) -> bool {
     Rng::new(mix(seed) ^ node as u64, "quiet").index(4) == 0
 }
 
-/// The state of the program on a node.
+/// The state of the program on one node.
 #[derive(Debug)]
 pub struct State {
     pub(super) node: usize,
     pub(super) options: NodeOptions,
     pub(super) work: WorkOptions,
-    /// The reactor does not call `on_send_complete` for copied messages.
+    /// True if the reactor does not call `on_send_complete` for copied messages.
     pub(super) quiet: bool,
-    /// The largest messages of all nodes.
+    /// The length of each node's longest accepted message.
     pub(super) max_messages: Vec<u32>,
     pub(super) rng: Rng,
     pub(super) fabric: Shared,
     pub(super) threads: Threads,
     pub(super) memories: Memories,
-    /// Byte streams.
+    /// The byte streams of the node.
     pub streams: Streams<Flows>,
-    /// The connections before their last callback: cookie and side.
+    /// The connections whose last callback was not called yet. Each has its cookie and its side.
     pub live: BTreeMap<ConnectionId, (u64, usize)>,
     pub(super) stale: Vec<ConnectionId>,
     listener: Option<ListenerId>,
-    /// The descriptors of the program.
+    /// The descriptors that the program has registered.
     pub(super) watched: BTreeMap<IoId, File>,
     pub(super) timers: BTreeMap<u64, Timer>,
     next_timer: u64,
@@ -66,23 +67,23 @@ pub struct State {
     pub(super) kept: Vec<(DetachedMessage, Vec<u8>)>,
     buffers: Vec<SendBuffer>,
     budget: u32,
-    /// The number of connections that are still to be opened to replace ended ones.
+    /// The number of connections that must still be opened, each to replace one that ends.
     pub(super) storm: u32,
-    /// Random calls have ended; only the remaining messages are sent.
+    /// True if there are no more random calls, and only the remaining messages are sent.
     pub calm: bool,
 }
 
-/// The program, in a callback.
+/// Access to the program's state during a callback.
 #[derive(Debug)]
 pub struct Program<'a> {
-    /// The state of the program.
+    /// The state of this node.
     pub state: &'a mut State,
-    /// The books of all nodes.
+    /// The expected state of all nodes.
     pub audit: &'a mut Audit,
 }
 
 impl State {
-    /// Returns the program of a node that has done nothing yet.
+    /// Returns the state of a node whose program has done nothing yet.
     #[must_use]
     pub fn new(
         seed: u64,
@@ -129,19 +130,19 @@ impl State {
         }
     }
 
-    /// Returns the virtual time, and the part of it that this node did not run.
+    /// Returns the virtual time, and the total time for which this node was paused.
     pub(super) fn times(&self) -> (u64, u64) {
         let fabric = lock(&self.fabric);
         (fabric.now(), fabric.paused(self.node))
     }
 
-    /// Returns true if at most `bound` has passed since a time, not counting the time that the node did not run.
+    /// Returns true if at most `bound` has passed since the times `since`. The time for which the node was paused does not count.
     pub(super) fn is_within(&self, since: (u64, u64), bound: u64) -> bool {
         let (now, paused) = self.times();
         now <= since.0 + bound + LATE + (paused - since.1)
     }
 
-    /// Releases some of the kept messages.
+    /// Drops some of the messages that the program has kept, or all of them.
     pub fn release(&mut self, all: bool) {
         let count = if all { self.kept.len() } else { self.rng.index(self.kept.len() + 1) };
         for _ in 0..count {
@@ -163,7 +164,7 @@ impl Program<'_> {
         Some((cookie, side, end))
     }
 
-    /// Starts listening, unless the node listens already.
+    /// Starts to listen, unless the node already does.
     pub fn listen(&mut self, cx: &mut Context<'_>) {
         if self.state.listener.is_none() {
             match cx.listen(address(self.state.node, PORT)) {
@@ -181,7 +182,7 @@ impl Program<'_> {
         }
     }
 
-    /// Opens a connection to a node, seldom to this one.
+    /// Opens a connection to a random node, which is rarely this one.
     pub fn open(&mut self, cx: &mut Context<'_>) {
         let state = &mut *self.state;
         let nodes = state.max_messages.len();
@@ -202,7 +203,7 @@ impl Program<'_> {
         self.audit.pairs.insert(cookie, pair);
     }
 
-    /// Closes a connection.
+    /// Closes a connection, and records the time.
     pub fn close(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let times = self.state.times();
         self.state.note(format_args!("close {id}"));
@@ -214,7 +215,7 @@ impl Program<'_> {
         }
     }
 
-    /// Sends the next message of a connection; returns whether it was accepted.
+    /// Sends the next message of a connection. Returns true if it was accepted.
     fn send(&mut self, cx: &mut Context<'_>, id: ConnectionId, in_place: bool) -> bool {
         let quiet = self.state.quiet;
         let Some((cookie, side, end)) = self.end(id) else { return false };
@@ -239,9 +240,9 @@ impl Program<'_> {
         self.state.note(format_args!("send {sequence} on {id}, {} bytes: {result:?}", bytes.len()));
         let expected = match result {
             Ok(send) => usable && room > 0 && (send.sequence(), send.kind()) == (next, SendKind::Message),
-            // Messages larger than one buffer also need transfer memory.
+            // A large message may also be refused because the memory for large messages is used up.
             Err(SendErrorKind::WouldBlock(_)) => usable && (room == 0 || bytes.len() > max),
-            // The connection may be ending before the program is notified.
+            // The connection may already be ending, before the program is notified.
             Err(SendErrorKind::Closed) => room == 0,
             _ => false,
         };
@@ -259,7 +260,8 @@ impl Program<'_> {
         result.is_ok()
     }
 
-    /// Sends the remaining messages of a connection.
+    /// Sends the remaining messages of a connection, until one is refused. Before the end of the chaos, sends only a random number of
+    /// them.
     pub fn pump(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let most = if self.state.calm { u64::MAX } else { self.state.rng.range(0..=self.state.work.burst) };
         for _ in 0..most {
@@ -274,7 +276,7 @@ impl Program<'_> {
         }
     }
 
-    /// Ends the random calls: sends the remaining messages, and one more on each connection.
+    /// Ends the random calls. Sends the remaining messages, and one additional message on each connection.
     pub fn settle(&mut self, cx: &mut Context<'_>) {
         self.state.calm = true;
         self.state.release(true);
@@ -296,7 +298,7 @@ impl Program<'_> {
         }
     }
 
-    /// Copies the progress of this node's streams into the audit.
+    /// Copies the state of this node's streams to the audit.
     pub fn note_flows(&mut self) {
         let times = self.state.times();
         for (id, flow) in &self.state.streams.handler.flows {
@@ -322,7 +324,7 @@ impl Program<'_> {
         self.state.live.keys().nth(nth).copied()
     }
 
-    /// Opens a connection to replace an ended one.
+    /// Opens a connection in place of one that has ended, if the storm continues.
     pub(super) fn reopen(&mut self, cx: &mut Context<'_>) {
         if !self.state.calm && self.state.storm > 0 {
             self.state.storm -= 1;
@@ -330,7 +332,7 @@ impl Program<'_> {
         }
     }
 
-    /// Makes a random call.
+    /// Makes a random call. `about` is the connection of the current callback.
     pub(super) fn mischief(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
         if self.state.memories.budget > 0 {
             self.operate(cx, about);
@@ -352,7 +354,7 @@ impl Program<'_> {
         let any = self.any();
         let stream = any.and_then(|id| self.state.live.get(&id)).is_some_and(|&(cookie, _)| is_stream(cookie));
         match (kind, any) {
-            // A message sent there would become bytes of the stream.
+            // On the connection of a stream, a message would become a part of the stream, so none is sent.
             (Call::Send | Call::SendBuffer | Call::TooLong, _) if stream => {}
             (Call::Send, Some(id)) => {
                 self.send(cx, id, false);
@@ -369,7 +371,7 @@ impl Program<'_> {
                     self.state.buffers.push(buffer);
                 }
             }
-            // Closes are rare among the calls of a connection.
+            // The connection of the callback is closed rarely, so that most connections do some work.
             (Call::CloseSelf, _) if self.state.rng.chance(200) => {
                 if let Some(id) = about {
                     self.close(cx, id);
@@ -415,10 +417,10 @@ impl Program<'_> {
         }
     }
 
-    /// Watches a descriptor of the program, or stops watching the oldest one.
+    /// Registers a descriptor of the program, or deregisters the oldest one.
     fn watch(&mut self, cx: &mut Context<'_>) {
         if self.state.watched.len() < 2 && self.state.rng.chance(700) {
-            // The content of the file does not matter, only the descriptor's number.
+            // Only the number of the descriptor matters; nothing reads the file.
             let file = File::open("/dev/null").expect("/dev/null");
             let io = cx.register_io(&file, Interest::READABLE);
             self.state.note(format_args!("watches {io:?}"));

@@ -1,4 +1,5 @@
-//! A network without faults, for tests that write their own history: nodes on virtual time, each of which gets a turn when it is due.
+//! A simulated network without faults, for tests that determine the history themselves. Nodes run on virtual time, and each gets a turn
+//! when it is due.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,7 +21,7 @@ use super::rng::Rng;
 use super::swarm::{FaultOptions, MS, NetOptions};
 use super::trace::Trace;
 
-/// The largest number of steps of a history.
+/// The largest number of steps in a test.
 const STEPS: u64 = 10_000_000;
 
 /// Returns a network of `nodes` nodes.
@@ -49,14 +50,14 @@ pub fn network_of(nodes: usize, segment: usize) -> Shared {
     Arc::new(Mutex::new(Fabric::new(1, nodes, net, faults, Trace::new(0))))
 }
 
-/// Returns the randomness of a node.
+/// Returns the source of a node's random numbers. They are the same in every run.
 #[must_use]
 pub fn entropy(node: usize) -> rdma_reactor::Entropy {
     let mut rng = Rng::new(node as u64, "entropy");
     Box::new(move |bytes: &mut [u8]| rng.fill(bytes))
 }
 
-/// Returns the parts below the reactor of a node: the embedded provider, over the sockets of the network.
+/// Returns the parts of which a node's reactor is made: the embedded provider over simulated sockets, a poller and a clock.
 ///
 /// # Panics
 /// Panics if the default settings are refused.
@@ -80,10 +81,10 @@ pub fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
     Reactor::with_parts(config, parts(node, fabric)).expect("settings in range")
 }
 
-/// Returns the reactor of a node, with a gate in front of its provider, its sockets and its poller.
+/// Returns the reactor of a node. A gate can let calls of its provider, its sockets and its poller fail.
 ///
 /// # Errors
-/// The first call that the gate fails.
+/// The first call that the gate lets fail.
 ///
 /// # Panics
 /// Panics if the default settings of the provider are refused.
@@ -98,31 +99,32 @@ pub fn gated(node: usize, fabric: &Shared, gate: &Gate, config: Config) -> Resul
     Reactor::with_parts(config, parts)
 }
 
-/// A node: its reactor, its program, and its need for a turn.
+/// A node: its reactor, and its handler.
 #[allow(missing_debug_implementations, reason = "a program is anything")]
 pub struct Node {
-    /// The reactor.
+    /// The reactor of the node.
     pub reactor: Reactor,
-    /// The program.
+    /// The handler of the node.
     pub handler: Box<dyn Handler>,
-    /// The last turn has left work to do.
+    /// True if the last turn has left work to do.
     pub more: bool,
-    /// The node takes no turns.
+    /// True if the node takes no turns.
     pub dead: bool,
 }
 
 impl Node {
-    /// Returns a node that is due for its first turn.
+    /// Returns a node whose first turn is due.
     #[must_use]
     pub fn new(reactor: Reactor, handler: Box<dyn Handler>) -> Self {
         Self { reactor, handler, more: true, dead: false }
     }
 }
 
-/// Gives one turn to each node that is due. If none is, advances the time to the next event, or by a millisecond if no event is scheduled.
+/// Gives one turn to each node that is due. If none is due, advances the time to the next event, or by a millisecond if no event is
+/// scheduled.
 ///
 /// # Errors
-/// The first turn that failed, with the number of its node, which is due again. The nodes behind it had no turn.
+/// The first turn that has failed, with the number of its node. The node stays due, and the following nodes have had no turn.
 pub fn step(fabric: &Shared, nodes: &mut [Node]) -> Result<(), (usize, Error)> {
     let now = lock(fabric).now();
     let mut idle = true;
@@ -143,10 +145,10 @@ pub fn step(fabric: &Shared, nodes: &mut [Node]) -> Result<(), (usize, Error)> {
     Ok(())
 }
 
-/// Steps until a condition holds.
+/// Takes steps until `done` returns true.
 ///
 /// # Panics
-/// Panics if a turn fails, and if the condition does not hold after ten million steps.
+/// Panics if a turn fails, or if `done` does not return true within ten million steps.
 pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnMut(&[Node]) -> bool) {
     for _ in 0..STEPS {
         if done(nodes) {
@@ -157,12 +159,12 @@ pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnM
     panic!("not in {STEPS} steps: {what}");
 }
 
-/// A program that notes the results of its attempts to connect. Clones belong to the same node.
+/// A handler that records the results of connects. Clones share the same records.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
-    /// The established connections.
+    /// The connections that were established.
     pub up: Rc<RefCell<Vec<ConnectionId>>>,
-    /// The errors of the failed attempts.
+    /// The errors of the connects that have failed.
     pub errors: Rc<RefCell<Vec<ConnectError>>>,
 }
 

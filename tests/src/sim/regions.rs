@@ -1,5 +1,5 @@
-//! The memory of a node: its local regions, and regions that it shares with peers until it revokes them. The file also
-//! checks the access of the program and of peers, and the content.
+//! The memory of a simulated node: local regions, and regions that it shares with peers and later revokes. The module checks the
+//! content of the regions. It also checks that the program and the peers have access only when they may.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,33 +14,33 @@ use super::program::Program;
 use super::rng::Rng;
 use super::swarm::MS;
 
-/// Local memory of the node, and the number of operations that read and write it.
+/// A local region of the node, with the number of operations that read and write it.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) region: Region,
     pub(super) content: Vec<u8>,
     pub(super) readers: u32,
     pub(super) writers: u32,
-    /// An operation may complete in part before its own completion: the first part of a read in two, or a write that a
-    /// message follows in the place of immediate data.
+    /// True if an operation may complete in part before its own completion. Examples are the first half of a read in two parts, and a
+    /// write followed by a message instead of immediate data.
     pub(super) early: bool,
 }
 
-/// A region that peers may use, and the time at which the rights expire: the time, and the total pause of the node when
-/// it was set.
+/// A region that peers may use. If its rights expire: the time of that, and the total time for which the node had been paused when it
+/// was set.
 #[derive(Debug)]
 pub(super) struct Own {
     region: Region,
     expires: Option<(u64, u64)>,
 }
 
-/// The memory of a node.
+/// All regions of a node.
 #[derive(Debug, Default)]
 pub struct Memories {
     pub(super) locals: BTreeMap<u64, Local>,
     next: u64,
     pub(super) shared: BTreeMap<usize, Own>,
-    /// The remaining number of calls.
+    /// The number of calls about memory that the program may still make.
     pub budget: u32,
 }
 
@@ -51,7 +51,7 @@ fn random(rng: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 impl Memories {
-    /// Returns a memory without regions, with this number of calls to make.
+    /// Returns the state of a node without regions, whose program may make `budget` calls.
     #[must_use]
     pub fn new(budget: u32) -> Self {
         Self { budget, ..Self::default() }
@@ -64,18 +64,18 @@ impl Local {
     }
 }
 
-/// Returns true if memory could not be registered because its connection is about to end.
+/// Returns true if memory could not be registered only because its connection is ending.
 fn is_gone(error: &Error, cx: &Context<'_>, id: ConnectionId) -> bool {
     matches!(error, Error::Gone("connection")) && cx.writable(id) == 0
 }
 
-/// Returns true if the device of a node has failed to release the rights of peers to a region.
+/// Returns true if the device of a node has refused to release the rights of peers to a region.
 fn is_kept(fabric: &super::fabric::Shared, node: usize, region: &Region) -> bool {
     lock(fabric).ports[node].hardware.keeps(region.remote().key)
 }
 
 impl Program<'_> {
-    /// Registers memory for the node's own operations.
+    /// Registers a local region for the node's own operations.
     pub(super) fn register(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let state = &mut *self.state;
         let len = WORDS + state.rng.range(1..=2 * state.work.region) as usize;
@@ -91,7 +91,7 @@ impl Program<'_> {
         }
     }
 
-    /// Shares memory with the peer of a connection, or with all peers.
+    /// Registers a region for the peer of a connection, or for all peers.
     pub(super) fn share(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let Some(&(cookie, side)) = self.state.live.get(&id) else { return };
         let state = &mut *self.state;
@@ -122,7 +122,7 @@ impl Program<'_> {
         }
     }
 
-    /// Changes memory that peers may only read.
+    /// Changes a region that peers may read but not write to.
     pub(super) fn store(&mut self) {
         let nth = self.state.rng.index(self.state.memories.shared.len());
         let (&number, own) = self.state.memories.shared.iter_mut().nth(nth).expect("as many");
@@ -137,7 +137,7 @@ impl Program<'_> {
         self.audit.memory[number].store(range.start, bytes);
     }
 
-    /// Revokes the rights to a region, or drops it.
+    /// Revokes the rights to a region, or drops the region.
     pub(super) fn withdraw(&mut self, cx: &mut Context<'_>, number: usize) {
         self.note_withdrawn(number);
         if self.state.rng.chance(500) {
@@ -146,13 +146,13 @@ impl Program<'_> {
         } else {
             self.state.note(format_args!("takes {number} back"));
             let Some(own) = self.state.memories.shared.get(&number) else { return };
-            // The device may refuse to release the key; its counters show it.
+            // The result is ignored: the device may refuse to release the key, which its counters show.
             let _ = cx.revoke(&own.region);
             self.hide(number);
         }
     }
 
-    /// Notes that operations on a withdrawn region may fail.
+    /// Records that the rights to a region have ended, so that operations on it may fail.
     fn note_withdrawn(&mut self, number: usize) {
         let shared = &self.audit.memory[number];
         let mut users: Vec<Who> = shared.writers();
@@ -171,8 +171,8 @@ impl Program<'_> {
         self.audit.memory[number].withdrawn = true;
     }
 
-    /// Checks a region that no peer can reach any more, and overwrites it. A region whose key the device keeps stays unchanged, because
-    /// peers may still use it.
+    /// Checks a region that no peer can use any more, and overwrites it. If the device has refused to release its key, peers may still
+    /// use it, so it is not changed.
     fn hide(&mut self, number: usize) {
         let Some(own) = self.state.memories.shared.get_mut(&number) else { return };
         if is_kept(&self.state.fabric, self.state.node, &own.region) {
@@ -193,7 +193,7 @@ impl Program<'_> {
         }
     }
 
-    /// Ends the rights that only the peer of an ended connection had.
+    /// When a connection has ended, ends the rights that only its peer had.
     pub fn forget_regions_of(&mut self, who: Who) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             let shared = &self.audit.memory[number];
@@ -204,7 +204,7 @@ impl Program<'_> {
         }
     }
 
-    /// Ends all rights after the reactor of this node was dropped.
+    /// Ends all rights, because the reactor of this node was dropped.
     pub fn forget_regions(&mut self) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             self.note_withdrawn(number);
@@ -213,7 +213,7 @@ impl Program<'_> {
         self.state.memories.locals.clear();
     }
 
-    /// Drops all memory.
+    /// Drops all regions.
     pub fn drop_regions(&mut self) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             self.note_withdrawn(number);
@@ -222,14 +222,15 @@ impl Program<'_> {
         self.state.memories.locals.clear();
     }
 
-    /// Checks the memory of the node, its access and its content: all of it, or only regions that may have changed.
+    /// Checks the regions of the node: the program's access, and the content. If `all` is false, checks only regions that may have
+    /// changed.
     pub fn look_at_memory(&mut self, all: bool) {
         self.look_at_own(all);
         self.look_at_shared(all);
     }
 
-    /// Checks the memory of this node's operations. An operation may have completed a few callbacks before its own
-    /// callback: those of the same completion are called first.
+    /// Checks the local regions. An operation may have completed a few callbacks before its own one is called: the callbacks of the
+    /// same batch come first.
     fn look_at_own(&mut self, all: bool) {
         let state = &mut *self.state;
         for (n, local) in &mut state.memories.locals {
@@ -249,7 +250,7 @@ impl Program<'_> {
         }
     }
 
-    /// Checks the memory that is shared with peers.
+    /// Checks the regions that peers may use.
     pub fn look_at_shared(&mut self, all: bool) {
         let state = &mut *self.state;
         let (now, _) = state.times();

@@ -1,13 +1,13 @@
-//! Randomness: one seed, and one stream per subsystem, so that one more draw in one subsystem does not change the draws
-//! of the others.
+//! Random numbers. Each subsystem has its own sequence, which the seed determines. So an additional number in one subsystem does not
+//! change the sequences of others.
 
 use std::ops::RangeInclusive;
 
-/// xoshiro256**, seeded by SplitMix64.
+/// A generator of random numbers (xoshiro256**), seeded by SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Rng([u64; 4]);
 
-/// Runs one step of SplitMix64: returns a well mixed number for every input.
+/// Takes one step of SplitMix64. Returns a number that looks random for every input.
 #[must_use]
 pub const fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -17,7 +17,7 @@ pub const fn mix(seed: u64) -> u64 {
 }
 
 impl Rng {
-    /// Returns the stream of this name.
+    /// Returns the generator of the subsystem with the name `stream`.
     #[must_use]
     pub fn new(seed: u64, stream: &str) -> Self {
         let mut state = mix(seed);
@@ -27,7 +27,7 @@ impl Rng {
         Self::from_state(state)
     }
 
-    /// Returns the stream of this number.
+    /// Returns the generator that this number determines.
     #[must_use]
     pub fn from_state(state: u64) -> Self {
         Self(std::array::from_fn(|i| mix(state.wrapping_add(i as u64))))
@@ -52,17 +52,17 @@ impl Rng {
         ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
     }
 
-    /// Returns an index into something of length `n`, which is not 0.
+    /// Returns a random index below `n`, which must not be 0.
     pub fn index(&mut self, n: usize) -> usize {
         self.below(n as u64) as usize
     }
 
-    /// Returns a number of the range.
+    /// Returns a random number in the range.
     pub fn range(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// Returns a number of the range, small ones more often: every power of two is equally likely.
+    /// Returns a random number in the range. Small numbers are more frequent: all powers of two are equally likely.
     pub fn skewed(&mut self, range: RangeInclusive<u64>) -> u64 {
         let span = range.end() - range.start();
         let bits = u64::from(64 - span.leading_zeros());
@@ -71,17 +71,17 @@ impl Rng {
         range.start() + drawn.min(span)
     }
 
-    /// Returns true `per_mille` times out of a thousand.
+    /// Returns true with a probability of `per_mille` in a thousand.
     pub fn chance(&mut self, per_mille: u32) -> bool {
         per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }
 
-    /// Returns one of the items.
+    /// Returns a random item.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.index(items.len())]
     }
 
-    /// Random bytes.
+    /// Fills a buffer with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let bits = self.bits().to_le_bytes();

@@ -1,4 +1,4 @@
-//! Many worlds, and the report of one that failed.
+//! Runs many worlds, and reports one that has failed.
 
 use std::any::Any;
 use std::fmt;
@@ -13,19 +13,19 @@ use super::fabric::lock;
 use super::rng::mix;
 use super::world::{Report, Variant, World};
 
-/// The number of lines of the timeline in the report of a failure.
+/// The number of lines of the history in the report of a failure.
 const TAIL: usize = 400;
 
-/// A promise that was not kept.
+/// A broken promise.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The seed of the world.
     pub seed: u64,
-    /// The promise that was broken.
+    /// A description of the broken promise.
     pub what: String,
-    /// The end of the timeline; empty if no timeline was kept.
+    /// The last lines of the history. Empty if they were not kept.
     pub tail: String,
-    /// The kind of the world.
+    /// The kind of world.
     pub variant: Variant,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Returns the seed of the `nth` world.
+/// Returns the seed of the world with the number `nth`.
 #[must_use]
 pub const fn seed(nth: u64) -> u64 {
     mix(nth ^ 0x5eed)
@@ -57,35 +57,35 @@ pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("a panic: {}", text.unwrap_or("of unknown kind"))
 }
 
-/// Runs the world of one seed, with connections of this kind. Keeps the last `keep` lines of its timeline.
+/// Runs the world with this seed, of this kind. Keeps the last `keep` lines of its history.
 ///
 /// # Errors
-/// The first promise that was not kept.
+/// The first broken promise.
 pub fn check(seed: u64, keep: usize, variant: Variant) -> Result<Report, Failure> {
     let mut world = World::new(seed, keep, variant);
     let fabric = world.fabric();
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
     let result = result.unwrap_or_else(|panic| {
-        // After a panic the world cannot be dropped safely.
+        // After a panic, dropping the world could panic again, so it is leaked.
         std::mem::forget(world);
         Err(panic_text(&*panic))
     });
     result.map_err(|what| Failure { seed, what, tail: lock(&fabric).trace.tail(), variant })
 }
 
-/// The sum of the figures of many worlds.
+/// The sum of the results of many worlds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Total {
     /// The number of worlds.
     pub worlds: u64,
-    /// Turns, messages, connections and virtual time of all worlds, and their hashes combined.
+    /// The sums of all counters, and the hashes combined.
     pub sum: Report,
 }
 
-/// Runs `count` worlds on `threads` threads.
+/// Runs `count` worlds on `threads` threads. Returns the sum of their results.
 ///
 /// # Errors
-/// The number, from 1, of the first world that failed, with its failure and timeline.
+/// The number of the first world that failed, counted from 1, and its failure with the history.
 pub fn check_many(first: u64, count: u64, threads: u64, variant: Variant) -> Result<Total, (u64, Failure)> {
     let total = Mutex::new(Total::default());
     let worst = AtomicU64::new(u64::MAX);

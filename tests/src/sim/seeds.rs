@@ -1,28 +1,28 @@
-//! The seeds of a test that has its own worlds.
+//! Runs the worlds of a test that defines its own kind of world, one for each seed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// The number of worlds unless the environment sets it.
+/// The default number of worlds.
 const WORLDS: u64 = 4_000;
 /// The number of threads that run worlds.
 const THREADS: usize = 2;
 
-/// Runs a world for each seed: that of `NAME_SEED` alone, or the first `NAME_WORLDS` ones. Passes the result of each world to `sum`.
-/// Returns the number of worlds.
+/// Runs a world for each seed. The environment variable `NAME_SEED` selects a single seed, and `NAME_WORLDS` sets the number of worlds.
+/// Passes the result of each world to `sum`. Returns the number of worlds.
 ///
 /// # Panics
-/// Panics if a world does, with its seed.
+/// Panics if a world panics. The message has its seed.
 pub fn each_world<T>(name: &str, world: impl Fn(u64) -> T + Sync, sum: impl FnMut(T) + Send) -> u64 {
     each_world_of(name, WORLDS, world, sum)
 }
 
-/// Does the same as [`each_world`], with another default number of worlds.
+/// Runs worlds like [`each_world`], with the default number `worlds`.
 ///
 /// # Panics
-/// Panics if a world does, with its seed.
+/// Panics if a world panics. The message has its seed.
 pub fn each_world_of<T>(name: &str, worlds: u64, world: impl Fn(u64) -> T + Sync, sum: impl FnMut(T) + Send) -> u64 {
     let number = |what: &str| {
         let text = std::env::var(format!("{name}_{what}")).ok();

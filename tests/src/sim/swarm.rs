@@ -1,5 +1,5 @@
-//! Swarm testing: a seed first draws the kinds of faults, their rates, and the sizes of everything, so that rare
-//! combinations occur.
+//! Swarm testing: from a seed, first chooses the kinds and rates of faults and the sizes of everything. So rare combinations occur,
+//! too.
 
 use super::audit::LARGEST;
 use super::rng::Rng;
@@ -7,29 +7,29 @@ use super::rng::Rng;
 /// Nanoseconds per millisecond.
 pub const MS: u64 = 1_000_000;
 
-/// Everything that a seed decides before the world begins.
+/// Everything that is chosen before a world begins.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The virtual time with faults and random calls, ns.
+    /// The virtual time with faults and random calls, in ns.
     pub chaos: u64,
-    /// The options of each node.
+    /// The settings of each node.
     pub nodes: Vec<NodeOptions>,
-    /// The byte streams.
+    /// The behaviour of the network.
     pub net: NetOptions,
-    /// The providers support atomics and immediate data.
+    /// True if the providers support atomics and immediate data.
     pub extensions: bool,
-    /// The asynchronous hardware; `None` runs the embedded provider bare.
+    /// The simulated asynchronous hardware; `None` to use the embedded provider directly.
     pub hardware: Option<HardwareOptions>,
-    /// The faults.
+    /// The faults of the world.
     pub faults: FaultOptions,
     /// The work of the programs.
     pub work: WorkOptions,
 }
 
-/// The shortest close timeout of a program, ns.
+/// The shortest close timeout that a program may have, in ns.
 pub const SHORTEST_CLOSE: u64 = 50 * MS;
 
-/// Settings of one reactor and of the loop around it.
+/// The settings of one reactor, and of the loop around it.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "named as the settings of the reactor")]
 pub struct NodeOptions {
@@ -37,16 +37,16 @@ pub struct NodeOptions {
     pub transfer_memory: usize,
     pub receive_depth: u32,
     pub send_depth: u32,
-    /// The number of connections per completion queue.
+    /// The number of connections that share a completion queue.
     pub per_queue: u32,
     pub completions_per_turn: u32,
     pub max_connections: u32,
     pub max_pending: u32,
-    /// The time of busy polling, ns; 0: the reactor waits for events.
+    /// The time for which the reactor polls before it sleeps, in ns. With 0 it never polls.
     pub spin: u64,
-    /// The limits of one connection per turn: completions, and bytes.
+    /// The limits of one connection in a turn: the number of completions, and that of bytes.
     pub fairness: (u32, usize),
-    /// The reactor polls if that pays.
+    /// True if the reactor decides itself if polling pays.
     pub adaptive: bool,
     pub keepalive: (u64, u64),
     pub connect_timeout: u64,
@@ -54,89 +54,89 @@ pub struct NodeOptions {
     pub close_timeout: u64,
     pub flush_timeout: u64,
     pub crc: bool,
-    /// The program's own loop watches the reactor's descriptor level-triggered; otherwise edge-triggered.
+    /// True if the loop around the reactor watches its descriptor level-triggered, false for edge-triggered.
     pub level: bool,
 }
 
-/// The network, within the freedom that every TCP has.
+/// The behaviour of the network, within what TCP permits.
 #[derive(Clone, Debug)]
 pub struct NetOptions {
-    /// The maximum segment size, bytes.
+    /// The maximum segment size, in bytes.
     pub segment: usize,
-    /// The delay of a segment, ns.
+    /// The shortest and the longest delay of a segment, in ns.
     pub latency: (u64, u64),
-    /// The largest number of bytes in flight and unread, per direction.
+    /// The largest number of bytes that are in flight or unread, in each direction.
     pub buffer: usize,
-    /// Per thousand: a send accepts fewer bytes than fit.
+    /// The probability, per thousand, that a send accepts fewer bytes than there is space for.
     pub short_write: u32,
-    /// Per thousand: a call is interrupted.
+    /// The probability, per thousand, that a call is interrupted.
     pub interrupted: u32,
-    /// Per thousand: a write arrives in many small pieces.
+    /// The probability, per thousand, that a write arrives in many small pieces.
     pub shred: u32,
-    /// Per thousand: an edge is spurious.
+    /// The probability, per thousand, that a spurious edge is reported.
     pub spurious: u32,
-    /// Per thousand: a poll stops early and reports it.
+    /// The probability, per thousand, that a poll stops early and reports that.
     pub poll_cut: u32,
-    /// Per thousand: a connect fails immediately, or an accept fails because no descriptors are left.
+    /// The probability, per thousand, that a connect or an accept fails because the system has no resources left.
     pub exhausted: u32,
-    /// Per thousand: the first packet of a connect is lost.
+    /// The probability, per thousand, that the first packet of a connect is lost.
     pub lost_connect: u32,
-    /// The longest time between two readings of the clock, ns.
+    /// The longest virtual time that a call or a reading of the clock takes, in ns.
     pub tick: u64,
 }
 
-/// The freedom of asynchronous hardware.
+/// The behaviour of simulated asynchronous hardware.
 #[derive(Clone, Debug)]
 pub struct HardwareOptions {
-    /// Per thousand: a completion arrives late.
+    /// The probability, per thousand, that a completion arrives late.
     pub late: u32,
-    /// The longest delay of such a completion, ns.
+    /// The longest delay of a late completion, in ns.
     pub late_by: u64,
-    /// Per thousand: a connection-manager event arrives late.
+    /// The probability, per thousand, that a connection-manager event arrives late.
     pub cm_late: u32,
-    /// Per thousand: a poll returns fewer completions than are available.
+    /// The probability, per thousand, that a poll returns fewer completions than are available.
     pub short_poll: u32,
-    /// Per thousand: completions arrive just before the queue is armed.
+    /// The probability, per thousand, that completions arrive just before their queue is armed.
     pub before_arming: u32,
-    /// Per thousand, by connection: flushing takes longer than any timeout.
+    /// The probability, per thousand, that the flush of a connection takes longer than any timeout.
     pub lazy_flush: u32,
-    /// Per thousand: `Disconnected` arrives twice.
+    /// The probability, per thousand, that `Disconnected` arrives twice.
     pub twice: u32,
-    /// Per thousand: `Disconnected` never arrives.
+    /// The probability, per thousand, that `Disconnected` never arrives.
     pub never: u32,
-    /// Per thousand: the destruction of a queue pair removes its completions from the queue.
+    /// The probability, per thousand, that destroying a queue pair removes its completions from the queue.
     pub purge: u32,
-    /// The hardware uses the extensions of the provider, if it has any, and reports the number of received bytes.
+    /// True if the hardware provides the extensions of the inner provider, and reports the number of received bytes.
     pub extensions: bool,
-    /// Sends may complete before reads in front of them.
+    /// True if sends may complete before earlier reads.
     pub overtaking: bool,
-    /// Per thousand: the device refuses to release a queue pair, a registration or a remote key.
+    /// The probability, per thousand, that the device refuses to release a queue pair, a registration or a remote key.
     pub keeps: u32,
 }
 
-/// Faults of links and nodes.
+/// The faults of links and nodes.
 #[derive(Clone, Debug)]
 pub struct FaultOptions {
-    /// The mean time between two faults, ns; 0: there are no faults.
+    /// The mean time between two faults, in ns. With 0 there are none.
     pub every: u64,
-    /// The kinds of faults that occur.
+    /// The kinds of faults that may happen.
     pub kinds: Vec<Fault>,
 }
 
-/// A fault of a link, or of a node.
+/// A fault of a link (a connection) or of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// Both ends receive the end of the stream.
     End,
     /// Both ends receive a reset.
     Reset,
-    /// Nothing arrives any more, and nobody is notified.
+    /// From now on nothing arrives, and neither end is notified.
     Blackhole,
-    /// Nothing arrives any more in one direction.
+    /// From now on nothing arrives in one direction.
     HalfBlackhole,
-    /// Nothing arrives for a while.
+    /// Nothing arrives for some time.
     Stall,
-    /// A node does not run for a while.
+    /// A node is paused for some time.
     Pause,
 }
 
@@ -145,54 +145,54 @@ pub enum Fault {
 pub struct WorkOptions {
     /// The number of connections that the world opens.
     pub connections: u32,
-    /// The largest number of messages per direction.
+    /// The largest number of messages on a connection, in each direction.
     pub messages: u64,
-    /// The largest number of random calls per callback.
+    /// The largest number of random calls in a callback.
     pub calls: u64,
-    /// The random calls that are made.
+    /// The kinds of random calls.
     pub kinds: Vec<Call>,
-    /// The number of random calls of a node.
+    /// The total number of random calls of a node.
     pub budget: u32,
-    /// The number of connections that a node opens at the same time to replace those that end: a storm.
+    /// In a storm, a node opens this number of connections at the same time. Each replaces one that has ended.
     pub storm: u32,
-    /// Per thousand: a connect request is refused.
+    /// The probability, per thousand, that a program refuses a connect request.
     pub refuse: u32,
-    /// Per thousand: a message is kept past its callback.
+    /// The probability, per thousand, that a program keeps a message after its callback.
     pub detach: u32,
-    /// The largest number of messages that are sent before the program waits for a completion.
+    /// The largest number of messages that a program sends before it waits for a completion.
     pub burst: u64,
-    /// The number of one-sided operations of a node. Below it: the largest number of calls about them per callback.
+    /// The number of one-sided operations of a node.
     pub operations: u32,
-    /// See `operations`.
+    /// The largest number of calls about one-sided operations in a callback.
     pub operations_burst: u64,
-    /// The largest region, bytes.
+    /// The length of the largest region, in bytes.
     pub region: u64,
-    /// Per thousand: an operation is posted without the right to it.
+    /// The probability, per thousand, that an operation is posted without the right.
     pub trespass: u32,
-    /// Per thousand: a connection carries a byte stream.
+    /// The probability, per thousand, that a connection carries a byte stream.
     pub streams: u32,
-    /// The largest number of bytes per direction of a stream.
+    /// The largest number of bytes in each direction of a stream.
     pub stream_bytes: u64,
-    /// The number of messages from other threads to a node. Below it: the largest number of them in flight.
+    /// The number of messages that other threads send to a node.
     pub said: u32,
-    /// See `said`.
+    /// The largest number of these messages in flight.
     pub unheard: u32,
 }
 
-/// A random call from a callback.
+/// A kind of random call that a callback makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// `send` on some connection.
+    /// `send` on a random connection.
     Send,
-    /// `send_buffer`, immediately.
+    /// `buffer`, and then `send_buffer` immediately.
     SendBuffer,
-    /// `buffer`; the buffer is sent or dropped later.
+    /// `buffer`. The buffer is sent or dropped in a later callback.
     HoldBuffer,
-    /// `close` on the connection that the callback is about.
+    /// `close` on the connection of the callback.
     CloseSelf,
-    /// `close` of any other connection.
+    /// `close` on any other connection.
     CloseOther,
-    /// All calls on a stale id.
+    /// All calls, with the id of a connection that has ended.
     Stale,
     /// `connect`.
     Connect,
@@ -202,17 +202,17 @@ pub enum Call {
     SetTimer,
     /// `cancel_timer`.
     CancelTimer,
-    /// Drops a kept message.
+    /// Dropping a message that was kept.
     Release,
-    /// Queries and `set_user`.
+    /// Calls that only query, and `set_user`.
     Look,
-    /// A message that is too long.
+    /// A send of a message that is too long.
     TooLong,
     /// `register_io`, or `deregister_io`.
     Watch,
-    /// Another thread sends a message to a node during the callback.
+    /// A message from another thread, during the callback.
     Speak,
-    /// The callback takes a long time.
+    /// A callback that takes a long time.
     Dawdle,
 }
 
@@ -238,13 +238,13 @@ const CALLS: [Call; 16] = [
 const FAULTS: [Fault; 6] =
     [Fault::End, Fault::Reset, Fault::Blackhole, Fault::HalfBlackhole, Fault::Stall, Fault::Pause];
 
-/// Returns a rate: 0 half of the time, otherwise rare or frequent.
+/// Returns a random rate, per thousand: 0 in half of the cases, and otherwise at most `most`.
 fn rate(rng: &mut Rng, most: u64) -> u32 {
     if rng.chance(500) { 0 } else { rng.skewed(1..=most) as u32 }
 }
 
 impl Options {
-    /// Draws the options of a seed.
+    /// Chooses all options from a seed.
     #[must_use]
     pub fn draw(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "swarm");

@@ -1,4 +1,4 @@
-//! TCP as a program sees it: streams with bounded buffers, and segments that arrive in order and at their own times.
+//! Simulated TCP, as a program sees it: streams with limited buffers. Segments arrive in order, each after its own delay.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ use super::local::Local;
 use super::swarm::{Fault, MS};
 use super::udp::Udp;
 
-/// The largest number of pieces of one shredded write.
+/// The largest number of pieces in which a single write arrives.
 const PIECES: usize = 48;
 
 /// The kind of a socket.
@@ -25,30 +25,30 @@ pub(super) enum Kind {
     },
     Connecting,
     Connected,
-    /// A socket for packets within a host.
+    /// A Unix socket for packets within a host.
     Local(Box<Local>),
     /// A socket for UDP packets.
     Udp(Box<Udp>),
 }
 
-/// One end of a connection, a listener, or another socket.
+/// One end of a TCP connection, a TCP listener, or a socket of another kind.
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) node: usize,
-    /// The channel of the socket; `None` until the program accepts it.
+    /// The channel that reports the socket's readiness; `None` until the program has accepted the connection.
     pub(super) channel: Option<NetChannel>,
     pub(super) kind: Kind,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
-    /// The initiator's address, which names the connection.
+    /// The initiator's address, which identifies the connection.
     pub(super) link: SocketAddr,
     tx: Option<Key>,
-    /// The socket at the other end.
+    /// The socket at the peer.
     twin: Option<Key>,
     rx: VecDeque<u8>,
     eof: bool,
     error: Option<ErrorKind>,
-    /// A send was cut short, so room to send is reported.
+    /// True if a send accepted too few bytes, so that the program must be notified when there is space.
     nospace: bool,
     shut: bool,
 }
@@ -58,14 +58,14 @@ pub(super) struct Socket {
 pub(super) struct Pipe {
     src: Key,
     dst: Key,
-    /// The sending and the receiving node.
+    /// The node that sends, and the node that receives.
     pub(super) nodes: (usize, usize),
     segments: VecDeque<(u64, Segment)>,
     undelivered: usize,
     last: u64,
-    /// Nothing arrives before this time.
+    /// The time before which nothing arrives.
     pub(super) stalled: u64,
-    /// Bytes that are sent from now on are lost, and answered by a reset.
+    /// True if bytes sent from now on are lost, and answered by a reset.
     cut: bool,
 }
 
@@ -80,13 +80,13 @@ fn gone() -> io::Error {
     ErrorKind::NotConnected.into()
 }
 
-/// Returns the address of a node.
+/// Returns the address of a node with this port.
 #[must_use]
 pub fn address(node: usize, port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(10, 0, 0, node as u8 + 1), port))
 }
 
-/// Returns the node of an address.
+/// Returns the number of the node with this address.
 pub(super) fn node_of(address: SocketAddr) -> usize {
     match address {
         SocketAddr::V4(v4) => usize::from(v4.ip().octets()[3]).saturating_sub(1),
@@ -137,7 +137,7 @@ impl Fabric {
         })
     }
 
-    /// Returns the number of bytes that a send accepts.
+    /// Returns the number of bytes that a send would accept.
     fn free(&self, key: Key) -> usize {
         let Some(s) = self.sockets.get(key) else { return 0 };
         let unread = s.twin.and_then(|twin| self.sockets.get(twin)).map_or(0, |twin| twin.rx.len());
@@ -145,7 +145,7 @@ impl Fabric {
         self.net.buffer.saturating_sub(unread + flying)
     }
 
-    /// Notes new readiness of a socket.
+    /// Records new readiness of a socket, for an edge.
     pub(super) fn edge(&mut self, key: Key) {
         let Some(s) = self.sockets.get(key) else { return };
         let (node, Some(channel)) = (s.node, s.channel) else { return };
@@ -156,7 +156,7 @@ impl Fabric {
         self.raise(node, index(channel));
     }
 
-    /// Adds a socket to a channel. Existing readiness counts as new.
+    /// Assigns a socket to a channel. If the socket is already ready, that counts as an edge.
     pub(super) fn watch(&mut self, key: Key, channel: NetChannel) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         let node = s.node;
@@ -168,7 +168,7 @@ impl Fabric {
         }
     }
 
-    // Calls of a program.
+    // Calls of programs.
 
     pub(super) fn poll_channel(&mut self, node: usize, channel: NetChannel, out: &mut Vec<(Key, Ready)>) -> bool {
         self.tick();
@@ -247,7 +247,7 @@ impl Fabric {
         self.dialled.push((local, [node, node_of(peer)]));
         let latency = self.latency();
         if !self.calm && self.rng.chance(self.net.lost_connect) {
-            // The packet is sent again after a second, or is lost.
+            // The first packet is lost. It is sent again after a second, or never.
             if self.rng.chance(500) {
                 self.at(self.now + 1000 * MS + latency, Event::Syn(key));
             }
@@ -277,7 +277,7 @@ impl Fabric {
 
     pub(super) fn all_acknowledged(&self, key: Key) -> bool {
         let pipe = self.sockets.get(key).and_then(|s| s.tx).and_then(|pipe| self.pipes.get(pipe));
-        // Acknowledgements arrive in the opposite direction.
+        // If the opposite direction is silent, acknowledgements do not arrive.
         pipe.is_none_or(|pipe| pipe.undelivered == 0 && !self.is_silent(pipe.nodes.1, pipe.nodes.0))
     }
 
@@ -329,7 +329,7 @@ impl Fabric {
         if n < total {
             s.nospace = true;
             if n < free {
-                // The send was cut short although there is room, so room is reported soon.
+                // The send accepted too few bytes although there is space, so the space must be reported soon.
                 let after = self.latency();
                 self.at(self.now + after, Event::Room(key));
             }
@@ -389,14 +389,14 @@ impl Fabric {
         }
     }
 
-    /// Notes that a program that found no room is to be notified of it.
+    /// Records that a program must be notified when there is space to send.
     pub(super) fn wants_room(&mut self, key: Key) {
         if let Some(s) = self.sockets.get_mut(key) {
             s.nospace = true;
         }
     }
 
-    /// Returns the peer of an established connection with unread bytes.
+    /// Returns the peer of an established connection of this node that has unread bytes, or `None`.
     pub(super) fn unread(&self, node: usize) -> Option<SocketAddr> {
         let mut established =
             self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(NetChannel::Completion));
@@ -407,7 +407,7 @@ impl Fabric {
         left.map(|(_, s)| s.peer)
     }
 
-    /// Closes the sockets that a program has left open.
+    /// Closes the sockets that the program of a node has left open.
     pub(super) fn close_all(&mut self, node: usize) {
         for key in self.sockets.keys() {
             if self.sockets.get(key).is_some_and(|s| s.node == node) {
@@ -451,7 +451,7 @@ impl Fabric {
         self.at(at, Event::Deliver(key));
     }
 
-    /// Drops the bytes that were not sent yet.
+    /// Drops the bytes of a pipe that are not sent yet.
     fn truncate(&mut self, key: Key) {
         let Some(pipe) = self.pipes.get_mut(key) else { return };
         let keep = self.rng.index(pipe.segments.len() + 1);
@@ -461,7 +461,7 @@ impl Fabric {
 
     pub(super) fn deliver(&mut self, key: Key) {
         let now = self.now;
-        // The opposite direction is silent, so no answer arrives.
+        // If the opposite direction is silent, acknowledgements do not arrive, so the sender cannot free its buffer.
         let unheard = self.pipes.get(key).is_some_and(|pipe| self.is_silent(pipe.nodes.1, pipe.nodes.0));
         while let Some(pipe) = self.pipes.get_mut(key) {
             if pipe.stalled > now {
@@ -505,7 +505,7 @@ impl Fabric {
         }
     }
 
-    /// Fails a socket: its connection does not exist any more.
+    /// Lets a socket fail with this error, because its connection does not exist any more.
     pub(super) fn fail_socket(&mut self, key: Key, kind: ErrorKind) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         s.error = Some(kind);
@@ -583,7 +583,7 @@ impl Fabric {
 
     // Faults.
 
-    /// Injects a fault into one connection.
+    /// Injects a fault into a random connection.
     pub(super) fn break_link(&mut self, fault: Fault, time: u64) {
         let mut candidates = Vec::new();
         for (key, s) in self.sockets.iter() {
@@ -625,7 +625,7 @@ impl Fabric {
         }
     }
 
-    /// Restores silent links, or ends their connections as TCP does.
+    /// Restores the links that are silent, or ends their connections as TCP does after a timeout.
     pub(super) fn heal_links(&mut self) {
         for key in self.pipes.keys() {
             let give_up = self.fault_rng.chance(300);

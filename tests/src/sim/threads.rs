@@ -1,17 +1,17 @@
-//! Other threads that send messages to the reactors, as far as one thread can simulate them: in the middle of turns, in
-//! callbacks, and while all nodes sleep.
+//! Simulated other threads, which send messages to reactors. All runs in one thread, so the messages are sent at chosen moments: during
+//! turns, in callbacks, and while all nodes sleep.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_reactor::{HandleError, ReactorHandle};
 
-/// One message of a thread.
+/// A message of a simulated thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// The number of the thread.
+    /// The number of the thread that has sent the message.
     pub thread: usize,
-    /// The number of messages that this thread has sent to the same reactor before.
+    /// The number of messages that this thread has sent to the same reactor earlier.
     pub nth: u64,
 }
 
@@ -21,7 +21,7 @@ struct Listener {
     /// The largest number of messages in flight.
     limit: u64,
     gone: bool,
-    /// The numbers of messages sent and received, by thread.
+    /// For each thread, the number of messages sent and the number of those received.
     said: BTreeMap<usize, (u64, u64)>,
 }
 
@@ -31,7 +31,7 @@ impl Listener {
     }
 }
 
-/// The other threads, and the records of their messages.
+/// All simulated threads, with the records of their messages.
 #[derive(Clone, Debug, Default)]
 pub struct Threads(Arc<Mutex<Vec<Listener>>>);
 
@@ -40,15 +40,15 @@ impl Threads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a reactor, with the next number.
+    /// Adds a reactor. It gets the next number.
     pub fn listen(&self, remote: ReactorHandle<Said>, limit: u32) {
         self.listeners().push(Listener { remote, limit: limit.into(), gone: false, said: BTreeMap::new() });
     }
 
-    /// Sends a message from a thread to a node.
+    /// Sends a message from a thread to the reactor of a node.
     ///
     /// # Errors
-    /// An unexpected result.
+    /// The call has returned an unexpected result.
     pub fn say(&self, node: usize, thread: usize) -> Result<(), String> {
         let mut listeners = self.listeners();
         let listener = &mut listeners[node];
@@ -63,14 +63,14 @@ impl Threads {
         };
         *said += u64::from(result.is_ok());
         if listener.gone {
-            // These calls have no effect.
+            // The reactor was dropped, so these calls must have no effect.
             listener.remote.wake();
             listener.remote.stop();
         }
         if kept { Ok(()) } else { Err(format!("said to node{node}, {unheard} unheard: {result:?}")) }
     }
 
-    /// Notes that a node has received a message. Returns true if it was the next one of its thread.
+    /// Records that a node has received a message. Returns true if it was the next message of its thread.
     #[must_use]
     pub fn heard(&self, node: usize, said: Said) -> bool {
         let mut listeners = self.listeners();
@@ -80,19 +80,20 @@ impl Threads {
         kept
     }
 
-    /// Returns the number of messages that an existing node has not received yet.
+    /// Returns the number of messages that a node has not received yet. It is 0 for a dropped reactor.
     #[must_use]
     pub fn unheard(&self, node: usize) -> u64 {
         let listeners = self.listeners();
         if listeners[node].gone { 0 } else { listeners[node].unheard() }
     }
 
-    /// Forgets all reactors. Their wakers hold the network, which holds these threads; without this call neither would be dropped.
+    /// Removes all reactors. Their wakers hold a reference to the network, which holds one to these threads. Without this call, none of
+    /// them would be dropped.
     pub fn disperse(&self) {
         self.listeners().clear();
     }
 
-    /// Notes that a node's reactor was dropped.
+    /// Records that the reactor of a node was dropped.
     pub fn gone(&self, node: usize) {
         self.listeners()[node].gone = true;
     }

@@ -1,9 +1,9 @@
-//! The history of a world: a hash of everything, and on request the readable timeline.
+//! The history of a world: a hash of all events, and optionally the events as text.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
 
-/// The history. See the [module](self).
+/// The history, see the [module](self).
 #[derive(Debug)]
 pub struct Trace {
     hash: Fnv,
@@ -25,16 +25,16 @@ impl Write for Fnv {
 }
 
 impl Trace {
-    /// Returns an empty history, which keeps its last `keep` lines as text.
+    /// Returns an empty history. It keeps its last `keep` lines as text.
     #[must_use]
     pub fn new(keep: usize) -> Self {
         Self { hash: Fnv(0xcbf2_9ce4_8422_2325), lines: VecDeque::new(), keep, count: 0 }
     }
 
-    /// Adds a line with the time, the node and the event.
+    /// Adds an event: its time, its node, and a description.
     pub fn line(&mut self, now: u64, who: &str, what: fmt::Arguments<'_>) {
         self.count += 1;
-        // Writing to a hash or a string cannot fail.
+        // The result is ignored: writing to a hash or a string cannot fail.
         let _ = self.hash.write_fmt(format_args!("{now} {who} {what}"));
         if self.keep > 0 {
             if self.lines.len() == self.keep {
@@ -56,7 +56,7 @@ impl Trace {
         self.count
     }
 
-    /// Returns the last lines, one per line.
+    /// Returns the kept lines as one text.
     #[must_use]
     pub fn tail(&self) -> String {
         self.lines.iter().fold(String::new(), |text, line| text + line + "\n")

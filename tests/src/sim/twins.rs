@@ -1,7 +1,7 @@
-//! Two devices of one reactor, which assign equal keys to their regions: two embedded providers behind one [`Provider`], each with the
-//! sockets of its own node.
+//! Two simulated devices of one reactor, which assign the same keys to their regions. They are two embedded providers behind one
+//! [`Provider`]. Each has the sockets of its own node.
 //!
-//! The lowest bit of the slot in each id selects the device of the object.
+//! In each id, the lowest bit of the slot is the number of the device.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -36,10 +36,10 @@ use super::rng::Rng;
 use crate::forward::Forward;
 use crate::gate::Gate;
 
-/// The number of different keys that a device draws from.
+/// The number of different keys that a device uses.
 const KEYS: u64 = 256;
 
-/// The first port of the addresses that are reached over the first device. The next port is reached over the second.
+/// The port of an address selects the device for connecting to it: this port the first one, the next port the second.
 pub const PORT: u16 = 7471;
 
 const fn outer(side: usize, key: Key) -> Key {
@@ -50,7 +50,7 @@ const fn inner(key: Key) -> (usize, Key) {
     ((key.slot() & 1) as usize, Key::new(key.slot() >> 1, key.generation()))
 }
 
-/// Returns the device that has an address of [`super::tcp::address`] of the first two nodes.
+/// Returns the device with this address. It is the address of one of the first two nodes, see [`super::tcp::address`].
 fn side_of(address: IpAddr) -> usize {
     match address {
         IpAddr::V4(ip) => usize::from(ip.octets()[3] == 2),
@@ -58,7 +58,7 @@ fn side_of(address: IpAddr) -> usize {
     }
 }
 
-/// Returns randomness with few different values for each draw of four bytes.
+/// Returns a source of random bytes in which a group of four bytes has only few different values. So both devices choose the same keys.
 fn entropy(seed: u64) -> rdma_reactor::Entropy {
     let mut rng = Rng::new(seed, "keys");
     Box::new(move |bytes: &mut [u8]| {
@@ -69,8 +69,8 @@ fn entropy(seed: u64) -> rdma_reactor::Entropy {
     })
 }
 
-/// Returns the parts below a reactor with two devices: those of the first two nodes. The calls to each device pass its
-/// gate.
+/// Returns the parts of a reactor that uses two devices, those of the first two nodes. Each device has a gate that can let its calls
+/// fail.
 ///
 /// # Panics
 /// Panics if the default settings are refused.
@@ -88,12 +88,13 @@ pub fn parts(seed: u64, fabric: &Shared, gates: &[Gate; 2]) -> Parts {
     }
 }
 
-/// The poller of a reactor that has the descriptors of two nodes.
+/// A poller for the descriptors of two nodes.
 #[derive(Debug)]
 struct TwinPoller([SimPoller; 2]);
 
 impl TwinPoller {
-    /// Returns the nodes of a descriptor. The connection-manager channel of the first node stands for both.
+    /// Returns the nodes of a descriptor, with the descriptor on each. The connection-manager descriptor of the first node stands for
+    /// those of both nodes.
     fn nodes_of(fd: RawFd) -> impl Iterator<Item = (usize, RawFd)> {
         let both = fd == descriptor(0, 0);
         let second = fd == descriptor(1, 1);
@@ -121,11 +122,11 @@ impl Poller for TwinPoller {
     }
 }
 
-/// The two devices. See the [module](self).
+/// The two devices, see the [module](self).
 #[derive(Debug)]
 struct Twins {
     sides: [Forward; 2],
-    /// The device that is polled first for the next event.
+    /// The device that is polled first for the next event. It alternates.
     first: usize,
 }
 
@@ -151,7 +152,7 @@ impl Twins {
         MemoryRegion { id: MrId(outer(side, region.id.0)), ..region }
     }
 
-    /// Returns an event of one device, with ids that are valid for both.
+    /// Returns an event of one device, with its ids converted to those of the combined provider.
     fn event(side: usize, event: CmEvent) -> CmEvent {
         let device = DeviceId(side as u32);
         let kind = match event.kind {
@@ -166,8 +167,8 @@ impl Twins {
     }
 }
 
-// SAFETY: every call is forwarded to the provider that its id names, and so is every answer. The lowest bit of an id distinguishes the two,
-// also in completions.
+// SAFETY: every call is forwarded to the provider to which its id belongs, and the answer is returned. The lowest bit of an id
+// distinguishes the providers, also in completions.
 unsafe impl Provider for Twins {
     fn name(&self) -> &'static str {
         "twins"

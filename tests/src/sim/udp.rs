@@ -1,5 +1,5 @@
-//! UDP as a program sees it: packets that are lost, duplicated, damaged, late and out of order, and the network's errors about packets that
-//! no socket receives.
+//! Simulated UDP, as a program sees it. Packets are lost, duplicated, damaged, late and out of order. The network reports errors about
+//! packets that no socket receives.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -12,44 +12,44 @@ use rdma_transport::slab::Key;
 use super::fabric::{Event, Fabric};
 use super::tcp::{Kind, address, node_of};
 
-/// The number of unread packets at which a socket drops further ones.
+/// If a socket has this number of unread packets, it drops further ones.
 const UNREAD: usize = 48;
-/// The number of errors of the network that a socket keeps.
+/// The largest number of network errors that a socket stores.
 const REFUSALS: usize = 8;
 
-/// The faults of packets.
+/// The faults of UDP packets.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Per thousand: a packet is lost.
+    /// The probability, per thousand, that a packet is lost.
     pub lost: u32,
-    /// Per thousand: a packet arrives twice.
+    /// The probability, per thousand, that a packet arrives twice.
     pub doubled: u32,
-    /// Per thousand: a bit of a packet is flipped.
+    /// The probability, per thousand, that a bit of a packet is inverted.
     pub damaged: u32,
-    /// Per thousand: a socket is full for some time.
+    /// The probability, per thousand, that a socket is full for some time.
     pub full: u32,
-    /// Per thousand: the network reports a packet that no socket receives.
+    /// The probability, per thousand, that the network reports an error about a packet that no socket receives.
     pub told: u32,
-    /// The shortest and the longest delay, ns. Each packet has its own, so packets overtake each other.
+    /// The shortest and the longest delay of a packet, in ns. Each packet has its own delay, so packets may overtake each other.
     pub latency: (u64, u64),
-    /// The longest IP packet of every interface, bytes.
+    /// The length of the longest IP packet on every interface, in bytes.
     pub mtu: u32,
 }
 
-/// A socket for UDP packets.
+/// The state of a UDP socket.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Udp {
-    /// The socket has joined a group.
+    /// True if the socket has joined a multicast group.
     is_group: bool,
     unread: VecDeque<(SocketAddr, Vec<u8>)>,
     refusals: VecDeque<SocketAddr>,
-    /// The socket is full.
+    /// True if the socket is full.
     full: bool,
-    /// The socket has room again, and the program was not notified yet.
+    /// True if the socket has space again and the program was not notified yet.
     room: bool,
 }
 
-/// An object in flight.
+/// Something in flight to a UDP socket.
 #[derive(Debug)]
 pub(super) enum Flying {
     Packet { from: SocketAddr, to: SocketAddr, octets: Vec<u8> },
@@ -63,7 +63,7 @@ impl Udp {
         Ready { readable: !self.unread.is_empty() || closed, writable: self.room, closed }
     }
 
-    /// Notes that the program was notified of the room.
+    /// Records that the program was notified of the space.
     pub(super) fn polled(&mut self) {
         self.room = false;
     }
@@ -77,7 +77,7 @@ impl Fabric {
         }
     }
 
-    /// Returns the interface of a node that has an address.
+    /// Returns the interface of a node with this address.
     pub(super) fn interface(&self, node: usize, at: IpAddr) -> io::Result<Interface> {
         let mtu = self.udp.as_ref().map_or(0, |udp| udp.mtu);
         if at == address(node, 0).ip() {
@@ -161,7 +161,7 @@ impl Fabric {
         Ok((Some(peer), ErrorKind::ConnectionRefused.into()))
     }
 
-    /// Delivers an object that has reached its destination.
+    /// Handles the arrival of something that was in flight.
     pub(super) fn lands(&mut self, flying: Key) {
         match self.flying.remove(flying) {
             Some(Flying::Packet { from, to, octets }) => self.packet_lands(from, to, &octets),

@@ -1,7 +1,7 @@
-//! One world: its nodes, and the scheduler that is every program's own loop.
+//! A simulated world: its nodes, and a scheduler in the place of each program's event loop.
 //!
-//! A node gets a turn exactly when a correct program runs one: its descriptor became readable, its deadline has passed,
-//! or its last turn returned `more`. So a lost wake-up becomes visible, because the world stalls.
+//! A node gets a turn only when a correct event loop would take one: its descriptor has become readable, its deadline has passed, or
+//! its last turn has returned `more`. So if the reactor loses a wake-up, the world stalls, and the test fails.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,14 +25,14 @@ use super::swarm::{MS, NodeOptions, Options};
 use super::threads::{Said, Threads};
 use super::trace::Trace;
 
-/// The virtual time in which all remaining events must happen once there are no more faults, ns.
+/// The virtual time within which everything must complete after the last fault, in ns.
 const PATIENCE: u64 = 30_000 * MS;
-/// The number of turns without progress before another event must happen.
+/// The number of turns without progress after which an event must happen.
 const FUTILE: u64 = 5_000;
-/// The largest number of turns of a world.
+/// The largest number of turns in a world.
 const TURNS: u64 = 2_000_000;
-/// The largest number of turns of a node that has nothing to do, in [`IDLE_TIME`]. A connection leaves a few deadlines
-/// behind that have no effect.
+/// The largest number of turns that a node without work may take in [`IDLE_TIME`]. A connection leaves a few deadlines that have no
+/// effect, so the number is not 0.
 const IDLE: u64 = 100;
 const IDLE_PER_CONNECTION: u64 = 4;
 const IDLE_TIME: u64 = 5_000 * MS;
@@ -46,42 +46,42 @@ struct Node {
     turns: u64,
 }
 
-/// The kind of a world.
+/// The kind of world.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// The security of connections.
+    /// The security of all connections.
     pub secured: SecurityMode,
-    /// True if all nodes are on one host, with the embedded provider, and prefer shared memory.
+    /// True if all nodes are on one host. They use the embedded provider, and prefer shared memory.
     pub one_host: bool,
 }
 
 impl Variant {
-    /// A network, with connections without security.
+    /// A network whose connections are not secured.
     pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false };
 }
 
-/// The figures of a world in which all promises were kept.
+/// The results of a world in which all promises were kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The hash of the whole history.
     pub hash: u64,
-    /// The turns of all nodes.
+    /// The number of turns of all nodes.
     pub turns: u64,
-    /// Messages delivered.
+    /// The number of messages that were delivered.
     pub messages: u64,
-    /// One-sided operations that completed with success.
+    /// The number of one-sided operations that have completed with success.
     pub operations: u64,
-    /// Bytes read from streams.
+    /// The number of bytes that were read from streams.
     pub streamed: u64,
-    /// Established connections.
+    /// The number of connections that were established.
     pub connections: u64,
-    /// Segments of shared memory.
+    /// The number of times that a node has mapped shared memory.
     pub met: u64,
-    /// Virtual time, ns.
+    /// The virtual time, in ns.
     pub time: u64,
 }
 
-/// One world. See the [module](self).
+/// A simulated world, see the [module](self).
 #[derive(Debug)]
 pub struct World {
     options: Options,
@@ -93,14 +93,14 @@ pub struct World {
     futile: u64,
 }
 
-/// Returns the number of receives that the connections of a node share. In some worlds on the bare embedded provider
-/// they do.
+/// Returns the number of receives that all connections of a node share, or `None`. They are shared only in some of the worlds without
+/// simulated hardware.
 fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "shared");
     (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
 }
 
-/// Returns the longest message that a node sends in several buffers: none, any, or drawn.
+/// Returns the length of the longest message that a node sends immediately in several buffers. It may be 0, unlimited, or random.
 fn eager(seed: u64, node: usize) -> usize {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "eager");
     match rng.index(4) {
@@ -148,7 +148,7 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     settings.extensions = options.extensions;
     let budget = &mut Rng::new(mix(seed) ^ node as u64, "receive budget");
     if budget.chance(300) {
-        // The budget is so small that a poll often leaves bytes in the socket.
+        // With such a small budget, a poll often leaves bytes in the socket.
         settings.receive_budget = budget.skewed(1..=64 << 10) as usize;
     }
     if lock(fabric).one_host {
@@ -176,10 +176,10 @@ impl Drop for World {
 }
 
 impl World {
-    /// Returns the world of a seed, of this kind. The last `keep` lines of its timeline are kept as text.
+    /// Returns the world with this seed, of this kind. Keeps the last `keep` lines of its history as text.
     ///
     /// # Panics
-    /// Panics if a reactor refuses settings that are in range.
+    /// Panics if a reactor refuses valid settings.
     #[must_use]
     pub fn new(seed: u64, keep: usize, variant: Variant) -> Self {
         let mut options = Options::draw(seed);
@@ -225,7 +225,7 @@ impl World {
         Self { nodes, fabric, threads, audit: Audit::default(), rng: Rng::new(seed, "world"), options, futile: 0 }
     }
 
-    /// Returns the network, for its history.
+    /// Returns the network, which has the history.
     #[must_use]
     pub fn fabric(&self) -> Shared {
         Arc::clone(&self.fabric)
@@ -235,17 +235,17 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Runs an act of a node's program outside of a turn. A turn follows.
+    /// Calls a function of a node's program between two turns. The node then gets a turn.
     fn outside(&mut self, node: usize, act: impl FnOnce(&mut Program<'_>, &mut Context<'_>)) {
         let Node { reactor: Some(reactor), state, more, .. } = &mut self.nodes[node] else { return };
         *more = true;
         act(&mut Program { state, audit: &mut self.audit }, &mut reactor.context());
     }
 
-    /// Runs the world to its end.
+    /// Runs the world to its end. Returns the results.
     ///
     /// # Errors
-    /// The first promise that was not kept.
+    /// The first broken promise.
     pub fn run(&mut self) -> Result<Report, String> {
         self.plan();
         let end = self.options.chaos;
@@ -285,13 +285,13 @@ impl World {
         });
     }
 
-    /// Checks the memory of a node.
+    /// Checks the memory of a node. If `all` is false, checks only what may have changed.
     fn look(&mut self, node: usize, all: bool) {
         let Node { reactor: Some(_), state, .. } = &mut self.nodes[node] else { return };
         Program { state, audit: &mut self.audit }.look_at_memory(all);
     }
 
-    /// Schedules the acts of the world during the faults.
+    /// Schedules the random actions of the world for the time with faults.
     fn plan(&mut self) {
         for node in 0..self.nodes.len() {
             self.outside(node, |program, cx| program.listen(cx));
@@ -366,7 +366,7 @@ impl World {
             match next {
                 None => return,
                 Some(Script::Open(node)) => self.outside(node, |program, cx| program.open(cx)),
-                // The messages are released as by another thread, so the reactor must wake itself.
+                // This simulates another thread that releases messages. So the node gets no turn for it; the reactor must wake itself.
                 Some(Script::Release(node)) => self.nodes[node].state.release(false),
                 Some(Script::Kill(node)) => self.kill(node),
                 Some(Script::Tick | Script::Speak(_) | Script::Bytes(_)) => {}
@@ -374,7 +374,7 @@ impl World {
         }
     }
 
-    /// Runs until `done` holds, at most until `end`. Returns true if it holds.
+    /// Runs the world until `done` returns true, or until the time `end`. Returns true if `done` has returned true.
     fn until(&mut self, phase: &str, end: u64, done: impl Fn(&Self) -> bool) -> Result<bool, String> {
         lock(&self.fabric).trace.line(end, "world", format_args!("{phase} until then"));
         loop {
@@ -392,7 +392,7 @@ impl World {
         }
     }
 
-    /// Runs one turn of one node, or lets time pass.
+    /// Gives one turn to one node, or advances the time.
     fn step(&mut self, end: u64) -> Result<(), String> {
         let now = self.now();
         let mut runnable = [0_usize; 8];
@@ -455,7 +455,7 @@ impl World {
         if rings > 3 {
             return Err(format!("node{node} was woken {rings} times in one turn"));
         }
-        // A program that nests the descriptor edge-triggered may ignore `more`, because the reactor wakes itself.
+        // A loop that watches the descriptor edge-triggered may ignore `more`, because the reactor then wakes itself.
         *more = turn.more && options.level;
         let evicted = reactor.stats().connections.evicted;
         let mut fabric = lock(&self.fabric);
@@ -472,7 +472,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks a world in which everything is closed: no object remains, nothing moves, and all promises were kept.
+    /// Checks the world after everything is closed: no object may remain, nothing may happen any more, and all promises must have been
+    /// kept.
     fn quiesce(&mut self) -> Result<Report, String> {
         let end = self.now() + PATIENCE;
         if !self.until("lingering", end, |world| lock(&world.fabric).sockets() == 0)? {
@@ -492,7 +493,7 @@ impl World {
                     "node{i}: the device has kept {kept:?} queue pairs and registrations: {counted:?}"
                 ));
             }
-            // The memory of a queue pair that a device keeps is lost with it.
+            // If a device has refused to release a queue pair, its buffers are not returned, so the check is skipped.
             let whole = connections.undestroyed == 0;
             if whole && all != free {
                 return Err(format!("node{i}: {} of {all} buffers were never returned", all - free));
@@ -505,7 +506,7 @@ impl World {
                 return Err(format!("node{i}: {regions} regions are left"));
             }
             let unflushed = reactor.stats().connections.unflushed;
-            // The hardware of a world may never flush, or flush late.
+            // Simulated hardware may flush late or never, so this is checked only without it.
             if unflushed > 0 && self.options.hardware.is_none() {
                 return Err(format!("node{i}: {unflushed} connections were never flushed"));
             }

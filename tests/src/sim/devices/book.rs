@@ -1,4 +1,4 @@
-//! The server's records of its memory: the regions that it shares, the messages and buffers that it holds, and their bytes.
+//! The server's records about its memory: the regions that it shares, the messages and buffers that it holds, and the expected bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use super::super::rng::Rng;
 use super::HEAD;
 use crate::gate::Gate;
 
-/// The rights of peers to a region, as far as the server knows.
+/// The rights of peers to a region, as the server knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rights {
-    /// Peers may use it.
+    /// Peers may use the region.
     Live,
-    /// An operation that ends the rights has begun.
+    /// An operation that ends the rights is in progress.
     Ending,
-    /// The rights were to end, but the device has refused to release them.
+    /// The rights should have ended, but the device has refused to release the region or its key.
     Kept,
-    /// Only the program may use the region, and its bytes are those of a number.
+    /// Only the program may use the region. Its bytes are derived from this number.
     Ended(u64),
 }
 
@@ -25,28 +25,29 @@ pub(super) enum Rights {
 pub(super) struct Lent {
     pub(super) region: Region,
     pub(super) side: usize,
-    /// The connection whose peer alone may use it.
+    /// The connection whose peer may use the region; `None` if all peers may.
     pub(super) owner: Option<ConnectionId>,
     pub(super) rights: Rights,
 }
 
 impl Lent {
-    /// Returns true if the device has refused to release the region, or the rights of peers to it.
+    /// Returns true if the device has refused to release the region or its key.
     fn is_kept(&self, gates: &[Gate; 2]) -> bool {
         gates[self.side].keeps(self.region.remote().address)
     }
 }
 
-/// A message or a buffer that the program holds, with the number of its bytes.
+/// A message or a buffer that the program holds. The number is that from which its bytes are derived.
 #[derive(Debug)]
 pub(super) enum Held {
     Message(DetachedMessage, u64),
-    /// A buffer, with its device and the number of the life of that device.
+    /// A send buffer. The last field is its device, and the number of times that the device had been given up when the buffer was
+    /// taken.
     Buffer(SendBuffer, u64, (usize, u32)),
 }
 
 impl Held {
-    /// Returns the bytes, with the number that they should be filled from.
+    /// Returns the bytes of the message or buffer, and the number from which they must be derived.
     pub(super) fn bytes(&self) -> (&[u8], u64) {
         match self {
             Self::Message(message, number) => (message, *number),
@@ -67,15 +68,15 @@ impl Held {
 pub(super) struct Book {
     pub(super) gates: [Gate; 2],
     pub(super) listeners: Vec<ListenerId>,
-    /// The devices of connections that the server opened.
+    /// The devices of the connections that the server has opened.
     pub(super) opened: BTreeMap<ConnectionId, usize>,
-    /// The devices of established connections.
+    /// The device of each established connection.
     pub(super) up: BTreeMap<ConnectionId, usize>,
     pub(super) lent: BTreeMap<u64, Lent>,
     pub(super) held: Vec<Held>,
-    /// The number of messages in flight that invalidate a key, by device and key.
+    /// The number of messages in flight that invalidate a key, for each device and key.
     pub(super) asked: BTreeMap<(usize, u32), u32>,
-    /// The number of times that each device was given up.
+    /// The number of times that the reactor has given up each device.
     pub(super) times: [u32; 2],
     pub(super) next: u64,
     pub(super) received: u64,
@@ -89,7 +90,7 @@ impl Book {
         self.next
     }
 
-    /// Overwrites the regions whose rights have ended. Nobody may change or see those bytes.
+    /// Overwrites the regions for which `ended` returns true. Their rights have ended, so no peer may change or read the new bytes.
     pub(super) fn hide(&mut self, ended: impl Fn(u64, &Lent) -> bool) {
         for number in self.lent.keys().copied().collect::<Vec<_>>() {
             let bytes = self.number();
@@ -109,7 +110,7 @@ impl Book {
         }
     }
 
-    /// Notes that a peer has invalidated the key of a region.
+    /// Records that a peer has invalidated the key of region `number`.
     pub(super) fn taken_back(&mut self, conn: ConnectionId, number: u64) {
         self.taken += 1;
         let Some(lent) = self.lent.get(&number) else { return };
@@ -124,7 +125,7 @@ impl Book {
         self.asked.entry((side, key)).and_modify(|count| *count -= 1);
     }
 
-    /// Checks everything that the program holds.
+    /// Checks all regions, messages and buffers that the program holds.
     pub(super) fn check(&mut self) {
         let bytes = self.next + 1;
         for (number, lent) in &mut self.lent {
@@ -136,7 +137,7 @@ impl Book {
                 Rights::Ended(_) if !is_lent => "not lent, though its rights have ended",
                 Rights::Ended(bytes) if !is_filled(lent.region.bytes().unwrap_or(&[]), bytes) => "written by somebody",
                 Rights::Ending | Rights::Kept if is_lent => {
-                    // The rights have just ended.
+                    // The rights have ended since the last check.
                     let place = lent.region.bytes_mut().expect("it is lent");
                     fill(place, bytes);
                     lent.rights = Rights::Ended(bytes);
@@ -166,7 +167,7 @@ impl Book {
     }
 }
 
-/// Fills `place` with the bytes of a number.
+/// Fills `place` with bytes that are derived from `number`.
 pub(super) fn fill(place: &mut [u8], number: u64) {
     Rng::from_state(number).fill(place);
 }
@@ -177,7 +178,7 @@ fn is_filled(bytes: &[u8], number: u64) -> bool {
     bytes == expected
 }
 
-/// Returns a message of `len` bytes, of this kind and number.
+/// Returns a message of this kind with `len` bytes of content. If `keep`, the server keeps the message.
 pub(super) fn message(kind: u8, keep: bool, number: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; HEAD + len];
     (bytes[0], bytes[1]) = (kind, keep.into());
