@@ -31,7 +31,7 @@ pub type Boxed = Box<dyn Provider>;
 /// A kind of providers on real sockets, or on devices of this host.
 #[derive(Debug)]
 pub struct Real {
-    /// The name of the device.
+    /// The name of the providers' device.
     pub device: &'static str,
     /// The address that all sides listen on.
     pub address: SocketAddr,
@@ -230,7 +230,7 @@ const NO_DEADLINE: Deviation = Deviation {
 /// A kind of providers on the sockets of a simulated network.
 #[derive(Debug)]
 pub struct Virtual<T> {
-    /// The name of the device.
+    /// The name of the providers' device.
     pub device: &'static str,
     /// The seed of the network's and the providers' random numbers.
     pub seed: u64,

@@ -335,7 +335,7 @@ impl Pair {
         asked
     }
 
-    /// Returns one of the ends.
+    /// Returns the end with this name.
     pub fn end(&mut self, side: Side) -> &mut End {
         match side {
             Side::Active => &mut self.active,

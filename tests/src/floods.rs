@@ -20,7 +20,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds of floods.
     pub const ALL: [Self; 4] = [Self::Data, Self::Credits, Self::Pings, Self::Immediates];
 
     /// Returns a frame of this kind.
@@ -60,7 +60,7 @@ impl Floods {
         config.receive_depth(4 * WINDOW)
     }
 
-    /// Begins to connect to a server.
+    /// Begins to connect a flooding peer to a server.
     ///
     /// # Errors
     /// The reactor refuses to connect.

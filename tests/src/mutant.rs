@@ -49,7 +49,7 @@ pub enum Defect {
     NotArmed,
     /// An armed queue raises its event twice.
     ArmedForEver,
-    /// An unsignaled send is never counted as completed, so its slot is never free.
+    /// An unsignaled send never completes, so its slot in the send queue is never free.
     UnsignaledNeverDone,
     /// If a chain was posted in part, the error says that nothing was posted.
     PostedWrong,

@@ -40,7 +40,7 @@ pub enum Work {
     Senders(usize),
     /// The client sends a message that needs three buffers, and the server sends it back.
     Eager,
-    /// The client sends a large message that the server fetches, and the server sends it back in the same way.
+    /// The client sends a large message that the server fetches, and the server sends it back.
     Offered,
     /// The client sends messages of 64 bytes as long as the window is open.
     Stream,
@@ -411,7 +411,7 @@ fn measured_turns(reactor: &mut Reactor, program: &mut Program) {
 pub struct Steps(Instant);
 
 impl Steps {
-    /// Makes a clock.
+    /// Makes a clock that begins at the current time.
     #[must_use]
     #[allow(clippy::disallowed_methods, clippy::new_without_default, reason = "a point in time to count from")]
     pub fn new() -> Self {

@@ -159,7 +159,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let listener = server.context().listen(([127, 0, 0, 1], 0).into())?;
             let address = server.context().local_address(listener).ok_or("nobody listens")?;
             let config = config.clone();
-            // The thread ends with the process.
+            // The server's thread is not joined: it ends with the process.
             thread::spawn(move || lives(server, config, address));
             ("localhost".to_owned(), address.port(), PINGS)
         }

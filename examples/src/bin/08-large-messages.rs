@@ -14,7 +14,7 @@ use rdma_reactor::{
 
 const LEN: usize = 16 << 20;
 
-/// Sends both messages.
+/// The sender of both messages.
 struct Sender {
     started: Instant,
     region: Option<Region>,

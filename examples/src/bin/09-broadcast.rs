@@ -96,7 +96,7 @@ impl Handler for Feed {
     }
 }
 
-/// Counts numbers, and keeps each message for the time that it takes to handle it.
+/// A member of the feed. It counts the numbers that it receives, and keeps each message for the time that handling it takes.
 struct Member {
     slow: bool,
     kept: VecDeque<DetachedMessage>,
@@ -150,7 +150,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = reactor.context().listen("127.0.0.1:0".parse()?)?;
     let address = reactor.context().local_address(listener).ok_or("the listener is gone")?;
     let members = MEMBERS.map(|name| (name, start(name, address)));
-    // At most 64 messages are queued for a member.
+    // A member may be at most 64 messages behind.
     reactor.run(&mut Feed { broadcast: Broadcast::new(64, 1024), members: 0, quick: Vec::new(), next: 0 })?;
     for (name, thread) in members {
         let member = thread.join().map_err(|_| "a member panicked")??;

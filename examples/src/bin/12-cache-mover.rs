@@ -74,7 +74,7 @@ struct Mover {
 }
 
 impl Mover {
-    /// Begins the next transfer, or closes the connection after the last one.
+    /// Begins the next transfer. After the last one, closes the connection.
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
         let blocks = self.blocks.as_mut().ok_or("no memory was registered")?;
         let pieces = std::mem::take(&mut self.pieces);

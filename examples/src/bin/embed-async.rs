@@ -12,7 +12,7 @@ use rdma_reactor::aio::{AsyncReactor, drive};
 use rdma_reactor_examples::embed::asyncio::on_async_io;
 use rdma_reactor_examples::embed::{MESSAGES, Server, config};
 
-/// The number of connections, each with its own task.
+/// The number of tasks. Each has its own connection.
 const TASKS: u64 = 4;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;

@@ -21,7 +21,7 @@ struct World {
     at_once: usize,
     /// The probability, per thousand, that a request or its answer is lost.
     loss: u64,
-    /// The largest number of requests that a busy host queues.
+    /// The largest number of requests that a host queues. It drops further ones.
     backlog: usize,
     /// The time within which all ranks start, each at a random moment.
     spread: Duration,

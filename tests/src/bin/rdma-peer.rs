@@ -1,4 +1,4 @@
-//! The other process in tests of faults. The tests kill it, stop it, or remove its device.
+//! The other process in tests of faults. The tests kill or stop this process, or its device is removed.
 //!
 //! - `rdma-peer serve ADDR...` listens and echoes;
 //! - `rdma-peer connect ADDR COUNT MESSAGES` opens COUNT connections and keeps MESSAGES messages in flight on each;

@@ -14,7 +14,7 @@ const LONG: usize = 64 << 20;
 /// The tag of messages that the server refuses.
 const UNWANTED: u64 = u64::MAX;
 
-/// The server's region, in which messages land; `None` while the test has it.
+/// The server's region, in which messages land. `None` if it was dropped, or taken by the test.
 type Place = Rc<RefCell<Option<Region>>>;
 
 /// A connected pair. The server lands each message at the position that its tag gives, and refuses those that do not fit there. The

@@ -160,7 +160,7 @@ pub fn too_long_and_closed_are_refused(setup: &Setup) {
     p.finish();
 }
 
-/// The same traffic works in each wait mode.
+/// The same traffic must work in each wait mode.
 pub fn both_wait_modes(setup: &Setup) {
     for wait in [Wait::Event, Wait::Spin(Duration::from_micros(50)), Wait::Spin(Duration::from_secs(1))] {
         let config = setup.config().wait(wait);

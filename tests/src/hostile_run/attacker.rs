@@ -166,7 +166,7 @@ struct Held {
     progress: Progress,
 }
 
-/// The progress of a connection.
+/// The stage that a connection has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Connecting,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::Result;
 use crate::identities::{Authority, psk};
 
-/// The name in the certificates.
+/// The name for which the certificates are issued.
 const NAME: &str = "node";
 
 /// The credentials of a run. Certificates and the key are created for the run.

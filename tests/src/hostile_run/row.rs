@@ -41,7 +41,7 @@ pub enum Attack {
 pub struct Row {
     /// The security of the server's connections.
     pub security: SecurityMode,
-    /// The attack that each attacker carries out.
+    /// The attack that each attacker process carries out.
     pub attack: Attack,
     /// True if the server and the honest clients have a real-time priority. Attackers of a real server do not use its processors.
     pub is_first: bool,
@@ -83,7 +83,7 @@ pub struct Left {
     pub resident_kib: u64,
 }
 
-/// The result of a row.
+/// The results of an attack, including the control.
 #[derive(Debug)]
 pub struct Measured {
     /// The attack.

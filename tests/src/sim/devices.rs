@@ -1,4 +1,4 @@
-//! Simulated worlds in which a reactor uses two devices. Both devices assign the same keys to their regions. They fail, are removed,
+//! Simulated worlds in which a reactor uses two devices. Both devices often assign equal keys to their regions. They fail, are removed,
 //! and return. Meanwhile, the program keeps messages, holds send buffers, and shares memory with peers. Peers write to this memory, and
 //! invalidate its keys (Send with Invalidate). The devices sometimes refuse to release keys, regions and queue pairs.
 //!

@@ -58,7 +58,7 @@ pub enum How {
 /// The attack on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// No attack.
+    /// Nothing is changed.
     None,
     /// One bit of a byte is inverted, and the CRC is recomputed.
     Octet {
@@ -161,7 +161,7 @@ fn with_payload(frame: &[u8], payload: &[u8]) -> Vec<u8> {
 }
 
 impl Middleman {
-    /// Returns a middleman with this attack.
+    /// Returns an attacker that carries out this attack.
     #[must_use]
     pub fn new(attack: Attack) -> Self {
         Self { attack, streams: Default::default(), hit: None, silent: false }

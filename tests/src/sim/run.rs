@@ -60,7 +60,7 @@ pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
 /// Runs the world with this seed, of this kind. Keeps the last `keep` lines of its history.
 ///
 /// # Errors
-/// The first broken promise.
+/// A promise was broken. The error is the first one.
 pub fn check(seed: u64, keep: usize, variant: Variant) -> Result<Report, Failure> {
     let mut world = World::new(seed, keep, variant);
     let fabric = world.fabric();

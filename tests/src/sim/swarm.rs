@@ -130,9 +130,9 @@ pub enum Fault {
     End,
     /// Both ends receive a reset.
     Reset,
-    /// From now on nothing arrives, and neither end is notified.
+    /// Nothing arrives from now on, and neither end is notified.
     Blackhole,
-    /// From now on nothing arrives in one direction.
+    /// Nothing arrives in one direction from now on.
     HalfBlackhole,
     /// Nothing arrives for some time.
     Stall,
@@ -208,7 +208,7 @@ pub enum Call {
     Look,
     /// A send of a message that is too long.
     TooLong,
-    /// `register_io`, or `deregister_io`.
+    /// `register_io` or `deregister_io`, with a descriptor of the program.
     Watch,
     /// A message from another thread, during the callback.
     Speak,

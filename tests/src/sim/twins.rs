@@ -1,4 +1,4 @@
-//! Two simulated devices of one reactor, which assign the same keys to their regions. They are two embedded providers behind one
+//! Two simulated devices of one reactor, which often assign equal keys to their regions. They are two embedded providers behind one
 //! [`Provider`]. Each has the sockets of its own node.
 //!
 //! In each id, the lowest bit of the slot is the number of the device.
@@ -58,7 +58,8 @@ fn side_of(address: IpAddr) -> usize {
     }
 }
 
-/// Returns a source of random bytes in which a group of four bytes has only few different values. So both devices choose the same keys.
+/// Returns a source of random bytes in which a group of four bytes has only few different values. So both devices often choose equal
+/// keys.
 fn entropy(seed: u64) -> rdma_reactor::Entropy {
     let mut rng = Rng::new(seed, "keys");
     Box::new(move |bytes: &mut [u8]| {

@@ -245,7 +245,7 @@ impl World {
     /// Runs the world to its end. Returns the results.
     ///
     /// # Errors
-    /// The first broken promise.
+    /// A promise was broken. The error is the first one.
     pub fn run(&mut self) -> Result<Report, String> {
         self.plan();
         let end = self.options.chaos;

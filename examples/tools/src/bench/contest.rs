@@ -39,7 +39,7 @@ pub struct Contest {
     /// The distance between the two processors for which the target applies. `None` means: the nearest distance at which rounds were
     /// measured.
     pub at: Option<Distance>,
-    /// The competitor.
+    /// The competitor that this library is compared with.
     pub theirs: Competitor,
     /// The work that this library does.
     pub ours: Work,
@@ -47,7 +47,7 @@ pub struct Contest {
     pub mode: Option<SecurityMode>,
 }
 
-/// The competitor.
+/// The competitor that this library is compared with.
 #[derive(Clone, Debug)]
 pub enum Competitor {
     /// There is no competitor: only this library is measured.

@@ -86,49 +86,49 @@ struct BenchArgs {
 /// The internal commands, which this program runs as child processes.
 #[derive(Debug, Subcommand)]
 enum ChildCommand {
-    /// One side of bare TCP, the server
+    /// The server of bare TCP
     #[command(hide = true)]
     TcpServer {
         /// The work to do.
         kind: TcpExchange,
-        /// The length of a message, or of one read, bytes.
+        /// The length of a message, or of one read, in bytes.
         size: usize,
     },
-    /// One side of bare TCP, the client
+    /// The client of bare TCP
     #[command(hide = true)]
     TcpClient {
         /// The work to do.
         kind: TcpExchange,
         /// Address of the server.
         address: SocketAddr,
-        /// The length of a message, or of one write, bytes.
+        /// The length of a message, or of one write, in bytes.
         size: usize,
         /// The number of iterations.
         iterations: u64,
     },
-    /// The side of the mix of requests that answers
+    /// The server of the mix of requests
     #[command(hide = true)]
     MixServer {
-        /// Its buffers.
+        /// The sizes of the server's buffers.
         buffers: Buffers,
     },
-    /// The side of the mix of requests that requests
+    /// The client of the mix of requests
     #[command(hide = true)]
     MixClient {
-        /// Its buffers.
+        /// The sizes of the client's buffers.
         buffers: Buffers,
         /// Address of the server.
         address: SocketAddr,
         /// The number of requests.
         count: usize,
     },
-    /// The side of echoes on many connections that answers
+    /// The server of echoes on many connections
     #[command(hide = true)]
     ManyServer {
         /// The transport of the echoes.
         carrier: EchoTransport,
     },
-    /// The side of echoes on many connections that requests
+    /// The client of echoes on many connections
     #[command(hide = true)]
     ManyClient {
         /// The transport of the echoes.
@@ -140,10 +140,10 @@ enum ChildCommand {
         /// The number of echoes on all of them together.
         count: u64,
     },
-    /// The side of one-sided operations that lends the memory
+    /// The server of one-sided operations, which provides the memory
     #[command(hide = true)]
     OneSidedServer,
-    /// The side of one-sided operations that performs them
+    /// The client of one-sided operations
     #[command(hide = true)]
     OneSidedClient {
         /// The work to do.
@@ -153,7 +153,7 @@ enum ChildCommand {
         /// The number of iterations.
         iterations: u64,
     },
-    /// The side of datagrams that answers
+    /// The server of datagrams
     #[command(hide = true)]
     DatagramsServer {
         /// The transport of the datagrams.
@@ -161,7 +161,7 @@ enum ChildCommand {
         /// The kind of exchange.
         kind: datagrams::DatagramExchange,
     },
-    /// The side of datagrams that sends
+    /// The client of datagrams
     #[command(hide = true)]
     DatagramsClient {
         /// The transport of the datagrams.
@@ -170,19 +170,19 @@ enum ChildCommand {
         kind: datagrams::DatagramExchange,
         /// Address of the server.
         address: SocketAddr,
-        /// The length of a datagram, bytes.
+        /// The length of a datagram, in bytes.
         size: usize,
         /// The number of datagrams.
         count: u64,
     },
-    /// The side of sequential connections that listens
+    /// The server of sequential connections
     #[command(hide = true)]
     ConnectionsServer {
         /// The security of the connections.
         #[command(flatten)]
         security: SecurityArgs,
     },
-    /// The side of sequential connections that connects
+    /// The client of sequential connections
     #[command(hide = true)]
     ConnectionsClient {
         /// Address of the server.
@@ -195,7 +195,7 @@ enum ChildCommand {
     },
 }
 
-/// Runs the program. With `pingpong` as its first argument, it is `rdma-pingpong`.
+/// Runs the program. If the first argument is `pingpong`, the program behaves as `rdma-pingpong`.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut args: Vec<OsString> = args.into_iter().collect();
     if args.get(1).is_some_and(|arg| arg == pair::PINGPONG) {

@@ -36,7 +36,7 @@ const CHUNK: usize = 64 << 10;
 const DEPTH: u32 = 16;
 /// The length in bytes of the memory that the operations access.
 const WINDOW: usize = DEPTH as usize * CHUNK;
-/// The time limit of a handshake.
+/// The time limit for establishing the connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One side of the connection: a provider that the program polls in a loop.

@@ -197,7 +197,7 @@ impl PeerProgram {
         self.keeps_system_congestion
     }
 
-    /// Does the work once.
+    /// Runs the server and the client once, and returns the sample.
     ///
     /// # Errors
     /// One of the two processes failed, or its output has no figure.

@@ -13,7 +13,7 @@ pub enum RowTarget {
     TimesRate(f64),
     /// At least this many messages per second.
     Rate(f64),
-    /// At most this latency, us.
+    /// At most this latency, in us.
     Latency(f64),
     /// There is no target. The result is reported in this unit.
     Figure(&'static str),

@@ -1,4 +1,4 @@
-//! Compares the cost of the same work on bare TCP and on `rdma-pingpong`, in one run.
+//! Compares the cost of the same work on bare TCP, on this library, and in programs of other projects, in one run.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

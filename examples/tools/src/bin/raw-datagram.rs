@@ -97,10 +97,10 @@ struct TalkArgs {
     /// Number of datagrams
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Bytes of each; others are an error
+    /// Bytes of each datagram; other lengths are an error
     #[arg(short, long, value_name = "S", default_value_t = 100, value_parser = parse_size)]
     size: u32,
-    /// Fail if it takes longer than this many seconds
+    /// Fail if the run takes longer than this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
     /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists

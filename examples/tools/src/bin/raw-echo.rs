@@ -83,7 +83,7 @@ struct TalkArgs {
     /// Messages per connection and direction [default: 1 to send, any number to echo]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
-    /// Bytes per message; others are an error [default: 16 to send, up to 64 KiB to echo]
+    /// Bytes per message; other lengths are an error [default: 16 to send, up to 64 KiB to echo]
     #[arg(short, long, value_name = "S", value_parser = parse_size)]
     size: Option<u32>,
     /// Connections: a client opens this many at the same time, a server ends
@@ -99,7 +99,7 @@ struct TalkArgs {
     /// Number, from 1, of the message that wakes a peer which waits for solicited events only [default: none]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     solicit: Option<u32>,
-    /// Fail if it takes longer than this many seconds
+    /// Fail if the run takes longer than this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
     /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists

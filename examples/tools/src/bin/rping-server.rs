@@ -38,7 +38,7 @@ struct Cli {
     /// Serve any number of clients, several at the same time, until Ctrl-C [default: one]
     #[arg(short = 'P', long)]
     persistent: bool,
-    /// With -P: end after this many
+    /// With -P: end after this many clients
     #[arg(long, value_name = "N", requires = "persistent", value_parser = clap::value_parser!(u64).range(1..))]
     clients: Option<u64>,
     #[command(flatten)]
@@ -139,7 +139,7 @@ struct Server {
     output: Output,
     /// The length of the largest ping, in bytes.
     size: usize,
-    /// The connections, by [`ConnectionId::slot`].
+    /// The state of each connection. The index is [`ConnectionId::slot`].
     clients: Vec<Option<Client>>,
     /// The number of clients that have connected. `gone` is the number of those that have disconnected. The server ends when `gone`
     /// reaches `until`.

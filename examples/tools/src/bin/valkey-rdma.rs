@@ -66,7 +66,7 @@ struct Cli {
     /// Bytes that the server may write before it waits for the client
     #[arg(long, value_name = "S", default_value = "1M", value_parser = parse_size)]
     buffer: u32,
-    /// Fail if it takes longer than this many seconds
+    /// Fail if the run takes longer than this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
     /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists

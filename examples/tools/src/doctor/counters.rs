@@ -20,7 +20,7 @@ pub struct CounterChanges {
 }
 
 impl CounterChanges {
-    /// Reads the counters of all devices, waits, and reads them again.
+    /// Reads the counters of all devices, waits for `time`, and reads them again. Returns the changes of each device.
     #[must_use]
     pub fn watch(tree: &SystemTree, devices: &[Device], time: Duration) -> Vec<Self> {
         let read = || devices.iter().map(|device| HwCounters::read(tree, &device.name)).collect::<Vec<_>>();

@@ -73,7 +73,7 @@ impl Device {
     }
 }
 
-/// Reports the findings about the devices.
+/// Returns the findings about the devices.
 #[must_use]
 pub fn findings(devices: &[Device], modules: &Modules, netdevs: &Netdevs) -> Vec<Finding> {
     if devices.is_empty() {

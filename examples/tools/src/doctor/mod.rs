@@ -53,7 +53,7 @@ fn run(cli: DoctorArgs) -> Result<ExitCode, Failure> {
     Ok(if report.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Examines the machine.
+/// Examines the machine. Returns all findings.
 ///
 /// # Errors
 /// An argument is not an address.

@@ -15,7 +15,7 @@ use crate::pingpong::failure::Failure;
 /// True if this program was built with support for RDMA devices.
 pub const HAS_VERBS: bool = cfg!(feature = "verbs");
 
-/// The route to an address that the user gave.
+/// A network address that the user gave, with the route to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Route {
     /// The address.

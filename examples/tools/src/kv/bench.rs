@@ -14,7 +14,7 @@ use super::wire::{TableHello, encode_put};
 use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::interrupt::Interrupt;
 
-/// The plan of a run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchPlan {
     /// The number of connections that read.

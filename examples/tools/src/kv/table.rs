@@ -66,9 +66,9 @@ pub enum Slot<'a> {
     Entry {
         /// The version of the entry.
         version: u64,
-        /// Its key.
+        /// The key of the entry.
         key: &'a [u8],
-        /// Its value.
+        /// The value of the entry.
         value: &'a [u8],
     },
 }

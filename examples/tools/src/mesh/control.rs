@@ -63,7 +63,7 @@ pub enum Order {
     Measure {
         /// The number of the measurement.
         task: u32,
-        /// The other rank.
+        /// The rank to measure with.
         peer: usize,
         /// The figure to measure.
         figure: Figure,
@@ -99,7 +99,7 @@ pub enum MeasuredFigure {
 pub struct ReceivedLoad {
     /// The rank that has sent them.
     pub from: usize,
-    /// The number of messages.
+    /// The number of messages that have arrived.
     pub messages: u64,
     /// The rate at which payload arrived, in Gbit/s.
     pub gbit: f64,
@@ -129,18 +129,18 @@ pub enum RankReport {
     },
     /// The rank is still connecting. The number is that of its links.
     Progress(usize),
-    /// A measurement has ended.
+    /// A measurement has ended, with success or not.
     Result {
         /// The number of the measurement.
         task: u32,
         /// The result, or the reason why it failed.
         result: Result<MeasuredFigure, String>,
     },
-    /// The hardware counters of the rank's device that have changed since the rank began, and by how much.
+    /// The hardware counters of the rank's device that have changed since the rank began, with the amount of each change.
     Moved(BTreeMap<String, u64>),
     /// A link between this rank and another one has ended.
     Lost {
-        /// The other rank.
+        /// The rank at the other end of the link.
         peer: usize,
         /// The reason for its end.
         why: String,

@@ -17,7 +17,7 @@ use super::tournament;
 pub struct RunPlan {
     /// The number of ranks.
     pub ranks: usize,
-    /// The longest time until all ranks have joined, and again until all are connected.
+    /// The time limit for all ranks to join, and also the time limit for all of them to connect.
     pub patience: Duration,
     /// The longest time that one measurement may take before it counts as failed.
     pub measure: Duration,
@@ -36,7 +36,7 @@ pub struct RunPlan {
 /// A pass over all pairs: the figure to measure, and true if the higher rank of each pair measures.
 type Pass = (Figure, bool);
 
-/// The current part of the run.
+/// The current phase of the run.
 #[derive(Debug)]
 enum Phase {
     /// The ranks join.
@@ -70,7 +70,7 @@ struct Running {
     until: Duration,
 }
 
-/// The state machine that leads a run.
+/// The state machine of rank 0, which controls a run.
 #[derive(Debug)]
 pub struct Coordinator {
     plan: RunPlan,

@@ -23,7 +23,7 @@ const READY: u8 = 10;
 pub enum LinkFrame {
     /// The side that accepted the connection has the link now, so both sides may use it.
     Ready,
-    /// A request to send these bytes back as a pong.
+    /// A request to send these bytes back, as a pong.
     Ping,
     /// The answer to a ping.
     Pong(u32),

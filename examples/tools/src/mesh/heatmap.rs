@@ -59,7 +59,7 @@ impl Grid {
 /// The state of a square. If a square stands for several pairs, it shows the greatest of their states.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Square {
-    /// The square of a rank with itself.
+    /// The square is on the diagonal: it stands for a rank with itself.
     Nothing,
     /// The figure was not measured.
     Unknown,

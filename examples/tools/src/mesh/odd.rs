@@ -16,7 +16,7 @@ pub struct OddDirection {
     pub from: usize,
     /// The rank that receives.
     pub to: usize,
-    /// The figure that is odd.
+    /// The figure by which the direction is worse.
     pub figure: Figure,
     /// The factor by which the direction is worse than the median that counts.
     pub times: f64,
@@ -27,7 +27,7 @@ pub struct OddDirection {
 pub struct OddRank {
     /// The rank.
     pub rank: usize,
-    /// The figure that is odd.
+    /// The figure by which the rank is worse.
     pub figure: Figure,
     /// The factor by which the median of its directions is worse than that of the other ranks.
     pub times: f64,

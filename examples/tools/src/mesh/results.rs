@@ -119,7 +119,7 @@ impl Results {
         low * (2 * self.ranks() - low - 1) / 2 + high - low - 1
     }
 
-    /// Returns the results of one direction of a pair.
+    /// Returns the results of one direction of a pair: from one rank to another.
     #[must_use]
     pub fn way(&self, from: usize, to: usize) -> &Direction {
         let pair = self.pair(from, to);

@@ -1,6 +1,6 @@
 //! The role of a connection. The reactor stores it as the user number of the connection.
 
-/// The role of a connection.
+/// The role of a connection at this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkRole {
     /// The connection is being established and has no role yet.

@@ -104,7 +104,7 @@ impl Storm {
         RetryDecision::Again
     }
 
-    /// Returns the number of failed connects to a rank.
+    /// Returns the number of connects to a rank that have failed.
     #[must_use]
     pub fn failures(&self, peer: usize) -> u32 {
         self.failures[peer]

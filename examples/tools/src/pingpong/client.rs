@@ -96,7 +96,7 @@ struct MeasuredConnection {
     ready: bool,
 }
 
-/// The client of one measurement.
+/// The handler of the client in one measurement.
 #[derive(Debug)]
 struct Client<'a> {
     plan: Plan,

@@ -14,7 +14,7 @@ const SPENT: u8 = 5;
 /// The length of the longest control message, in bytes.
 pub const CONTROL_LEN: usize = 1 + RemoteRegion::LEN;
 
-/// A message.
+/// A message of `rdma-pingpong`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A data message. Its bytes have no meaning; only the number of data messages counts.

@@ -1,5 +1,5 @@
-//! A client's request: a [`Job`], in the private data of the connect request. If the server rejects the connection, it answers with a
-//! [`Reply`].
+//! A client's request, in the private data of its connect request: the parameters of a measurement ([`Job`]). If the server rejects the
+//! connection, it answers with a [`Reply`].
 
 use std::fmt;
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The operation that carries the data.
+/// The operation that carries the data: messages, or one-sided operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
     /// Messages

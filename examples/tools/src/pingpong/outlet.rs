@@ -18,7 +18,7 @@ pub enum Sent {
     Yes,
     /// The library has refused the message or the operation for now; `on_writable` follows.
     Blocked,
-    /// The connection is ending; `on_disconnect` follows.
+    /// The connection is ending, so nothing was sent; `on_disconnect` follows.
     Gone,
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
-/// The destination of tables.
+/// The stream to which tables are printed.
 pub struct Output {
     /// The stream; `None` if its reader has closed it.
     to: Option<Box<dyn Write>>,

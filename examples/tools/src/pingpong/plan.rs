@@ -46,7 +46,7 @@ impl Extent {
 pub struct Plan {
     /// The parameters that the client sends to the server.
     pub job: Job,
-    /// The extent of the measurement.
+    /// The extent of the measurement: a number of messages or a duration.
     pub extent: Extent,
     /// The number of messages that are sent before the measurement, on each connection.
     pub warmup: u64,

@@ -146,7 +146,7 @@ struct JobServer {
     quiet: bool,
 }
 
-/// The current client.
+/// The client that is being served.
 #[derive(Debug, Default)]
 struct ServedClient {
     /// The number that identifies the client on all of its connections.

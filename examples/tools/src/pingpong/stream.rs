@@ -8,7 +8,7 @@ use super::job::Job;
 use super::outlet::{Outlet, Sent};
 use super::target::Target;
 
-/// The state of a stream.
+/// The state of a stream: idle, flowing, or closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamState {
     Idle,

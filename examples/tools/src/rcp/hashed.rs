@@ -12,7 +12,7 @@ use super::wire::Hash;
 /// milliseconds.
 const SLICE: u64 = 8 << 20;
 
-/// A file with the hash of its bytes so far; see the [module](self).
+/// A file that is accessed sequentially, with the hash of its bytes so far; see the [module](self).
 #[derive(Debug)]
 pub struct Hashed {
     file: File,

@@ -15,7 +15,7 @@ pub const PART: &str = ".rcp-part";
 /// The largest number of partial copies that are kept.
 const MOST: usize = 100;
 
-/// The partial copies; see the [module](self).
+/// The partial copies that no sender is continuing now; see the [module](self).
 #[derive(Debug)]
 pub struct PartialCopies {
     directory: PathBuf,

@@ -325,7 +325,7 @@ fn progress_bar(len: u64) -> ProgressBar {
     }
 }
 
-/// Copies files and directories to a peer. Returns `None` if the user interrupted the copy.
+/// Copies files and directories to a peer. Returns the result, or `None` if the user interrupted the copy.
 ///
 /// # Errors
 /// The peer refuses a file, or the connection ends too early.

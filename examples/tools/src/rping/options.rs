@@ -12,13 +12,13 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// The flags of both programs.
+/// The flags that `rping-server` and `rping-client` share.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     /// The port
     #[arg(short, long, default_value_t = 7174)]
     pub port: u16,
-    /// Rounds on each connection; others are an error [default: any number]
+    /// Rounds on each connection; any other number is an error [default: any number]
     #[arg(short = 'C', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// Compare every byte with the one that was sent
