@@ -8,8 +8,8 @@ use rcgen::{
 };
 use rdma_reactor::{Psk, Security, SecurityMode, Tls, TlsIdentity};
 
-/// Returns a new key. All signatures of such keys have the same length, so that simulated connections exchange messages of the same
-/// lengths in every run.
+/// Returns a new key. All signatures of such keys have the same length. So simulated connections exchange messages of the same lengths
+/// in every run.
 fn key() -> KeyPair {
     KeyPair::generate_for(&PKCS_ED25519).expect("a key")
 }

@@ -6,7 +6,7 @@ pub mod conformance;
 pub mod contract;
 pub mod device;
 pub mod ends;
-#[rustfmt::skip] // It copies the layout of `pass`.
+#[rustfmt::skip] // The file copies the layout of `pass`.
 pub mod exchanged;
 pub mod floods;
 pub mod forward;
@@ -28,7 +28,7 @@ pub mod signals;
 pub mod sim;
 pub mod steady;
 pub mod tasks;
-#[rustfmt::skip] // It copies the layout of `pass`.
+#[rustfmt::skip] // The file copies the layout of `pass`.
 pub mod twice;
 pub mod usage;
 pub mod witness;

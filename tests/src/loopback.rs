@@ -16,7 +16,7 @@ const NAME: &str = "loopback";
 const DEVICE: DeviceId = DeviceId(0);
 const NO_QUEUE_PAIR: Error = Error::Stale { object: "queue pair" };
 
-// A channel.
+// The channels by which a provider notifies its user.
 
 /// A descriptor that is readable from `ring` to `silence`.
 #[derive(Debug)]
@@ -227,7 +227,7 @@ impl Network {
     fn lock(&self) -> MutexGuard<'_, Shared> { self.0.lock().unwrap_or_else(PoisonError::into_inner) }
 }
 
-// A provider.
+// The provider itself.
 
 /// A provider with one device and one address.
 #[derive(Debug)]

@@ -406,7 +406,8 @@ fn measured_turns(reactor: &mut Reactor, program: &mut Program) {
     reactor.run(program).expect("turns");
 }
 
-/// A clock that advances by half a microsecond with each reading. That is about the time of a round trip on these devices.
+/// A clock that advances by half a microsecond with each reading. That is about the time of a round trip on the devices of
+/// [`crate::null`].
 #[derive(Debug)]
 pub struct Steps(Instant);
 

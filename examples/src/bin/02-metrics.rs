@@ -74,8 +74,8 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts connections until none is waiting or `AT_ONCE` are accepted. In the latter case a timer continues, so that open
-    /// connections are served meanwhile.
+    /// Accepts connections until none is waiting or `AT_ONCE` are accepted. If some may remain, sets a timer to continue. So open
+    /// connections are served before the remaining ones are accepted.
     fn accept(&mut self, cx: &mut Context<'_>) {
         for _ in 0..AT_ONCE {
             match self.accept_one(cx) {

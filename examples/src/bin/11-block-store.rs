@@ -1,6 +1,6 @@
 //! A block store in a file that copies no block in memory. The client offers each block with its number as a tag. The server reads the
 //! block by RDMA Read into aligned memory, and writes the file from there (`O_DIRECT`). For a requested block, the server reads the
-//! file into such memory, and writes the block to the client's memory by RDMA Write.
+//! file into aligned memory, and writes the block to the client's memory by RDMA Write.
 //!
 //! `11-block-store [FILE]`: without a file name, the program uses a temporary file, and removes it at the end.
 #![forbid(unsafe_code)]

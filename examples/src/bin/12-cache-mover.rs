@@ -27,7 +27,7 @@ const fn block_of(nth: usize) -> usize {
     nth * 7919 % BLOCKS
 }
 
-/// The passive side: its memory is read and written, and its program does nothing meanwhile.
+/// The passive side: its memory is read and written, and its program does nothing during the transfers.
 struct Owner {
     block: usize,
     cache: Option<Region>,

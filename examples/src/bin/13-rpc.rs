@@ -60,7 +60,7 @@ async fn serve_all(mut listener: ThreadedListener) {
     }
 }
 
-/// Serves a client until it disconnects. Each request has its own task, so a slow request does not delay the others.
+/// Serves a client until it disconnects. Each request has its own task, so a slow request does not delay other requests.
 async fn serve(mut requests: Requests) {
     while let Ok(request) = requests.next().await {
         tokio::spawn(procedure(request));

@@ -23,7 +23,7 @@ async fn drive<H: Handler>(
             return Ok(());
         }
         if more {
-            // The other tasks run before the next turn.
+            // The other tasks of the runtime run before the next turn.
             tokio::task::yield_now().await;
             continue;
         }

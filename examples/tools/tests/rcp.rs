@@ -392,7 +392,7 @@ fn a_name_is_printed_so_that_it_is_no_option() {
 fn a_name_is_one_senders_while_it_gets_on() {
     let server = Server::start("taken", &["--patience", "86400"]);
     let source = server.source(b"the file");
-    // The other sender runs on a thread, because this one must answer pings at the same time.
+    // The other sender runs on a thread, because this thread must answer pings at the same time.
     std::thread::scope(|scope| {
         let mut other = None;
         talk(&server, &CopyMessage::Offer { len: 1 << 40, name: "copy" }, |cx, conn, message| {

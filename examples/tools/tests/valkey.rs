@@ -156,7 +156,7 @@ impl Handler for Server {
         let tail = u128::from_be_bytes(message[16..].try_into().unwrap());
         assert_eq!(message[..1], [0]);
         match message[1] {
-            // The server supports a feature that the client does not know.
+            // The server offers a feature that is unknown to the client.
             0 => drop(cx.send(conn, &command(0, (1_u128 << 63 | tail).to_be_bytes())).unwrap()),
             1 => assert_eq!(tail, 0, "features that the server has not"),
             2 if self.wrong != Fault::Slow => {}

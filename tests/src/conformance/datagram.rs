@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns
 /// `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
-    // This limits the time for which a closing endpoint waits for its last sends.
+    // This timeout limits the wait of a closing endpoint for its last sends.
     let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = Duration::from_secs(2)), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
         Ok(endpoint) => {
@@ -167,7 +167,7 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()), "nobody says that it was lost");
     pair.client.context().datagrams().send(here, peer, b"the last").expect("there is room");
     pair.until("a late one arrives", |p| {
-        // This datagram may have been lost with the others.
+        // This datagram may have been lost with the ones before it.
         heard(&p.s, there).len() >= 4
     });
     let first: Vec<_> = heard(&pair.s, there).iter().map(|(_, bytes, _)| bytes.to_vec()).collect();

@@ -118,7 +118,8 @@ pub fn each_side_decides_what_it_sends(setup: &Setup) {
     finish(p);
 }
 
-/// A region must be sent in several buffers without a copy. It must stay lent until the last buffer was sent.
+/// A region must be sent in several buffers without a copy. Until the last buffer was sent, the program must not be able to change the
+/// region.
 pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
     let mut cx = p.client.context();

@@ -46,7 +46,7 @@ pub fn any_length_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// A region must be sent without a copy, even if it is small. During the send it must be lent, so that the program cannot change it.
+/// A region must be sent without a copy, even if it is small. During the send, the program must not be able to change it.
 pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     let len = 3_000_000;

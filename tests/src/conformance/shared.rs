@@ -292,7 +292,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
             assert_eq!(reason, DisconnectReason::PeerViolation(PeerViolation::CreditOverrun));
             noticed += 1;
         }
-        // The other peers send all messages that they may, at the same time.
+        // All other peers send as many messages as they may, at the same time.
         let before = p.c.received;
         for &conn in &honest {
             for _ in 0..LEAST {

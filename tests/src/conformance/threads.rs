@@ -85,7 +85,7 @@ pub fn messages_of_other_threads_arrive(setup: &Setup) {
 pub fn other_threads_send_and_let_go(setup: &Setup) {
     const COUNT: u32 = 3_000;
     let config = setup.config().receive_depth(8).send_depth(4);
-    // The other thread holds messages, so the window stays closed and the echoes must wait.
+    // A second thread holds messages, so the window stays closed and the echoes must wait.
     let mut echoes = VecDeque::new();
     let mut server = Probe::new(move |cx, event| {
         let (Event::Recv(conn, _) | Event::Writable(conn)) = event else { return };
@@ -116,7 +116,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
         }
         remote
     });
-    // The other thread checks the order of the messages, and releases them.
+    // The second thread checks the order of the messages, and releases them.
     let checker = thread::spawn(move || {
         for (nth, message) in (0_u32..).zip(released) {
             assert_eq!(*message, nth.to_le_bytes(), "in order");

@@ -168,7 +168,7 @@ pub fn lists_and_messages_share_the_queue(setup: &Setup) {
     }
 }
 
-/// Invalid lists must be refused immediately. Nothing may be posted or lent.
+/// Invalid lists must be refused immediately. No operation may be posted, and the program must keep its access to the regions.
 pub fn careless_lists_are_refused(setup: &Setup) {
     let mut b = bench(setup, 64);
     let list = pieces(&b.remote);

@@ -1,5 +1,5 @@
-//! The tests of peers that violate the protocol. Such a peer is made with raw framing, and writes the frames of the library itself. Its
-//! connection must end with the violation as the reason. All other connections must continue.
+//! The tests of peers that violate the protocol. Such a peer uses raw framing, and the test builds its frames by hand. Its connection
+//! must end with the violation as the reason. All other connections must continue.
 
 use std::time::Duration;
 

@@ -114,7 +114,7 @@ pub enum Said {
     Timewait,
     /// The device is being removed. It stays away until [`Gate::plug_in`].
     Removal,
-    /// An event of the device.
+    /// The device reports this event.
     Device(DeviceEventKind),
 }
 

@@ -51,7 +51,7 @@ pub enum Source {
     Many,
 }
 
-/// The plan of an attacker.
+/// The plan of an attacker: which connections it opens, how fast, and where it stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The stage at which the attacker stops on each connection.
@@ -156,7 +156,7 @@ impl Script {
 /// An open connection of the attacker.
 #[derive(Debug)]
 struct Held {
-    /// The number of the connection.
+    /// The number of the connection, counted from the attacker's first one.
     nth: u64,
     stream: TcpStream,
     /// The number of bytes of the MPA request that were sent.

@@ -30,23 +30,23 @@ const WINDOW: u8 = 2;
 /// The means by which an attacker disturbs a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// It writes random bytes at random positions.
+    /// The attacker writes random bytes at random positions.
     Octets,
-    /// It overwrites ring positions, doorbells and tables.
+    /// The attacker overwrites ring positions, doorbells and tables.
     Words,
-    /// It writes plausible records. Their keys, lengths and windows are correct or wrong.
+    /// The attacker writes plausible records. Their keys, lengths and windows are correct or wrong.
     Records,
-    /// It punches holes into pages that both sides map.
+    /// The attacker punches holes into pages that both sides map.
     Holes,
-    /// It reads the doorbell socket, and clears its flag `O_NONBLOCK`.
+    /// The attacker reads the doorbell socket, and clears its flag `O_NONBLOCK`.
     Doorbells,
-    /// It sends packets with many descriptors.
+    /// The attacker sends packets with many descriptors.
     Descriptors,
-    /// It connects to the peer's listener for shared memory, without being part of a connection.
+    /// The attacker connects to the peer's listener for shared memory, without being part of a connection.
     Strangers,
-    /// It uses all of these means.
+    /// The attacker uses all of the means above.
     All,
-    /// It only makes requests that a program can make, but with keys of other clients.
+    /// The attacker only makes requests that a program can make, but with keys of other clients.
     Requests,
 }
 

@@ -93,7 +93,7 @@ impl Process {
     /// Waits for the next answer of the process.
     ///
     /// # Errors
-    /// The process has ended, or its line is not such an answer.
+    /// The process has ended, or its line is not an answer of this type.
     pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = self.lines.next().ok_or("a process of this program has ended early")??;
         serde_json::from_str(&line).map_err(|error| format!("{line}: {error}").into())

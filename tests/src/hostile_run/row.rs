@@ -86,7 +86,7 @@ pub struct Left {
 /// The results of an attack, including the control.
 #[derive(Debug)]
 pub struct Measured {
-    /// The attack.
+    /// The attack that was measured.
     pub row: Row,
     /// The outcome of the control: honest clients of one server while another server is attacked. `None` with `--short`.
     pub control: Option<Outcome>,

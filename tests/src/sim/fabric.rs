@@ -351,7 +351,7 @@ impl Fabric {
         }
     }
 
-    // Descriptors.
+    // The simulated descriptors of nodes.
 
     pub(super) fn is_readable(&self, node: usize, channel: usize) -> bool {
         let port = &self.ports[node];
@@ -560,7 +560,7 @@ impl Fabric {
         own.map_or(0, |own| std::mem::take(&mut own.bytes))
     }
 
-    // Faults.
+    // The faults of the network.
 
     fn next_fault(&mut self) {
         if self.faults.every > 0 && !self.calm {

@@ -191,7 +191,7 @@ impl Fabric {
         }
     }
 
-    // Shared memory.
+    // The simulation of shared memory.
 
     fn view(&mut self, key: Key) -> &mut View {
         self.views.get_mut(key).expect("a view lives as long as its segment")

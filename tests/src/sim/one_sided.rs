@@ -362,7 +362,8 @@ impl Program<'_> {
         }
     }
 
-    /// If the device has refused to release the queue pair of an operation, removes the operation's memory from use: it stays lent.
+    /// If the device has refused to release the queue pair of an operation, the operation's memory is no longer used: the program never
+    /// gets access to it again.
     fn forget_kept(&mut self, operation: &Operation) {
         let fabric = lock(&self.state.fabric);
         let hardware = &fabric.ports[self.state.node].hardware;

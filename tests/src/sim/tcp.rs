@@ -168,7 +168,7 @@ impl Fabric {
         }
     }
 
-    // Calls of programs.
+    // The calls of programs on TCP sockets.
 
     pub(super) fn poll_channel(&mut self, node: usize, channel: NetChannel, out: &mut Vec<(Key, Ready)>) -> bool {
         self.tick();
@@ -416,7 +416,7 @@ impl Fabric {
         }
     }
 
-    // Actions of the network.
+    // The actions of the simulated network.
 
     fn transmit(&mut self, key: Key, bytes: Vec<u8>) {
         let Some(pipe) = self.pipes.get(key) else { return };
@@ -581,7 +581,7 @@ impl Fabric {
         }
     }
 
-    // Faults.
+    // The faults of TCP connections.
 
     /// Injects a fault into a random connection.
     pub(super) fn break_link(&mut self, fault: Fault, time: u64) {

@@ -89,7 +89,8 @@ pub enum Baseline {
 const LOAD: f64 = 0.8;
 /// The time limit of one measurement on the bare ring.
 const RING_LIMIT: Duration = Duration::from_secs(10);
-/// The pause after an attempt whose rounds were at a distance that needs no more rounds. The host may move the processors meanwhile.
+/// The pause after an attempt whose rounds were at a distance that needs no more rounds. During the pause, the host may move the
+/// processors.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl Baseline {

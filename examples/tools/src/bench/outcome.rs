@@ -1,4 +1,4 @@
-//! The rounds of a contest, and their medians.
+//! The rounds of a contest, in which this library and a competitor do the same work, and the medians of their results.
 
 use std::collections::BTreeMap;
 

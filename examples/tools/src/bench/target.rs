@@ -1,4 +1,4 @@
-//! The target of a row, and the formatting of its results.
+//! The target of a row of the table: the result that this library must reach compared with the competitor. Also formats results.
 
 use std::fmt;
 

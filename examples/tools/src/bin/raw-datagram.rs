@@ -1,4 +1,4 @@
-//! Unreliable datagrams, for programs that know plain verbs: librdmacm's `udaddy` and `mckey`.
+//! Exchanges unreliable datagrams with programs that use plain verbs, librdmacm's `udaddy` and `mckey`:
 //!
 //! | other program | this one |
 //! |---|---|

@@ -206,7 +206,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         let mut stream = cx.stream(id);
         if has_input && !feed(&mut input, &mut stream)? {
             feeding = false;
-            // This fails only if the stream has ended already. The peer needs no notice then.
+            // The shutdown fails only if the stream has ended already. The peer needs no notice then.
             let _ = stream.shutdown(Shutdown::Write);
         }
         if has_room {

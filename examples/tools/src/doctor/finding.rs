@@ -35,7 +35,7 @@ pub struct Finding {
     pub level: Level,
     /// The topic, in one word.
     pub topic: &'static str,
-    /// The text.
+    /// The description of what was found.
     pub text: String,
     /// The command that fixes the problem, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -39,7 +39,7 @@ pub fn findings(tree: &SystemTree, devices: &[Device]) -> Vec<Finding> {
             if devices.is_empty() { Finding::note("library", text) } else { Finding::problem("library", text) };
         findings.push(finding.fix(INSTALL));
     }
-    // The library cannot use a device without a driver library for it. If the drivers are built into the library, there is no directory
+    // libibverbs cannot use a device without a driver library for it. If the drivers are built into libibverbs, there is no directory
     // of drivers, and nothing to check.
     let drivers = tree.names(DRIVERS);
     for device in devices.iter().filter(|_| !drivers.is_empty() && absent.is_empty()) {

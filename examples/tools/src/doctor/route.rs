@@ -18,7 +18,7 @@ pub const HAS_VERBS: bool = cfg!(feature = "verbs");
 /// A network address that the user gave, with the route to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Route {
-    /// The address.
+    /// The network address, with a port.
     pub address: SocketAddr,
     /// The local address from which packets to `address` are sent, if there is a route.
     pub source: Option<IpAddr>,

@@ -60,8 +60,8 @@ impl Handler for TableServer {
         match cx.send(conn, answer.as_bytes()) {
             Ok(_) | Err(SendErrorKind::Closed) => {}
             Err(error) => {
-                // The client sends stores but does not receive the answers, so this answer cannot be sent. The server does not wait for
-                // such a client.
+                // The client sends stores but does not receive the answers, so the answer to this store cannot be sent. The server does
+                // not wait for a client that does not receive.
                 eprintln!("kv: {conn}: {error}");
                 cx.close(conn);
             }

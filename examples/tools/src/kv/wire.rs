@@ -42,7 +42,7 @@ pub fn encode_put(key: &[u8], value: &[u8]) -> Vec<u8> {
     [&(key.len() as u32).to_le_bytes()[..], key, value].concat()
 }
 
-/// Decodes a request to store a value. Returns the key and the value, or `None` if the message is not such a request.
+/// Decodes a request to store a value. Returns the key and the value, or `None` if the message is not a valid request to store.
 #[must_use]
 pub fn decode_put(message: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = message.split_first_chunk()?;

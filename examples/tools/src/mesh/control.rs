@@ -97,7 +97,7 @@ pub enum MeasuredFigure {
 /// The messages that one rank has received from another one in the all-to-all load, in which all ranks send to all.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReceivedLoad {
-    /// The rank that has sent them.
+    /// The rank that has sent the messages.
     pub from: usize,
     /// The number of messages that have arrived.
     pub messages: u64,
@@ -142,7 +142,7 @@ pub enum RankReport {
     Lost {
         /// The rank at the other end of the link.
         peer: usize,
-        /// The reason for its end.
+        /// The reason why the link has ended.
         why: String,
     },
     /// The all-to-all load has ended.

@@ -242,7 +242,7 @@ impl Member {
         self.finish(done);
     }
 
-    /// Handles the completion of a send.
+    /// Handles the completion of a send. Continues a bandwidth measurement if an RDMA Write has completed, and ignores other sends.
     pub fn sent(&mut self, cx: &mut Context<'_>, peer: usize, kind: SendKind, outcome: Outcome) {
         if !outcome.is_sent() || kind != SendKind::Write {
             return;

@@ -25,7 +25,7 @@ pub struct OddDirection {
 /// A rank that is worse than the other ranks in all directions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OddRank {
-    /// The rank.
+    /// The rank that is worse than the others.
     pub rank: usize,
     /// The figure by which the rank is worse.
     pub figure: Figure,

@@ -11,7 +11,7 @@ use super::outbox::Outbox;
 
 /// The length of an RDMA Write, in bytes.
 pub const BLOCK: u32 = 64 << 10;
-/// The number of writes in flight.
+/// The number of RDMA Writes in flight during a bandwidth measurement.
 const DEPTH: u32 = 8;
 /// The time limit of a latency measurement. It is short, because on a large mesh many pairs wait for their turn.
 const LATENCY_TIME: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ enum TaskState {
     Pinging { ping: Vec<u8>, times: Histogram<u64>, warmup: u64, sent_at: Instant, end: Instant },
     /// The rank waits for memory of the peer.
     Borrowing,
-    /// Writes are in flight.
+    /// RDMA Writes are in flight. `out` is their number, and `blocks` the number of those that have completed.
     Writing { local: Region, remote: RemoteRegion, out: u32, blocks: u64, started: Instant },
     /// The rank waits for the peer to confirm that all writes have arrived. The local memory is kept until then, because the last
     /// writes may still be in flight.

@@ -37,7 +37,7 @@ impl Measured {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.latency = match (self.latency, other.latency) {
             (Some(mut all), Some(more)) => {
-                // This cannot fail, because the histogram grows as needed.
+                // The addition cannot fail, because the histogram grows as needed.
                 let _ = all.add(more);
                 Some(all)
             }

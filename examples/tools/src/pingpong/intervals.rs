@@ -81,7 +81,7 @@ impl Intervals {
         let before = std::mem::replace(&mut self.before, so_far.clone());
         let latency = so_far.latency.map(|mut latency| {
             if let Some(before) = &before.latency {
-                // This cannot fail: the current histogram has all samples of the earlier one.
+                // The subtraction cannot fail: the current histogram has all samples of the earlier one.
                 let _ = latency.subtract(before);
             }
             latency

@@ -20,7 +20,7 @@ const LONGEST: u64 = 60_000_000_000;
 /// The schedule: the times at which messages are due, relative to its beginning.
 #[derive(Clone, Copy, Debug)]
 struct Schedule {
-    /// Messages per second.
+    /// The number of messages that are due in a second.
     rate: f64,
 }
 

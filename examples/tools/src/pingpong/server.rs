@@ -185,8 +185,8 @@ enum SessionRole {
 impl JobServer {
     fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
         let (job, number) = Job::decode(private_data).map_err(Reply::Refused)?;
-        // All connections count, even those that are not established yet: if one of them fails before it is established, the server is
-        // not notified.
+        // Uses the reactor's count of connections, which includes those that are not established yet. The server is not notified when
+        // one of these fails, so it cannot count them itself.
         let served = cx.connections();
         let is_another =
             served > 0 && (job != self.job || number != self.client.number || served >= usize::from(job.connections));

@@ -185,7 +185,7 @@ impl FileServer {
     /// Opens the partial copy of a file, or creates it. Returns it with the next step of the copy.
     fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, ReceiveStep), Failure> {
         let (path, broken) = (self.parts.path(name), |error: io::Error| failed("creating", name, &error));
-        // If this name belongs to something else, such as a symbolic link to another file, the program must not write to it.
+        // If this name belongs to something else (for example to a symbolic link to another file), the program must not write to it.
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(Failure::new(format!("{name:?}: its partial copy is not a regular file")));
         }
