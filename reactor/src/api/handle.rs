@@ -29,12 +29,12 @@ pub(crate) enum HandleCommand<M> {
     Send(ConnectionId, Vec<u8>),
 }
 
-/// A handle to a reactor for other threads. It can be cloned and moved to another thread. No method blocks. If the
-/// reactor was dropped, the methods that return a `Result` return [`HandleError::Gone`], and the other methods do
+/// A handle to a reactor for other threads. A handle can be cloned and moved to another thread. No method blocks. If
+/// the reactor was dropped, the methods that return a `Result` return [`HandleError::Gone`], and the other methods do
 /// nothing.
 ///
-/// A call wakes a sleeping reactor by one system call. Further calls make no system call until the reactor has
-/// processed the requests. If the reactor's thread has a real-time priority, see "Real-time priorities" in [the
+/// A call wakes a sleeping reactor with one system call. Further calls make no system call until the reactor has
+/// processed the queue. If the reactor's thread has a real-time priority, see "Real-time priorities" in [the
 /// loop](crate::guide::the_loop).
 ///
 /// ```
@@ -64,7 +64,7 @@ pub(crate) enum HandleCommand<M> {
 pub struct ReactorHandle<M = ()> {
     flag: Arc<WakeFlag>,
     commands: Sender<HandleCommand<M>>,
-    /// Number of commands in the queue: those that the reactor has not processed yet.
+    /// Number of commands in the queue, which the reactor has not processed yet.
     queued: Arc<AtomicUsize>,
     limit: usize,
 }
@@ -100,8 +100,8 @@ impl<M> ReactorHandle<M> {
     /// calls. A message waits until the peer's window has room for it. After the reactor has sent it,
     /// `on_send_complete` follows as for any send.
     ///
-    /// The reactor drops the message if the connection is closed, or if the message is longer than the peer accepts.
-    /// Then it increments [`crate::MessageStats::handle_sends_dropped`].
+    /// The reactor drops the message if the connection is closed, or if the message is longer than the peer accepts. In
+    /// these cases it increments [`crate::MessageStats::handle_sends_dropped`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, ReactorHandle};
@@ -127,9 +127,9 @@ impl<M> ReactorHandle<M> {
         })
     }
 
-    /// Makes [`crate::Reactor::run`] return after its current turn. If `run` is not being called now, its next call
-    /// returns immediately. A program that calls [`crate::Reactor::turn`] itself is not notified of the stop. Such a
-    /// program uses [`ReactorHandle::drain`] and [`crate::Reactor::is_drained`] instead.
+    /// Makes [`crate::Reactor::run`] return after its current turn. If the program is not in a call of `run` now, its
+    /// next call of `run` returns immediately. A program that calls [`crate::Reactor::turn`] itself is not notified of
+    /// the stop. Such a program uses [`ReactorHandle::drain`] and [`crate::Reactor::is_drained`] instead.
     pub fn stop(&self) {
         self.flag.stop();
     }
@@ -147,8 +147,9 @@ impl<M> ReactorHandle<M> {
     fn command(&self, command: HandleCommand<M>) -> Result<(), HandleError<HandleCommand<M>>> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
-            // A reactor that was dropped with a full queue never processes the queued commands. The limit is then
-            // reached for ever, so the code below, which detects a dropped reactor by its channel, is not reached.
+            // If the reactor was dropped while the queue was full, the queue stays full for ever. The check of the
+            // channel after this block, which detects a dropped reactor, is then never reached. So the abandoned flag
+            // is checked here.
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }
@@ -180,7 +181,7 @@ impl<T> HandleError<T> {
     }
 }
 
-/// The receiving end of a reactor's command queue. [`ReactorHandle`]s are its sending ends.
+/// The receiving end of a reactor's command queue. [`ReactorHandle`]s are the sending ends of the queue.
 pub(crate) struct Commands<M> {
     remote: ReactorHandle<M>,
     receiver: Receiver<HandleCommand<M>>,
@@ -216,8 +217,8 @@ impl<M> Commands<M> {
         self.remote.clone()
     }
 
-    /// Returns the next queued command; `None` if the queue is empty. Commands of one thread come in the order of its
-    /// calls.
+    /// Returns the next queued command; `None` if the queue is empty. The commands of one thread are returned in the
+    /// order in which the thread queued them.
     pub(crate) fn next(&self) -> Option<HandleCommand<M>> {
         self.receiver.try_recv().ok()
     }

@@ -25,7 +25,7 @@ use crate::security::PeerIdentity;
 pub struct ConnectRequest<'a> {
     /// The listener that received the request.
     pub listener: ListenerId,
-    /// Index of the reactor that listens, in its group of reactors; 0 without a group.
+    /// Index of the listening reactor in its group of reactors; 0 if the reactor belongs to no group.
     pub reactor: usize,
     /// The address of the peer that requests the connection.
     pub peer: SocketAddr,
@@ -126,18 +126,19 @@ pub trait Handler<M = ()> {
     /// The send of a message, or a one-sided operation, has ended with `outcome`. The calls are in the order of
     /// sending, with two exceptions:
     ///
-    /// - A message that the peer fetches (longer than one buffer) ends when the peer has fetched it. Later sends may
-    ///   end earlier.
-    /// - When the connection ends, later sends that were not sent may be reported first.
+    /// - The send of a message that the peer fetches, because the message is longer than one buffer, ends when the peer
+    ///   has fetched the message. Later sends may end earlier.
+    /// - When the connection ends, the reactor may report sends that it never posted before earlier sends that it has
+    ///   posted.
     ///
     /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that were copied do not cause this call,
-    /// except if the peer refuses one.
+    /// except for a message that the peer refuses.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
-    /// The connection was not writable, and is writable again: it has refused one or more sends with `WouldBlock`, and
-    /// would accept at least one of them now. This is called once after the refusals, and again after the next refusal.
-    /// A send of another thread ([`crate::ReactorHandle::send`]) that waits counts as a refused one. So this may also
-    /// be called when the handler itself has nothing to send.
+    /// The connection is writable again: it has refused one or more sends with `WouldBlock`, and would now accept at
+    /// least one of these sends. The reactor calls this once, and again only after another refusal. If a send of
+    /// another thread ([`crate::ReactorHandle::send`]) waits for a credit or a slot, that counts as a refused send. So
+    /// this may also be called when the handler itself has nothing to send.
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
     /// A connection has ended. Its id is stale when this callback returns.
@@ -146,20 +147,20 @@ pub trait Handler<M = ()> {
     /// A timer of [`Context::set_timer`] has expired.
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
 
-    /// The peer offers a message, because it is longer than one buffer, or by [`Context::offer`]. The bytes are still
-    /// in the peer's memory. Within this callback the program may answer the offer: [`Context::land`] reads the message
-    /// into the program's memory, and [`Context::refuse_offer`] refuses it. If the program does neither, the reactor
-    /// fetches the message and calls `on_recv`.
+    /// The peer offers a message: either the message is longer than one buffer, or the peer's program has called
+    /// [`Context::offer`]. The bytes are still in the peer's memory. Within this callback the program may answer the
+    /// offer: [`Context::land`] reads the message into the program's memory, and [`Context::refuse_offer`] refuses it.
+    /// If the program does neither, the reactor fetches the message and calls `on_recv`.
     ///
-    /// The reactor reports an offer when it arrives. Earlier messages of the same peer may still be fetched then, and
-    /// their callbacks follow later. Messages that are sent in several buffers are not offered
-    /// ([`LargeMessageSettings::eager_limit`](crate::LargeMessageSettings::eager_limit)).
+    /// The reactor reports an offer when the offer arrives. At that time, the reactor may still be fetching earlier
+    /// messages of the same peer; their callbacks follow later. Messages that the peer sends in several buffers are not
+    /// offered ([`LargeMessageSettings::eager_limit`](crate::LargeMessageSettings::eager_limit)).
     fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {}
 
     /// An offered message has arrived in the memory that [`Context::land`] chose, and the program may use the region
-    /// again. This is called once for each successful [`Context::land`], in order with the other messages. If `result`
-    /// is an error, the connection has ended before the message was complete, and the contents of that memory are
-    /// unspecified. Then `on_disconnect` follows.
+    /// again. This is called once for each successful [`Context::land`]. These calls and the calls of `on_recv` are in
+    /// the order in which the peer sent the messages. If `result` is an error, the connection has ended before the
+    /// message was complete, and the contents of that memory are unspecified. In this case, `on_disconnect` follows.
     fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {}
 
     // Connecting and accepting connections.
@@ -172,9 +173,9 @@ pub trait Handler<M = ()> {
         Decision::Accept
     }
 
-    /// Decides if the program accepts the peer of a secured connection ([`crate::Security`]), which has just proven its
-    /// identity. The reactor calls this on both sides, before `on_connect`. Nothing can be sent on the connection yet.
-    /// [`Context::postpone_judgement`] postpones the decision. The default accepts the peer.
+    /// Decides if the program accepts the peer of a secured connection ([`crate::Security`]). The peer has just proven
+    /// its identity. The reactor calls this on both sides, before `on_connect`. Nothing can be sent on the connection
+    /// yet. [`Context::postpone_judgement`] postpones the decision. The default accepts the peer.
     ///
     /// If this returns an error, the connection is not established. The reactor sends the error's text to the peer
     /// without encryption, at most 200 bytes.
@@ -199,7 +200,8 @@ pub trait Handler<M = ()> {
     // File descriptors, and messages of other threads.
 
     /// A file descriptor that [`Context::register_io`] watches has become ready. Readiness is edge-triggered: read,
-    /// write or accept until `WouldBlock`. A program that stops earlier is not called again for the remaining data.
+    /// write or accept until `WouldBlock`. If the program stops earlier, the reactor does not call this again for the
+    /// remaining data.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
     /// Another thread has sent a message with [`crate::ReactorHandle::post`]. The messages of one thread arrive in the
@@ -208,19 +210,20 @@ pub trait Handler<M = ()> {
 
     // Events of the reactor itself.
 
-    /// A device that the reactor uses, or one of its ports, has changed. If connections end because of that,
-    /// `on_disconnect` reports each of them separately.
+    /// The state of a device that the reactor uses, or of a port of this device, has changed: see `event`. If
+    /// connections end because of the change, `on_disconnect` reports each of them separately.
     fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {}
 
     /// The reactor has begun to drain, see [`Context::drain`]. The default closes all connections and endpoints. A
     /// handler with unfinished work sends its last messages here, and closes its connections before `deadline` has
-    /// passed. At that time the reactor aborts the remaining ones.
+    /// passed. When `deadline` has passed, the reactor aborts the remaining connections and endpoints.
     fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
         cx.close_all();
     }
 
-    /// Chooses the reactor that handles a connect request. This is called on the reactor of a group that listens. Then
-    /// `on_connect_request` is called on the chosen reactor. The default chooses the least loaded one.
+    /// Chooses the reactor of a group that handles a connect request. This is called on the reactor that has received
+    /// the request. Afterwards `on_connect_request` is called on the chosen reactor. The default chooses the reactor
+    /// with the lowest load.
     fn on_place(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }

@@ -1,6 +1,6 @@
 //! Model checks of the state that other threads share with a reactor (`make loom`). The model checker runs each test in
 //! every order in which the threads can interleave. It reports a deadlock if a reactor sleeps although a thread has
-//! posted, and a race if two threads access bytes at the same time.
+//! posted a message. It reports a race if two threads access the same bytes at the same time and one of them writes.
 
 use std::io;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ impl Wake for FakeEventFd {
     }
 }
 
-/// A model of a reactor. It has the real parts that other threads use, and a loop that processes them in the order of
-/// the stages of a turn.
+/// A model of a reactor. Its flag and its command queue, which other threads use, are those of a real reactor. Its loop
+/// processes them in the same order as a turn of a real reactor.
 struct ModelReactor {
     eventfd: Arc<FakeEventFd>,
     flag: Arc<WakeFlag>,

@@ -47,9 +47,9 @@ impl Message<'_> {
     /// Keeps the message after the callback has returned, without a copy. The peer has one credit less until the kept
     /// message is dropped.
     ///
-    /// A message that is longer than `Config::buffer_size` is in separate memory. It counts towards
+    /// A message that is longer than `Config::buffer_size` is in separate memory. Such a message counts towards
     /// `LargeMessageSettings::memory` instead, and costs no credit. If that memory is used up, a message that arrived
-    /// in several buffers costs one credit for each of them.
+    /// in several buffers costs one credit for each of these buffers.
     #[must_use = "a message that is dropped immediately need not be detached"]
     pub fn detach(self) -> DetachedMessage {
         let content = match self.content {
@@ -92,10 +92,10 @@ impl fmt::Debug for Message<'_> {
     }
 }
 
-/// A received message that the program keeps after its callback. It can be moved to another thread. A drop, on any
-/// thread, returns the buffer to the pool and the credit to the peer. The message stays readable after its connection,
-/// its device or the reactor was dropped. The pool's memory then exists until its last message or send buffer is
-/// dropped.
+/// A received message that the program keeps after `on_recv` has returned. It can be moved to another thread. A drop of
+/// the message, on any thread, returns the buffer to the pool and the credit to the peer. The message stays readable
+/// after its connection, its device or the reactor was dropped. In these cases, the memory of the pool exists until the
+/// last message and the last send buffer in it are dropped.
 pub struct DetachedMessage {
     connection: ConnectionId,
     content: DetachedContent,
@@ -117,8 +117,8 @@ impl DetachedMessage {
 
     /// Returns the region into which the message was fetched. The reactor fetches a message if it is longer than the
     /// peer's [`crate::LargeMessageSettings::eager_limit`], or if the peer had too few credits or send-queue slots to
-    /// send it in several buffers. On a device with `Features::OPEN_READ_SINKS`, such as an iWARP adapter, the region
-    /// is a copy, and is not registered.
+    /// send it in several buffers. On a device with `Features::OPEN_READ_SINKS`, such as an iWARP adapter, the returned
+    /// region contains a copy of the message, and is not registered.
     ///
     /// # Errors
     /// The unchanged message, if it was not fetched but arrived in one or several buffers of the pool.
@@ -130,8 +130,8 @@ impl DetachedMessage {
     }
 
     /// Takes the buffer out of the message, if the message is in one buffer and if `belongs_here` returns true for the
-    /// buffer's return channel. Returns its pool, the buffer and the connection. Otherwise returns `None`, and the drop
-    /// of the message returns the buffer to its own reactor.
+    /// buffer's return channel. Returns the pool, the buffer and the connection that received the message. Otherwise
+    /// returns `None`, and the drop of the message returns the buffer to its own reactor.
     pub(crate) fn take_buffer(
         &mut self,
         belongs_here: impl FnOnce(&ReturnChannel) -> bool,
@@ -226,8 +226,8 @@ impl SendBuffer {
         &self.channel
     }
 
-    /// Takes the pool's buffer out, to send it. Returns `None` if it was taken before. After this call, a drop returns
-    /// nothing.
+    /// Takes the pool's buffer out of this `SendBuffer`, to send it. Returns `None` if the buffer was taken before.
+    /// After this call, a drop of the `SendBuffer` does not return the buffer to the pool.
     pub(crate) fn take(&mut self) -> Option<Buffer> {
         self.buffer.take()
     }
@@ -266,7 +266,7 @@ impl Drop for SendBuffer {
     }
 }
 
-/// The error of a send that was refused. It returns the buffer to the program.
+/// The error of [`crate::Context::send_buffer`]. It returns the buffer of the refused send to the program.
 #[derive(Debug)]
 pub struct SendError {
     /// The reason why the send was refused.

@@ -10,20 +10,21 @@ pub struct LargeMessageSettings {
     /// is always accepted. A longer message arrives in several buffers (see `eager_limit`), or the reactor fetches it
     /// from the sender's memory by RDMA Read. The program receives one message in both cases. Default: 64 MiB.
     pub max_message: u64,
-    /// Length of the largest message that this reactor sends in several buffers of the peer, in bytes. It does so only
-    /// if the peer's window and the send queue have room for all parts; the peer then copies the parts together. The
-    /// peer fetches every other message that is longer than its [`Config::buffer_size`](crate::Config::buffer_size). A
-    /// fetch costs two more messages and an RDMA Read. With 0, the peer fetches all of them. Default: 256 KiB.
+    /// Length of the largest message that this reactor sends in several buffers of the peer, in bytes. The reactor does
+    /// so only if it has enough credits of the peer, and enough free slots in the send queue, for all parts. The peer's
+    /// reactor copies the parts into one message. Every other message that is longer than the peer's
+    /// [`Config::buffer_size`](crate::Config::buffer_size) is fetched by the peer. A fetch costs two more messages and
+    /// an RDMA Read. With 0, the peer fetches every message that is longer than its `buffer_size`. Default: 256 KiB.
     pub eager_limit: usize,
     /// Memory for messages that are longer than [`Config::buffer_size`](crate::Config::buffer_size), in bytes. The
-    /// reactor uses up to this much for messages that it fetches, or that the program keeps. It uses up to the same
-    /// amount again for copies of messages that peers have yet to fetch. Messages for which there is no memory wait.
-    /// Default: 256 MiB.
+    /// reactor uses up to this many bytes for received messages: those that it fetches, and those that the program
+    /// keeps. It uses up to the same number of bytes in addition for messages to send: copies that peers have yet to
+    /// fetch. If this memory is used up, further messages wait. Default: 256 MiB.
     pub memory: usize,
-    /// Memory that stays registered after a message longer than [`Config::buffer_size`](crate::Config::buffer_size) has
-    /// ended, in bytes. Later messages of similar length then need no registration. This memory is in addition to
-    /// `memory`, and consists of at most 256 blocks. A block is longer than its message by at most an eighth or one
-    /// page, whichever is more. The reactor releases a block if no message has used it for
+    /// Memory of messages longer than [`Config::buffer_size`](crate::Config::buffer_size) that stays registered when
+    /// the messages do not use it any more, in bytes. Later messages of similar length then need no registration. This
+    /// memory is in addition to `memory`, and consists of at most 256 blocks. A block is longer than its message by at
+    /// most an eighth or one page, whichever is more. The reactor releases a block if no message has used it for
     /// [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses to register other memory. With 0,
     /// the reactor keeps no blocks. Default: 256 MiB.
     pub cache: usize,

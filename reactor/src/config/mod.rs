@@ -48,17 +48,17 @@ pub enum ProviderChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Polls before sleeping when the reactor's measurements show that polling pays. While messages follow each other
-    /// closely, the latency is nearly that of `Spin`. At other times, the use of processor time is nearly that of
-    /// `Event`. Polling uses at most half of a processor more than sleeping would use.
+    /// Polls before sleeping if the reactor's measurements show that messages follow each other closely enough. While
+    /// they do, the latency is nearly that of `Spin`. At other times, the use of processor time is nearly that of
+    /// `Event`. In comparison with `Event`, polling costs at most half of one core's time in addition.
     #[default]
     Adaptive,
     /// Sleeps immediately when there is no work. The reactor uses no processor time while idle, but the first message
     /// after each sleep has the latency of a wake-up.
     Event,
     /// Polls for this duration before sleeping. This has the lowest latency, and occupies one core while messages keep
-    /// arriving. Polling yields the core to other runnable threads every 50 us. So if two reactors share a core,
-    /// neither waits for the end of the other's time slice.
+    /// arriving. Every 50 us, the polling reactor yields the core to other runnable threads. So if two reactors share a
+    /// core, neither has to wait until the time slice of the other one ends.
     Spin(Duration),
 }
 
@@ -72,13 +72,13 @@ pub enum Framing {
     /// Messages without a header, for peers that use plain verbs. There is no flow control and no keepalive. A side
     /// that sends a message for which the peer has posted no receive loses the connection.
     ///
-    /// There is no goodbye message before a close either. On an iWARP device (siw), a close may lose messages that the
-    /// peer has not received yet. So the side that receives the last message should close.
+    /// Nor is there a goodbye message before a close. On an iWARP device (siw), a close may lose messages that the peer
+    /// has not received yet. So the side that receives the last message should close the connection.
     Raw,
 }
 
-/// The settings of a reactor. Start from [`Config::default`] or a preset such as [`Config::latency`], and change the
-/// settings that matter. [`crate::Reactor::new`] checks all of them.
+/// The settings of a reactor. Start from [`Config::default`] or a preset such as [`Config::latency`], and change single
+/// settings. [`crate::Reactor::new`] checks all settings.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub(crate) provider: ProviderChoice,
@@ -138,8 +138,8 @@ impl Default for Config {
     }
 }
 
-/// Returns the embedded provider's defaults within a reactor. Its protocol extensions are on, because the greetings of
-/// two reactors negotiate them.
+/// Returns the default settings of the embedded provider in a reactor. The provider's protocol extensions are on,
+/// because the greetings of two reactors negotiate them.
 fn embedded_defaults() -> IwarpConfig {
     let mut defaults = IwarpConfig::default();
     (defaults.extensions, defaults.shared_memory) = (true, SharedMemoryPolicy::Prefer);
@@ -170,7 +170,8 @@ impl Config {
     }
 
     /// Returns settings for little memory: 8 messages of 2 KiB in flight in each direction. The buffers of 64
-    /// connections fit into 4 MiB. Messages of up to 1 MiB that are longer than one buffer have another 2 MiB.
+    /// connections fit into 4 MiB. Messages that are longer than one buffer may have up to 1 MiB, and use another 2 MiB
+    /// together.
     #[must_use]
     pub fn small() -> Self {
         Self::default()
@@ -200,9 +201,10 @@ impl Config {
     }
 
     /// Sets the longest interval between two checks for events other than completions, while completions keep arriving.
-    /// Such events are new connections, ready descriptors, and timers of devices. The reactor first checks after a
-    /// twentieth of this interval. It doubles the time to the next check as long as a check finds nothing, up to this
-    /// interval. A callback that takes longer delays the check by its duration. Range: 1 us to 1 s. Default: 1 ms.
+    /// Such events are new connections, ready descriptors, and timers of devices. After a check that finds an event,
+    /// the reactor checks again after a twentieth of this interval. After each check that finds nothing, the time to
+    /// the next check doubles, up to this interval. A callback that is running when a check is due delays the check
+    /// until it returns. Range: 1 us to 1 s. Default: 1 ms.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -232,9 +234,9 @@ impl Config {
     /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
     /// program needs to know when it may reuse its memory.
     ///
-    /// The price is memory: up to a quarter of the send queue keeps its buffers until later sends end. The embedded
-    /// provider does not have this price for short messages, because they end when they are posted. (They do so without
-    /// this setting, too, if no earlier send is outstanding.)
+    /// The cost is memory: up to a quarter of the send queue's sends keep their buffers until later sends end. On the
+    /// embedded provider, short messages do not have this cost, because their sends end when they are posted. (Without
+    /// this setting, that is also the case if no earlier send is outstanding.)
     ///
     /// `AsyncReactor` always uses this setting, except for messages that `Connection::operate` waits for. Default:
     /// false.
@@ -249,9 +251,10 @@ impl Config {
         self
     }
 
-    /// Sets the number of receives that the reactor posts for each connection, which is the peer's window. Range: 5 to
-    /// 32,768 messages, of which three are reserved for control messages. With `shared_receives`, this is the largest
-    /// number that the reactor promises to one peer. Default: 64.
+    /// Sets the number of receives that the reactor posts for each connection. This number is the window of the peer:
+    /// the peer may have that many messages in flight. Three of them are reserved for control messages. Range: 5 to
+    /// 32,768. With `shared_receives`, this is the largest number of receives that the reactor promises to one peer.
+    /// Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, messages: u32) -> Self {
         self.receive_depth = messages;
@@ -259,19 +262,20 @@ impl Config {
     }
 
     /// Sets the number of receives that all connections of a device share, instead of `receive_depth` for each
-    /// connection. Range: 8 to 32,768 messages. Use this for many connections that are idle most of the time. Each peer
-    /// may always send five messages, of which three are reserved for control messages. A busy peer may send more, up
-    /// to `receive_depth`.
+    /// connection. Range: 8 to 32,768 messages. Use this for many connections that are idle most of the time. The
+    /// reactor always promises at least five receives to each peer, of which three are reserved for control messages.
+    /// It promises more to a busy peer, up to `receive_depth`.
     ///
-    /// The reactor never promises more receives than are posted, and it leaves one eighth of them unpromised. So `n`
-    /// receives are enough for `7 n / 40` connections. A further connection is refused (`RejectReason::Busy`,
-    /// [`crate::ConnectError::Limit`]). Connections with `Framing::Raw` have separate receives. If a device does not
-    /// support shared receive queues, connecting fails with [`crate::ConnectError::Unsupported`], and incoming
-    /// connections are rejected.
+    /// The reactor never promises more than seven eighths of the receives. Each connection needs five promised
+    /// receives, so `n` receives are enough for `7 n / 40` connections. Beyond this number, the reactor rejects an
+    /// incoming connection with `RejectReason::Busy`, and an outgoing one fails with [`crate::ConnectError::Limit`].
+    /// Connections with `Framing::Raw` have separate receives. If a device does not support shared receive queues,
+    /// connecting fails with [`crate::ConnectError::Unsupported`], and incoming connections are rejected.
     ///
     /// A busy connection is faster with separate receives. Sharing also has a risk: a peer that violates the protocol
-    /// can use receives that were promised to other peers, until the reactor detects it. On iWARP devices, a message
-    /// that finds no receive ends its connection. Default: `None`, each connection has separate receives.
+    /// can use receives that were promised to other peers, until the reactor detects it. On iWARP devices, the
+    /// connection ends if a message arrives and no receive is posted. Default: `None`, each connection has separate
+    /// receives.
     #[must_use]
     pub const fn shared_receives(mut self, messages: Option<u32>) -> Self {
         self.shared_receives = messages;
@@ -286,18 +290,19 @@ impl Config {
         self
     }
 
-    /// Sets the largest number of connections of this reactor. Incoming and outgoing connections count, whether they
-    /// are established or not. Default: 10,000.
+    /// Sets the largest number of connections of this reactor: incoming and outgoing ones, established or not. Default:
+    /// 10,000.
     #[must_use]
     pub const fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections;
         self
     }
 
-    /// Sets the largest number of accepted connections that are not established yet. Failed ones count until their
-    /// buffers are free. When the limit is reached, a new connection evicts the oldest one of the host that has the
-    /// most of them (see `SECURITY.md`). If none can be evicted, the new connection is rejected with
-    /// [`crate::RejectReason::Busy`]. Default: 1,024.
+    /// Sets the largest number of accepted connections that are not established yet. A connection that failed before it
+    /// was established counts until its buffers are free. When the limit is reached, the reactor evicts one of these
+    /// connections for a new one: in most cases the oldest one of the host that has the largest number of them (see
+    /// `SECURITY.md`). If none can be evicted, the new connection is rejected with [`crate::RejectReason::Busy`].
+    /// Default: 1,024.
     #[must_use]
     pub const fn max_pending(mut self, connections: u32) -> Self {
         self.max_pending = connections;
@@ -323,10 +328,10 @@ impl Config {
         self
     }
 
-    /// Sets how much of one connection the reactor handles in one turn while other connections have work: a number of
-    /// completions, and a number of received bytes. Both are at least 1. The remaining work of the connection waits for
-    /// the next turn, and is handled after the work that has arrived on other connections. If only one connection has
-    /// work, there is no limit. Default: 24 completions and 64 KiB.
+    /// Sets how much work of one connection the reactor does in one turn while other connections have work, too: a
+    /// number of completions, and a number of received bytes. Both are at least 1. The remaining work of the connection
+    /// waits for the next turn. It is done after the work that has arrived on other connections in the meantime. If
+    /// only one connection has work, there is no limit. Default: 24 completions and 64 KiB.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -342,7 +347,8 @@ impl Config {
     }
 
     /// Sets the largest number of messages and sends of other threads that may be queued ([`crate::ReactorHandle`]).
-    /// The reactor refuses more with `HandleError::Full`. Range: 1 to 16,777,216. Default: 65,536.
+    /// When that many are queued, the reactor refuses further ones with `HandleError::Full`. Range: 1 to 16,777,216.
+    /// Default: 65,536.
     #[must_use]
     pub const fn handle_queue(mut self, commands: u32) -> Self {
         self.handle_queue = commands;
@@ -351,15 +357,15 @@ impl Config {
 
     /// Contains a panic of a callback, so that the turn continues:
     ///
-    /// - In a callback of a connection or endpoint: it ends. A connection ends as after [`crate::Context::abort`], with
-    ///   `DisconnectReason::Internal` and the text of the panic.
+    /// - In a callback of a connection or endpoint: the connection or endpoint ends. A connection ends as after
+    ///   [`crate::Context::abort`], with `DisconnectReason::Internal` and the text of the panic.
     /// - In the callback of a connect request: the request is rejected.
     /// - In a callback of a timer, a descriptor, another thread's message or a device's event: the event is dropped.
     ///
-    /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each. The panic may have left the handler's
-    /// state half changed; the handler itself has to repair it. This needs `panic = "unwind"`, Rust's default. Default:
-    /// off. Then a panic propagates out of the call to the reactor, and the program can only drop the reactor
-    /// afterwards.
+    /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each. The panic may have left the state of the
+    /// handler half changed; the program has to repair that state. This setting needs `panic = "unwind"`, Rust's
+    /// default. Default: false. With false, a panic propagates out of the program's call of the reactor, and the
+    /// program can only drop the reactor afterwards.
     #[must_use]
     pub const fn contain_panics(mut self, on: bool) -> Self {
         self.contain_panics = on;
@@ -367,8 +373,8 @@ impl Config {
     }
 
     /// Sets the networks whose hosts may connect. The reactor refuses connections from other networks before it
-    /// allocates anything for them. The embedded provider resets them before it reads from them. An address does not
-    /// prove an identity. Default: `None`, hosts of any network may connect.
+    /// allocates anything for them. The embedded provider resets such a connection before it reads any bytes from it.
+    /// An address does not prove an identity. Default: `None`, hosts of any network may connect.
     #[must_use]
     pub fn allowed_peers(mut self, networks: Option<Vec<IpNet>>) -> Self {
         self.allowed_peers = networks;
@@ -384,8 +390,9 @@ impl Config {
     ///
     /// If the limit is reached, a new connection evicts the oldest one of that host, provided that the oldest has
     /// waited for 100 ms. Otherwise the new connection is rejected. IPv6 addresses with equal first 64 bits count as
-    /// one host. Default: `None`, which is half of the limit for all hosts together. For the second kind, that is half
-    /// of [`Config::max_pending`].
+    /// one host. Default: `None`. Each host may then have half of the connections that the limit for all hosts allows:
+    /// half of `IwarpConfig::max_handshakes` for the first kind, and half of [`Config::max_pending`] for the second
+    /// kind.
     #[must_use]
     pub const fn max_handshakes_per_peer(mut self, connections: Option<usize>) -> Self {
         self.max_handshakes_per_peer = connections;
@@ -438,14 +445,17 @@ impl Config {
         self
     }
 
-    /// Changes the settings of the embedded provider, by a closure that receives the current ones. They interact with
-    /// the settings of `Config` in these ways:
+    /// Changes the settings of the embedded provider, by a closure that receives the current ones. These settings
+    /// interact with those of `Config`:
     ///
-    /// - If its `max_handshakes_per_peer` is not set, the embedded provider uses that of `Config`.
-    /// - If its `allowed_peers` is not set, it uses that of `Config`. If both are set, a peer must be in a network of
-    ///   each.
-    /// - Its `max_handshakes` is raised to `max_pending`. A value below both `max_pending` and its default is an error.
-    /// - Its protocol extensions are on by default, because the greetings of two reactors negotiate them.
+    /// - If `IwarpConfig::max_handshakes_per_peer` is not set, the embedded provider uses
+    ///   [`Config::max_handshakes_per_peer`].
+    /// - If `IwarpConfig::allowed_peers` is not set, the embedded provider uses [`Config::allowed_peers`]. If both are
+    ///   set, a peer must be in a network of each.
+    /// - If `IwarpConfig::max_handshakes` is lower than [`Config::max_pending`], the embedded provider uses
+    ///   `max_pending`. A value below both `max_pending` and the default of `max_handshakes` is an error.
+    /// - The protocol extensions of the embedded provider are on by default, because the greetings of two reactors
+    ///   negotiate them.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -469,10 +479,10 @@ impl Config {
         self
     }
 
-    /// Allows one-sided operations on secured connections, and regions that their peers may access. Adapters can
-    /// neither encrypt nor authenticate these bytes. An attacker on the path can read and change the data, and can use
-    /// the keys of regions that it has seen. Default: false; such operations fail with
-    /// [`crate::SendErrorKind::PlainRemoteMemory`].
+    /// Allows one-sided operations on secured connections, and regions that the peers of such connections may access.
+    /// Adapters can neither encrypt nor authenticate the data of these operations. An attacker on the path can read and
+    /// change the data, and can use the remote keys that are sent with it. Default: false. With false, such operations
+    /// fail with [`crate::SendErrorKind::PlainRemoteMemory`].
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;
@@ -485,7 +495,7 @@ impl Config {
         self.allowed_peers.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(&peer)))
     }
 
-    /// Checks that every setting is in its range. The error names the first setting that is not.
+    /// Checks that every setting is in its range. The error names the first setting that is out of its range.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         let check = |setting, value: u64, low: u64, high: u64, range| {
             if (low..=high).contains(&value) { Ok(()) } else { Err(Error::Config { setting, value, range }) }
@@ -549,8 +559,8 @@ impl Config {
         u32::try_from(self.large.max_message >> 10).unwrap_or(u32::MAX)
     }
 
-    /// Returns the number of slots of a connection's send queue: `send_depth`, and two that are reserved for control
-    /// messages.
+    /// Returns the number of slots of a connection's send queue: `send_depth`, plus two slots that are reserved for
+    /// control messages.
     pub(crate) const fn send_slots(&self) -> u32 {
         self.send_depth + CONTROL_SENDS
     }
@@ -571,8 +581,8 @@ mod tests {
         let error = Config::default().receive_depth(4).validate().unwrap_err().to_string();
         assert_eq!(error, "receive_depth is 4: it must be 5 to 32,768 messages");
         assert!(Config::default().buffer_size(0).validate().is_err());
-        // Exactly the buffers of one connection: 64 receives and 66 sends, each of 8 KiB and a header, aligned to 64
-        // bytes.
+        // This limit has room for the buffers of exactly one connection: 64 receives and 66 sends. Each buffer has 8
+        // KiB plus a header, rounded up to 64 bytes: 8,256 bytes.
         assert!(Config::default().max_memory(130 * 8256).validate().is_ok());
         let error = Config::default().max_memory(130 * 8256 - 1).validate().unwrap_err().to_string();
         assert!(error.starts_with("max_memory is 1073279: it must be room for"), "{error}");

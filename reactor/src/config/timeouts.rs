@@ -15,16 +15,17 @@ pub struct Timeouts {
     /// reactor logs that at `info`. An InfiniBand path that was not used for a while may need more than the default.
     /// The other values of `ProviderChoice` ignore this timeout. Default: 200 ms.
     pub resolve: Duration,
-    /// Time for one address of a peer to answer, if more addresses follow it ([`crate::Context::connect_any`],
-    /// [`crate::Context::connect_host`]). Then the reactor tries the next address. The last address has
-    /// `Timeouts::connect` instead, and no address has more than that. Default: 2 s, in which TCP sends two SYNs.
+    /// Time for which the reactor waits for an answer of one address of a peer, if more addresses follow
+    /// ([`crate::Context::connect_any`], [`crate::Context::connect_host`]). After this time, the reactor tries the next
+    /// address. For the last address, `Timeouts::connect` applies instead. For no address does the reactor wait longer
+    /// than `Timeouts::connect`. Default: 2 s, in which TCP sends two SYNs.
     pub attempt: Duration,
     /// Time for an incoming connection from its acceptance to `on_connect`. Default: 5 s.
     pub handshake: Duration,
-    /// Time of silence after which the reactor sends the peer a keepalive ping. Default: 5 s.
+    /// Time for which the peer has sent nothing, after which the reactor sends it a keepalive ping. Default: 5 s.
     pub keepalive_interval: Duration,
-    /// Time of silence of the peer after which the reactor ends the connection. It must be longer than
-    /// `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
+    /// Time for which the peer has sent nothing, after which the reactor ends the connection. This time must be longer
+    /// than `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
     /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a
@@ -33,22 +34,22 @@ pub struct Timeouts {
     ///
     /// - If a peer answers no RDMA Read for 2 s while other connections wait for memory, the reactor ends the
     ///   connection.
-    /// - If the peer itself waits for memory, it has four times this timeout.
-    /// - A message in several buffers must be complete within this timeout.
+    /// - If the peer has reported that it has no memory for the message yet, the timeout is four times as long.
+    /// - A message that arrives in several buffers must be complete within this timeout.
     ///
-    /// The peer reports every 4 MiB that it has fetched to the sender, and each report counts as progress. So the
-    /// timeout may be short even for long messages. Default: 30 s.
+    /// During a fetch, the peer sends a report to the sender for every 4 MiB that it has fetched, and each report
+    /// counts as progress. So the timeout may be short even for long messages. Default: 30 s.
     pub transfer: Duration,
-    /// Time for a closed connection to send all accepted messages. The time starts again with each message that the
-    /// peer has fetched in the meantime, or with each 4 MiB of a longer one. Messages that are not sent in time are
-    /// discarded, and `on_send_complete` reports that. On an iWARP device (siw) the connection ends when the peer has
-    /// received everything, within the same time. Default: 2 s.
+    /// Time for which a closed connection continues to send the accepted messages. The time starts again each time that
+    /// the peer has fetched a message, or another 4 MiB of a message. Messages that are not sent within this time are
+    /// discarded, and `on_send_complete` reports that. On an iWARP device (siw), the connection ends when the peer has
+    /// received all data, or when this time has passed. Default: 2 s.
     pub close: Duration,
-    /// Time for a device to flush the queues of an ended connection. Then the reactor destroys the queues. Default: 1
-    /// s.
+    /// Time that a device has to flush the queues of an ended connection. After this time, the reactor destroys the
+    /// queues. Default: 1 s.
     pub flush: Duration,
-    /// Time after which the pool returns unused memory to the system. It returns slabs (registered blocks of buffers)
-    /// whose buffers were all free and not needed during that time. The first slab stays. Default: 30 s.
+    /// Time after which the pool returns unused memory to the system: slabs (registered blocks of buffers) that were
+    /// not needed during this time and whose buffers are all free. The first slab always stays. Default: 30 s.
     pub pool_idle: Duration,
 }
 

@@ -12,9 +12,9 @@ use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
 use crate::id::SendId;
 
-/// The callbacks for datagrams, which [`crate::datagram`] describes. If a program opens datagram endpoints,
-/// [`crate::Handler::datagrams`] of its handler returns an implementation of this trait: the handler itself or a part
-/// of it. Each callback may call any method of [`Context`].
+/// The callbacks for datagrams. [`crate::datagram`] describes datagrams. A program that opens datagram endpoints
+/// implements this trait for its handler, or for a part of the handler, and returns the implementation from
+/// [`crate::Handler::datagrams`]. Each callback may call any method of [`Context`].
 #[allow(unused_variables)]
 pub trait DatagramHandler {
     /// A datagram has arrived.
@@ -24,8 +24,8 @@ pub trait DatagramHandler {
     /// sending.
     fn on_datagram_sent(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, send: SendId, outcome: Outcome) {}
 
-    /// A datagram can be sent again. This is called once after the endpoint has refused one or more datagrams with
-    /// `WouldBlock`, as soon as it would accept one.
+    /// The endpoint can accept a datagram to send again. The reactor calls this once after the endpoint has refused one
+    /// or more datagrams with `WouldBlock`, as soon as the endpoint can accept another one.
     fn on_datagram_writable(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {}
 
     /// The search of [`DatagramContext::find_peer`] has ended. `found` is the peer to send to, or the reason why
@@ -39,9 +39,9 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// The attempt of [`DatagramContext::join`] to join a multicast group has ended. If it succeeded, `joined` is the id to send to the
-    /// group with. Otherwise `joined` is the reason why the endpoint is not a member. If a member loses its membership later, this is
-    /// called again, with the reason.
+    /// The attempt of [`DatagramContext::join`] to join a multicast group has ended. If the attempt succeeded, `joined` is the id with
+    /// which the program sends to the group. Otherwise `joined` is the reason why the endpoint is not a member. If the endpoint loses its
+    /// membership later, this is called again, with the reason as `joined`.
     fn on_join(
         &mut self,
         cx: &mut Context<'_>,
@@ -51,8 +51,8 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// An endpoint has ended: it was closed, or its device failed or was removed. The ids of its peers are stale, too.
-    /// This is the last callback of the endpoint; its id is stale when the callback returns.
+    /// An endpoint has ended: it was closed, or its device failed or was removed. This is the last callback of the
+    /// endpoint. When it returns, the id of the endpoint and the ids of its peers are stale.
     fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {}
 }
 
@@ -175,14 +175,15 @@ impl DatagramContext<'_> {
     ///
     /// # Errors
     /// The endpoint is closed, or the datagram was sent to a multicast group. A datagram to a group does not name the
-    /// local address to answer from: resolve the sender by its address instead ([`DatagramContext::find_peer`]).
+    /// local address from which to answer. In this case, resolve the sender's address with
+    /// [`DatagramContext::find_peer`] instead.
     pub fn peer_of(&mut self, endpoint: EndpointId, origin: &Origin) -> Result<PeerId, Error> {
         let key = self.key(endpoint)?;
         self.endpoints.peer_of(self.driver, key, origin)
     }
 
-    /// Releases a peer that is not needed any more. Datagrams to the peer that were accepted before are still sent. A
-    /// stale id is ignored.
+    /// Releases a peer that the program does not need any more. The reactor still sends the datagrams to this peer that
+    /// it has accepted before this call. A stale id is ignored.
     pub fn forget_peer(&mut self, peer: PeerId) {
         if let Some(peer) = peer.key(self.driver.tag()) {
             self.endpoints.forget_peer(self.driver, peer);
@@ -195,8 +196,9 @@ impl DatagramContext<'_> {
     /// Example: [`DatagramContext::open`].
     ///
     /// # Errors
-    /// `TooLong`; `NoPeer` if the peer was not found through this endpoint; `Closed`; `WouldBlock`, after which
-    /// `on_datagram_writable` follows once.
+    /// `TooLong` if the payload is longer than [`DatagramContext::max_datagram`]; `NoPeer` if the id is stale or
+    /// belongs to another endpoint; `Closed` if the endpoint is closed; `WouldBlock` if the send queue is full. After
+    /// `WouldBlock`, `on_datagram_writable` follows once.
     pub fn send(&mut self, endpoint: EndpointId, peer: PeerId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let key = self.key(endpoint).map_err(|_| SendErrorKind::Closed)?;
         self.endpoints.send(self.driver, key, peer, payload, None)
@@ -226,8 +228,8 @@ impl DatagramContext<'_> {
         self.endpoints.send(self.driver, key, peer, payload, Some(immediate))
     }
 
-    /// Joins a multicast group. The reactor calls `on_join` with the id to send to the group with, or with an error.
-    /// After a success, the endpoint receives the datagrams that are sent to the group.
+    /// Joins a multicast group. The reactor calls `on_join` with an error, or with the id with which the program sends
+    /// to the group. After a success, the endpoint receives the datagrams that are sent to the group.
     ///
     /// ```
     /// use rdma_reactor::{Context, EndpointId, Error};
@@ -259,8 +261,8 @@ impl DatagramContext<'_> {
         self.endpoints.leave(self.driver, key, group)
     }
 
-    /// Closes an endpoint. The reactor first sends all accepted datagrams, for at most `Timeouts::close`, and then
-    /// calls `on_endpoint_closed`. The endpoint receives no more datagrams. A stale id is ignored.
+    /// Closes an endpoint. The reactor first sends the datagrams that it has accepted, for at most `Timeouts::close`.
+    /// Afterwards it calls `on_endpoint_closed`. The endpoint receives no more datagrams. A stale id is ignored.
     pub fn close(&mut self, endpoint: EndpointId) {
         if let Some(key) = endpoint.key(self.driver.tag()) {
             self.endpoints.end(self.driver, key, DisconnectReason::Local { complete: false }, false);

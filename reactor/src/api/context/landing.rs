@@ -1,5 +1,5 @@
-//! Operations on offered messages. They read an offered message directly into the program's own memory, refuse one, or
-//! offer one.
+//! Operations on offered messages: read an offered message directly into the program's own memory, refuse an offered
+//! message, and offer a message to the peer.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use crate::id::{ConnectionId, OfferId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Accepts an offered message into a region, from `offset` on. The device reads the bytes from the peer's memory
+    /// Accepts an offered message into a region, from `offset` on. The device reads the message from the peer's memory
     /// directly into the region. Call this within [`Handler::on_offer`](crate::Handler::on_offer). The reactor calls
     /// [`Handler::on_landed`](crate::Handler::on_landed) once, when the message has arrived or the connection has
-    /// ended. Until then the region is lent: the program can drop the region, but it is deregistered only afterwards.
-    /// The memory does not count towards [`crate::LargeMessageSettings::memory`].
+    /// ended. Until `on_landed` the region is lent: the program can drop the region, but the reactor deregisters it
+    /// only after `on_landed`. The memory of the region does not count towards [`crate::LargeMessageSettings::memory`].
     ///
     /// ```
     /// use rdma_reactor::{
@@ -90,15 +90,16 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`SendErrorKind::NoOffer`] for the same reasons as [`Context::land`]; [`SendErrorKind::Unsupported`] if the peer
-    /// runs a version of this library that has no refusals.
+    /// runs a version of this library that does not support refusals.
     pub fn refuse_offer(&mut self, conn: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
         self.driver.refuse_offer(conn, offer)
     }
 
-    /// Offers a part of a region as a message, even if it is short. The peer's device reads the message directly from
-    /// the region. The peer's [`Handler::on_offer`](crate::Handler::on_offer) receives `tag`. The reactor calls
-    /// `on_send_complete` when the peer has read the message; until then the program cannot change these bytes. If the
-    /// peer runs a version of this library without tags, it receives the message without the tag.
+    /// Offers a part of a region as a message. A message of any length can be offered, also one that fits into one
+    /// buffer. The peer's device reads the message directly from the region. The peer's
+    /// [`Handler::on_offer`](crate::Handler::on_offer) receives `tag`. The reactor calls `on_send_complete` when the
+    /// peer has read the message. Until then the program cannot change this part of the region. If the peer runs a
+    /// version of this library without tags, the peer receives the message without the tag.
     ///
     /// Example: [`Context::land`].
     ///

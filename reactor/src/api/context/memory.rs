@@ -16,11 +16,11 @@ use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 
 impl Context<'_> {
-    /// Registers `len` bytes of zeroed memory with the device of a connection. `len` is 1 up to the limit of the
-    /// device. The options say which access the peer has. Its rights end with the connection, except with
-    /// [`RegionOptions::any_peer`]; the region itself stays. On an RDMA device this call **blocks** while the system
-    /// pins the memory, about a quarter of a second per gibibyte. So register once and use the region often. For large
-    /// memory see [`Context::region_maker`].
+    /// Registers `len` bytes of zeroed memory with the device of a connection. `len` ranges from 1 to the limit of the
+    /// device. The options say which access the peer has. The rights of the peer end with the connection, except with
+    /// [`RegionOptions::any_peer`]. The region itself stays registered until it is dropped. On an RDMA device this call
+    /// **blocks** while the system pins the memory, for about a quarter of a second per gibibyte. So register memory
+    /// once, and use the region often. For large regions see [`Context::region_maker`].
     ///
     /// ```
     /// use rdma_reactor::{
@@ -95,8 +95,8 @@ impl Context<'_> {
         self.driver.register_at(local, Material::Own(memory, len), options)
     }
 
-    /// Registers the memory of a vector, like [`Context::register`] does for new memory. The region owns the memory
-    /// from now on.
+    /// Registers the memory of the vector `bytes`. The region owns this memory from now on. The options have the same
+    /// meaning as in [`Context::register`].
     ///
     /// Example: [`Context::read`].
     ///
@@ -119,8 +119,9 @@ impl Context<'_> {
     /// - memory of another library (`Memory::from_raw`).
     ///
     /// The program can only copy the bytes of such a region: [`Region::bytes`] returns `None`, because others may
-    /// change the bytes at any time. The region releases its share of the memory, so `Arc::strong_count` decreases by
-    /// one, when the region was dropped and its last operation has ended. Otherwise as [`Context::register`].
+    /// change the bytes at any time. When the region was dropped and its last operation has ended, the region releases
+    /// its share of the memory: `Arc::strong_count` decreases by one. In all other respects, this method is like
+    /// [`Context::register`].
     ///
     /// ```
     /// use std::sync::Arc;
@@ -146,8 +147,8 @@ impl Context<'_> {
     }
 
     /// Registers shared memory like [`Context::register_memory`], but on the device that has the address `local` of
-    /// this host, without a connection. Use this if several reactors of a program register the same memory, each on its
-    /// device.
+    /// this host, without a connection. Use this if several reactors of a program register the same memory, each
+    /// reactor with a device of its own.
     ///
     /// Example: [the guide](crate::guide::remote_memory).
     ///
@@ -164,8 +165,8 @@ impl Context<'_> {
 
     /// Registers `len` bytes at `base`, which the program has allocated by other means. The address and the length must
     /// be multiples of 8. Returns the region and a share of the memory. When the region was dropped and
-    /// `Arc::strong_count` of the share is 1, the library does not use the bytes any more. Otherwise as
-    /// [`Context::register_memory`].
+    /// `Arc::strong_count` of the share is 1, the library does not use the bytes any more. In all other respects, this
+    /// method is like [`Context::register_memory`].
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -183,7 +184,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::register`]. Also if the address or the length is not a multiple of 8.
+    /// The errors of [`Context::register`]. This method also fails if the address or the length is not a multiple of 8.
     ///
     /// # Safety
     /// The rules of [`Memory::from_raw`] apply. As long as the library uses the bytes:
@@ -207,8 +208,8 @@ impl Context<'_> {
     /// Registers `len` bytes of a dma-buf, beginning at `offset`. A dma-buf is memory of a GPU or another device that
     /// its driver has exported. One-sided operations read and write such a region like any other, and
     /// [`Context::send_region`] can send messages from it. The program cannot access the bytes, so [`Region::copy_to`]
-    /// and similar methods panic. The program may close the descriptor after this call. Otherwise as
-    /// [`Context::register`].
+    /// and similar methods panic. The program may close the descriptor after this call. In all other respects, this
+    /// method is like [`Context::register`].
     ///
     /// ```
     /// use std::os::fd::BorrowedFd;
@@ -222,8 +223,8 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::register`]. `Unsupported` names the provider or device that does not support a dma-buf,
-    /// such as the embedded provider, siw and rxe.
+    /// The errors of [`Context::register`]. `Unsupported` names the provider or the device if it does not support
+    /// dma-bufs. The embedded provider, siw and rxe do not support them.
     pub fn register_dmabuf(
         &mut self,
         conn: ConnectionId,
@@ -235,10 +236,10 @@ impl Context<'_> {
         self.driver.register(conn, Material::DmaBuf(buffer, offset, len), options)
     }
 
-    /// Returns a [`RegionMaker`]: other threads use it to prepare regions with these options, for the device of a
-    /// connection. So the slow part, such as pinning gigabytes, does not block the reactor's thread. [`Context::adopt`]
-    /// then makes a region of the prepared memory, without blocking. On the embedded provider registration takes no
-    /// time, so [`Context::adopt`] does all of it.
+    /// Returns a [`RegionMaker`]. Another thread uses it to prepare memory for a region with `options`, for the device
+    /// of the connection. So the slow part, such as pinning gigabytes, does not block the reactor's thread.
+    /// [`Context::adopt`] then makes a region of the prepared memory, without blocking. On the embedded provider,
+    /// registration takes no time: [`Context::adopt`] does the whole registration.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -286,7 +287,7 @@ impl Context<'_> {
     }
 
     /// Makes a region of memory that a [`RegionMaker`] of this reactor has prepared for the device of this connection.
-    /// The peer of the connection gets the rights of the [`RegionOptions`] that the maker was created with.
+    /// The peer of the connection gets the rights of the [`RegionOptions`] with which the program created the maker.
     ///
     /// Example: [`Context::region_maker`].
     ///
@@ -299,20 +300,21 @@ impl Context<'_> {
 
     /// Revokes the rights of all peers to a region, immediately. A peer that tries to access the region afterwards gets
     /// an error and loses its connection. After `Ok`, no peer reads or changes the memory, with one exception: a device
-    /// with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) completes the frame that it is
-    /// placing. Revoking twice is harmless.
+    /// with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) still places the rest of a frame
+    /// that it has begun to place. Revoking the rights twice is harmless.
     ///
     /// # Errors
     /// The device failed to invalidate the remote key, or cannot invalidate keys. Peers may then access the memory
     /// until the region is dropped and deregistered; [`crate::MemoryStats::unrevoked`] counts these errors.
-    /// [`Error::Gone`]: the region belongs to another reactor, or its device was removed without releasing it.
+    /// [`Error::Gone`] if the region belongs to another reactor, or if its device was removed and did not release the
+    /// region.
     pub fn revoke(&mut self, region: &Region) -> Result<(), Error> {
         self.driver.revoke(region)
     }
 
-    /// Reads from the beginning of `remote` as many bytes as `range` has, into `range` of `local`. The reactor calls
-    /// `on_send_complete` for the read, in the order of sends. If the outcome is [`crate::Outcome::Sent`], the bytes
-    /// are in `local`. A read uses no credit.
+    /// Reads `range.len()` bytes from the beginning of `remote`, and stores them in `range` of `local`. The reactor
+    /// calls `on_send_complete` for the read, in the order of sends. If the outcome is [`crate::Outcome::Sent`], the
+    /// bytes are in `local`. A read uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -377,8 +379,9 @@ impl Context<'_> {
         self.driver.read(conn, remote, &mut [(local, range)])
     }
 
-    /// Reads from the beginning of `remote` into 1 to 4 ranges, and fills them in the order of the list. The number of
-    /// ranges must not exceed `Config::send_depth`. Otherwise as [`Context::read`].
+    /// Reads bytes from the beginning of `remote`, and stores them in 1 to 4 ranges: the first bytes in the first
+    /// range, the next ones in the second range, and so on. The number of ranges must not exceed `Config::send_depth`.
+    /// In all other respects, this method is like [`Context::read`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -407,8 +410,8 @@ impl Context<'_> {
     }
 
     /// Writes `range` of `local` to the beginning of `remote`. The reactor calls `on_send_complete` when the program
-    /// may change `local` again. The peer is not notified; a message that is sent afterwards arrives after the bytes
-    /// are in place. A write uses no credit.
+    /// may change `local` again. The peer is not notified of the write. A message that the program sends after the
+    /// write arrives when the written bytes are in place. A write uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -432,7 +435,8 @@ impl Context<'_> {
         self.driver.write(conn, remote, &[(local, range)], None)
     }
 
-    /// Writes 1 to 4 ranges to the beginning of `remote`, one behind the other. Otherwise as [`Context::write`].
+    /// Writes the bytes of 1 to 4 local ranges to `remote`: the first range to the beginning of `remote`, and each
+    /// further range directly behind the previous one. In all other respects, this method is like [`Context::write`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -460,9 +464,9 @@ impl Context<'_> {
     }
 
     /// Writes like [`Context::write`], and notifies the peer: its `on_immediate` receives the 32 bits of `immediate`
-    /// when the bytes are in place. The operation uses a credit, as a message does. Some devices have no Write with
-    /// Immediate. On these the reactor sends a write and a small message instead, which needs a `Config::send_depth` of
-    /// at least 2.
+    /// when the bytes are in place. The operation uses a credit, as a message does. On a device without Write with
+    /// Immediate, the reactor sends a write and a small message instead. That needs a `Config::send_depth` of at least
+    /// 2.
     ///
     /// Example: [`Context::register`].
     ///
@@ -480,9 +484,9 @@ impl Context<'_> {
         self.driver.write(conn, remote, &[(local, range)], Some(immediate))
     }
 
-    /// Atomically compares the 8 bytes at the beginning of `remote` with `expected`, and replaces them by `swap` if
-    /// they are equal. The device stores their old value at `offset` of `local`. Read it with [`Region::load`] after
-    /// `on_send_complete`.
+    /// Atomically compares the 8 bytes at the beginning of `remote` with `expected`, and replaces the 8 bytes with
+    /// `swap` if they equal `expected`. In both cases, the local device stores the previous value of the 8 bytes at
+    /// `offset` of `local`. Read the previous value with [`Region::load`] after `on_send_complete`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -500,8 +504,8 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::read`]. Also `Unsupported` if the device has no atomics, and `Misaligned` if the
-    /// address of the 8 bytes is not a multiple of 8 on both sides.
+    /// The errors of [`Context::read`]. Also `Unsupported` if the device has no atomics, and `Misaligned` if the remote
+    /// address or the local address of the 8 bytes is not a multiple of 8.
     pub fn compare_swap(
         &mut self,
         conn: ConnectionId,
@@ -515,8 +519,8 @@ impl Context<'_> {
         self.driver.atomic(conn, remote, (local, offset), op, SendKind::CompareSwap)
     }
 
-    /// Atomically adds `add` to the 8 bytes at the beginning of `remote`. The device stores their old value at `offset`
-    /// of `local`. Read it with [`Region::load`] after `on_send_complete`.
+    /// Atomically adds `add` to the 8 bytes at the beginning of `remote`. The local device stores the previous value of
+    /// the 8 bytes at `offset` of `local`. Read the previous value with [`Region::load`] after `on_send_complete`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -546,9 +550,9 @@ impl Context<'_> {
         self.driver.atomic(conn, remote, (local, offset), op, SendKind::FetchAdd)
     }
 
-    /// Fences the next send of any kind: the device does not begin it before all earlier reads and atomics of the
-    /// connection have completed. Without a fence, the device may execute a write before the response to an earlier
-    /// read has arrived (RFC 5040, section 5.5).
+    /// Fences the next send of any kind on a connection: the device begins this send only when all earlier reads and
+    /// atomics of the connection have completed. Without a fence, the device may execute a write before the response to
+    /// an earlier read has arrived (RFC 5040, section 5.5).
     pub fn fence(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().fence_next());
     }

@@ -15,9 +15,11 @@ impl Context<'_> {
     /// `on_send_complete` when the send has ended. A message that is longer than [`Context::buffer_size`] is sent in
     /// one of two ways:
     ///
-    /// - In several buffers of the peer, if it is not longer than [`crate::LargeMessageSettings::eager_limit`], and if
-    ///   there are enough credits and send-queue slots for all of them.
-    /// - Otherwise the reactor copies it to separate memory, and the peer fetches it from there by RDMA Read.
+    /// - In several buffers of the peer, if the message is not longer than
+    ///   [`crate::LargeMessageSettings::eager_limit`], and if there are enough credits and send-queue slots for all
+    ///   these buffers.
+    /// - Otherwise the reactor copies the message to separate memory, and the peer fetches the message from there by
+    ///   RDMA Read.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind};
@@ -78,8 +80,9 @@ impl Context<'_> {
         self.driver.send(conn, payload)
     }
 
-    /// Returns a registered buffer of the pool, which the program fills and then sends without a copy. Returns `None`
-    /// if the connection is not open, or if the pool has reached `Config::max_memory`.
+    /// Takes a registered buffer out of the pool. The program fills the buffer, and sends it with
+    /// [`Context::send_buffer`] without a copy. Returns `None` if the connection is not open, or if the pool has
+    /// reached `Config::max_memory`.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
         let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
         Some(SendBuffer::new(capacity, buffer, slabs, channel))
@@ -104,8 +107,8 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::send`]. `ForeignBuffer` if the buffer belongs to another reactor or device, or to this
-    /// device before it failed or was removed. The error contains the buffer.
+    /// The errors of [`Context::send`]. `ForeignBuffer` if the buffer belongs to another reactor or device, or if the
+    /// program took the buffer before the device failed or was removed. The error contains the buffer.
     // The error is large because it contains the buffer, which the program may need again.
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
@@ -117,8 +120,8 @@ impl Context<'_> {
         sent.unwrap_or(Err(SendErrorKind::Closed)).map_err(|kind| SendError { kind, buffer })
     }
 
-    /// Sends a part of a region without a copy. The device reads the memory until `on_send_complete`; the program
-    /// cannot change it before that.
+    /// Sends a part of a region without a copy. The device may read the memory until `on_send_complete`. The program
+    /// cannot change the memory before `on_send_complete`.
     ///
     /// A message that is longer than [`Context::buffer_size`] may be fetched by the peer. The peer fetches it if it is
     /// longer than [`crate::LargeMessageSettings::eager_limit`], or if there are not enough credits or send-queue
@@ -174,8 +177,9 @@ impl Context<'_> {
         self.driver.input(conn, |conn, env| conn.append(fill, env)).unwrap_or(Err(SendErrorKind::Closed))
     }
 
-    /// Releases a message that [`crate::Message::detach`] has kept. A drop of the message would return its buffer to
-    /// the pool in the next turn; this call returns it immediately. A message of another reactor is dropped.
+    /// Releases a message that [`crate::Message::detach`] has kept, and returns its buffer to the pool immediately. A
+    /// drop of the message returns the buffer only in the next turn. If the message belongs to another reactor, or is
+    /// longer than one buffer, this call is the same as a drop.
     #[inline]
     pub fn release(&mut self, mut message: DetachedMessage) {
         let driver = &mut *self.driver;
@@ -185,8 +189,8 @@ impl Context<'_> {
     }
 
     /// Calls `begin`, and returns its result. Each message that `begin` sends on the connection causes
-    /// `on_send_complete`, even with [`crate::Config::quiet_sends`]. Sends of regions, which are not copied, cause it
-    /// always.
+    /// `on_send_complete`, even with [`crate::Config::quiet_sends`]. Sends of regions always cause `on_send_complete`,
+    /// also without this method.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind, SendId};
@@ -203,11 +207,11 @@ impl Context<'_> {
         result
     }
 
-    /// Requests a call of `on_writable` when `missing` is available again, as if a send had been refused for that
-    /// reason. Use this in programs that call [`Context::writable`] or [`Context::free_slots`] before they send. For
-    /// [`Blocked::Queue`] the call follows when the send queue has free slots. For every other reason it follows when
-    /// `send` would accept a message. Returns `true` if the call will follow, and `false` if the connection is not
-    /// open.
+    /// Requests a call of `on_writable`, as if the connection had refused a send with `missing` as the reason. Use this
+    /// in programs that call [`Context::writable`] or [`Context::free_slots`] before they send. With
+    /// [`Blocked::Queue`], the reactor calls `on_writable` when the send queue has free slots. With every other reason,
+    /// the reactor calls it when `send` would accept a message. Returns `true` if the request was accepted, and `false`
+    /// if the connection is not open.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, ConnectionId, Context};
@@ -234,7 +238,7 @@ impl Context<'_> {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())
     }
 
-    /// Returns the number of messages that `send` would accept now, each of at most [`Context::buffer_size`] bytes.
+    /// Returns the number of messages of at most [`Context::buffer_size`] bytes that `send` would accept now.
     #[must_use]
     pub fn writable(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.writable())
@@ -264,44 +268,46 @@ impl Context<'_> {
         self.driver.announced(conn).map(|conn| conn.terms().buffer_size)
     }
 
-    /// Returns the length of the largest message that the peer accepts, in bytes, in one buffer or not. Returns `None`
-    /// before `on_connect` and after `on_disconnect`.
+    /// Returns the length of the largest message that the peer accepts, in bytes. Such a message may be longer than one
+    /// buffer of the peer ([`Context::buffer_size`]). Returns `None` before `on_connect` and after `on_disconnect`.
     #[must_use]
     pub fn max_message(&self, conn: ConnectionId) -> Option<u64> {
         let terms = self.driver.announced(conn)?.terms();
         Some(terms.max_message.max(terms.buffer_size as u64))
     }
 
-    /// Marks the next message in one buffer, or the next write with immediate data, as a solicited event. Such an event
-    /// wakes a peer that has armed its completion queue for solicited completions only, as a program with plain verbs
-    /// may do. A peer that is a reactor does not need this, because it arms its queues for all completions.
+    /// Marks the next message that fits into one buffer, or the next write with immediate data, as a solicited event. A
+    /// peer with plain verbs may have armed its completion queue for solicited completions only: a solicited event
+    /// wakes that peer. A peer that uses this library does not need this, because its reactor arms the queues for all
+    /// completions.
     pub fn solicit(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
     }
 
-    /// Holds back the sends of a connection until [`Context::flush`], if necessary over several turns. The reactor then
-    /// posts them in one chain, which costs fewer doorbells. Use this if more sends will follow. The reactor posts the
-    /// chain earlier in these cases:
+    /// Holds back the sends of a connection until [`Context::flush`], if necessary for several turns. `flush` posts the
+    /// held sends in one chain, which needs fewer doorbells than one post for each send. Use this if more sends will
+    /// follow soon. The reactor posts the held sends before `flush` in these cases:
     ///
     /// - The sends fill half of the send queue.
     /// - A send was refused.
     /// - The reactor has to send a control message: credits, a keepalive, or a part of a large message's protocol.
     /// - The connection is closed.
     ///
-    /// The connection stays corked after an earlier post. Ignored if the connection does not exist any more.
+    /// After such a post, the connection still holds back its next sends. This call is ignored if the connection does
+    /// not exist any more.
     pub fn cork(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.cork());
     }
 
-    /// Posts the sends of a connection immediately, instead of at the end of the turn, and ends [`Context::cork`]. This
-    /// costs one doorbell. Use this for sends that cannot wait until a long callback returns. Ignored if the connection
-    /// does not exist any more.
+    /// Posts the accepted sends of a connection immediately, and not only at the end of the turn. Also ends
+    /// [`Context::cork`]. This call costs one doorbell. Use this for sends that cannot wait until a long callback
+    /// returns. Ignored if the connection does not exist any more.
     pub fn flush(&mut self, conn: ConnectionId) {
         self.driver.post_sends_of(conn);
     }
 
-    /// Returns the total time during which the connection refused sends: the sum of all periods from a refusal to the
-    /// `on_writable` that followed. Returns `None` if the connection does not exist any more.
+    /// Returns the total time during which the connection refused sends: the sum of all periods from the first refusal
+    /// of a send to the next `on_writable`. Returns `None` if the connection does not exist any more.
     #[must_use]
     pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
         self.driver.connections().get(conn).map(|slot| slot.conn.stall_time(self.driver.now()))

@@ -1,5 +1,6 @@
-//! The operations that a callback may call. This file has those on connections, listeners and the reactor. The other
-//! files: [`messages`], [`memory`], [`landing`], [`transfers`], [`time`], and datagrams in `DatagramContext`.
+//! The operations that a callback may call. This file contains the operations on connections, on listeners, and on the
+//! reactor. The others are in [`messages`], [`memory`], [`landing`], [`transfers`] and [`time`]. `DatagramContext`
+//! contains the operations on datagrams.
 
 #[cfg(feature = "datagram")]
 mod datagrams;
@@ -26,8 +27,8 @@ use crate::security::PeerIdentity;
 use crate::stats::Stats;
 
 /// The operations of a reactor, for use in a callback or through [`crate::Reactor::context`]. No method calls a
-/// callback directly: the reactor's loop reports the resulting events later. No method blocks, except those that
-/// register memory or open connections on devices, as their documentation says.
+/// callback directly: the reactor's loop reports the resulting events later. A method blocks only if its documentation
+/// says so: some methods that register memory or open connections on RDMA devices block.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(crate) driver: &'a mut Driver,
@@ -75,10 +76,10 @@ impl Context<'_> {
         self.driver.close_listener(listener);
     }
 
-    /// Accepts a connection on `stream`, a stream socket of TCP or another kind that the program has accepted itself. Both sides exchange
+    /// Accepts a connection over `stream`: a stream socket, for example of TCP, that the program has already accepted. Both sides exchange
     /// the parameters of their queue pairs over the stream, as with a listener that has [`ListenOptions::exchange`]. The connection owns
-    /// the descriptor from now on, and makes it non-blocking. The peer has 10 s to send its request; then the reactor calls
-    /// `on_connect_request`.
+    /// the descriptor from now on, and makes it non-blocking. When the connect request of the peer arrives, the reactor calls
+    /// `on_connect_request`. If the request does not arrive within 10 s, the reactor closes the stream.
     ///
     /// ```
     /// use std::os::unix::net::UnixStream;
@@ -105,7 +106,8 @@ impl Context<'_> {
     /// `on_connect_error` if that fails.
     ///
     /// # Errors
-    /// A limit has been reached, or the provider returned an error. After an error, no callback follows.
+    /// A limit of the [`crate::Config`] has been reached, or the provider returned an error. After an error, no
+    /// callback follows.
     pub fn connect(&mut self, peer: SocketAddr) -> Result<ConnectionId, Error> {
         self.connect_with(peer, ConnectOptions::default())
     }
@@ -134,10 +136,11 @@ impl Context<'_> {
         self.connect_any(&[peer], options)
     }
 
-    /// Opens a connection over a stream that the program has connected, such as a Unix socket or a stream through a proxy. Both sides
-    /// exchange the parameters of their queue pairs over this stream. The program of the peer passes the other end of the stream to
-    /// [`Context::accept_over`]. The descriptor must be a stream socket. The connection owns it from now on, and makes it non-blocking. If
-    /// no address of the stream identifies the device, name the device with [`ConnectOptions::exchange`].
+    /// Opens a connection over `stream`: a stream that the program has already connected, such as a Unix socket or a stream through a
+    /// proxy. Both sides exchange the parameters of their queue pairs over this stream. The program of the peer passes the other end of the
+    /// stream to [`Context::accept_over`]. The descriptor must be a stream socket. The connection owns the descriptor from now on, and
+    /// makes it non-blocking. If the local address of the stream does not identify an RDMA device, as with a Unix socket, name the device
+    /// with [`ConnectOptions::exchange`].
     ///
     /// ```
     /// use std::os::unix::net::UnixStream;
@@ -152,16 +155,17 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The errors of [`Context::connect_with`]. Also if the descriptor is no stream socket, if no provider supports such connections, or if
-    /// no RDMA device has the requested port.
+    /// no port of an RDMA device matches the stream's local address and the options.
     pub fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.driver.look_at_clock();
         self.driver.connect_over(stream, options)
     }
 
-    /// Opens a connection to the first of several addresses of one peer that works, such as the addresses of its
-    /// adapters. The reactor tries the addresses in order, under one connection id. It tries the next one if an address
-    /// is refused, unreachable or silent for `Timeouts::attempt`. The last address has `Timeouts::connect`. If the peer
-    /// itself rejects the connection, the reactor tries no other address.
+    /// Opens a connection to a peer that has several addresses, such as the addresses of its adapters. The reactor
+    /// tries the addresses in order until one of them works, under one connection id. It tries the next address if the
+    /// current one refuses the connection, is unreachable, or does not answer for `Timeouts::attempt`. For the last
+    /// address, the reactor waits for `Timeouts::connect` instead. If the peer itself rejects the connection, the
+    /// reactor tries no other address.
     ///
     /// If an address works, the reactor calls `on_connect`, and [`Context::peer_address`] returns that address.
     /// Otherwise it calls `on_connect_error`, with the error of the last address.
@@ -183,13 +187,13 @@ impl Context<'_> {
         self.driver.connect(peers, options)
     }
 
-    /// Opens a connection to the first address of a host that works, like [`Context::connect_any`]. `host` is a name,
-    /// such as `localhost` or `storage.example.org`, or an address in text form. Another thread resolves the name
-    /// (`getaddrinfo`(3)), at most four names at a time. The reactor tries the addresses in the order in which the
-    /// system returns them, except that IPv6 and IPv4 alternate (RFC 8305, section 4).
+    /// Opens a connection to a host: tries the addresses of the host in order until one of them works, like
+    /// [`Context::connect_any`]. `host` is a name, such as `localhost` or `storage.example.org`, or an address in text
+    /// form. Other threads resolve names (`getaddrinfo`(3)), at most four names at a time. The order of the addresses
+    /// is that of the system, except that IPv6 and IPv4 addresses alternate (RFC 8305, section 4).
     ///
     /// [`Context::peer_address`] is `0.0.0.0` until the name is resolved. If the name is unknown, `on_connect_error`
-    /// reports [`crate::ConnectError::Lookup`]. If the name is not resolved in time, it reports
+    /// reports [`crate::ConnectError::Lookup`]. If the name is not resolved in time, `on_connect_error` reports
     /// [`crate::ConnectError::Timeout`].
     ///
     /// ```
@@ -208,17 +212,17 @@ impl Context<'_> {
         self.driver.connect_host(host, port, options)
     }
 
-    /// Closes a connection. The reactor first sends the accepted sends, for at most `Timeouts::close`. It calls
-    /// `on_send_complete` for each of them, with an outcome that says if the send succeeded, and then `on_disconnect`.
-    /// From now on the reactor delivers no message of this connection, not even one that has already arrived. A stale
-    /// id is ignored.
+    /// Closes a connection. The reactor first posts the sends that it has accepted, and waits for their completion for
+    /// at most [`Timeouts::close`](crate::Timeouts::close). It calls `on_send_complete` for each of them; the outcome
+    /// says if the send succeeded. Afterwards it calls `on_disconnect`. From now on the reactor delivers no message of
+    /// this connection, not even one that has already arrived. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
         self.driver.look_at_clock();
         self.driver.close(conn);
     }
 
-    /// Closes a connection immediately. Sends that were accepted and not sent yet may be discarded. Otherwise as
-    /// [`Context::close`].
+    /// Closes a connection immediately. Sends that were accepted but not sent yet may be discarded. In all other
+    /// respects, this method is like [`Context::close`].
     pub fn abort(&mut self, conn: ConnectionId) {
         self.driver.abort(conn);
     }
@@ -347,8 +351,8 @@ impl Context<'_> {
         Context { driver: self.driver, endpoints: self.endpoints }
     }
 
-    /// Returns the reactor's current time. The reactor reads the clock when a turn begins to call callbacks, and not
-    /// for each call of this method, so the result may lie behind the clock.
+    /// Returns the time at which the reactor last read the clock. The reactor reads the clock before it calls the
+    /// callbacks of a turn, and not for each call of this method. So the result may be earlier than the current time.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.driver.now()
@@ -361,11 +365,12 @@ impl Context<'_> {
         DatagramContext { driver: self.driver, endpoints: self.endpoints }
     }
 
-    /// Drains the reactor. From now on it accepts no connection. Open connections continue, with messages and timers,
-    /// until [`crate::Handler::on_drain`] or the program closes them. The default `on_drain` closes all of them
-    /// immediately. [`crate::Reactor::run`] returns when all connections have ended. When `deadline` has passed,
-    /// counted in whole milliseconds from now, the reactor aborts the remaining connections and endpoints, each with
-    /// its usual last callback. After that, nothing new can be opened. Ignored if the reactor is draining already.
+    /// Drains the reactor. From now on the reactor accepts no connection. Open connections continue, with messages and
+    /// timers, until the program closes them. The reactor calls [`crate::Handler::on_drain`]; its default calls
+    /// [`Context::close_all`]. [`crate::Reactor::run`] returns when all connections have ended. When `deadline` has
+    /// passed, counted in whole milliseconds from now, the reactor aborts the remaining connections and endpoints. Each
+    /// of them still gets its last callback. After the deadline, no connection or endpoint can be opened. The call is
+    /// ignored if the reactor is draining already.
     pub fn drain(&mut self, deadline: Duration) {
         self.driver.want_drain(deadline);
     }

@@ -11,9 +11,9 @@ use crate::seam::poller::Interest;
 use crate::seam::timer::FOREVER;
 
 impl Context<'_> {
-    /// Sets a timer. The reactor calls `on_timer` once, with `token`, when `delay` has passed since this call. The time
-    /// that the current callback has already taken does not count. While the reactor sleeps, the resolution is about a
-    /// millisecond.
+    /// Sets a timer. The reactor calls `on_timer` once, with `token`, when `delay` has passed. The delay begins with
+    /// this call, and not with the turn in which the current callback runs. While the reactor sleeps, the resolution is
+    /// about a millisecond.
     ///
     /// ```
     /// use std::time::Duration;
@@ -45,11 +45,11 @@ impl Context<'_> {
     pub fn set_timer(&mut self, delay: Duration, token: u64) -> TimerId {
         self.driver.look_at_clock();
         let now = self.driver.now();
-        // The sum overflows for a very long delay: such a timer never expires.
+        // If the sum overflows, because the delay is very long, the timer expires in `FOREVER` (30 years) instead.
         let at = now.checked_add(delay).unwrap_or(now + FOREVER);
         let key = self.driver.timers_mut().insert(at, TimerPurpose::Program(token));
-        // A program that embeds the reactor in its own loop may be waiting for an older deadline. It must query the new
-        // one.
+        // A program that embeds the reactor in its own loop may be waiting for a later deadline than that of the new
+        // timer. `ring` wakes the program, so that it queries the reactor's next deadline again.
         self.driver.ring();
         TimerId::new(self.driver.tag(), key)
     }
@@ -62,9 +62,9 @@ impl Context<'_> {
     }
 
     /// Watches a file descriptor of the program, such as a socket of std or mio, a pipe or a timerfd. The reactor calls
-    /// `on_io_ready` when the descriptor becomes ready, and sometimes without need. The descriptor must be
-    /// non-blocking. Readiness is edge-triggered: on each call, read or write until `WouldBlock`. A program that stops
-    /// earlier is not called again for the remaining data.
+    /// `on_io_ready` when the descriptor becomes ready; such a call may also be spurious. The descriptor must be
+    /// non-blocking. Readiness is edge-triggered: in each `on_io_ready`, read or write until `WouldBlock`. If the
+    /// program stops earlier, the reactor does not call `on_io_ready` again for the remaining data.
     ///
     /// The program still owns the descriptor. It must call [`Context::deregister_io`] before it closes the descriptor.
     ///
@@ -112,16 +112,16 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The system's error: the descriptor is registered already, or it is a regular file, which `epoll`(7) does not
-    /// support. `InvalidInput` if `interest` is empty.
+    /// The error of the system, if the descriptor is registered already, or is a regular file (`epoll`(7) does not
+    /// support these). `InvalidInput` if `interest` is empty.
     pub fn register_io(&mut self, source: &impl AsFd, interest: Interest) -> io::Result<IoId> {
         let tag = self.driver.tag();
         let os = self.driver.os_mut();
         os.io.add(&mut *os.poller, source.as_fd(), interest).map(|key| IoId::new(tag, key))
     }
 
-    /// Stops watching a file descriptor. `on_io_ready` is not called for it any more. Returns `true` if the descriptor
-    /// was watched until now, and `false` otherwise.
+    /// Stops watching a file descriptor. The reactor does not call `on_io_ready` for the descriptor any more. Returns
+    /// `true` if the descriptor was watched until now, and `false` otherwise.
     pub fn deregister_io(&mut self, io: IoId) -> bool {
         let Some(key) = io.key(self.driver.tag()) else { return false };
         let os = self.driver.os_mut();

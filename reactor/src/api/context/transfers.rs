@@ -1,4 +1,4 @@
-//! Transfers: each reads or writes a list of pieces of memory, and has one callback at its end.
+//! Transfers. Each transfer reads or writes a list of pieces of memory, and ends with one callback.
 
 use super::Context;
 use crate::error::SendErrorKind;
@@ -7,16 +7,16 @@ use crate::memory::list::{Piece, Transfer, TransferOptions};
 
 impl Context<'_> {
     /// Reads or writes a list of pieces. The reactor calls [`Handler::on_transfer`](crate::Handler::on_transfer) once,
-    /// with the list and the state of its pieces. The call follows at the latest when the time of the options plus
-    /// `Timeouts::flush` has passed. `on_send_complete` is not called for a transfer.
+    /// with the list and the state of its pieces. The call follows at the latest when the time of
+    /// [`TransferOptions::within`] plus `Timeouts::flush` has passed. `on_send_complete` is not called for a transfer.
     ///
     /// The list waits outside of the send queue, and its posted pieces use at most two thirds of the queue. So the
-    /// reactor never refuses a list because the queue is full, and messages make progress in the meantime. The list
-    /// uses the memory of `pieces`, 40 bytes for each.
+    /// reactor never refuses a list because the send queue is full, and messages make progress in the meantime. The
+    /// list keeps the memory of `pieces`: 40 bytes for each piece.
     ///
-    /// The reactor posts the lists of one connection in the order of these calls. Other messages and operations may
-    /// overtake the pieces; only the notification of the options arrives after them. The regions are lent until
-    /// `on_transfer`. If the program closes the connection, the reactor finishes the list first, within
+    /// The reactor posts the lists of one connection in the order of these calls. Messages and other operations may
+    /// overtake the pieces. Only the notification that `options` requests arrives after all pieces. The regions are
+    /// lent until `on_transfer`. If the program closes the connection, the reactor finishes the list first, within
     /// `Timeouts::close`.
     ///
     /// ```
@@ -87,7 +87,8 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// See [`SendErrorKind`], but never `WouldBlock`. All pieces are checked here. If one is wrong, none is posted.
+    /// See [`SendErrorKind`], but never `WouldBlock`. This call checks all pieces. If one piece is wrong, the reactor
+    /// posts none of them.
     pub fn transfer(
         &mut self,
         conn: ConnectionId,
@@ -98,8 +99,8 @@ impl Context<'_> {
         self.driver.transfer(conn, transfer, pieces, options)
     }
 
-    /// Cancels a transfer: the reactor posts nothing more of it, and calls `on_transfer` when the posted pieces have
-    /// ended. If all pieces and the notification were posted already, the outcome is
+    /// Cancels a transfer. The reactor posts no further piece of the transfer, and calls `on_transfer` when the posted
+    /// pieces have completed. If all pieces and the notification were posted already, the outcome is
     /// [`Done`](crate::TransferOutcome::Done). Returns `true` if the transfer was in progress. Returns `false` if it
     /// has ended, or if the connection has no such transfer.
     ///
