@@ -13,8 +13,8 @@ pub(crate) struct CompletionQueue {
     size: u32,
     /// Number of entries that no connection or endpoint has claimed, and that are not in `released`.
     free: u32,
-    /// Number of entries whose owner has released them. They may still hold completions of that owner, so they become
-    /// free only when the reactor has seen the queue empty.
+    /// Number of entries whose owner has released them. The entries may still contain completions of that owner, so
+    /// they become free only when the reactor has seen the queue empty.
     released: u32,
     /// True if this queue has entries claimed for all receives of the device's shared receive queue.
     pub(crate) shared: bool,
@@ -31,13 +31,13 @@ pub(crate) struct CompletionQueue {
 }
 
 /// A position in the sequence of a queue's completions, taken by [`CompletionQueue::mark`].
-/// [`CompletionQueue::has_passed`] returns true when all completions that could be in the queue at that time have been
-/// handled.
+/// [`CompletionQueue::has_passed`] returns true when the reactor has handled all completions that could be in the queue
+/// when `mark` was called.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CqPosition {
     drains: u64,
-    /// The value that the queue's count of handled completions must reach. All completions that the queue could hold at
-    /// this position have then been handled.
+    /// When `CompletionQueue::handled` has reached this value, the reactor has handled all completions that the queue
+    /// could hold at this position.
     handled: u64,
 }
 
@@ -62,7 +62,8 @@ impl CompletionQueue {
         self.free -= entries;
     }
 
-    /// Releases the entries of an owner that does not use the queue any more.
+    /// Releases the entries of an owner that does not use the queue any more. They become free when the reactor has
+    /// seen the queue empty.
     pub(crate) const fn release(&mut self, entries: u32) {
         self.released += entries;
         self.awaited = true;
@@ -76,7 +77,7 @@ impl CompletionQueue {
         self.awaited = false;
     }
 
-    /// Adds to the number of completions that the reactor has handled.
+    /// Adds `count` to the number of completions that the reactor has handled.
     #[inline]
     pub(crate) const fn handled(&mut self, count: usize) {
         self.handled += count as u64;
@@ -88,8 +89,9 @@ impl CompletionQueue {
         CqPosition { drains: self.drains, handled: self.handled + (self.size - self.free) as u64 }
     }
 
-    /// Returns `true` if the reactor has handled all completions that could be in the queue at `mark`. This is the case
-    /// if it has seen the queue empty since then, or has handled as many completions as there were claimed entries.
+    /// Returns `true` if the reactor has handled all completions that could be in the queue at the position `mark`.
+    /// This is the case if, since that position, the reactor has seen the queue empty, or has handled as many
+    /// completions as the queue had entries in use.
     pub(crate) const fn has_passed(&self, mark: CqPosition) -> bool {
         self.drains != mark.drains || self.handled >= mark.handled
     }

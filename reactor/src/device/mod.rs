@@ -1,5 +1,5 @@
-//! A device as the reactor uses it: its buffers, its completion queues, and the connections' reservations of both,
-//! which keep the queues from overflowing and the buffers from running out.
+//! A device as the reactor uses it: its buffers, its completion queues, and the reservations that connections make of
+//! both. Because of these reservations, the queues never overflow and the buffers never run out.
 
 pub(crate) mod cq;
 pub(crate) mod pool;
@@ -42,8 +42,8 @@ impl Buffers {
         Self { pool: Pool::new(1, 0), shared: None }
     }
 
-    /// Returns the buffer of a received message: to the shared receive queue if `shared` is true, and otherwise to the
-    /// pool. `shared` says if the message's connection uses the shared receive queue.
+    /// Returns the buffer of a received message to the shared receive queue if `shared` is true, and otherwise to the
+    /// pool. The caller passes true if the message's connection uses the shared receive queue.
     #[inline]
     pub(crate) fn free_receive(&mut self, buffer: Buffer, shared: bool) {
         match &mut self.shared {
@@ -75,18 +75,18 @@ pub(crate) struct Device {
     /// as armed.
     pub(crate) has_events: bool,
     pub(crate) return_channel: Arc<ReturnChannel>,
-    /// Length of the largest payload of a message in one buffer, in bytes. This is the configured size, or what the
-    /// device's limit on messages leaves for the payload, if that is less.
+    /// Length of the largest payload of a message in one buffer, in bytes: the lower of `Config::buffer_size`, and the
+    /// device's largest message less the header and the authentication tag.
     pub(crate) buffer_size: u32,
-    /// The attributes of the connections' queue pairs, reduced to the device's limits. The completion queues in them
-    /// are placeholders: each connection fills in its own.
+    /// The attributes of the connections' queue pairs, reduced to the device's limits. The completion queues in these
+    /// attributes are placeholders: each connection fills in its own completion queue.
     pub(crate) queues: QpAttr,
     /// The completion vector on which this device's completion queues raise their events.
     vector: u32,
     /// The device's limit on the number of entries of a completion queue.
     max_completion_queue: u32,
-    /// The features of the device. They and the length of its longest message (`max_message`, in bytes) are copied
-    /// here, because connections check them for each operation.
+    /// The features of the device. Connections check them, and the length of the device's longest message
+    /// (`max_message`, in bytes), for each operation, so both are copied here.
     pub(crate) features: Features,
     pub(crate) max_message: u64,
     /// Number of connections and datagram endpoints that have claimed entries of completion queues.
@@ -111,7 +111,8 @@ impl From<Exhausted> for Error {
     }
 }
 
-/// Allocates `bytes` of memory for buffers, and registers it with a device. Returns the memory and its local key.
+/// Allocates `bytes` bytes of memory for buffers, registers the memory with a device, and adds the registration to
+/// `slabs`. Returns the memory and its local key.
 pub(crate) fn register(
     provider: &mut dyn Provider,
     slabs: &mut Vec<(LocalKey, MrId)>,
@@ -145,8 +146,8 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
 
 const SHARED_RECEIVES: &str = "shared receive queues on this device";
 
-/// Destroys a shared receive queue. Returns `false` if the device failed to do so. It may then still write to the
-/// receives that are posted there.
+/// Destroys a shared receive queue. Returns `false` if the device failed to destroy it. The device may then still write
+/// to the buffers of the posted receives.
 fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) -> bool {
     let destroyed = role(provider, Provider::shared_receives, SHARED_RECEIVES).and_then(|role| role.destroy_srq(srq));
     destroyed.inspect_err(|error| log::error!("destroying a shared receive queue failed: {error}")).is_ok()
@@ -235,8 +236,9 @@ impl Device {
         let pool = &mut self.buffers.pool;
         let mut shared = SharedReceives::new(pool, srq, receives, size);
         let posted = shared.post(provider, pool, &mut Vec::with_capacity(count));
-        // If posting failed, some receives may be posted already. So their buffers return to the pool only if the queue
-        // was destroyed. If the device failed to destroy the queue, later connections use it.
+        // If posting failed, the device may have accepted some of the receives. So the buffers return to the pool only
+        // if the device has destroyed the shared receive queue. If it failed to destroy the queue, later connections
+        // use this queue.
         if posted.is_err() && destroy_srq(provider, srq) {
             shared.empty(pool);
             pool.unreserve(count);
@@ -262,8 +264,9 @@ impl Device {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
-            // A completion queue claims the entries for the shared receives once, for as long as it exists. So only the
-            // first connection on a queue claims them (`entries + all`).
+            // `all` is the number of shared receives. In each completion queue, the first connection claims entries for
+            // all of them (`entries + all`). Later connections in the same completion queue claim only their own
+            // `entries`.
             Some(all) => match self.with_room(provider, entries, true) {
                 Some(index) => self.claim_of(index, entries),
                 None => {
@@ -301,7 +304,8 @@ impl Device {
                 let attr = CqAttr { entries: size, vector: self.vector, moderation: config.completions.moderation };
                 let id = provider.create_cq(self.id, &attr)?;
                 let new = CompletionQueue::new(id, size);
-                // The new queue takes the index of a failed queue that nothing uses any more, if there is one.
+                // If there is a failed completion queue that nothing uses any more, the new queue replaces it under the
+                // same index.
                 match self.cqs.iter().position(|cq| cq.is_unused() && has_failed(provider, cq)) {
                     Some(index) => {
                         destroy_cq(provider, std::mem::replace(&mut self.cqs[index], new).id);
@@ -331,21 +335,21 @@ impl Device {
         index
     }
 
-    /// Returns two numbers about the shared receive queue: the receives that are posted, and the receives that no
-    /// connection has claimed. Returns `None` if the device has no such queue.
+    /// Returns two numbers about the shared receive queue: the number of posted receives, and the number of receives
+    /// that a new connection could claim. Returns `None` if the device has no such queue.
     pub(crate) fn shared_levels(&self) -> Option<(usize, usize)> {
         let shared = self.buffers.shared.as_ref()?;
         Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
     }
 
-    /// Posts the receives of the shared queue whose buffers are free again. Then takes back the claims of ended
-    /// connections. This must not run while completions are being handled: among them may be completions of these
-    /// connections.
+    /// Posts the free buffers of the shared receive queue as receives again, and takes back the claims of ended
+    /// connections. The caller must not be in the middle of handling a batch of completions: the batch may contain
+    /// completions of the ended connections.
     pub(crate) fn settle_shared(&mut self, provider: &mut dyn Provider, chain: &mut Vec<RecvWr>) {
         let Buffers { pool, shared: Some(shared) } = &mut self.buffers else { return };
         if let Err(error) = shared.post(provider, pool, chain) {
-            // Only a warning: if the device has failed, the connections notice that when they post something
-            // themselves.
+            // A warning is enough: if the device has failed, the connections notice the failure when they post their
+            // own work requests.
             log::warn!("{}: posting shared receives failed: {error}", self.name);
             return;
         }
@@ -361,10 +365,11 @@ impl Device {
 
     /// Releases the reservation of a connection that has ended.
     ///
-    /// - `kept` is the number of the connection's separate receive buffers that the program still holds. They count as
-    ///   lent until the program returns them. Buffers of the shared receive queue never count here.
+    /// - `kept` is the number of receive buffers that the program still holds and that are not from the shared receive
+    ///   queue. These buffers count as lent until the program returns them.
     /// - `lost` is `None` if the device has destroyed the queue pair. Otherwise it is the number of buffers that stay
-    ///   with the queue pair. It may go on completing work requests, so its completion queue entries stay claimed.
+    ///   with the queue pair. This queue pair may go on completing work requests, so its completion queue entries stay
+    ///   claimed.
     pub(crate) fn release(&mut self, room: DeviceReservation, kept: usize, lost: Option<usize>) {
         self.release_room(room.cq, if lost.is_none() { room.entries } else { 0 });
         self.buffers.pool.unreserve(room.entries as usize - lost.unwrap_or(0));
@@ -377,8 +382,8 @@ impl Device {
         self.removed && self.claims == 0
     }
 
-    /// Takes a buffer of the pool for the program to fill; `None` if the pool has reached its limit. If all buffers are
-    /// reserved for connections, the pool grows.
+    /// Takes a buffer out of the pool for the program to fill; `None` if the pool has reached its limit. If all buffers
+    /// are reserved for connections, the pool grows before that.
     pub(crate) fn take_for_program(&mut self, provider: &mut dyn Provider) -> Option<Buffer> {
         self.reserve(provider, 1).ok()?;
         let pool = &mut self.buffers.pool;
@@ -416,8 +421,8 @@ impl Device {
         deregister(provider, self.slabs.swap_remove(at).1)
     }
 
-    /// Returns slabs to the system that were not needed since the last call. Returns the number of registrations that
-    /// the device failed to release.
+    /// Deregisters the slabs that the pool has not needed since the last call, and returns their memory to the system.
+    /// Returns the number of slabs that the device failed to deregister.
     pub(crate) fn trim(&mut self, provider: &mut dyn Provider) -> usize {
         let (slabs, mut kept) = (&mut self.slabs, 0);
         self.buffers.pool.trim(|key| {
@@ -439,8 +444,8 @@ impl Device {
         if destroyed {
             Unreleased { queues: 0, registrations: slabs.map(|(_, slab)| deregister(provider, slab)).sum() }
         } else {
-            // The device may still write to the buffers that are posted in the queue. So they stay registered, and
-            // their memory is never freed.
+            // The device failed to destroy the shared receive queue, and may still write to the buffers of its
+            // receives. So all slabs stay registered, and their memory is never freed.
             Unreleased { queues: 1, registrations: slabs.len() }
         }
     }

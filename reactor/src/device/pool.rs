@@ -16,8 +16,8 @@ use rdma_transport::wr::Sge;
 use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 
 /// Smallest size of a slab, in bytes. The first slab is as large as its first user needs, but not smaller than this.
-/// Each further slab doubles the pool, but is not larger than [`LARGEST_SLAB`]. So there are few registrations, and
-/// little memory is pinned without need.
+/// Each further slab doubles the pool, but is not larger than [`LARGEST_SLAB`]. So the pool has few registrations, and
+/// little of the pinned memory is unused.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
 /// Smallest number of buffers in a slab that a peer on the same host maps (see `MappedSlab`).
@@ -50,14 +50,14 @@ impl Posted {
         slabs.bytes_mut(&mut self.0)
     }
 
-    /// Returns the buffer of a work request that has completed, or that was destroyed with its queue pair.
+    /// Returns the buffer. The caller knows that the work request has completed, or was destroyed with its queue pair.
     pub(crate) fn done(self) -> Buffer {
         self.0
     }
 }
 
 /// The memory of the pool's buffers. Each message that the program keeps holds a clone of the `Arc<Slabs>`, so the
-/// message stays readable when the pool is gone.
+/// message stays readable after the pool was dropped.
 pub(crate) struct Slabs {
     stride: usize,
     memories: Vec<Arc<Memory>>,
@@ -98,17 +98,17 @@ impl Slabs {
     }
 }
 
-/// The buffer pool of one device. Connections reserve buffers, so that a `take` within their reservation always
-/// succeeds.
+/// The buffer pool of one device. Connections reserve buffers: [`Pool::take`] always succeeds for a connection that has
+/// taken fewer buffers than it has reserved.
 #[derive(Debug)]
 pub(crate) struct Pool {
     slabs: Arc<Slabs>,
     keys: Vec<LocalKey>,
-    /// The free buffers, used as a stack: the buffer that was returned last is the most likely to be in a processor's
-    /// cache.
+    /// The free buffers, used as a stack: `take` returns the buffer that was returned last, because it is the most
+    /// likely to be in a processor's cache.
     free: Vec<Buffer>,
-    /// The numbers of slabs that were returned to the system, for reuse. Such a slab has no buffers. Its entries in
-    /// `memories` and `keys` are those of the first slab.
+    /// The numbers of the slabs that were dropped. New slabs reuse these numbers. Until then, a dropped slab has no
+    /// buffers, and its entries in `memories` and `keys` are those of the first slab.
     vacant: Vec<u16>,
     /// Number of buffers in each slab, by the slab's number.
     sizes: Vec<usize>,
@@ -125,8 +125,8 @@ pub(crate) struct Pool {
     mapped_buffers: usize,
 }
 
-/// A slab for the sends of one connection whose peer is on this host. The peer maps the slab into its own memory, and
-/// so receives from it without a copy. Its buffers do not count towards `capacity`.
+/// A slab for the sends of one connection whose peer is on this host. The peer maps the slab into its own memory, so it
+/// receives messages from the slab without a copy. The buffers of the slab do not count towards `capacity`.
 #[derive(Debug)]
 struct MappedSlab {
     free: Vec<Buffer>,
@@ -140,8 +140,8 @@ struct MappedSlab {
 pub(crate) struct Exhausted;
 
 impl Pool {
-    /// Creates a pool of buffers of at least `size` bytes each. All buffers together have at most `max_bytes`. The pool
-    /// has no memory until buffers are reserved.
+    /// Creates a pool of buffers of at least `size` bytes each. The sum of their lengths is at most `max_bytes`. The
+    /// pool has no memory until buffers are reserved.
     pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
         let stride = size.next_multiple_of(BUFFER_ALIGN);
         Self {
@@ -187,8 +187,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the number of buffers that the next slab should have, and the slab's number. `missing` is the number of
-    /// buffers that the pool lacks.
+    /// Returns the number of buffers that the next slab should have, and the number under which to add the slab.
+    /// `missing` is the number of buffers that the pool lacks.
     fn next_slab(&self, missing: usize) -> Result<(usize, u16), Exhausted> {
         let slab = match self.vacant.last() {
             Some(&slab) => slab,
@@ -226,8 +226,9 @@ impl Pool {
 
     // Slabs that the peers of connections map.
 
-    /// Returns the length of a mapped slab for one connection, in bytes. The slab has at most `count` buffers. Returns
-    /// `None` if it would exceed the pool's limit.
+    /// Returns the length that a new mapped slab for one connection should have, in bytes: `count` buffers, or fewer if
+    /// `count` buffers are longer than the largest slab. Returns `None` if the slab would exceed the pool's limit, or
+    /// if no slab number is free.
     pub(crate) fn mapped_slab_len(&self, count: usize) -> Option<usize> {
         let stride = self.slabs.stride;
         let buffers = (LARGEST_SLAB / stride).max(MIN_MAPPED_BUFFERS).min(count).min(PER_SLAB);
@@ -250,13 +251,13 @@ impl Pool {
         self.mapped_slabs.get_mut(usize::from(slab))?.as_mut()
     }
 
-    /// Takes a free buffer of a mapped slab; `None` if the slab has none, or is not a mapped one.
+    /// Takes a free buffer of a mapped slab; `None` if the slab has no free buffer, or is not a mapped slab.
     pub(crate) fn take_mapped(&mut self, slab: u16) -> Option<Buffer> {
         self.mapped_slab(slab)?.free.pop()
     }
 
-    /// Drops a mapped slab, immediately or when its last buffer has been returned. Returns the local key of its
-    /// registration; `None` if `slab` is not a mapped slab.
+    /// Drops a mapped slab: immediately if all its buffers have been returned, and otherwise when the last one is
+    /// returned. Returns the local key of its registration; `None` if `slab` is not a mapped slab.
     pub(crate) fn end_mapped_slab(&mut self, slab: u16) -> Option<LocalKey> {
         self.mapped_slab(slab)?.is_ending = true;
         let key = self.keys[usize::from(slab)];
@@ -264,8 +265,8 @@ impl Pool {
         Some(key)
     }
 
-    /// Returns a buffer to its mapped slab or to the pool's free buffers. It is slower than the path in [`Pool::give`],
-    /// which is for pools without mapped slabs.
+    /// Returns a buffer to its mapped slab or to the pool's free buffers. [`Pool::give`] calls this only if the pool
+    /// has a mapped slab, because it is slower than returning a buffer to an ordinary slab.
     #[inline(never)]
     fn return_any(&mut self, buffer: Buffer) {
         let slab = buffer.slab;
@@ -278,8 +279,8 @@ impl Pool {
         }
     }
 
-    /// Drops a mapped slab if its connection has ended and all its buffers were returned. The slab's entries then refer
-    /// to the memory of the first slab.
+    /// Drops a mapped slab if its connection has ended and all its buffers were returned. The entries of a dropped slab
+    /// refer to the memory of the first slab.
     fn drop_mapped_slab(&mut self, slab: u16) {
         let at = usize::from(slab);
         let unused = self.mapped_slabs[at].take_if(|slab| slab.is_ending && slab.free.len() == slab.size);
@@ -298,14 +299,14 @@ impl Pool {
         self.reserved -= count;
     }
 
-    /// Returns `true` if [`Pool::trim`] may be able to drop a slab: there is more than one, and some buffers are
-    /// neither reserved nor lent.
+    /// Returns `true` if [`Pool::trim`] may be able to drop a slab: the pool has more than one slab, and some of its
+    /// buffers are neither reserved nor lent.
     pub(crate) fn is_excessive(&self) -> bool {
         self.sizes.len() - self.vacant.len() > 1 && self.capacity > self.reserved + self.lent
     }
 
-    /// Drops slabs whose buffers are all free, and calls `deregister` with the key of each. As many buffers stay as
-    /// were reserved and lent at one time since the last call.
+    /// Drops slabs whose buffers are all free, and calls `deregister` with the local key of each of them. The pool
+    /// keeps at least as many buffers as were reserved and lent together at any time since the last call.
     pub(crate) fn trim(&mut self, mut deregister: impl FnMut(LocalKey)) {
         let mut excess = self.capacity.saturating_sub(self.high);
         self.high = self.reserved + self.lent;
@@ -316,8 +317,8 @@ impl Pool {
         for buffer in &self.free {
             idle[usize::from(buffer.slab)] += 1;
         }
-        // The first slab always stays, because the entries of dropped slabs refer to its memory. The loop begins with
-        // the last slab.
+        // The loop goes from the last slab to the second one. It never drops the first slab, because the entries of
+        // dropped slabs refer to the memory of the first slab.
         let mut gone = vec![false; self.sizes.len()];
         let mut memories = self.slabs.memories.clone();
         for slab in (1..self.sizes.len()).rev() {
@@ -337,13 +338,13 @@ impl Pool {
             excess -= size;
         }
         self.free.retain(|buffer| !gone[usize::from(buffer.slab)]);
-        // Later calls of `take` return the buffers of the first slabs first, so that the last slabs become idle and can
-        // be dropped.
+        // After this sort, calls of `take` return the buffers of the first slabs first. So the last slabs become idle,
+        // and a later call of `trim` can drop them.
         self.free.sort_unstable_by_key(|buffer| std::cmp::Reverse((buffer.slab, buffer.index)));
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }
 
-    /// Counts `count` buffers as lent: the program holds them without a reservation.
+    /// Counts `count` more buffers as lent: the program holds them, and no connection has reserved them.
     pub(crate) fn lend(&mut self, count: usize) {
         self.lent += count;
         self.high = self.high.max(self.reserved + self.lent);
@@ -369,13 +370,13 @@ impl Pool {
         self.free.len()
     }
 
-    /// Takes a free buffer out of the pool; `None` if there is none.
+    /// Takes a free buffer out of the pool; `None` if no buffer is free.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Buffer> {
         self.free.pop()
     }
 
-    /// Takes a free buffer that a closure of the program then fills; `None` if there is none.
+    /// Takes a free buffer for a closure of the program to fill; `None` if no buffer is free.
     #[inline]
     pub(crate) fn take_to_fill(&mut self) -> Option<Filling<'_>> {
         let buffer = self.free.pop();
@@ -451,7 +452,8 @@ impl Filling<'_> {
         self.buffer.as_mut().map_or(&mut [], |buffer| self.pool.slabs.bytes_mut(buffer))
     }
 
-    /// Takes the buffer out, to send it. The buffer does not return to the pool by itself any more.
+    /// Takes the buffer out of this `Filling`, to send it. From now on, a drop of the `Filling` does not return the
+    /// buffer to the pool.
     #[inline]
     pub(crate) fn keep(mut self) -> Option<Buffer> {
         self.buffer.take()
@@ -566,7 +568,7 @@ mod tests {
         assert_eq!(trimmed(&mut pool), [2]);
         assert_eq!((pool.capacity(), pool.available()), (8, 8));
         assert!(trimmed(&mut pool).is_empty(), "five are reserved");
-        // A peak of lent buffers protects the slabs from the next trim, but not from the one after it.
+        // Five buffers are lent for a moment. The next trim keeps the slabs for them, and the one after that does not.
         pool.unreserve(5);
         pool.lend(5);
         let buffer = pool.take().unwrap();

@@ -1,5 +1,5 @@
-//! The channel through which the program returns buffers to the reactor, from any thread: messages that it has kept,
-//! and send buffers that it has not sent.
+//! The channel through which the program returns memory to the reactor, from any thread: the buffers of messages that
+//! it has kept, and send buffers that it has not sent.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ pub(crate) struct Returned {
     /// The pool to which the memory belongs.
     pub(crate) pool: PoolId,
     pub(crate) memory: ReturnedMemory,
-    /// The connection that received the message, if the memory contained a received message. The connection then posts
-    /// the buffers again.
+    /// If the memory contained a received message: the connection that received it. This connection posts the buffers
+    /// as receives again. `None` for a send buffer.
     pub(crate) receive_of: Option<ConnectionId>,
 }
 
@@ -37,13 +37,12 @@ pub(crate) enum ReturnedMemory {
     Joined(JoinedMessage),
 }
 
-/// A message that arrived in several buffers, copied together into separate memory.
+/// A message that arrived in several buffers. Its parts are copied into one piece of separate memory.
 #[derive(Debug)]
 pub(crate) struct JoinedMessage {
     pub(crate) bytes: Vec<u8>,
-    /// The receive buffers in which the message arrived. They are kept here only if `LargeMessageSettings::memory` has
-    /// no room for `bytes`. The peer then has no credits for them until the message is released. Otherwise this list is
-    /// empty.
+    /// The receive buffers in which the message arrived, if `LargeMessageSettings::memory` has no room for `bytes`. The
+    /// peer then gets no credits for these buffers until the message is released. Otherwise this list is empty.
     pub(crate) receives: Vec<Buffer>,
 }
 

@@ -1,5 +1,5 @@
-//! The table of the devices that a reactor uses, by index. A device is added on its first use. It is taken out when it
-//! was removed from the host, or has failed, and nothing uses it any more.
+//! The table of the devices that a reactor uses, by index. A device is added on its first use. A device that was
+//! removed from the host, or has failed, is taken out of the table when nothing uses it any more.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ pub(crate) struct Devices {
     fresh: Vec<usize>,
     /// Buffers without memory. They are used for a device that is not in the table.
     nowhere: Buffers,
-    /// Number of pools that were created so far; it makes the number of each pool unique.
+    /// Number of pools that were created so far. A new pool gets this count as its number, so each pool has a unique
+    /// number.
     pools: u64,
     return_to: Sender<Returned>,
     returned: Receiver<Returned>,
@@ -63,8 +64,8 @@ impl Devices {
         self.all.get_mut(index)?.as_mut()
     }
 
-    /// Returns a completion queue, even if its device has failed or is being removed. Returns `None` if the device or
-    /// the queue is not in the table.
+    /// Returns a completion queue by its index, even if the device has failed or is being removed. Returns `None` if
+    /// the device or the queue is not in the table.
     #[inline]
     pub(crate) fn cq(&mut self, (device, at): CqIndex) -> Option<&mut CompletionQueue> {
         self.get_mut(device)?.cqs.get_mut(at)
@@ -79,8 +80,8 @@ impl Devices {
         }
     }
 
-    /// Returns the buffers of a device like [`Devices::buffers`], and the reactor's list for receive work requests,
-    /// whose memory is reused.
+    /// Returns the buffers of a device like [`Devices::buffers`], and the reactor's list for receive work requests.
+    /// Callers use the same list again and again, so that it is not allocated each time.
     #[inline]
     pub(crate) fn buffers_and_chain(&mut self, index: usize) -> (&mut Buffers, &mut Vec<RecvWr>) {
         let buffers = match self.all.get_mut(index) {
@@ -107,18 +108,20 @@ impl Devices {
         })
     }
 
-    /// Returns the index of a device whose completion channel is not watched yet; `None` if all are watched.
+    /// Returns the index of a new device: the reactor does not watch the completion channel of this device yet. Returns
+    /// `None` if there is no new device.
     pub(crate) fn fresh(&self) -> Option<usize> {
         self.fresh.last().copied()
     }
 
-    /// Takes the device of the last call of [`Devices::fresh`] off the list of new devices: its channel is watched now,
-    /// or need not be watched.
+    /// Removes the device that [`Devices::fresh`] has returned last from the list of new devices. The reactor now
+    /// watches the completion channel of this device, or need not watch it.
     pub(crate) fn watched(&mut self) {
         self.fresh.pop();
     }
 
-    /// Returns the length of the table: the index of each device is below it. Some entries may be empty.
+    /// Returns the length of the table. The index of each device is below this length. Some entries of the table may be
+    /// empty.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
@@ -136,7 +139,8 @@ impl Devices {
         self.all.get_mut(index)?.take()
     }
 
-    /// Returns the next memory that the program has returned; `None` if there is none at the moment.
+    /// Receives the next piece of memory that the program has returned to the reactor; `None` if there is none at the
+    /// moment.
     pub(crate) fn next_returned(&mut self) -> Option<Returned> {
         self.returned.try_recv().ok()
     }
@@ -153,18 +157,19 @@ impl Devices {
         channel.sender.same_channel(&self.return_to) && self.has_pool(channel.pool)
     }
 
-    /// Takes out the reused list for receive work requests. [`Devices::put_receive_chain`] returns it.
+    /// Takes the reactor's list for receive work requests out of the table. The caller puts it back with
+    /// [`Devices::put_receive_chain`].
     pub(crate) fn take_receive_chain(&mut self) -> Vec<RecvWr> {
         std::mem::take(&mut self.receive_chain)
     }
 
-    /// Puts the list for receive work requests back, so that its memory is used again.
+    /// Puts the list for receive work requests back, so that the next caller reuses its memory.
     pub(crate) fn put_receive_chain(&mut self, chain: Vec<RecvWr>) {
         self.receive_chain = chain;
     }
 
-    /// On all devices, posts the shared receives whose buffers are free again, and takes back the claims of ended
-    /// connections.
+    /// On every device with a shared receive queue, posts the free buffers of this queue as receives again, and takes
+    /// back the claims of ended connections.
     pub(crate) fn settle_shared(&mut self, providers: &mut Providers) {
         let chain = &mut self.receive_chain;
         for (index, device) in self.all.iter_mut().enumerate() {
@@ -179,7 +184,8 @@ impl Devices {
         self.iter().any(|device| device.buffers.pool.is_excessive())
     }
 
-    /// Returns the numbers of buffers and of shared receives, as sums over all devices. The other counters are 0.
+    /// Returns the numbers of buffers and of shared receives, as sums over all devices. The other counters in the
+    /// result are 0.
     pub(crate) fn levels(&self) -> MemoryStats {
         let mut levels = MemoryStats::default();
         for device in self.iter() {

@@ -1,8 +1,8 @@
-//! Keeps registered memory of messages that are longer than one buffer, after these messages have ended. Later messages
-//! of about the same length then need no registration.
+//! Keeps the registered memory of messages that are longer than one buffer when the messages do not use it any more.
+//! Later messages of about the same length use this memory again, so they need no registration.
 //!
-//! If a peer could access the memory, it still has the remote key. So this memory is kept for messages of the same peer
-//! alone.
+//! A peer that could access the memory still has its remote key. So the memory is kept only for messages to or from the
+//! same peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use rdma_transport::mr::{MemoryRegion, RemoteKey};
 use super::budget::MemoryUse;
 use crate::id::ConnectionId;
 
-/// The largest number of blocks that are kept. It is limited because [`BlockCache::take`] examines all of them.
+/// The largest number of blocks that are kept. There is a limit because [`BlockCache::take`] examines all blocks.
 const MOST: usize = 256;
 
-/// A block is longer than its message by less than `1/STEPS` of the next power of two, or by less than a page if that
-/// is more.
+/// The length of a block is the length of its message, rounded up to a multiple of a step. The step is `1/STEPS` of the
+/// message's length rounded up to a power of two, but at least one page.
 const STEPS: usize = 16;
 
 /// The purpose of a block. A later message can use the block only for the same purpose.
@@ -30,7 +30,7 @@ pub(crate) struct Purpose {
     pub(super) peer: Option<ConnectionId>,
 }
 
-/// Registered memory of one message, while no message uses it.
+/// Registered memory that an earlier message has used, and that no message uses now.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) memory: Arc<Memory>,
@@ -69,7 +69,8 @@ impl BlockCache {
         if rounded <= self.limit { rounded } else { len.next_multiple_of(self.page) }
     }
 
-    /// Takes a block out for a message of `len` bytes. Returns `None` if none has the right purpose and length.
+    /// Takes a block for a message of `len` bytes out of the cache. Returns `None` if no block has this purpose and the
+    /// length [`BlockCache::block_len`] of the message.
     pub(super) fn take(&mut self, purpose: Purpose, len: usize) -> Option<Block> {
         let wanted = self.block_len(len);
         let at = self.blocks.iter().rposition(|block| block.purpose == purpose && block.memory.len() == wanted)?;
@@ -78,8 +79,8 @@ impl BlockCache {
         Some(block)
     }
 
-    /// Keeps a block. If the limits are then exceeded, moves the oldest blocks to `gone`, and the caller deregisters
-    /// them.
+    /// Keeps a block. If the limits are then exceeded, moves the oldest blocks to `gone`. A block that is longer than
+    /// the limit itself is moved to `gone` immediately. The caller deregisters the blocks in `gone`.
     pub(super) fn keep(
         &mut self,
         memory: Arc<Memory>,
@@ -101,7 +102,7 @@ impl BlockCache {
         }
     }
 
-    /// Takes out and returns the blocks for which `condition` returns true.
+    /// Removes all blocks for which `condition` returns true, and returns them.
     fn drop_where(&mut self, condition: impl Fn(&Block) -> bool) -> Vec<Block> {
         let all = std::mem::take(&mut self.blocks);
         let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(condition);
@@ -110,18 +111,18 @@ impl BlockCache {
         gone
     }
 
-    /// Takes out and returns the blocks that are registered with a device.
+    /// Removes all blocks that are registered with a device, and returns them.
     pub(super) fn drop_of_device(&mut self, device: usize) -> Vec<Block> {
         self.drop_where(|block| block.purpose.device == device)
     }
 
-    /// Takes out and returns the blocks that are kept for the peer of a connection.
+    /// Removes all blocks that are kept for the peer of a connection, and returns them.
     pub(super) fn drop_of_peer(&mut self, id: ConnectionId) -> Vec<Block> {
         self.drop_where(|block| block.purpose.peer == Some(id))
     }
 
-    /// Takes out and returns the block that has this remote key on this device, if it is kept for the peer of this
-    /// connection.
+    /// Removes all blocks that have this remote key on this device and are kept for the peer of this connection, and
+    /// returns them. There is at most one such block, because keys are unique on a device.
     pub(super) fn drop_of_key(&mut self, device: usize, peer: ConnectionId, key: RemoteKey) -> Vec<Block> {
         self.drop_where(|block| {
             let Purpose { device: of, peer: reader, .. } = block.purpose;
@@ -129,7 +130,7 @@ impl BlockCache {
         })
     }
 
-    /// Takes out and returns the blocks that no message has used since the last call.
+    /// Removes all blocks that no message has used since the last call, and returns them.
     pub(super) fn drop_idle(&mut self) -> Vec<Block> {
         let gone = self.drop_where(|block| block.idle);
         self.blocks.iter_mut().for_each(|block| block.idle = true);
@@ -167,13 +168,13 @@ mod tests {
             assert_eq!(kept.block_len(len), block, "{len}");
         }
         assert_eq!(kept.block_len(64 * MIB), 64 * MIB);
-        // A block that is longer than the limit is not kept, so it is rounded up to whole pages only.
+        // A block that is longer than the limit is not kept. So its length is rounded up only to whole pages.
         assert_eq!(kept.block_len(65 * MIB + 1), 65 * MIB + PAGE);
         assert_eq!(BlockCache::new(0, PAGE).block_len(5 * MIB + 1), 5 * MIB + PAGE);
     }
 
-    /// The length of a block is the length of the memory that is allocated for it. Otherwise no later message would
-    /// find the block.
+    /// The length of a block is a multiple of the page size, as the length of the memory that is allocated for it. If
+    /// the lengths differed, no later message would find the block.
     #[test]
     fn blocks_consist_of_whole_pages_of_the_system() {
         for page in [PAGE, 4 * PAGE, 16 * PAGE] {
@@ -239,7 +240,8 @@ mod tests {
             keep(&mut kept, MIB, key, purpose(MemoryUse::Copied, Some(conn)));
         }
         keep(&mut kept, MIB, 2, purpose(MemoryUse::Fetched, None));
-        // A block with the same key on another device. The search for a key must not find it.
+        // This block has the same key as another one, but on another device. A search for the key on device 0 must not
+        // find this block.
         keep(&mut kept, MIB, 2, Purpose { device: 1, ..purpose(MemoryUse::Copied, Some(conn)) });
         assert!(
             kept.drop_of_key(0, other, RemoteKey(2)).is_empty() && kept.drop_of_key(2, conn, RemoteKey(2)).is_empty()

@@ -1,19 +1,20 @@
-//! Divides the memory for messages that are longer than one buffer among all connections: decides if a connection gets
-//! memory now, or waits in a queue. This file does no I/O.
+//! Divides the memory for messages that are longer than one buffer among all connections. Decides for each request if
+//! the connection gets memory now, or waits in a queue. This file does no I/O.
 //!
 //! Four rules keep one peer from using all of the memory, however many messages it offers:
 //!
 //! - The last parts of the memory are reserved for shorter messages. The last eighth is for messages of at most an eighth of all memory,
-//!   and the last sixteenth is for *small* messages, of at most a 64th. As an exception, one message may use all memory if no other is in
-//!   use.
-//! - A connection that already has memory gets at most half of all memory in total, its *share*. The same share holds for all connections
-//!   of one host together, except that their small messages do not count.
-//! - A new peer gets memory on trust only from the first quarter. For more, it must first have answered an RDMA Read. Otherwise it neither
-//!   gets memory nor is queued.
-//! - A request that cannot be granted waits in a queue. After [`PATIENCE`] grants to others, the first request in the queue holds back all
-//!   others, so that a stream of small messages does not delay a large one for ever. But a large message without progress must not block
-//!   small ones. So the first request holds back the others only if it would fit beside the memory of all messages that are not small. This
-//!   rule skips requests that exceed the share of their connection or host, because these wait for memory of their own.
+//!   and the last sixteenth is for *small* messages, of at most a 64th. As an exception, a message may use all memory if no other message
+//!   uses any memory.
+//! - A connection that already has memory gets at most half of all memory in total: this is its *share*. All connections of one host
+//!   together have a share of the same size. Small messages do not count towards the share of the host.
+//! - A new peer, which has not answered an RDMA Read yet, gets memory only while at most a quarter of all memory is in use. Beyond this
+//!   quarter, a new peer neither gets memory nor is queued.
+//! - A request that cannot be granted waits in a queue. When [`PATIENCE`] other requests were granted while a request was the first in the
+//!   queue, this first request holds back all others, so that a stream of small messages does not delay a large one for ever. But large
+//!   messages that make no progress must not block small ones. So the first request holds back the others only if it would fit if no small
+//!   message used memory. For this rule, requests that exceed the share of their connection or host do not count as first: these requests
+//!   wait until the same connection or host releases memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,9 +25,9 @@ use crate::id::ConnectionId;
 /// The purpose of a region's memory. The reactor has one [`Budget`] for `Copied` and another one for `Fetched`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryUse {
-    /// Memory of the program, or a few bytes for the reactor's own Reads. No budget counts it.
+    /// Memory of the program, or a few bytes for the reactor's own Reads. This memory counts towards no budget.
     Program,
-    /// A copy of a message to send, from which the peer will fetch.
+    /// A copy of a message to send. The peer will fetch the message from this copy.
     Copied,
     /// Memory for a received message that the reactor is fetching or has fetched.
     Fetched,
@@ -38,10 +39,10 @@ const PATIENCE: u32 = 16;
 /// Messages of at most `1/SMALL` of the memory count as small.
 const SMALL: usize = 64;
 
-/// Messages of at most `1/MEDIUM` of the memory may use a part of it that larger messages may not use.
+/// The last `1/MEDIUM` of the memory is reserved for messages of at most `1/MEDIUM` of the memory.
 const MEDIUM: usize = 8;
 
-/// Peers that have not answered an RDMA Read yet get memory only from the first `1/TRUST`.
+/// Peers that have not answered an RDMA Read yet get memory only while at most `1/TRUST` of all memory is in use.
 const TRUST: usize = 4;
 
 /// A connection that requests memory for a message.
@@ -58,7 +59,7 @@ pub(crate) struct Claimant {
 struct QueuedClaim {
     claimant: Claimant,
     bytes: usize,
-    /// The number of requests of other connections that were granted while this one was the first in the queue.
+    /// The number of requests of other connections that were granted while this request was the first in the queue.
     passed: u32,
     /// True if the connection or its host would exceed its share with this request.
     over_share: bool,
@@ -69,8 +70,8 @@ struct QueuedClaim {
 pub(crate) struct MemoryShortage {
     pub(crate) who: ConnectionId,
     pub(crate) bytes: usize,
-    /// The host that must release the memory, if the host's share is the reason. `None` if any connection may release
-    /// it.
+    /// The host whose connections must release memory, if the host has used up its share. `None` if any connection can
+    /// release the memory.
     pub(crate) of: Option<Host>,
 }
 
@@ -81,7 +82,8 @@ pub(crate) struct Budget {
     used: usize,
     /// The part of `used` that small messages use, in bytes.
     used_by_small: usize,
-    /// The memory of messages that are not small, in bytes, by host. Hosts without such memory have no entry.
+    /// The memory that messages use that are not small (see [`Budget::is_small`]), in bytes, by host. A host without
+    /// such messages has no entry.
     hosts: BTreeMap<Host, usize>,
     line: VecDeque<QueuedClaim>,
 }
@@ -99,13 +101,14 @@ impl Budget {
         self.limit
     }
 
-    /// Returns true if a message is small: at most a 64th of all memory. Small messages do not count for their host's
-    /// share.
+    /// Returns true if a message is small: at most a 64th of all memory. Small messages do not count towards the share
+    /// of their host.
     pub(crate) const fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.limit / SMALL
     }
 
-    /// Returns the limit on the memory in use, with this message included. Shorter messages have a higher limit.
+    /// Returns the largest number of bytes that may be in use after memory for a message of `bytes` bytes is granted.
+    /// This limit is higher for shorter messages.
     const fn ceiling(&self, bytes: usize) -> usize {
         if self.is_small(bytes) {
             self.limit
@@ -131,18 +134,19 @@ impl Budget {
         !held_back && !self.is_over_share(claimant, bytes) && self.fits(bytes, self.used)
     }
 
-    /// Returns true if a request would be granted now to a peer that has not answered an RDMA Read yet.
+    /// Returns true if the request of a connection for `bytes` would be granted now although its peer has not answered
+    /// an RDMA Read yet.
     pub(crate) fn would_trust(&self, claimant: Claimant, bytes: usize) -> bool {
         self.used.saturating_add(bytes) <= self.limit / TRUST && self.would_grant(claimant, bytes)
     }
 
     /// Returns true if a connection or host that has `own` bytes would have more than half of all memory with `bytes`
-    /// more. Returns false if it has none yet.
+    /// bytes more. Returns false if `own` is 0.
     const fn is_too_much(&self, bytes: usize, own: usize) -> bool {
         own > 0 && bytes.saturating_add(own) > self.limit / 2
     }
 
-    /// Returns the memory of a host's messages that are not small, in bytes.
+    /// Returns the memory that a host's messages use that are not small (see [`Budget::is_small`]), in bytes.
     fn of_host(&self, host: Host) -> usize {
         self.hosts.get(&host).copied().unwrap_or(0)
     }
@@ -156,8 +160,8 @@ impl Budget {
         self.is_too_much(bytes, claimant.own) || self.host_has_too_much(claimant.host, bytes)
     }
 
-    /// Requests memory for a message. Returns true if the memory is granted. Otherwise queues the connection's request,
-    /// or updates the request that is queued already.
+    /// Requests memory for a message. Returns true if the memory is granted. Otherwise queues the request and returns
+    /// false. If a request of the connection is queued already, replaces it.
     pub(crate) fn request(&mut self, claimant: Claimant, bytes: usize) -> bool {
         let (granted, over_share) = (self.would_grant(claimant, bytes), self.is_over_share(claimant, bytes));
         if granted {
@@ -179,8 +183,8 @@ impl Budget {
         granted
     }
 
-    /// Requests memory like [`Budget::request`], but does not queue the connection. Returns true if the memory is
-    /// granted.
+    /// Requests memory like [`Budget::request`], but does not queue a request that cannot be granted. Returns true if
+    /// the memory is granted.
     pub(crate) fn take(&mut self, claimant: Claimant, bytes: usize) -> bool {
         self.would_grant(claimant, bytes) && self.request(claimant, bytes)
     }
@@ -199,8 +203,8 @@ impl Budget {
         }
     }
 
-    /// Reduces the memory that counts for a host: a message that is not small was released, or the connection has
-    /// ended.
+    /// Reduces the memory that is charged to a host by `bytes`. The caller has released a message that is not small
+    /// ([`Budget::is_small`]), or a connection with such messages has ended.
     pub(crate) fn relieve(&mut self, host: Host, bytes: usize) {
         if let Some(of_host) = self.hosts.get_mut(&host) {
             *of_host = of_host.saturating_sub(bytes);
@@ -210,8 +214,9 @@ impl Budget {
         }
     }
 
-    /// Returns the shortages that delay the queue, in the order of the queue: the one of the first request that waits for memory of any
-    /// connection, and, for each host that has used its share, the one of the host's first request.
+    /// Returns the shortages that delay the queue, in the order of the queue. One shortage is that of the first request that waits for
+    /// memory of any connection. In addition, there is one shortage for each host that has used up its share: that of the host's first
+    /// request.
     pub(crate) fn shortages(&self) -> Vec<MemoryShortage> {
         let mut first = Vec::<MemoryShortage>::new();
         for shortage in self.line.iter().filter_map(|waiting| self.shortage(waiting)) {
@@ -227,7 +232,8 @@ impl Budget {
         if self.is_too_much(bytes, own) {
             return None;
         }
-        // A request beyond the limit can be granted only when nothing else is in use, so all that is in use is missing.
+        // A request for more than `most` bytes can be granted only when no other memory is in use. So the shortage is
+        // all memory in use.
         let beyond = |used: usize, most: usize| if bytes > most { used } else { (used + bytes).saturating_sub(most) };
         let missing = if self.fits(bytes, self.used) { 0 } else { beyond(self.used, self.ceiling(bytes)) };
         let of = host.filter(|_| self.host_has_too_much(host, bytes));
@@ -252,12 +258,12 @@ mod tests {
         ConnectionId::new(ReactorTag::next(), n, 1)
     }
 
-    /// Returns a claimant for which no limit of a host applies.
+    /// Returns a claimant to which no limit of a host applies.
     fn alone(who: ConnectionId, own: usize) -> Claimant {
         Claimant { who, host: None, own }
     }
 
-    /// Returns a claimant that has no memory itself, on the host with this number.
+    /// Returns a claimant on the host with this number. The claimant has no memory yet.
     fn of(n: u32, host: u8) -> Claimant {
         Claimant { who: id(n), host: Some(Host::of([192, 0, 2, host].into())), own: 0 }
     }
@@ -267,7 +273,7 @@ mod tests {
         let mut budget = Budget::new(256);
         assert_eq!((1..9).filter(|&n| budget.request(of(n, 1), 64)).count(), 2, "half of all");
         assert!(budget.request(of(9, 1), 4), "a small one does not count");
-        // Another host is not kept waiting by the queued requests of the first one.
+        // The queued requests of host 1 do not delay the requests of host 2.
         for _ in 0..100 {
             assert!(budget.request(of(10, 2), 32));
             budget.give_back(32);
@@ -299,7 +305,7 @@ mod tests {
         assert_eq!(budget.shortages(), [of_its_host, of_all], "a host that has its share hides no request behind it");
         behind.iter().chain([&third]).for_each(|claimant| budget.leave(claimant.who));
         assert_eq!(budget.shortages(), [of_all]);
-        // A connection that exceeds its own share waits for its own memory, so it reports no shortage.
+        // A connection that exceeds its own share must release memory itself, so its request counts as no shortage.
         budget.leave(other.who);
         assert!(!budget.request(Claimant { own: 128, ..other }, 64));
         assert_eq!(budget.shortages(), []);
@@ -327,8 +333,8 @@ mod tests {
             budget.request(alone(id(n), 0), 32);
         }
         assert_eq!(budget.used(), 224);
-        // The queued large requests do not hold back the small one, because they wait for the memory of other large
-        // messages.
+        // The queued large requests wait for the memory of other large messages, so they do not hold back this small
+        // request.
         let small = id(200);
         for _ in 0..1000 {
             assert!(budget.request(alone(small, 0), 4));
@@ -346,7 +352,7 @@ mod tests {
             assert!(budget.request(alone(honest, 0), 32));
             budget.give_back(32);
         }
-        // When the connection has released memory, its request is granted.
+        // When the greedy connection has released memory, its request is granted.
         budget.give_back(64);
         assert!(budget.request(alone(greedy, 64), 4));
     }

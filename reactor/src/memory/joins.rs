@@ -1,5 +1,5 @@
-//! Keeps the memory into which the parts of messages in several buffers are copied, so that later messages need no
-//! allocation.
+//! Keeps vectors for messages that arrive in several buffers. The reactor copies the parts of such a message into one
+//! vector. Later messages reuse the kept vectors, so they need no allocation.
 
 /// The largest number of vectors that are kept.
 const MOST: usize = 64;
@@ -12,8 +12,8 @@ pub(crate) struct Joins {
     /// The sum of the capacities of all vectors, in bytes.
     bytes: usize,
     limit: usize,
-    /// The smallest number of kept vectors since the last call of [`Joins::trim`]. That many were not needed since
-    /// then.
+    /// The smallest number of vectors that were kept at one time since the last call of [`Joins::trim`]. That many of
+    /// the kept vectors were not needed since that call.
     idle: usize,
 }
 
@@ -27,20 +27,23 @@ impl Joins {
         self.bytes
     }
 
-    /// Returns an empty vector with a capacity of at least `len` bytes: a kept one if there is one.
+    /// Returns an empty vector with a capacity of at least `len` bytes. Reuses a kept vector if there is one, and
+    /// otherwise allocates a new one.
     pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
         let mut memory = self.kept.pop().unwrap_or_default();
         self.bytes -= memory.capacity();
         self.idle = self.idle.min(self.kept.len());
         memory.clear();
         if memory.capacity() < len {
-            // The capacity is rounded up, so that a later message of about the same length can reuse the vector.
+            // The capacity is rounded up to a power of two, so that a later message of about the same length fits into
+            // the vector.
             memory.reserve_exact(len.checked_next_power_of_two().unwrap_or(len));
         }
         memory
     }
 
-    /// Keeps a vector of a message that has ended, or frees it if a limit is reached.
+    /// Keeps a vector that its message does not need any more. Frees the vector instead if keeping it would exceed a
+    /// limit.
     pub(crate) fn keep(&mut self, memory: Vec<u8>) {
         let bytes = self.bytes.saturating_add(memory.capacity());
         if bytes <= self.limit && self.kept.len() < MOST {
@@ -49,7 +52,7 @@ impl Joins {
         }
     }
 
-    /// Frees the vectors that were not needed since the last call.
+    /// Frees the kept vectors that were not needed since the last call.
     pub(crate) fn trim(&mut self) {
         for memory in self.kept.drain(..self.idle.min(self.kept.len())) {
             self.bytes -= memory.capacity();

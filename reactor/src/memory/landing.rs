@@ -1,5 +1,6 @@
-//! An offered message: its description for the program, and its target if the program reads it into its own memory. It
-//! is longer than one buffer, or the peer has offered it explicitly.
+//! Offered messages: the description of an offered message for the program, and the target if the program reads the
+//! message into its own memory. An offered message is longer than one buffer, or the peer's program has offered it with
+//! [`Context::offer`](crate::Context::offer).
 
 use rdma_transport::slab::Key;
 use rdma_transport::wr::Sge;
@@ -18,7 +19,7 @@ pub struct Offered {
     /// The length of the message, in bytes: 1 to `LargeMessageSettings::max_message`.
     pub len: u64,
     /// The tag that the peer's program has passed to [`Context::offer`](crate::Context::offer). The two programs agree
-    /// on its meaning. `None` if the peer has offered the message without a tag.
+    /// on the meaning of tags. `None` if the peer has offered the message without a tag.
     pub tag: Option<u64>,
 }
 
@@ -43,8 +44,8 @@ impl Landing {
         self.lease.entry(self.start.checked_add(usize::try_from(from).ok()?)?, usize::try_from(len).ok()?)
     }
 
-    /// Ends the loan of the region. No read into it may be in flight. Returns the region's key if its owner has dropped
-    /// it in the meantime: the caller then deregisters the region.
+    /// Ends the loan of the region. No read into the region may be in flight. Returns the region's key if the owner has
+    /// dropped the region in the meantime: the caller then deregisters the region. Returns `None` otherwise.
     pub(crate) fn done(self) -> Option<Key> {
         self.lease.done().then_some(self.region)
     }

@@ -13,7 +13,7 @@ use super::region::{Region, RemoteRegion};
 use super::region_memory::Lease;
 use crate::error::SendErrorKind;
 
-/// A piece of a list: a range of a local region, and a range of the peer's memory of the same length.
+/// A piece of a list: a range of a local region, and a range of the peer's memory. Both ranges have the same length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The index of the local region in the list that is passed with the pieces ([`Transfer`]).
@@ -52,7 +52,8 @@ impl Piece {
     }
 }
 
-/// The direction of a transfer, and its local regions. The pieces refer to the regions by their index here.
+/// The direction of a transfer, and its local regions. Each piece names its region by the index in this list
+/// ([`Piece::region`]).
 #[derive(Debug)]
 pub enum Transfer<'a> {
     /// The local regions from which the pieces are written to the peer's memory.
@@ -80,13 +81,14 @@ impl Transfer<'_> {
         }
     }
 
-    /// Leases, for each local region, the smallest range that contains its pieces. `longest` is the largest length of a
-    /// piece that is allowed.
+    /// Takes a lease on each local region, for the smallest range that contains all pieces of this region. `longest` is
+    /// the largest length that a piece may have.
     ///
     /// # Errors
     /// A piece names no region of the list, is not inside its region, or is too long.
     pub(crate) fn lease(&mut self, pieces: &[Piece], longest: usize) -> Result<Leases, SendErrorKind> {
-        // For each region, the smallest range that contains its pieces so far. The first value contains nothing.
+        // For each region, the smallest range that contains the pieces that were examined so far. The initial range
+        // contains no byte.
         let mut parts = vec![Range { start: usize::MAX, end: 0 }; self.len()];
         for (nth, piece) in pieces.iter().enumerate() {
             let index = piece.region as usize;
@@ -105,8 +107,7 @@ impl Transfer<'_> {
         }
         let mut leases = Vec::with_capacity(parts.len());
         for (index, part) in parts.into_iter().enumerate() {
-            // No piece names this region. Its lease is empty, so that the indexes of the other leases are those of
-            // their regions.
+            // A region that no piece names gets an empty lease, so that each lease has the same index as its region.
             let part = if part.start > part.end { 0..0 } else { part };
             let leased = match self {
                 Self::Write(regions) => regions[index].lease(part).map(|lease| (regions[index].key(), lease)),
@@ -130,14 +131,14 @@ impl Leases {
         self.0.get(piece.region as usize)?.1.entry(piece.offset as usize, piece.len())
     }
 
-    /// Ends all leases. Returns the keys of the regions that their owners have dropped in the meantime: the caller
-    /// deregisters them.
+    /// Ends all leases. Returns the keys of the regions that the program has dropped in the meantime: the caller
+    /// deregisters these regions.
     pub(crate) fn done(self) -> impl Iterator<Item = Key> {
         self.0.into_vec().into_iter().filter_map(|(key, lease)| lease.done().then_some(key))
     }
 }
 
-/// The notification that a transfer sends to the peer after its last byte.
+/// The notification that the reactor sends to the peer after the last byte of a transfer.
 #[derive(Clone)]
 pub(crate) enum TransferNotification {
     Message(Box<[u8]>),
@@ -153,7 +154,8 @@ impl fmt::Debug for TransferNotification {
     }
 }
 
-/// The options of a transfer: the time that it may take, and the notification that the peer gets at its end.
+/// The options of a transfer: the time that the transfer may take, and the notification that the peer gets at the end
+/// of the transfer.
 #[derive(Clone, Debug)]
 pub struct TransferOptions {
     pub(crate) within: Duration,
@@ -163,15 +165,16 @@ pub struct TransferOptions {
 
 impl TransferOptions {
     /// Returns the options of a transfer that must end within `time`. After that time, the reactor posts no more pieces. If posted pieces
-    /// are still in flight, it also ends the connection, because only that reclaims their memory. The transfer then ends within another
-    /// `Timeouts::flush`.
+    /// are still in flight at that time, the reactor also ends the connection, because otherwise the device could still access the memory
+    /// of these pieces. The transfer then ends within another `Timeouts::flush`.
     #[must_use]
     pub const fn within(time: Duration) -> Self {
         Self { within: time, notification: None, confirm: false }
     }
 
-    /// Sends a message to the peer at the end of the transfer: after a write, it arrives when the bytes are in place. After a read, it is
-    /// sent when the bytes have arrived. It uses a credit, and must fit into one buffer of the peer.
+    /// Sends a message with this payload to the peer at the end of the transfer. In a write, the message arrives at the peer after the
+    /// pieces. In a read, the reactor sends the message when all pieces have arrived. The message uses a credit, and must fit into one
+    /// buffer of the peer.
     #[must_use]
     pub fn message(mut self, payload: &[u8]) -> Self {
         self.notification = Some(TransferNotification::Message(payload.into()));
@@ -189,8 +192,8 @@ impl TransferOptions {
     /// Confirms that the bytes of a write are in the peer's memory, by an RDMA Read of a few bytes of the last piece. The peer's region
     /// must allow `Access::REMOTE_READ`.
     ///
-    /// Some devices complete a Write before its bytes have arrived: those without `Features::ACKNOWLEDGED_WRITES`, which are iWARP adapters
-    /// and the embedded provider. On other devices, and for reads, this option has no effect.
+    /// This option is for devices without `Features::ACKNOWLEDGED_WRITES` (iWARP adapters and the embedded provider): these devices
+    /// complete a Write before its bytes have arrived at the peer. On other devices, and for reads, the option has no effect.
     #[must_use]
     pub const fn confirm(mut self) -> Self {
         self.confirm = true;
@@ -203,16 +206,16 @@ impl TransferOptions {
 #[non_exhaustive]
 pub enum TransferOutcome {
     /// All pieces have completed, and the notification was sent. On devices without `Features::ACKNOWLEDGED_WRITES`, the pieces of a write
-    /// may still be on their way to the peer's memory. There only [`TransferOptions::confirm`] or a reply of the peer proves that they have
-    /// arrived.
+    /// may still be on their way to the peer's memory. On these devices, only [`TransferOptions::confirm`] or a reply of the peer proves
+    /// that the pieces have arrived.
     Done,
-    /// The program cancelled the transfer before everything was posted (the pieces, and the notification behind them).
-    /// The posted work requests have ended.
+    /// The program cancelled the transfer before the reactor had posted all pieces and the notification. All work
+    /// requests of the transfer that were posted have ended.
     Cancelled,
-    /// The time of [`TransferOptions::within`] has passed. If posted pieces were in flight then, the reactor has ended
-    /// the connection.
+    /// The time of [`TransferOptions::within`] has passed. If posted pieces were in flight at that time, the reactor
+    /// has ended the connection.
     Deadline,
-    /// A piece failed, or the connection ended before the transfer
+    /// A piece failed, or the connection ended before the transfer was complete
     /// ([`WcStatus::Flushed`](rdma_transport::wc::WcStatus::Flushed)).
     Failed(Failure),
 }
@@ -226,11 +229,11 @@ pub struct TransferEnd {
     pub outcome: TransferOutcome,
     /// The list of pieces as the program passed it, for reuse.
     pub pieces: Vec<Piece>,
-    /// The number of pieces at the beginning of the list that have arrived. Those of a read are in the local region, and those of a write
-    /// are known to be in the peer's memory.
+    /// The number of pieces at the beginning of the list that have arrived. In a read, these pieces are in the local regions. In a write,
+    /// they are known to be in the peer's memory.
     pub there: usize,
-    /// The number of pieces after the first `there` ones that were posted but not confirmed. Their bytes may have
-    /// arrived wholly, in part, or not at all.
+    /// The number of pieces that follow the first `there` pieces in the list and that were posted but not confirmed.
+    /// Their bytes may have arrived wholly, in part, or not at all.
     pub unknown: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The kinds of memory from which a region can be made, and how each is registered.
+//! The kinds of memory from which a region can be made, and the registration of each kind.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub(crate) enum Material<'a> {
 }
 
 impl Material<'_> {
-    /// Registers the memory with a device. Returns the registration, the bytes for the region, and the length of the
-    /// region.
+    /// Registers the memory with a device. Returns the registration, the [`RegionBytes`] of the region, and the length
+    /// of the region in bytes.
     pub(super) fn register(
         self,
         provider: &mut dyn Provider,
@@ -64,30 +64,31 @@ impl Material<'_> {
     }
 }
 
-/// Returns the address at which a dma-buf is registered, from `offset` on. The device requires that the address and
-/// `offset` are equally far from the beginning of a page.
+/// Returns an address under which to register a dma-buf from its byte `offset` on. The device requires that the address
+/// and `offset` are equal modulo the page size.
 const fn device_address(offset: u64, page: usize) -> u64 {
     Sge::DEVICE + offset % page as u64
 }
 
-/// Returns memory that was allocated for a region as its [`RegionBytes`]. The result is `Shared`, so that the program gets no references to
-/// the bytes, in three cases:
+/// Returns the [`RegionBytes`] of a region for which `memory` was allocated. The result is `Own`, except in three cases. In these cases it
+/// is `Shared`, so that the program gets no reference to the bytes:
 ///
 /// - The region is a sink of RDMA Reads (`READ_SINK`). Some devices let peers write to a sink even after its remote key is revoked.
 /// - The region is a direct one, which peers on this host have mapped (`DIRECT`).
-/// - Peers may write to the region, and the device may place their writes after the right to write has ended (`late`).
+/// - Peers may write to the region, and the device may still place their writes after they have lost the right to write
+///   (`late` is true).
 pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> RegionBytes {
     let written = access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
     let open = access.intersects(Access::READ_SINK.union(Access::DIRECT));
     if open || late && written { RegionBytes::Shared(memory) } else { RegionBytes::Own(memory) }
 }
 
-/// Prepares memory on any thread, so that [`crate::Context::adopt`] can make a region of it for one device. It comes
-/// from [`crate::Context::region_maker`].
+/// Prepares memory for regions of one device, on any thread. [`crate::Context::adopt`] makes a region of the prepared
+/// memory. [`crate::Context::region_maker`] returns a `RegionMaker`.
 #[derive(Debug)]
 pub struct RegionMaker {
-    /// The part of the provider that registers memory on other threads; `None` if registration takes no time, and
-    /// happens in [`crate::Context::adopt`].
+    /// The part of the provider that registers memory on other threads; `None` if the provider registers memory only on
+    /// the reactor's thread. In that case [`crate::Context::adopt`] registers the memory, which takes no time.
     pub(crate) registrar: Option<Box<dyn Registrar>>,
     pub(crate) options: RegionOptions,
     /// The index of the device for which memory is prepared.
@@ -95,8 +96,8 @@ pub struct RegionMaker {
     pub(crate) drop_channel: DropChannel,
 }
 
-/// Memory that a [`RegionMaker`] has prepared. [`crate::Context::adopt`] makes a region of it. A drop deregisters and
-/// frees the memory.
+/// Memory that a [`RegionMaker`] has prepared. [`crate::Context::adopt`] makes a region of it. If the `PreparedRegion`
+/// is dropped instead, the memory is deregistered and freed.
 #[derive(Debug)]
 pub struct PreparedRegion {
     pub(crate) memory: Arc<Memory>,
@@ -108,8 +109,9 @@ pub struct PreparedRegion {
 }
 
 impl RegionMaker {
-    /// Allocates `len` zeroed bytes and registers them with the device. `len` is 1 up to the limit of the device. This **blocks** the
-    /// calling thread while the system pins the memory, about a quarter of a second per gibibyte. The reactor's thread continues meanwhile.
+    /// Allocates `len` zeroed bytes and registers them with the device. `len` ranges from 1 to the limit of the device. This **blocks** the
+    /// calling thread while the system pins the memory, for about a quarter of a second per gibibyte. The thread of the reactor is not
+    /// blocked.
     ///
     /// # Errors
     /// The system refuses to allocate or register the memory, or the device was removed.

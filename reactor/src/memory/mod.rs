@@ -1,5 +1,5 @@
 //! Memory that is registered with a device: regions of the program, and memory for messages that are longer than one buffer. This module
-//! registers it through the provider, and does not depend on connections.
+//! registers the memory through the provider, and does not depend on connections.
 
 mod block_cache;
 pub(crate) mod budget;

@@ -1,5 +1,5 @@
-//! The local side of a one-sided operation: the scatter/gather entries for the device, and a [`Hold`] on each region
-//! that they use.
+//! The local side of a one-sided operation: the scatter/gather entries for the device, and a [`Hold`] on the region of
+//! each entry.
 
 use std::ops::Range;
 
@@ -10,11 +10,12 @@ use super::region::Region;
 use super::region_memory::Hold;
 use crate::error::SendErrorKind;
 
-/// The holds of one work request on the regions that it uses, with the regions' keys, one for each scatter/gather
-/// entry.
+/// The holds of one work request on the regions that it uses. For each scatter/gather entry, there is one hold, with
+/// the key of the region.
 pub(crate) type Holds = [Option<(Key, Hold)>; MAX_SGE];
 
-/// The scatter/gather entries of an operation, and the holds on their regions. With both, the operation can be posted.
+/// The scatter/gather entries of an operation, and the holds on the regions of these entries. Both are needed to post
+/// the operation.
 #[derive(Debug)]
 pub(crate) struct Locals {
     pub(crate) sges: SgeList,
@@ -49,8 +50,8 @@ impl Locals {
         }))
     }
 
-    /// Collects the entries and holds of several parts. If a part has no entry, because its range is wrong, ends the
-    /// other holds and returns the part's error.
+    /// Collects the entries and holds of several parts of regions. If the range of a part is not inside its region,
+    /// ends the holds on the other parts, and returns the error for that part.
     fn gather(parts: impl Iterator<Item = Result<(Key, Sge, Hold), SendErrorKind>>) -> Result<Self, SendErrorKind> {
         let mut locals = Self { sges: SgeList::default(), holds: Holds::default() };
         for (part, slot) in parts.zip(0..MAX_SGE) {
@@ -62,8 +63,8 @@ impl Locals {
                 }
                 Err(error) => {
                     for (_, hold) in locals.holds.into_iter().flatten() {
-                        // The result says if the owner has dropped the region. That is impossible here, because the
-                        // caller borrows the region.
+                        // The result of `done` says if the owner has dropped the region. The owner cannot have dropped
+                        // it here, because the caller borrows the region.
                         let _ = hold.done();
                     }
                     return Err(error);

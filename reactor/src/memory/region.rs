@@ -1,4 +1,5 @@
-//! Registered memory of the program, its options, and the description with which peers access it.
+//! Registered memory of the program (regions), the options of a region, and the description with which peers access a
+//! region.
 
 use std::fmt;
 use std::io;
@@ -50,16 +51,17 @@ impl RegionOptions {
 
     /// Grants the rights to every peer on the device, now and later. Without this option, only the peer of the
     /// connection for which the region is registered has the rights, until the connection ends. Some devices cannot
-    /// tell connections apart (the embedded provider can). There any peer that has obtained the remote key can use the
-    /// rights.
+    /// tell connections apart (the embedded provider can). On such a device, any peer that has obtained the remote key
+    /// can use the rights.
     #[must_use]
     pub const fn any_peer(mut self) -> Self {
         self.any_peer = true;
         self
     }
 
-    /// Lets peers on this host map the memory. They then access it without the device, by the rights of the region, which this option
-    /// grants to every peer. Peers on other hosts use the region as usual. This has three consequences:
+    /// Lets peers on this host map the memory of the region. These peers then access the memory directly, without the device, as far as the
+    /// rights of the region allow. This option grants these rights to every peer. Peers on other hosts access the region through the
+    /// device. The option has three consequences:
     ///
     /// - A peer **keeps the pages** that it has mapped until the memory is freed. So [`Context::revoke`](crate::Context::revoke) and
     ///   [`RegionOptions::lifetime`] have no effect.
@@ -85,7 +87,8 @@ impl RegionOptions {
         made.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })
     }
 
-    /// Revokes the rights of peers when this time has passed since the registration.
+    /// Limits the time for which peers have rights to the region: the reactor revokes the rights when `lifetime` has
+    /// passed since the registration.
     #[must_use]
     pub const fn lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime = Some(lifetime);
@@ -155,7 +158,8 @@ impl RemoteRegion {
 /// The program can borrow the bytes ([`Region::bytes`]) while no local operation writes to them and no peer has the
 /// right to write. The program can always copy bytes out. Such a copy may mix old and new bytes if an operation or a
 /// peer writes at the same time. The program cannot copy into bytes that a local operation uses ([`Lent`]). A region
-/// can be dropped at any time, on any thread. It is then deregistered when its last operation has ended.
+/// can be dropped at any time, on any thread. The reactor deregisters a dropped region when the last operation on it
+/// has ended.
 ///
 /// ```
 /// use rdma_reactor::{Config, ProviderChoice, Reactor, RegionOptions};
@@ -193,8 +197,8 @@ pub(crate) struct DropChannel {
     pub(crate) wake: Arc<WakeFlag>,
 }
 
-/// The error if the program tries to change bytes that an unfinished operation uses. The program can try again after
-/// the operation's `on_send_complete`.
+/// The error of an attempt to change bytes of a region that an unfinished operation uses. The program can try again
+/// after the operation's `on_send_complete`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these bytes are lent to an operation: wait for its on_send_complete")]
 pub struct Lent;
@@ -230,8 +234,8 @@ impl Region {
         self.remote
     }
 
-    /// Returns the bytes of the region. Returns `None` while an operation or a peer may write to them. Always returns
-    /// `None` for a region whose bytes others may change at any time:
+    /// Returns the bytes of the region. Returns `None` while an operation or a peer may write to the bytes. Always
+    /// returns `None` for the following regions, because their bytes may change at any time:
     ///
     /// - memory that the program shares ([`crate::Context::register_memory`]) and dma-bufs
     ///   ([`crate::Context::register_dmabuf`]);
@@ -242,8 +246,8 @@ impl Region {
         self.memory.bytes()
     }
 
-    /// Returns the bytes of the region, for writing. Returns `None` while an operation or a peer may read or write them, and always for the
-    /// regions for which [`Region::bytes`] always returns `None`.
+    /// Returns the bytes of the region, for writing. Returns `None` while an operation or a peer may read or write the bytes. Always
+    /// returns `None` for those regions for which [`Region::bytes`] always does.
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.memory.bytes_mut()
@@ -255,13 +259,13 @@ impl Region {
     /// Example: [`Region`].
     ///
     /// # Panics
-    /// If the range is not inside the region, as with slices, or if the region is over a dma-buf.
+    /// If the range is not inside the region, as with slices, or if the region is a dma-buf.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
         assert!(self.memory.copy_to(offset, out), "{} bytes at {offset} of a region of {}", out.len(), self.len());
     }
 
-    /// Copies bytes like [`Region::copy_to`], without a panic. Returns false if the range is not inside the region, or
-    /// if the region is over a dma-buf.
+    /// Copies bytes like [`Region::copy_to`], without a panic. Returns true if the bytes were copied. Returns false if
+    /// the range is not inside the region, or if the region is a dma-buf.
     pub(crate) fn try_copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         self.memory.copy_to(offset, out)
     }
@@ -275,7 +279,7 @@ impl Region {
     /// [`Lent`] if an operation uses some of these bytes. Nothing was copied then.
     ///
     /// # Panics
-    /// If the range is not inside the region, as with slices, or if the region is over a dma-buf.
+    /// If the range is not inside the region, as with slices, or if the region is a dma-buf.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Lent> {
         self.memory.copy_from(offset, bytes).map_err(|refused| match refused {
             CopyRefused::Lent => Lent,
@@ -283,17 +287,17 @@ impl Region {
         })
     }
 
-    /// Returns the 8 bytes at an offset as a number in native byte order. They are read atomically.
+    /// Returns the 8 bytes at an offset as a number in native byte order. The 8 bytes are read atomically.
     ///
     /// # Panics
-    /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if it is over a dma-buf.
+    /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if the region is a dma-buf.
     #[must_use]
     pub fn load(&self, offset: usize) -> u64 {
         self.memory.load(offset).unwrap_or_else(|| panic!("a word at {offset} of a region of {}", self.len()))
     }
 
-    /// Writes a number to the 8 bytes at an offset, in native byte order. The write is atomic. It takes effect after
-    /// everything that this thread has written to the region before.
+    /// Writes a number to the 8 bytes at an offset, in native byte order. The write is atomic, and takes effect after
+    /// all earlier writes of this thread to the region.
     ///
     /// Example: [`Region`].
     ///
@@ -301,7 +305,7 @@ impl Region {
     /// [`Lent`] if an operation uses some of these bytes. Nothing was written then.
     ///
     /// # Panics
-    /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if it is over a dma-buf.
+    /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if the region is a dma-buf.
     pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Lent> {
         self.memory.store(offset, value).map_err(|refused| match refused {
             CopyRefused::Lent => Lent,
@@ -309,8 +313,8 @@ impl Region {
         })
     }
 
-    /// Replaces memory that peers may still write to by a copy that no one else can access. Operations cannot use the copy, because it is
-    /// not registered. Does nothing if no one else can access the memory.
+    /// If peers may still write to the memory of the region, replaces the memory with a copy that only the program can access. Operations
+    /// cannot use the copy, because it is not registered. Does nothing if only this region can access its memory.
     pub(crate) fn make_private(&mut self) -> io::Result<()> {
         if let Some(copy) = self.memory.private_copy()? {
             (self.memory, self.device) = (copy, usize::MAX);
@@ -318,7 +322,8 @@ impl Region {
         Ok(())
     }
 
-    /// Returns true if others may access the memory at any time, so that the program never gets a reference to it.
+    /// Returns true if peers, devices or other parts of the program may access the memory at any time, so that the
+    /// program never gets a reference to the memory.
     pub(crate) fn is_open(&self) -> bool {
         self.memory.is_shared()
     }
@@ -342,7 +347,7 @@ impl Region {
         self.device
     }
 
-    /// Returns true if the region belongs to the reactor that owns this channel for dropped regions.
+    /// Returns true if the region belongs to the reactor that receives from this channel of dropped regions.
     pub(crate) fn is_of(&self, dropped: &Sender<Key>) -> bool {
         self.drop_channel.dropped.same_channel(dropped)
     }
@@ -358,7 +363,7 @@ impl Region {
         self.memory.lend(range, self.local_key)
     }
 
-    /// Returns the entry of a range without a hold; see [`RegionMemory::entry`].
+    /// Returns the scatter/gather entry of a range, without a hold on the region; see [`RegionMemory::entry`].
     #[inline]
     pub(crate) fn entry(&self, range: Range<usize>) -> Option<Sge> {
         self.memory.entry(range, self.local_key)
@@ -393,7 +398,7 @@ impl fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // If sending fails, the reactor was dropped. It has deregistered the region then.
+        // If sending fails, the reactor was dropped, and has deregistered the region.
         if self.drop_channel.dropped.send(self.key).is_ok() {
             self.drop_channel.wake.wake();
         }

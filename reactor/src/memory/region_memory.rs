@@ -1,13 +1,15 @@
-//! The memory of a region, and counts of its users. The owner can borrow the bytes as a reference only while no one
-//! else may write to them. It can change them only while no operation reads or writes them.
+//! The memory of a region, and counts of its users. The owner of the region can borrow the bytes as a reference only
+//! while no one else may write to the bytes. The owner can change the bytes only while no operation reads or writes
+//! them.
 //!
 //! Two rules make these references sound:
 //!
-//! - A work request gets its scatter/gather entry ([`RegionMemory::lend`]) through the one handle of the region. Its [`Hold`] is released
-//!   when the work request has completed or its queue pair is destroyed.
-//! - Peers get rights when the memory is registered, and never later. They are counted until the rights are revoked.
+//! - A work request gets its scatter/gather entry, and a [`Hold`], from the one handle of the region ([`RegionMemory::lend`]). The hold is
+//!   released when the work request has completed or its queue pair is destroyed.
+//! - Peers get rights when the memory is registered, and never later. These peers count as users until the rights are
+//!   revoked.
 //!
-//! So if the owner finds no writer, there is none for as long as the handle is borrowed.
+//! So if the owner finds no writer in the counts, there is no writer for as long as the owner borrows the handle.
 
 use std::collections::VecDeque;
 use std::io;
@@ -47,7 +49,8 @@ pub(crate) struct Users {
     lent: Mutex<LentRanges>,
 }
 
-/// The ranges that operations use, the oldest first. Each has a number by which its [`Hold`] removes it.
+/// The ranges that operations use, in the order in which the operations began. Each range has a number, with which its
+/// [`Hold`] removes it.
 #[derive(Debug, Default)]
 struct LentRanges {
     ranges: VecDeque<(u32, Range<usize>)>,
@@ -62,7 +65,8 @@ impl LentRanges {
         self.next
     }
 
-    /// Removes a range. Operations end in about the order in which they began, so it is mostly the first one.
+    /// Removes a range. In most cases it is the first one in the list, because operations end in about the order in
+    /// which they began.
     #[inline]
     fn remove(&mut self, number: u32) {
         if self.ranges.front().is_some_and(|&(of, _)| of == number) {
@@ -86,8 +90,8 @@ impl LentRanges {
 
 impl Users {
     fn count(&self, of: Use) -> u32 {
-        // `Acquire`, because the caller may use the memory if the count is 0: it must then see all writes of the former
-        // user.
+        // If the count is 0, the caller may use the memory. `Acquire` ensures that the caller then sees all writes of
+        // the users that have ended.
         self.counts[of as usize].load(Ordering::Acquire)
     }
 
@@ -111,7 +115,7 @@ impl Users {
     }
 
     fn lent(&self) -> MutexGuard<'_, LentRanges> {
-        // A poisoned lock is harmless: no code can panic between two changes of the list that must happen together.
+        // A poisoned lock is harmless: no code that holds this lock can panic in the middle of a change of the list.
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,8 +129,8 @@ impl Users {
     }
 }
 
-/// One use of a region. It counts until [`Hold::done`] is called. The user is a work request that has not completed, a message that a peer
-/// has yet to fetch, or peers that still have rights.
+/// One use of a region. The use counts until [`Hold::done`] is called. The user is a work request that has not completed, a message that a
+/// peer has yet to fetch, or peers that still have rights.
 #[derive(Debug)]
 #[must_use = "a hold that is dropped withholds the region from its owner for ever"]
 pub(crate) struct Hold {
@@ -137,9 +141,9 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Ends the use. The caller knows that the work request has completed or its queue pair is destroyed, that the
-    /// message was fetched, or that peers can no longer reach the memory. Returns true if the owner has dropped the
-    /// region: the caller then checks if it is unused now.
+    /// Ends the use. The caller knows that the user is gone: the work request has completed or its queue pair is
+    /// destroyed, the message was fetched, or the peers can no longer reach the memory. Returns true if the owner has
+    /// dropped the region: the caller then checks if the region has any other user.
     #[inline]
     pub(crate) fn done(self) -> bool {
         if let Some(range) = self.range {
@@ -151,13 +155,13 @@ impl Hold {
     }
 }
 
-/// The memory of a region, by who may access it.
+/// The memory of a region. The variants differ in who else may access the memory.
 #[derive(Debug)]
 pub(crate) enum RegionBytes {
-    /// Memory that only this region has.
+    /// Memory that belongs to this region alone.
     Own(Arc<Memory>),
     /// Memory that others may write to at any time. For example, the program shares it, other processes have mapped it, or it is a sink of
-    /// RDMA Reads, to which some devices let peers write for as long as it is registered. The owner never borrows it as a reference.
+    /// RDMA Reads, to which some devices let peers write for as long as it is registered. The owner never gets a reference to this memory.
     Shared(Arc<Memory>),
     /// Memory of a device, registered as a dma-buf at this address. The program cannot access it.
     Device(u64),
@@ -170,7 +174,7 @@ impl RegionBytes {
     fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         match self {
             // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry, or the borrow
-            // of the region that `RegionMemory::entry` requires, prevents that the owner gets a conflicting reference. All other accesses
+            // of the region that `RegionMemory::entry` requires, keeps the owner from getting a conflicting reference. All other accesses
             // here, and those through other shares of the memory, use the functions of `Memory`, which tolerate concurrent access.
             Self::Own(memory) | Self::Shared(memory) => unsafe { memory.shared_entry(range, key) },
             // SAFETY: the range is inside the region, which was registered from this address on. `Driver::check_local`
@@ -180,8 +184,8 @@ impl RegionBytes {
     }
 }
 
-/// A part of a region that a list of work requests uses, one work request after the other, under a single hold. The entries are not used
-/// after [`Lease::done`]: its caller knows that the last of the work requests has ended.
+/// A part of a region that all work requests of a list use under a single hold. No work request uses an entry of the lease after
+/// [`Lease::done`]: the caller of `done` knows that the last work request has ended.
 #[derive(Debug)]
 pub(crate) struct Lease {
     bytes: RegionBytes,
@@ -194,8 +198,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Returns the entry for `len` bytes, for one work request of the list. `offset` counts from the beginning of the region. Returns
-    /// `None` if the bytes are not inside the leased range.
+    /// Returns the scatter/gather entry of one work request of the list: `len` bytes from `offset` on. `offset` counts from the beginning
+    /// of the region. Returns `None` if the bytes are not inside the leased range.
     #[inline]
     pub(crate) fn entry(&self, offset: usize, len: usize) -> Option<Sge> {
         let (at, lent) = (offset.wrapping_sub(self.range.start), self.range.len());
@@ -208,7 +212,7 @@ impl Lease {
         }
     }
 
-    /// Ends the lease. Returns true if the owner has dropped the region, like [`Hold::done`].
+    /// Ends the lease. Returns true if the owner has dropped the region, and false otherwise, like [`Hold::done`].
     pub(crate) fn done(self) -> bool {
         self.hold.done()
     }
@@ -250,8 +254,8 @@ impl RegionMemory {
         }
     }
 
-    /// Returns a copy of the memory that no one else can access. Returns `None` if no one else can access this memory
-    /// either.
+    /// Returns a copy of the memory that belongs to its region alone. Returns `None` if this memory itself belongs to
+    /// its region alone ([`RegionBytes::Own`]).
     pub(crate) fn private_copy(&self) -> io::Result<Option<Self>> {
         if matches!(self.bytes, RegionBytes::Own(_)) {
             return Ok(None);
@@ -263,13 +267,13 @@ impl RegionMemory {
         Ok(Some(own))
     }
 
-    /// Returns true if others may access the memory at any time, and not only through this region: the program, other
-    /// processes, or a device.
+    /// Returns true if this memory can also be accessed in other ways than through this region, at any time: by the
+    /// program, by other processes, or by a device.
     pub(crate) const fn is_shared(&self) -> bool {
         !matches!(self.bytes, RegionBytes::Own(_))
     }
 
-    /// Returns a share of the memory; `None` for memory of a device.
+    /// Returns a clone of the memory's `Arc`; `None` for memory of a device.
     pub(crate) fn share(&self) -> Option<Arc<Memory>> {
         match &self.bytes {
             RegionBytes::Own(memory) | RegionBytes::Shared(memory) => Some(Arc::clone(memory)),
@@ -277,7 +281,7 @@ impl RegionMemory {
         }
     }
 
-    /// Returns the address of the first byte, as scatter/gather entries and remote keys use it.
+    /// Returns the address of the first byte: the address that scatter/gather entries and peers use for this byte.
     pub(crate) fn address(&self) -> u64 {
         match &self.bytes {
             RegionBytes::Own(memory) | RegionBytes::Shared(memory) => memory.as_ptr() as u64,
@@ -293,8 +297,8 @@ impl RegionMemory {
         &self.users
     }
 
-    /// Counts peers with these rights as users, before the memory is registered with the rights. Returns their hold;
-    /// `None` if the rights are not for peers.
+    /// Counts the peers as a user of the memory, if `access` gives rights to peers. The caller does this before it
+    /// hands out the region. Returns the hold of the peers; `None` if `access` gives no rights to peers.
     pub(crate) fn expose(&mut self, access: Access) -> Option<Hold> {
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::READ_SINK) {
             return Some(self.hold(Use::PeersWrite, None));
@@ -309,28 +313,28 @@ impl RegionMemory {
         Hold { users: Arc::clone(&self.users), what, range }
     }
 
-    /// Lends a range to a work request that reads it. Returns the entry and the hold; `None` if the range is not inside
-    /// the region.
+    /// Lends a range to a work request that reads it. Returns the scatter/gather entry and the hold; `None` if the
+    /// range is not inside the region.
     #[inline]
     pub(crate) fn lend(&self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Read, Some(range))))
     }
 
-    /// Returns the entry of a range without a hold, for a reader that is done while the caller still borrows the region. Returns `None` if
-    /// the range is not inside the region.
+    /// Returns the scatter/gather entry of a range, without a hold. The entry is only for reading, and only for as long as the caller
+    /// borrows the region. Returns `None` if the range is not inside the region.
     #[inline]
     pub(crate) fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         self.sge(range, key)
     }
 
-    /// Lends a range to a work request that writes to it. Returns the entry and the hold; `None` if the range is not
-    /// inside the region.
+    /// Lends a range to a work request that writes to it. Returns the scatter/gather entry and the hold; `None` if the
+    /// range is not inside the region.
     pub(crate) fn lend_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Write, Some(range))))
     }
 
-    /// Holds a range from which a peer will fetch a message. The range must be inside the region. It may be longer than a work request
-    /// could use.
+    /// Holds a range from which a peer will fetch a message. The range must be inside the region. It may be longer than the longest range
+    /// that one scatter/gather entry can describe.
     pub(crate) fn lend_to_peer(&self, range: Range<usize>) -> Hold {
         self.hold(Use::Fetch, Some(range))
     }
@@ -367,49 +371,53 @@ impl RegionMemory {
         range.start <= range.end && range.end <= self.len
     }
 
-    /// Returns the bytes of the region. Returns `None` while an operation or a peer may write to them, and always if
-    /// others share the memory.
+    /// Returns the bytes of the region. Returns `None` while an operation or a peer may write to the bytes, and always
+    /// if the memory is not [`RegionBytes::Own`].
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         let RegionBytes::Own(memory) = &self.bytes else { return None };
         if self.users.others_write() {
             return None;
         }
-        // SAFETY: the pointer is valid for `len` bytes while self lives. Nobody writes to the bytes now. Nobody can begin to while self is
-        // borrowed, because that needs `&mut self`.
+        // SAFETY: the pointer is valid for `len` bytes while self lives. No operation or peer writes to the bytes now. None can begin to
+        // write while self is borrowed, because a new writer needs `&mut self`.
         Some(unsafe { slice::from_raw_parts(memory.as_ptr(), self.len) })
     }
 
-    /// Returns the bytes of the region, for writing. Returns `None` while an operation or a peer may read or write
-    /// them, and always if others share the memory.
+    /// Returns the bytes of the region, for writing. Returns `None` while an operation or a peer may read or write the
+    /// bytes, and always if the memory is not [`RegionBytes::Own`].
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let RegionBytes::Own(memory) = &self.bytes else { return None };
         if self.users.operate() || self.users.peers_may() {
             return None;
         }
-        // SAFETY: the pointer is valid for `len` bytes while self lives. Nobody reads or writes the bytes now. Nobody
-        // can begin to while self is borrowed mutably, because that needs a borrow of self.
+        // SAFETY: the pointer is valid for `len` bytes while self lives. No operation or peer reads or writes the bytes
+        // now. None can begin to while self is borrowed mutably, because a new user needs a borrow of self.
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr(), self.len) })
     }
 
-    /// Returns a range of the bytes, for writing. Operations may use other ranges meanwhile. Returns `None` if an operation uses a byte of
-    /// this range, if peers have rights to the memory, if others share it, or if the range is not inside the region.
+    /// Returns a range of the bytes, for writing. Operations may use other ranges of the region at the same time. Returns `None` if an
+    /// operation uses a byte of this range, if peers have rights to the memory, if the memory is not [`RegionBytes::Own`], or if the range
+    /// is not inside the region.
     pub(crate) fn part_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         let RegionBytes::Own(memory) = &self.bytes else { return None };
         if !self.contains(&range) || self.users.peers_may() || self.is_lent(&range) {
             return None;
         }
-        // SAFETY: the range is inside the memory. No operation uses a byte of it, and no peer has rights to the memory. Nobody can get
-        // either while self is borrowed mutably. Operations that use other ranges do not touch this one.
+        // SAFETY: the range is inside the memory. No operation uses a byte of it, and no peer has rights to the memory. No operation can
+        // begin to use the range, and no peer can get rights, while self is borrowed mutably. Operations that use other ranges do not
+        // access this range.
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(range.start), range.len()) })
     }
 
-    /// Shortens the region to `len` bytes. The memory behind them stays registered.
+    /// Shortens the region to its first `len` bytes. Does nothing if the region is not longer. The memory after these
+    /// bytes stays registered.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Copies bytes from `offset` on to `out`, even if others use the memory. Returns false if the bytes are not inside the region, or if
-    /// the memory belongs to a device. A copy may mix old and new bytes if someone writes at the same time.
+    /// Copies the bytes from `offset` on to `out`, even if operations or peers use the memory. Returns true if the bytes were copied.
+    /// Returns false if the range is not inside the region, or if the memory belongs to a device. The copy may mix old and new bytes if an
+    /// operation or a peer writes at the same time.
     pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len);
         inside && self.memory().is_some_and(|memory| memory.copy_out(offset, out))
@@ -420,8 +428,8 @@ impl RegionMemory {
         self.users.operate() && self.users.lent().overlaps(range)
     }
 
-    /// Copies `bytes` to `offset`, even if peers have rights to the memory. Refuses the copy if an operation uses these
-    /// bytes.
+    /// Copies `bytes` into the region, from `offset` on, even if peers have rights to the memory. Copies nothing and
+    /// returns an error if an operation uses this part of the region.
     pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CopyRefused> {
         let end = offset.checked_add(bytes.len()).filter(|&end| end <= self.len).ok_or(CopyRefused::Outside)?;
         if self.is_lent(&(offset..end)) {

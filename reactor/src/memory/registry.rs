@@ -20,22 +20,24 @@ use crate::id::ConnectionId;
 use crate::providers::{Providers, device_of, role};
 use crate::seam::wake::WakeFlag;
 
-/// The rights that let a peer access a region. `READ_SINK` is among them: some devices let the peer that answers a Read
-/// write to the sink at any time.
+/// The rights that let a peer access a region. `READ_SINK` is one of these rights: on some devices, the peer that
+/// answers a Read can write to the sink at any time.
 const PEERS: Access = Access::REMOTE.union(Access::READ_SINK);
 
 /// The reactor's entry for one region.
 #[derive(Debug)]
 struct Registration {
     region: MemoryRegion,
-    /// The memory of the region, to keep it for a later message; `None` for a region of the program.
+    /// The memory of the region, if it is a region for a message: the memory is kept for a later message. `None` for a
+    /// region of the program.
     block: Option<Arc<Memory>>,
     access: Access,
     device: usize,
     users: Arc<Users>,
-    /// The hold of the peers that have rights to the region; `None` if no peer has, or if the rights were revoked.
+    /// The hold of the peers that have rights to the region; `None` if no peer has rights, or if the rights were
+    /// revoked.
     peers: Option<Hold>,
-    /// The connection whose peer has the rights; `None` if no peer has, or if every peer has.
+    /// The connection, if only its peer has rights to the region. `None` if no peer or every peer has rights.
     connection: Option<ConnectionId>,
     timer: Option<Key>,
     /// The number of bytes that are charged to `account`.
@@ -50,7 +52,7 @@ struct Registration {
 pub(crate) struct RegistrationTarget {
     pub(crate) device: usize,
     /// The connection and its queue pair; `None` for a registration without a connection. Only the peer of this
-    /// connection gets the rights, except if the options grant them to every peer.
+    /// connection gets rights to the region, except if the options grant rights to every peer.
     pub(crate) connection: Option<(ConnectionId, QpId)>,
 }
 
@@ -60,7 +62,7 @@ impl RegistrationTarget {
     }
 }
 
-/// The state of a region that must be cleaned up because peers have lost their rights to the region.
+/// The state that the caller cleans up after peers have lost their rights to a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RightsEnded {
     pub(crate) key: Key,
@@ -70,13 +72,13 @@ pub(crate) struct RightsEnded {
     pub(crate) connection: Option<ConnectionId>,
 }
 
-/// The facts about a region that was taken out of the table. The caller needs them to return the memory to its budget.
+/// A region that was taken out of the table. The caller needs these fields to return the region's memory to its budget.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Removed {
     pub(crate) rights: Option<RightsEnded>,
     pub(crate) account: MemoryUse,
     pub(crate) len: usize,
-    /// The connection for which the region was registered, if any.
+    /// The connection for which the region was registered; `None` if it was registered without a connection.
     pub(crate) of: Option<ConnectionId>,
 }
 
@@ -112,7 +114,7 @@ impl Registry {
         self.regions.len()
     }
 
-    /// Returns the number of bytes that stay registered for later messages.
+    /// Returns the number of bytes of the blocks that stay registered for later messages.
     pub(crate) const fn kept(&self) -> usize {
         self.kept.bytes()
     }
@@ -159,11 +161,12 @@ impl Registry {
         Ok(self.add(target, registered, RegionMemory::new(bytes, len), options.access, connection, MemoryUse::Program))
     }
 
-    /// Returns a region for a message that is longer than one buffer. The region is a kept block, or new memory if none fits: the bool is
-    /// true if new memory had to be registered. The memory may contain bytes of an earlier message with the same purpose.
+    /// Returns a region for a message that is longer than one buffer. The memory of the region is a kept block. If no kept block fits, the
+    /// memory is newly registered, and the returned bool is true; otherwise the bool is false. The memory may contain bytes of an earlier
+    /// message with the same purpose.
     ///
-    /// The message has `len` bytes. `tail` bytes follow in the region, for the authentication tags of an encrypted message; they are not
-    /// charged to the account.
+    /// The message has `len` bytes. The region has `tail` bytes in addition, for the authentication tags of an encrypted message. These
+    /// `tail` bytes are not charged to the account.
     pub(crate) fn block(
         &mut self,
         providers: &mut Providers,
@@ -181,14 +184,15 @@ impl Registry {
             _ if open_sinks() => Access::READ_SINK,
             _ => Access::LOCAL_WRITE,
         };
-        // On a device with open sinks, the peer that answers the Read learns the key, and can use it later. So the
-        // block is for this peer alone.
+        // If peers have rights to the block, the peer learns its key and can use the key later. On a device with open
+        // sinks, that is also the case for the target of a Read. So such a block is only for messages of this peer.
         let peer = target.connection().filter(|_| access.intersects(PEERS));
         let purpose = Purpose { device: target.device, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
             None => {
-                // The peer is on the same host: it maps the memory, and copies the message from there.
+                // If the peer is on the same host, `reader` is the queue pair to it: the peer maps the memory, and
+                // copies the message from there.
                 let reader = target.connection.map(|(_, qp)| qp).filter(|&qp| {
                     account == MemoryUse::Copied && providers.is_in_memory(device_of(target.device).0, qp)
                 });
@@ -212,7 +216,8 @@ impl Registry {
     }
 
     /// Allocates and registers memory for a message of `len` bytes, with the rights `access`. If `shared` is true, a peer on this host can
-    /// map the memory. If the system refuses, releases the blocks that are kept on the device, and tries once more.
+    /// map the memory. If the system refuses to allocate or register the memory, deregisters the blocks that are kept on the device, and
+    /// tries once more.
     fn register_block(
         &mut self,
         providers: &mut Providers,
@@ -239,7 +244,7 @@ impl Registry {
         }
     }
 
-    /// Adds a registered region to the table, and returns its handle.
+    /// Adds a registered region to the table, and returns the region.
     fn add(
         &mut self,
         target: &RegistrationTarget,
@@ -267,7 +272,7 @@ impl Registry {
         Region::new(memory, key, registered.local_key, remote, device, self.drop_channel.clone())
     }
 
-    /// Stores the timer that will revoke the rights of peers, so that it can be cancelled.
+    /// Stores the timer that will revoke the rights of peers, so that the timer can be cancelled.
     pub(crate) fn set_timer(&mut self, key: Key, timer: Key) {
         if let Some(registration) = self.regions.get_mut(key) {
             registration.timer = Some(timer);
@@ -299,11 +304,11 @@ impl Registry {
     }
 
     /// Revokes the rights of peers to a region. Returns the state that the caller cleans up; `None` if no peer had
-    /// rights.
+    /// rights to the region.
     ///
     /// # Errors
-    /// The device failed to revoke the remote key. Peers still count as users of the memory, so nobody can borrow it as a reference any
-    /// more.
+    /// The device failed to revoke the remote key. Peers still count as users of the memory, so the program does not get a reference to the
+    /// memory.
     pub(crate) fn revoke(&mut self, providers: &mut Providers, key: Key) -> Result<Option<RightsEnded>, Error> {
         let Some(registration) = self.regions.get(key).filter(|registration| registration.peers.is_some()) else {
             return Ok(None);
@@ -322,24 +327,29 @@ impl Registry {
         }
     }
 
-    /// Records that no peer has rights to a region any more. Returns the state that the caller cleans up.
+    /// Records that no peer has rights to a region any more. Returns the state that the caller cleans up; `None` if no
+    /// peer had rights.
     fn rights_ended(&mut self, key: Key) -> Option<RightsEnded> {
         let peers = self.regions.get_mut(key)?.peers.take()?;
-        // The result says if the owner has dropped the region. The callers of this function check that themselves.
+        // The result of `done` says if the owner has dropped the region. The callers of `rights_ended` check that
+        // themselves.
         let _ = peers.done();
         self.without_peers(key)
     }
 
-    /// Takes the state out that must be cleaned up when peers lose their rights to a region, or the region is removed.
+    /// Returns the state that the caller cleans up when peers lose their rights to a region, or when the region is
+    /// removed. Removes this state from the region's entry. Returns `None` if there is no such region.
     fn without_peers(&mut self, key: Key) -> Option<RightsEnded> {
         let registration = self.regions.get_mut(key)?;
         Some(RightsEnded { key, timer: registration.timer.take(), connection: registration.connection.take() })
     }
 
-    /// Handles a Send with Invalidate, by which the peer of a connection has revoked a remote key. Returns the state that the caller cleans
-    /// up. Returns `None` if the peer has rights to no region with this key; a kept block with this key is then deregistered.
+    /// Handles a Send with Invalidate: the peer of the connection `by` has revoked the remote key `remote`. If the peer has rights to a
+    /// region with this key, revokes them and returns the state that the caller cleans up. Otherwise deregisters the kept block with this
+    /// key, if there is one, and returns `None`. Also returns `None` if the device failed to revoke the key.
     ///
-    /// The search needs the device, because keys are unique only on their device. It skips regions for the peers of other connections.
+    /// The search needs the device, because a key is unique only on one device. The search skips regions to which only the peer of another
+    /// connection has rights.
     pub(crate) fn invalidated(
         &mut self,
         providers: &mut Providers,
@@ -353,8 +363,8 @@ impl Registry {
                 && (may || cfg!(planted = "keys-without-their-device"))
         });
         match found {
-            // The local side revokes the key as well. The peer's message alone does not prove that the memory can be
-            // lent to the program safely.
+            // The local side revokes the key as well, because the peer's message does not prove that the device has
+            // invalidated the key.
             Some((key, _)) => self.revoke(providers, key).unwrap_or(None),
             None => {
                 let gone = self.kept.drop_of_key(device, by, remote);
@@ -364,7 +374,8 @@ impl Registry {
         }
     }
 
-    /// Returns true if the owner has dropped a region, and no operation uses it. Peers may still have rights to it.
+    /// Returns true if the owner has dropped the region and no operation uses it. Peers may still have rights to the
+    /// region.
     pub(crate) fn is_abandoned(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             let users = &registration.users;
@@ -372,8 +383,8 @@ impl Registry {
         })
     }
 
-    /// Returns true if the owner has dropped a region, and the region contains no message that a peer has yet to fetch.
-    /// The rights of peers can then be revoked.
+    /// Returns true if the owner has dropped the region, and the region contains no message that a peer has yet to
+    /// fetch. If it returns true, the rights of peers can be revoked.
     pub(crate) fn is_unwanted(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             let users = &registration.users;
@@ -381,9 +392,9 @@ impl Registry {
         })
     }
 
-    /// Deregisters a region, and takes it out of the table. The memory that peers could reach is released only afterwards. If the device
-    /// fails to deregister it, peers may still reach the memory, so they count as its users for ever. Returns `None` if there is no such
-    /// region.
+    /// Deregisters a region, and takes it out of the table. Its peers count as users of the memory until the device has deregistered the
+    /// region. If the device fails to do so, peers may still reach the memory, so they count as users for ever. Returns `None` if there is
+    /// no such region.
     pub(crate) fn remove(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
         let Registration { region, device, .. } = self.regions.get(key)?;
         let (region, device) = (region.id, *device);
@@ -397,8 +408,8 @@ impl Registry {
     /// nothing, in these cases:
     ///
     /// - The region is charged to no budget ([`MemoryUse::Program`]).
-    /// - It is still in use.
-    /// - Its peer has lost the rights, so that the key is of no use to a later message.
+    /// - The owner has not dropped the region yet, or an operation still uses it.
+    /// - The peer has lost its rights to the region, so the key is of no use to a later message.
     pub(crate) fn retire(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
         let whole = |registration: &&Registration| {
             let of_its_peer = registration.peers.is_some() && registration.connection.is_some();
@@ -440,12 +451,12 @@ impl Registry {
         self.regions.iter().filter(|(_, registration)| registration.device == device).map(|(key, _)| key).collect()
     }
 
-    /// Restricts the rights to a region to the peer of the target's connection, if the device can tell peers apart. If that fails, the
-    /// region is deregistered.
+    /// Restricts the rights to a region to the peer of the target's connection, if the device can tell peers apart. If the device fails to
+    /// do so, deregisters the region and returns the error.
     fn restrict(&mut self, providers: &mut Providers, region: MrId, target: &RegistrationTarget) -> Result<(), Error> {
         let Some((_, qp)) = target.connection else { return Ok(()) };
-        // On a device without this role, a key is valid for all connections of a protection domain. Only its secrecy
-        // then keeps other peers from using it.
+        // On a device without the role `remote_keys`, a key is valid for all connections of a protection domain. Other
+        // peers cannot use the key only because they do not know it.
         let Some(keys) = providers.of_device(target.device).remote_keys() else { return Ok(()) };
         if let Err(error) = keys.restrict(region, qp) {
             self.deregister(providers, target.device, region);
@@ -460,8 +471,8 @@ impl Registry {
         }
     }
 
-    /// Deregisters a region. Returns false if the device fails to do so. The provider then keeps its share of the
-    /// memory, so that it is not freed.
+    /// Deregisters a region. Returns true if the device has deregistered it. Otherwise returns false, and the provider
+    /// keeps its share of the memory, so that the memory is not freed.
     fn deregister(&mut self, providers: &mut Providers, device: usize, region: MrId) -> bool {
         let released = providers.of_device(device).deregister(region);
         if let Err(error) = &released {
@@ -491,7 +502,7 @@ mod tests {
         }
     }
 
-    /// A device with a fixed seed for its keys, so that two devices use the same keys.
+    /// Returns a device that makes its keys from a fixed seed, so that two such devices use the same keys.
     fn device() -> Iwarp<TcpNet> {
         let mut seed = 7_u32;
         let entropy = move |bytes: &mut [u8]| {
@@ -525,7 +536,8 @@ mod tests {
         assert!(second.bytes_mut().is_some());
         assert!(registry.invalidated(&mut providers, (devices[1], owner), key).is_none(), "once is enough");
 
-        // Now the region is for one peer. The key has no effect when it comes from another peer.
+        // Now only the peer of `owner` has rights to the first region. A Send with Invalidate from another peer has no
+        // effect.
         registry.regions.get_mut(first.key()).unwrap().connection = Some(owner);
         assert!(registry.invalidated(&mut providers, (devices[0], other), key).is_none());
         assert!(first.bytes_mut().is_none());

@@ -1,5 +1,5 @@
-//! The claims of connections on the receives of a shared receive queue. They decide how many receives each connection
-//! may promise to its peer. This file does no I/O, and gets the time as an argument.
+//! The claims of connections on the receives of a shared receive queue. A claim limits the number of receives that its
+//! connection may promise to its peer. This file does no I/O, and gets the time as an argument.
 //!
 //! Each connection has a *claim*: a number of receives that are set aside for it. A part of them is promised to its
 //! peer as credits. Another part is *kept*: used by messages that the program holds, or that wait for a large message.
@@ -16,8 +16,8 @@
 //!
 //! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. It grows with the messages that the
 //! connection has received in about the last second, and with those that the program keeps. It grows at most to half of
-//! the receives that are unclaimed or already its own. So a single busy connection leaves half of them unclaimed, and
-//! several busy ones get about equal claims.
+//! the receives that are unclaimed or already belong to this claim. So a single busy connection leaves half of these
+//! receives unclaimed, and several busy connections get about equal claims.
 //!
 //! A promise cannot be withdrawn. To shrink a claim, the connection does not renew the promises that its peer has used.
 
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
 
-/// Time after which a received message counts half as much for the size of the claim.
+/// Time after which a received message counts half as much as a new one for the size of the claim.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
 /// The claims on the receives of one queue. Each connection stores its own [`Claim`]; this type stores only the number
@@ -41,7 +41,7 @@ pub(crate) struct Claim {
     claim: u32,
     /// Number of receives whose buffers still contain a message, so that they cannot be posted again yet.
     kept: u32,
-    /// Number of messages that the connection has received recently: it is halved once per [`HALF_LIFE`].
+    /// Number of messages that the connection has received recently. This number is halved once per [`HALF_LIFE`].
     used: u32,
     since: Instant,
 }
@@ -57,7 +57,7 @@ impl Claims {
     }
 
     /// Creates the claim of a new connection: [`MIN_WINDOW`] receives, which the connection promises to its peer.
-    /// Returns `None` if fewer are unclaimed.
+    /// Returns `None` if fewer than [`MIN_WINDOW`] receives are unclaimed.
     pub(crate) fn join(&mut self, now: Instant) -> Option<Claim> {
         self.free = self.free.checked_sub(MIN_WINDOW)?;
         Some(Claim { claim: MIN_WINDOW, kept: 0, used: 0, since: now })
@@ -66,7 +66,7 @@ impl Claims {
     /// Adjusts the claim of a connection. Returns the number of further receives that the connection may promise to its
     /// peer now.
     ///
-    /// - `promised` is the number of receives that are promised and that the peer has not used.
+    /// - `promised` is the number of receives that the connection has promised and that the peer has not used yet.
     /// - `most` is the largest claim that the connection wants.
     pub(crate) fn renew(&mut self, claim: &mut Claim, promised: u32, most: u32, now: Instant) -> u32 {
         let ages = now.saturating_duration_since(claim.since).as_nanos() / HALF_LIFE.as_nanos();
@@ -74,7 +74,7 @@ impl Claims {
             claim.used = claim.used.checked_shr(u32::try_from(ages).unwrap_or(u32::MAX)).unwrap_or(0);
             claim.since = now;
         }
-        // The claim always covers the kept messages and the credits for control messages.
+        // The claim is always large enough for the kept messages and for the credits of control messages.
         let least = MIN_WINDOW.max(claim.kept + CONTROL_CREDITS);
         let fair = (self.free + claim.claim.saturating_sub(MIN_WINDOW)) / 2;
         let wanted = (MIN_WINDOW + fair.min((claim.used / 2).max(claim.kept))).min(most);
@@ -85,8 +85,8 @@ impl Claims {
         renewed.saturating_sub(given)
     }
 
-    /// Makes receives available to other connections. They are from the claim of a connection that has ended, and its
-    /// peer cannot use them any more.
+    /// Makes this number of receives available to other connections. The receives are from the claim of a connection
+    /// that has ended, and the peer of this connection cannot use them any more.
     pub(crate) const fn take_back(&mut self, receives: u32) {
         self.free += receives;
     }
@@ -99,15 +99,15 @@ impl Claim {
         self.kept += 1;
     }
 
-    /// Notes that messages have released this number of receives. The caller posts the receives again before it
-    /// promises others.
+    /// Notes that this number of receives does not contain messages any more. The caller posts these receives again
+    /// before it promises further receives to the peer.
     #[inline]
     pub(crate) const fn release(&mut self, receives: u32) {
         self.kept = self.kept.saturating_sub(receives);
     }
 
-    /// Counts a received message, so that the claim can grow. Control messages are not counted: they need no larger
-    /// claim.
+    /// Counts a received message, so that the claim can grow. The caller does not count control messages: they need no
+    /// larger claim.
     #[inline]
     pub(crate) const fn count(&mut self) {
         self.used = self.used.saturating_add(1);
@@ -146,8 +146,8 @@ mod tests {
         let mut promised = [MIN_WINDOW; 4];
         for round in 0..200 {
             for (i, claim) in members.iter_mut().enumerate().take(3) {
-                // The peers use all their promises. The first connection is busy from the beginning, the second and
-                // third from round 101 on.
+                // The peer of a busy connection uses all promises. The first connection is busy from the beginning, the
+                // second and the third are busy from round 101 on.
                 if i == 0 || round > 100 {
                     (0..promised[i]).for_each(|_| pass(claim));
                     promised[i] = 0;
@@ -171,7 +171,8 @@ mod tests {
         (0..60).for_each(|_| pass(&mut claim));
         let promised = MIN_WINDOW + claims.renew(&mut claim, MIN_WINDOW, 1000, now);
         assert_eq!((promised, claims.free()), (35, 65));
-        // With one message per minute, the connection does not renew the promises that are used until few are left.
+        // Only one message arrives per minute. So the connection does not renew the promise that the message has used,
+        // until fewer than `MIN_WINDOW` promises are left.
         for minute in 1..=40 {
             pass(&mut claim);
             let left = claim.receives() - 1;
@@ -192,7 +193,7 @@ mod tests {
         assert!(claims.join(now).is_some());
     }
 
-    /// A connection of the model. Its peer obeys the protocol.
+    /// A connection of the model. The peer of the connection obeys the protocol.
     #[derive(Debug)]
     struct ModelConnection {
         claim: Claim,
@@ -212,8 +213,8 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum ClaimStep {
         Join,
-        /// The peer sends up to `count` messages, as far as its credits allow. Only control messages may use the last
-        /// credits.
+        /// The peer sends up to `count` messages, as far as its credits allow. The messages are control messages if
+        /// `control` is true. Only control messages may use the last credits.
         Send {
             link: usize,
             count: u32,
@@ -273,7 +274,7 @@ mod tests {
 
     proptest! {
         /// In any sequence of steps, each message of a peer that obeys the protocol finds a posted receive. At the end,
-        /// every connection can send something once its kept messages are released.
+        /// when the programs have released all kept messages, every peer can send at least `MIN_WINDOW` messages.
         #[test]
         fn every_message_meets_a_receive(
             receives in MIN_WINDOW..80, most in MIN_WINDOW..40, history in steps(),
@@ -282,8 +283,9 @@ mod tests {
             let mut claims = Claims::new(receives);
             let mut links: Vec<ModelConnection> = Vec::new();
             let mut posted = receives;
-            // Numbers of ended connections: receives of their claims that are not taken back yet (`lingering`),
-            // completions that are not handled yet (`unseen`), and messages that the program keeps (`astray`).
+            // Three counts for all ended connections together: the receives of their claims that are not taken back yet
+            // (`lingering`), their completions that are not handled yet (`unseen`), and their messages that the program
+            // keeps (`astray`).
             let (mut lingering, mut unseen, mut astray) = (0, 0, 0);
             for step in history {
                 let at = |link: usize, links: &[ModelConnection]| if links.is_empty() { None } else { Some(link % links.len()) };
@@ -327,7 +329,8 @@ mod tests {
                         if let Some(grant) = links[i].grants.pop_front() { prop_assert!(links[i].tx.grant(grant).is_ok()); }
                     },
                     ClaimStep::Leave { link } => if let Some(i) = at(link, &links) {
-                        // The messages in flight are lost. Those that have arrived are still in the completion queue.
+                        // The connection ends. The messages on their way from its peer are lost. The completions of the
+                        // messages that have arrived are still in the completion queue.
                         let link = links.swap_remove(i);
                         lingering += link.claim.receives() - link.kept;
                         unseen += link.arrived;

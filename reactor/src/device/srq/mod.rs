@@ -1,5 +1,5 @@
-//! The shared receive queue of a device, and the claims of its connections. A claim decides how many receives a
-//! connection may promise to its peer.
+//! The shared receive queue of a device, and the claims of connections on its receives. A claim limits the number of
+//! receives that a connection may promise to its peer.
 
 pub(crate) mod claims;
 pub(crate) mod queue;

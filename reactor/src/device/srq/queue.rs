@@ -1,8 +1,8 @@
 //! The shared receive queue of a device. All connections that use credits receive through it.
 //!
-//! Each posted receive has a slot in this queue, which its work request id contains. No connection owns a posted
-//! receive. When a message has used it, the completion names the queue pair, and so the connection. [`super::claims`]
-//! decides how many receives each connection may promise to its peer.
+//! Each posted receive has a slot in this queue. The work request id of the receive contains the slot's number. No
+//! connection owns a posted receive. When a message has used the receive, the completion names the queue pair, and so
+//! the connection. [`super::claims`] decides how many receives each connection may promise to its peer.
 
 use rdma_transport::provider::{PostError, Provider};
 use rdma_transport::qp::{QpId, SrqId};
@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::id::{ConnectionId, WorkRequestId, shared_recv_wr_id};
 use crate::providers::role;
 
-/// One in `SPARE` receives is posted but never promised to a peer. A peer that sends without credits uses these first,
-/// until the reactor detects the violation.
+/// One in `SPARE` receives is posted but never promised to a peer. If a peer sends without credits, this reserve gives
+/// the reactor time to detect the violation before other peers lack promised receives.
 const SPARE: u32 = 8;
 
 #[derive(Debug)]
@@ -28,13 +28,13 @@ pub(crate) struct SharedReceives {
     /// The buffers of the posted receives, by slot; `None` for a slot without a posted receive.
     receives: Vec<Option<Posted>>,
     vacant: Vec<u16>,
-    /// Free buffers that the reactor will post again.
+    /// Free buffers, which the reactor will post as receives again.
     reposts: Vec<Buffer>,
     /// The connection of each queue pair, by the slot number of the queue pair's id.
     owners: Vec<Option<(QpId, ConnectionId)>>,
     /// The claims of ended connections. They stay until the reactor has handled all completions of the connection.
     lingering: Vec<Lingering>,
-    /// Number of messages that the program still holds and whose connections have ended.
+    /// Number of messages of ended connections that the program still holds.
     orphans: u32,
 }
 
@@ -48,8 +48,8 @@ struct Lingering {
 }
 
 impl SharedReceives {
-    /// Creates the state of a queue of `count` receives of `size` bytes each. Takes their buffers from the pool, which
-    /// has reserved them. No receive is posted yet.
+    /// Creates the state of a queue of `count` receives of `size` bytes each. Takes the buffers of the receives from
+    /// the pool; the caller has reserved them. No receive is posted yet.
     pub(crate) fn new(pool: &mut Pool, srq: SrqId, count: u32, size: usize) -> Self {
         Self {
             srq,
@@ -82,21 +82,22 @@ impl SharedReceives {
         self.owners[slot] = Some((qp, connection));
     }
 
-    /// Records that a queue pair has no connection any more. Its remaining completions only free their buffers.
+    /// Records that a queue pair has no connection any more. When its remaining completions arrive, the reactor only
+    /// frees their buffers.
     pub(crate) fn disown(&mut self, qp: QpId) {
         if self.owner(qp).is_some() {
             self.owners[qp.0.slot() as usize] = None;
         }
     }
 
-    /// Returns the connection of a queue pair; `None` if it has none any more.
+    /// Returns the connection of a queue pair; `None` if the queue pair has no connection any more.
     #[inline]
     pub(crate) fn owner(&self, qp: QpId) -> Option<ConnectionId> {
         let (of, connection) = (*self.owners.get(qp.0.slot() as usize)?)?;
         (of == qp).then_some(connection)
     }
 
-    /// Takes the buffer of the completed receive in a slot; `None` if no receive is posted in that slot.
+    /// Takes the buffer of a completed receive out of its slot `place`; `None` if no receive is posted in this slot.
     #[inline]
     pub(crate) fn take(&mut self, place: u16) -> Option<Buffer> {
         let posted = self.receives.get_mut(usize::from(place))?.take()?;
@@ -111,8 +112,8 @@ impl SharedReceives {
     }
 
     /// Accepts the buffer of a message that the program has kept longer than the message's connection existed. The
-    /// reactor posts the buffer again. Returns `None` if the buffer was accepted. Returns the buffer itself if no such
-    /// message is outstanding.
+    /// reactor posts the buffer again. Returns `None` if the buffer was accepted. Returns the buffer itself if the
+    /// program keeps no message of an ended connection.
     pub(crate) fn return_orphan(&mut self, buffer: Buffer) -> Option<Buffer> {
         let Some(left) = self.orphans.checked_sub(1) else { return Some(buffer) };
         self.orphans = left;
@@ -167,10 +168,11 @@ impl SharedReceives {
 
     /// Records the end of a connection.
     ///
-    /// - `kept` is the number of its messages that the program still holds.
-    /// - `left` is its completion queue, and the current position there: the claim is taken back when the queue has
-    ///   passed it. It is `None` if the device failed to destroy the queue pair. The queue pair may then go on using
-    ///   the receives that its peer was promised, so the claim is not taken back, except for the kept messages.
+    /// - `kept` is the number of the connection's messages that the program still holds.
+    /// - `left` is the index of the connection's completion queue, and the current position in this queue. The claim is
+    ///   taken back when the queue has passed this position. `left` is `None` if the device failed to destroy the queue
+    ///   pair. In this case, the queue pair may still use the receives that were promised to the peer, so only the
+    ///   receives of the kept messages are taken back.
     pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, left: Option<(usize, CqPosition)>) {
         self.orphans += kept;
         if let Some((cq, mark)) = left {
@@ -178,15 +180,16 @@ impl SharedReceives {
         }
     }
 
-    /// Returns the number of receives that a new connection could claim now. Claims of ended connections that are ready
-    /// to be taken back count as free. `has_passed` returns true if a completion queue has passed a position.
+    /// Returns the number of receives that a new connection could claim now: the unclaimed receives, and the claims of
+    /// ended connections that [`SharedReceives::settle`] would take back. `has_passed` returns true if the completion
+    /// queue with this index has passed this position.
     pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, CqPosition) -> bool) -> u32 {
         let settled = self.lingering.iter().filter(|gone| has_passed(gone.cq, gone.mark));
         self.claims.free() + settled.map(|gone| gone.claim).sum::<u32>()
     }
 
-    /// Takes back the claims of ended connections whose completions have all been handled. `has_passed` returns true if
-    /// a completion queue has passed a position.
+    /// Takes back the claim of each ended connection if the reactor has handled all completions of that connection.
+    /// `has_passed` returns true if the completion queue with this index has passed this position.
     pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, CqPosition) -> bool) {
         let claims = &mut self.claims;
         self.lingering.retain(|gone| {
