@@ -64,7 +64,7 @@ pub(crate) enum HandleCommand<M> {
 pub struct ReactorHandle<M = ()> {
     flag: Arc<WakeFlag>,
     commands: Sender<HandleCommand<M>>,
-    /// Number of commands in the queue, which the reactor has not processed yet.
+    /// Number of queued commands: those that the reactor has not processed yet.
     queued: Arc<AtomicUsize>,
     limit: usize,
 }
@@ -83,7 +83,7 @@ impl<M> fmt::Debug for ReactorHandle<M> {
 }
 
 impl<M> ReactorHandle<M> {
-    /// Queues a message for the program of the reactor, which calls [`crate::Handler::on_wake`] with it.
+    /// Queues a message for the program of the reactor. The reactor calls [`crate::Handler::on_wake`] with the message.
     ///
     /// # Errors
     /// The reactor was dropped, or its queue is full. The error contains the message.
@@ -147,9 +147,8 @@ impl<M> ReactorHandle<M> {
     fn command(&self, command: HandleCommand<M>) -> Result<(), HandleError<HandleCommand<M>>> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
-            // If the reactor was dropped while the queue was full, the queue stays full for ever. The check of the
-            // channel after this block, which detects a dropped reactor, is then never reached. So the abandoned flag
-            // is checked here.
+            // If the reactor was dropped while the queue was full, the queue stays full for ever, and every later call
+            // ends in this block. So this block must check if the reactor was dropped.
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }

@@ -73,7 +73,7 @@ pub enum Decision {
 ///
 /// For each connection, `on_connect` is the first callback, and `on_disconnect` is the last. Before `on_disconnect`,
 /// every accepted send has had its `on_send_complete`. If a connection is never established, the side that opened it
-/// gets `on_connect_error`, and the side that accepted it gets neither of these callbacks.
+/// gets `on_connect_error`, and the side that accepted it gets neither `on_connect` nor `on_disconnect`.
 ///
 /// `M` is the type of the messages that other threads send through a [`crate::ReactorHandle`]. A program without such
 /// messages omits `M`.
@@ -128,8 +128,8 @@ pub trait Handler<M = ()> {
     ///
     /// - The send of a message that the peer fetches, because the message is longer than one buffer, ends when the peer
     ///   has fetched the message. Later sends may end earlier.
-    /// - When the connection ends, the reactor may report sends that it never posted before earlier sends that it has
-    ///   posted.
+    /// - When the connection ends, the reactor may report the sends that it has not posted yet first, and the posted
+    ///   ones afterwards.
     ///
     /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that were copied do not cause this call,
     /// except for a message that the peer refuses.
@@ -205,7 +205,7 @@ pub trait Handler<M = ()> {
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
     /// Another thread has sent a message with [`crate::ReactorHandle::post`]. The messages of one thread arrive in the
-    /// order of its calls.
+    /// order in which the thread has sent them.
     fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {}
 
     // Events of the reactor itself.
@@ -228,8 +228,8 @@ pub trait Handler<M = ()> {
         Place::LeastLoaded
     }
 
-    /// Returns the implementation of the callbacks for datagrams. The default returns `None`; the reactor then drops
-    /// received datagrams.
+    /// Returns the implementation of the callbacks for datagrams. The default returns `None`. In that case the reactor
+    /// drops received datagrams.
     #[cfg(feature = "datagram")]
     fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
         None

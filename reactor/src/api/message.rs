@@ -15,7 +15,7 @@ use crate::memory::region::Region;
 /// A received message. The program reads it in the registered buffer in which it has arrived.
 ///
 /// A message dereferences to its bytes. When the callback returns, the reactor posts the buffer as a receive again, and
-/// returns the credit to the peer. It does neither if [`Message::detach`] has kept the message.
+/// returns the credit to the peer. The reactor does neither if [`Message::detach`] has kept the message.
 pub struct Message<'a> {
     pub(crate) connection: ConnectionId,
     pub(crate) content: Content<'a>,
@@ -47,9 +47,9 @@ impl Message<'_> {
     /// Keeps the message after the callback has returned, without a copy. The peer has one credit less until the kept
     /// message is dropped.
     ///
-    /// A message that is longer than `Config::buffer_size` is in separate memory. Such a message counts towards
-    /// `LargeMessageSettings::memory` instead, and costs no credit. If that memory is used up, a message that arrived
-    /// in several buffers costs one credit for each of these buffers.
+    /// A message that is longer than `Config::buffer_size` is in separate memory. Such a message costs no credit. It
+    /// counts towards `LargeMessageSettings::memory` instead. If that memory is used up, a message that arrived in
+    /// several buffers costs one credit for each of these buffers.
     #[must_use = "a message that is dropped immediately need not be detached"]
     pub fn detach(self) -> DetachedMessage {
         let content = match self.content {

@@ -31,7 +31,7 @@ pub enum ProviderChoice {
     /// - If the host has no devices, or lacks their libraries, the reactor uses only the embedded provider.
     /// - A connection of the embedded provider begins on TCP. It moves to memory that both processes map if the peer is
     ///   on the same host and runs as the same user, and if both sides use `Auto` or `Shm`.
-    ///   [`IwarpConfig::shared_memory`] can turn that off. If the reactor cannot verify these conditions, the
+    ///   [`IwarpConfig::shared_memory`] can forbid such memory. If the reactor cannot verify these conditions, the
     ///   connection stays on TCP, and the reactor logs the reason at `debug`.
     #[default]
     Auto,
@@ -170,8 +170,8 @@ impl Config {
     }
 
     /// Returns settings for little memory: 8 messages of 2 KiB in flight in each direction. The buffers of 64
-    /// connections fit into 4 MiB. Messages that are longer than one buffer may have up to 1 MiB, and use another 2 MiB
-    /// together.
+    /// connections fit into 4 MiB. Messages that are longer than one buffer have at most 1 MiB, and
+    /// `LargeMessageSettings::memory` is 2 MiB.
     #[must_use]
     pub fn small() -> Self {
         Self::default()
@@ -426,7 +426,7 @@ impl Config {
     #[must_use]
     pub fn large_messages(mut self, change: impl FnOnce(&mut LargeMessageSettings)) -> Self {
         change(&mut self.large);
-        // Rounded up, because the greeting states the largest message in KiB.
+        // `max_message` is rounded up to whole KiB, because the greeting states it in KiB.
         self.large.max_message = self.large.max_message.div_ceil(1 << 10).saturating_mul(1 << 10);
         self
     }

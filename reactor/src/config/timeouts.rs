@@ -8,24 +8,24 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// Time from the opening of an outgoing connection to `on_connect`. Default: 10 s.
+    /// Longest time from the opening of an outgoing connection to `on_connect`. Default: 10 s.
     pub connect: Duration,
-    /// Time for an RDMA device to resolve the address of a peer. After that time
+    /// Longest time for an RDMA device to resolve the address of a peer. After that time,
     /// [`ProviderChoice::Auto`](super::ProviderChoice::Auto) uses the embedded provider for the connection, and the
     /// reactor logs that at `info`. An InfiniBand path that was not used for a while may need more than the default.
     /// The other values of `ProviderChoice` ignore this timeout. Default: 200 ms.
     pub resolve: Duration,
     /// Time for which the reactor waits for an answer of one address of a peer, if more addresses follow
     /// ([`crate::Context::connect_any`], [`crate::Context::connect_host`]). After this time, the reactor tries the next
-    /// address. For the last address, `Timeouts::connect` applies instead. For no address does the reactor wait longer
-    /// than `Timeouts::connect`. Default: 2 s, in which TCP sends two SYNs.
+    /// address. For the last address, `Timeouts::connect` applies instead. A longer `attempt` than `Timeouts::connect`
+    /// has no effect. Default: 2 s, in which TCP sends two SYNs.
     pub attempt: Duration,
-    /// Time for an incoming connection from its acceptance to `on_connect`. Default: 5 s.
+    /// Longest time from the acceptance of an incoming connection to `on_connect`. Default: 5 s.
     pub handshake: Duration,
-    /// Time for which the peer has sent nothing, after which the reactor sends it a keepalive ping. Default: 5 s.
+    /// The reactor sends the peer a keepalive ping when the peer has sent nothing for this time. Default: 5 s.
     pub keepalive_interval: Duration,
-    /// Time for which the peer has sent nothing, after which the reactor ends the connection. This time must be longer
-    /// than `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
+    /// The reactor ends the connection when the peer has sent nothing for this time. The time must be longer than
+    /// `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
     /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a

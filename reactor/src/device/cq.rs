@@ -36,8 +36,8 @@ pub(crate) struct CompletionQueue {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CqPosition {
     drains: u64,
-    /// When `CompletionQueue::handled` has reached this value, the reactor has handled all completions that the queue
-    /// could hold at this position.
+    /// When the field `handled` of the queue has reached this value, the reactor has handled all completions that the
+    /// queue could hold at this position.
     handled: u64,
 }
 

@@ -91,8 +91,8 @@ pub(crate) struct Device {
     pub(crate) max_message: u64,
     /// Number of connections and datagram endpoints that have claimed entries of completion queues.
     claims: usize,
-    /// True if the device has failed or is being removed. It then gets no new connections, and the reactor neither
-    /// polls nor arms its completion queues.
+    /// True if the device has failed or is being removed. Such a device gets no new connections, and the reactor
+    /// neither polls nor arms its completion queues.
     pub(crate) removed: bool,
 }
 
@@ -254,7 +254,8 @@ impl Device {
     }
 
     /// Reserves buffers and completion queue entries for a connection. If the connection uses the shared receive queue,
-    /// `shared` is the number of its receives: the connection's completion queue must have entries for all of them.
+    /// `shared` is the number of receives in this queue: the connection's completion queue must have entries for all of
+    /// them.
     pub(crate) fn claim(
         &mut self,
         provider: &mut dyn Provider,
@@ -383,7 +384,7 @@ impl Device {
     }
 
     /// Takes a buffer out of the pool for the program to fill; `None` if the pool has reached its limit. If all buffers
-    /// are reserved for connections, the pool grows before that.
+    /// are reserved for connections, the pool grows first.
     pub(crate) fn take_for_program(&mut self, provider: &mut dyn Provider) -> Option<Buffer> {
         self.reserve(provider, 1).ok()?;
         let pool = &mut self.buffers.pool;

@@ -208,7 +208,7 @@ impl Pool {
         self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
     }
 
-    /// Adds a slab's memory under the number `slab`. Returns the number of its buffers.
+    /// Adds a slab's memory under the number `slab`. Returns the number of buffers in the slab.
     fn add_slab(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) -> usize {
         let buffers = buffers.min(memory.len() / self.slabs.stride);
         let mut memories = self.slabs.memories.clone();
@@ -317,8 +317,8 @@ impl Pool {
         for buffer in &self.free {
             idle[usize::from(buffer.slab)] += 1;
         }
-        // The loop goes from the last slab to the second one. It never drops the first slab, because the entries of
-        // dropped slabs refer to the memory of the first slab.
+        // The loop below goes from the last slab to the second one. It never drops the first slab, because the entries
+        // of dropped slabs refer to the memory of the first slab.
         let mut gone = vec![false; self.sizes.len()];
         let mut memories = self.slabs.memories.clone();
         for slab in (1..self.sizes.len()).rev() {
@@ -393,8 +393,8 @@ impl Pool {
         self.free.push(buffer);
     }
 
-    /// Prepares a work request for the first `len` bytes of a buffer. Returns the buffer as one that belongs to the
-    /// work request, and the scatter/gather entry.
+    /// Prepares a work request for the first `len` bytes of a buffer. Returns the buffer as [`Posted`], and the
+    /// scatter/gather entry for these bytes.
     #[inline]
     pub(crate) fn post(&self, buffer: Buffer, len: usize) -> (Posted, Sge) {
         let posted = Posted(buffer);
@@ -426,8 +426,8 @@ impl Pool {
         let buffer = &posted.0;
         let key = self.keys[usize::from(buffer.slab)];
         let len = len.min(self.slabs.stride) as u32;
-        // SAFETY: the memory lives as long as the slab list, which the pool holds, and the device has registered it.
-        // The buffer is in a `Posted`, which gives no access to the bytes until the work request has completed.
+        // SAFETY: the pool holds the slab list, which keeps the memory alive. The device has registered the memory. The
+        // buffer is in a `Posted`, which gives no access to the bytes until the work request has completed.
         unsafe { Sge::new(self.slabs.base(buffer), len, key) }
     }
 

@@ -30,7 +30,7 @@ pub(crate) struct Devices {
     returned: Receiver<Returned>,
     wake: Arc<WakeFlag>,
     /// The number of the reactor in the process. It selects the reactor's completion vector, so that reactors use
-    /// different ones.
+    /// different vectors.
     reactor: u32,
     /// True if a timer is set that will trim the pools.
     pub(crate) trimming: bool,

@@ -1,8 +1,8 @@
 //! Keeps the registered memory of messages that are longer than one buffer when the messages do not use it any more.
 //! Later messages of about the same length use this memory again, so they need no registration.
 //!
-//! A peer that could access the memory still has its remote key. So the memory is kept only for messages to or from the
-//! same peer.
+//! If a peer could access the memory, this peer still has the remote key of the memory. Such memory is kept only for
+//! messages to or from this peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::id::ConnectionId;
 /// The largest number of blocks that are kept. There is a limit because [`BlockCache::take`] examines all blocks.
 const MOST: usize = 256;
 
-/// The length of a block is the length of its message, rounded up to a multiple of a step. The step is `1/STEPS` of the
-/// message's length rounded up to a power of two, but at least one page.
+/// The length of a block is the length of its message, rounded up to a multiple of a step. To get the step, the length
+/// of the message is rounded up to a power of two, and divided by `STEPS`. The step is at least one page.
 const STEPS: usize = 16;
 
 /// The purpose of a block. A later message can use the block only for the same purpose.
@@ -79,8 +79,8 @@ impl BlockCache {
         Some(block)
     }
 
-    /// Keeps a block. If the limits are then exceeded, moves the oldest blocks to `gone`. A block that is longer than
-    /// the limit itself is moved to `gone` immediately. The caller deregisters the blocks in `gone`.
+    /// Keeps a block. If the limits are then exceeded, moves the oldest blocks to `gone`. If the new block alone is
+    /// longer than the limit, moves only this block to `gone`. The caller deregisters the blocks in `gone`.
     pub(super) fn keep(
         &mut self,
         memory: Arc<Memory>,
@@ -173,8 +173,8 @@ mod tests {
         assert_eq!(BlockCache::new(0, PAGE).block_len(5 * MIB + 1), 5 * MIB + PAGE);
     }
 
-    /// The length of a block is a multiple of the page size, as the length of the memory that is allocated for it. If
-    /// the lengths differed, no later message would find the block.
+    /// The length of a block is a multiple of the page size, because the length of the memory that is allocated for it
+    /// is one. If the two lengths differed, no later message would find the block.
     #[test]
     fn blocks_consist_of_whole_pages_of_the_system() {
         for page in [PAGE, 4 * PAGE, 16 * PAGE] {

@@ -12,9 +12,9 @@
 //!   quarter, a new peer neither gets memory nor is queued.
 //! - A request that cannot be granted waits in a queue. When [`PATIENCE`] other requests were granted while a request was the first in the
 //!   queue, this first request holds back all others, so that a stream of small messages does not delay a large one for ever. But large
-//!   messages that make no progress must not block small ones. So the first request holds back the others only if it would fit if no small
-//!   message used memory. For this rule, requests that exceed the share of their connection or host do not count as first: these requests
-//!   wait until the same connection or host releases memory.
+//!   messages that make no progress must not block small ones. So the first request holds back the others only if there would be memory for
+//!   it without the small messages in use. For this rule, requests that exceed the share of their connection or host do not count as first:
+//!   these requests wait until the same connection or host releases memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -82,8 +82,8 @@ pub(crate) struct Budget {
     used: usize,
     /// The part of `used` that small messages use, in bytes.
     used_by_small: usize,
-    /// The memory that messages use that are not small (see [`Budget::is_small`]), in bytes, by host. A host without
-    /// such messages has no entry.
+    /// The sum of the lengths of the messages above the limit of [`Budget::is_small`], in bytes, by host. A host
+    /// without such messages has no entry.
     hosts: BTreeMap<Host, usize>,
     line: VecDeque<QueuedClaim>,
 }
@@ -146,7 +146,7 @@ impl Budget {
         own > 0 && bytes.saturating_add(own) > self.limit / 2
     }
 
-    /// Returns the memory that a host's messages use that are not small (see [`Budget::is_small`]), in bytes.
+    /// Returns the sum of the lengths of a host's messages above the limit of [`Budget::is_small`], in bytes.
     fn of_host(&self, host: Host) -> usize {
         self.hosts.get(&host).copied().unwrap_or(0)
     }
@@ -203,8 +203,8 @@ impl Budget {
         }
     }
 
-    /// Reduces the memory that is charged to a host by `bytes`. The caller has released a message that is not small
-    /// ([`Budget::is_small`]), or a connection with such messages has ended.
+    /// Subtracts `bytes` from the memory that is charged to a host. The caller does this when a message above the limit
+    /// of [`Budget::is_small`] was released, or when a connection with such messages has ended.
     pub(crate) fn relieve(&mut self, host: Host, bytes: usize) {
         if let Some(of_host) = self.hosts.get_mut(&host) {
             *of_host = of_host.saturating_sub(bytes);

@@ -38,8 +38,8 @@ impl Landing {
         Self { region, lease, start }
     }
 
-    /// Returns the scatter/gather entry for `len` bytes of the message from its byte `from` on; `None` if they are not
-    /// inside the target.
+    /// Returns the scatter/gather entry for `len` bytes of the message, from byte `from` of the message on; `None` if
+    /// these bytes are not inside the target.
     pub(crate) fn entry(&self, from: u64, len: u64) -> Option<Sge> {
         self.lease.entry(self.start.checked_add(usize::try_from(from).ok()?)?, usize::try_from(len).ok()?)
     }

@@ -23,7 +23,7 @@ pub(crate) struct Locals {
 }
 
 impl Locals {
-    /// Returns entries from which the device may read, for a write or a send.
+    /// Returns the entries and the holds of ranges from which the device will read, for a write or a send.
     ///
     /// # Errors
     /// A range is not inside its region.
@@ -39,7 +39,7 @@ impl Locals {
         }))
     }
 
-    /// Returns entries to which the device may write, for a read.
+    /// Returns the entries and the holds of ranges to which the device will write, for a read.
     ///
     /// # Errors
     /// A range is not inside its region.

@@ -102,8 +102,8 @@ impl RegionOptions {
 pub struct RemoteRegion {
     /// The virtual address of the first byte, in the process that owns the region. In iWARP this is the tagged offset.
     pub address: u64,
-    /// The length, in bytes. The local side checks it before it sends anything, and the device of the owner checks it
-    /// always.
+    /// The length of the described bytes. The local reactor refuses an operation beyond this length before it posts
+    /// anything. The device of the region's owner checks each access, too.
     pub len: u64,
     /// The remote key of the region. In iWARP this is the STag.
     pub key: u32,
@@ -247,7 +247,7 @@ impl Region {
     }
 
     /// Returns the bytes of the region, for writing. Returns `None` while an operation or a peer may read or write the bytes. Always
-    /// returns `None` for those regions for which [`Region::bytes`] always does.
+    /// returns `None` for those regions for which [`Region::bytes`] always returns `None`.
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.memory.bytes_mut()
@@ -276,7 +276,7 @@ impl Region {
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Lent`] if an operation uses some of these bytes. Nothing was copied then.
+    /// [`Lent`] if an operation uses some of these bytes. In that case, nothing was copied.
     ///
     /// # Panics
     /// If the range is not inside the region, as with slices, or if the region is a dma-buf.
@@ -302,7 +302,7 @@ impl Region {
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Lent`] if an operation uses some of these bytes. Nothing was written then.
+    /// [`Lent`] if an operation uses some of these bytes. In that case, nothing was written.
     ///
     /// # Panics
     /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if the region is a dma-buf.

@@ -254,8 +254,8 @@ impl RegionMemory {
         }
     }
 
-    /// Returns a copy of the memory that belongs to its region alone. Returns `None` if this memory itself belongs to
-    /// its region alone ([`RegionBytes::Own`]).
+    /// Copies the bytes into new memory that belongs to one region alone ([`RegionBytes::Own`]), and returns the new
+    /// memory. Returns `None` if this memory is `Own` itself.
     pub(crate) fn private_copy(&self) -> io::Result<Option<Self>> {
         if matches!(self.bytes, RegionBytes::Own(_)) {
             return Ok(None);

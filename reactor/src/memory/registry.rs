@@ -28,8 +28,7 @@ const PEERS: Access = Access::REMOTE.union(Access::READ_SINK);
 #[derive(Debug)]
 struct Registration {
     region: MemoryRegion,
-    /// The memory of the region, if it is a region for a message: the memory is kept for a later message. `None` for a
-    /// region of the program.
+    /// The memory of the region, for a later message to reuse; `None` for a region of the program.
     block: Option<Arc<Memory>>,
     access: Access,
     device: usize,
@@ -68,7 +67,7 @@ pub(crate) struct RightsEnded {
     pub(crate) key: Key,
     /// The timer that would have revoked the rights at the end of the region's lifetime.
     pub(crate) timer: Option<Key>,
-    /// The connection whose peer had the rights; `None` if every peer had them.
+    /// The connection, if only its peer had rights to the region. `None` if every peer or no peer had rights.
     pub(crate) connection: Option<ConnectionId>,
 }
 
@@ -384,7 +383,7 @@ impl Registry {
     }
 
     /// Returns true if the owner has dropped the region, and the region contains no message that a peer has yet to
-    /// fetch. If it returns true, the rights of peers can be revoked.
+    /// fetch. In that case, the rights of peers can be revoked.
     pub(crate) fn is_unwanted(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             let users = &registration.users;

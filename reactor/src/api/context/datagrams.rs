@@ -1,4 +1,4 @@
-//! The callbacks for datagram endpoints, and the operations on them.
+//! The callbacks of datagram endpoints, and the operations on datagram endpoints.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,12 +24,12 @@ pub trait DatagramHandler {
     /// sending.
     fn on_datagram_sent(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, send: SendId, outcome: Outcome) {}
 
-    /// The endpoint can accept a datagram to send again. The reactor calls this once after the endpoint has refused one
-    /// or more datagrams with `WouldBlock`, as soon as the endpoint can accept another one.
+    /// The endpoint is writable again: it has refused one or more datagrams with `WouldBlock`, and would accept a
+    /// datagram now. The reactor calls this once, and again only after another refusal.
     fn on_datagram_writable(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {}
 
-    /// The search of [`DatagramContext::find_peer`] has ended. `found` is the peer to send to, or the reason why
-    /// `address` cannot be reached.
+    /// The search of [`DatagramContext::find_peer`] has ended. `found` is the id with which the program sends to the
+    /// peer, or the reason why `address` cannot be reached.
     fn on_peer(
         &mut self,
         cx: &mut Context<'_>,
@@ -109,7 +109,8 @@ impl DatagramContext<'_> {
     /// # Errors
     /// One of these:
     ///
-    /// - The provider or the device does not support datagrams ([`rdma_transport::Error::Unsupported`] names it).
+    /// - The provider or the device does not support datagrams ([`rdma_transport::Error::Unsupported`] says which of
+    ///   them).
     /// - The address belongs to no device, or is in use.
     /// - The device has no free resources.
     /// - The reactor is draining.
@@ -145,7 +146,7 @@ impl DatagramContext<'_> {
         Some(self.driver.providers().get_of_device(index).device(device.id)?.capabilities)
     }
 
-    /// Resolves `address` to the datagram endpoint of a peer. The reactor calls `on_peer` with the id to send to, or
+    /// Resolves `address` to the datagram endpoint of a peer. The reactor calls `on_peer` with the id of the peer, or
     /// with an error.
     ///
     /// ```
@@ -182,8 +183,8 @@ impl DatagramContext<'_> {
         self.endpoints.peer_of(self.driver, key, origin)
     }
 
-    /// Releases a peer that the program does not need any more. The reactor still sends the datagrams to this peer that
-    /// it has accepted before this call. A stale id is ignored.
+    /// Releases a peer that the program does not need any more. Datagrams to this peer that the reactor has accepted
+    /// before this call are still sent. A stale id is ignored.
     pub fn forget_peer(&mut self, peer: PeerId) {
         if let Some(peer) = peer.key(self.driver.tag()) {
             self.endpoints.forget_peer(self.driver, peer);

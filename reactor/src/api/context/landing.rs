@@ -95,7 +95,7 @@ impl Context<'_> {
         self.driver.refuse_offer(conn, offer)
     }
 
-    /// Offers a part of a region as a message. A message of any length can be offered, also one that fits into one
+    /// Offers a part of a region as a message. A message of any length can be offered, even one that fits into one
     /// buffer. The peer's device reads the message directly from the region. The peer's
     /// [`Handler::on_offer`](crate::Handler::on_offer) receives `tag`. The reactor calls `on_send_complete` when the
     /// peer has read the message. Until then the program cannot change this part of the region. If the peer runs a

@@ -150,8 +150,8 @@ impl Context<'_> {
 
     /// Appends bytes to the last message that is not posted yet, or to a new message. Use this for byte streams, in
     /// which message boundaries have no meaning. `fill` receives a slice of at least one byte in a registered buffer,
-    /// writes there, and returns the number of bytes written. `append` returns the same number. If it is 0, nothing is
-    /// sent. The reactor posts the buffer at the end of the turn.
+    /// writes into the slice, and returns the number of bytes written. `append` returns the same number. If this number
+    /// is 0, nothing is sent. The reactor posts the buffer at the end of the turn.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind};
@@ -232,7 +232,7 @@ impl Context<'_> {
 
     /// Returns the number of free slots in a connection's send queue; 0 if the connection is not open. A read needs one
     /// slot for each range that it fills. Most other operations, and a message in one buffer, need one slot. A message
-    /// also needs a credit of the peer: [`Context::writable`] considers both.
+    /// also needs a credit of the peer: [`Context::writable`] considers slots and credits.
     #[must_use]
     pub fn free_slots(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())

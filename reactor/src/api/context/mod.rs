@@ -162,13 +162,13 @@ impl Context<'_> {
     }
 
     /// Opens a connection to a peer that has several addresses, such as the addresses of its adapters. The reactor
-    /// tries the addresses in order until one of them works, under one connection id. It tries the next address if the
-    /// current one refuses the connection, is unreachable, or does not answer for `Timeouts::attempt`. For the last
-    /// address, the reactor waits for `Timeouts::connect` instead. If the peer itself rejects the connection, the
-    /// reactor tries no other address.
+    /// tries the addresses in order until one of them works. All attempts have the same connection id. It tries the
+    /// next address if the current one refuses the connection, is unreachable, or does not answer for
+    /// `Timeouts::attempt`. For the last address, the reactor waits for `Timeouts::connect` instead. If the peer itself
+    /// rejects the connection, the reactor tries no other address.
     ///
-    /// If an address works, the reactor calls `on_connect`, and [`Context::peer_address`] returns that address.
-    /// Otherwise it calls `on_connect_error`, with the error of the last address.
+    /// If an address works, the reactor calls `on_connect`, and [`Context::peer_address`] returns that address. If no
+    /// address works, the reactor calls `on_connect_error`, with the error of the last address.
     ///
     /// ```
     /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error};
@@ -366,11 +366,11 @@ impl Context<'_> {
     }
 
     /// Drains the reactor. From now on the reactor accepts no connection. Open connections continue, with messages and
-    /// timers, until the program closes them. The reactor calls [`crate::Handler::on_drain`]; its default calls
-    /// [`Context::close_all`]. [`crate::Reactor::run`] returns when all connections have ended. When `deadline` has
-    /// passed, counted in whole milliseconds from now, the reactor aborts the remaining connections and endpoints. Each
-    /// of them still gets its last callback. After the deadline, no connection or endpoint can be opened. The call is
-    /// ignored if the reactor is draining already.
+    /// timers, until the program closes them. The reactor calls [`crate::Handler::on_drain`]. The default of `on_drain`
+    /// calls [`Context::close_all`]. [`crate::Reactor::run`] returns when all connections have ended. When `deadline`
+    /// has passed, counted in whole milliseconds from now, the reactor aborts the remaining connections and endpoints.
+    /// Each of them still gets its last callback. After the deadline, no connection or endpoint can be opened. The call
+    /// is ignored if the reactor is draining already.
     pub fn drain(&mut self, deadline: Duration) {
         self.driver.want_drain(deadline);
     }

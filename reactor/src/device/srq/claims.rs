@@ -348,8 +348,8 @@ mod tests {
                 prop_assert!(promised <= posted, "{promised} promised, {posted} posted: {links:?}");
                 prop_assert!(links.iter().all(|link| link.claim.receives() <= most.max(MIN_WINDOW).max(link.kept + CONTROL_CREDITS + MIN_WINDOW)));
             }
-            // All programs release their messages, and all peers receive their grants. Then every connection must have
-            // at least the smallest window.
+            // All programs release their messages, and all peers receive their grants. Then the window of every peer
+            // must be at least the smallest window.
             for link in &mut links {
                 while link.arrived > 0 {
                     link.arrived -= 1;

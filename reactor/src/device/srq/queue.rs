@@ -42,7 +42,7 @@ pub(crate) struct SharedReceives {
 struct Lingering {
     /// Index of the connection's completion queue.
     cq: usize,
-    /// The position in this completion queue when the connection ended.
+    /// The position in the completion queue `cq` when the connection ended.
     mark: CqPosition,
     claim: u32,
 }
