@@ -148,7 +148,7 @@ impl<M> ReactorHandle<M> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             // If the reactor was dropped while the queue was full, the queue stays full for ever, and every later call
-            // ends in this block. So this block must check if the reactor was dropped.
+            // returns from this block. So this block must check if the reactor was dropped.
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }

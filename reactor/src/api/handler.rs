@@ -128,8 +128,8 @@ pub trait Handler<M = ()> {
     ///
     /// - The send of a message that the peer fetches, because the message is longer than one buffer, ends when the peer
     ///   has fetched the message. Later sends may end earlier.
-    /// - When the connection ends, the reactor may report the sends that it has not posted yet first, and the posted
-    ///   ones afterwards.
+    /// - When the connection ends, the reactor may first report the sends that it has not posted, and afterwards the
+    ///   sends that it has posted.
     ///
     /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that were copied do not cause this call,
     /// except for a message that the peer refuses.

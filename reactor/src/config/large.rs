@@ -21,10 +21,11 @@ pub struct LargeMessageSettings {
     /// keeps. It uses up to the same number of bytes in addition for messages to send: copies that peers have yet to
     /// fetch. If this memory is used up, further messages wait. Default: 256 MiB.
     pub memory: usize,
-    /// Memory of messages longer than [`Config::buffer_size`](crate::Config::buffer_size) that stays registered when
-    /// the messages do not use it any more, in bytes. Later messages of similar length then need no registration. This
-    /// memory is in addition to `memory`, and consists of at most 256 blocks. A block is longer than its message by at
-    /// most an eighth or one page, whichever is more. The reactor releases a block if no message has used it for
+    /// Size of the cache of registered memory, in bytes. When a message longer than
+    /// [`Config::buffer_size`](crate::Config::buffer_size) does not use its memory any more, the memory stays
+    /// registered in this cache. Later messages of similar length use it again, and need no registration. This memory
+    /// is in addition to `memory`, and consists of at most 256 blocks. A block is longer than its message by at most an
+    /// eighth or one page, whichever is more. The reactor releases a block if no message has used it for
     /// [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses to register other memory. With 0,
     /// the reactor keeps no blocks. Default: 256 MiB.
     pub cache: usize,

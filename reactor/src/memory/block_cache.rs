@@ -1,5 +1,5 @@
-//! Keeps the registered memory of messages that are longer than one buffer when the messages do not use it any more.
-//! Later messages of about the same length use this memory again, so they need no registration.
+//! A cache of registered memory for messages that are longer than one buffer. When a message does not use its memory
+//! any more, the memory is kept for later messages of about the same length. These messages then need no registration.
 //!
 //! If a peer could access the memory, this peer still has the remote key of the memory. Such memory is kept only for
 //! messages to or from this peer.

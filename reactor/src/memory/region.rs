@@ -102,8 +102,8 @@ impl RegionOptions {
 pub struct RemoteRegion {
     /// The virtual address of the first byte, in the process that owns the region. In iWARP this is the tagged offset.
     pub address: u64,
-    /// The length of the described bytes. The local reactor refuses an operation beyond this length before it posts
-    /// anything. The device of the region's owner checks each access, too.
+    /// The length of the described region or part, in bytes. The local reactor refuses an operation beyond this length
+    /// before it posts anything. The device of the region's owner checks each access, too.
     pub len: u64,
     /// The remote key of the region. In iWARP this is the STag.
     pub key: u32,

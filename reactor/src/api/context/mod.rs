@@ -162,8 +162,8 @@ impl Context<'_> {
     }
 
     /// Opens a connection to a peer that has several addresses, such as the addresses of its adapters. The reactor
-    /// tries the addresses in order until one of them works. All attempts have the same connection id. It tries the
-    /// next address if the current one refuses the connection, is unreachable, or does not answer for
+    /// tries the addresses in order until one of them works. All attempts have the same connection id. The reactor
+    /// tries the next address if the current one refuses the connection, is unreachable, or does not answer for
     /// `Timeouts::attempt`. For the last address, the reactor waits for `Timeouts::connect` instead. If the peer itself
     /// rejects the connection, the reactor tries no other address.
     ///
