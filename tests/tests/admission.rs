@@ -1,5 +1,5 @@
-//! The server or client checks the peer's identity later, while the peer waits: `Context::postpone_judgement` on virtual time, and
-//! `PendingPeers` of `aio`.
+//! Tests of a program that judges its peer's identity some time after `on_identity`, while the peer waits: with
+//! `Context::postpone_judgement` on virtual time, and with `PendingPeers` of `aio`.
 #![allow(clippy::disallowed_methods, reason = "clients in a thread of their own")]
 
 use std::cell::RefCell;
@@ -39,7 +39,8 @@ struct Seen {
     error: Option<ConnectError>,
 }
 
-/// A side of a connection. If it has an answer, it postpones the judgement of its peer, and gives this answer after `WAIT`.
+/// The program of one side of a connection. With an `answer`, the program postpones the judgement of its peer, and gives this answer after
+/// `WAIT`. With `None`, it accepts the peer immediately.
 #[derive(Clone)]
 struct Side {
     answer: Option<Result<(), String>>,
@@ -66,7 +67,7 @@ impl Handler for Side {
         let mut seen = self.seen.borrow_mut();
         let conn = *seen.asked.last().expect("a peer");
         let answer = self.answer.clone().expect("an answer");
-        // The first judgement decides. The second one must return false.
+        // Only the first call of `judge` has an effect. The second call must return false.
         let first = cx.judge(conn, answer);
         seen.answered.extend([first, cx.judge(conn, Ok(()))]);
     }
@@ -244,14 +245,15 @@ fn a_listener_that_is_dropped_ends_its_gate() {
     });
 }
 
-/// A program that stops its reactor when each of its attempts has proven its identity or has failed.
+/// A program that stops its reactor when each of its connection attempts has either received the peer's identity or failed.
 struct Flood {
     left: usize,
 }
 
 impl Flood {
     fn one_is_done(&mut self, cx: &mut Context<'_>) {
-        // An attempt that was refused after its identity was proven is counted twice, so the count may end early.
+        // A connection attempt that is refused after its identity was checked is counted twice. So the reactor may stop before all attempts
+        // have ended.
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
             cx.stop();
@@ -270,8 +272,8 @@ impl Handler for Flood {
     }
 }
 
-/// Pending peers that give up leave only an entry in the queue, and the number of entries is bounded. A task that looks late still gets a
-/// peer that waits.
+/// A pending peer that gives up leaves only an entry in the queue of `PendingPeers`, and the number of entries is bounded. A task that
+/// reads the queue afterwards still gets a peer that waits.
 #[test]
 fn peers_that_nobody_looks_at_are_bounded() {
     const AT_ONCE: usize = 200;
@@ -279,7 +281,7 @@ fn peers_that_nobody_looks_at_are_bounded() {
     with_approval("a flood", small(), |net, listener, peers| async move {
         let to = listener.local_address().expect("it listens");
         let mut attempts = 0;
-        // Peers come and give up until the queue is full and one is refused.
+        // Peers connect and give up until the queue is full and the server refuses a peer.
         while net.with(|cx| cx.stats().connections.insecure) == 0 {
             let flood = std::thread::spawn(move || {
                 let mut reactor = Reactor::new(small()).expect("a reactor");

@@ -141,7 +141,8 @@ fn a_sender_waits_for_the_receiver() {
         };
         let receive = async {
             for number in 0..1000_u32 {
-                // Nothing is received meanwhile. So at most as many further messages may be accepted as the window has credits (8).
+                // During this pause the test receives no message. So the sender can send at most as many further messages as the window has
+                // credits (8).
                 if number % 250 == 0 {
                     net.sleep(Duration::from_millis(5)).await;
                     assert!(sent.get() <= number + 8, "{} are sent, {number} received", sent.get());
@@ -192,7 +193,7 @@ impl Senders {
         self.begun.set(self.begun.get() + 1);
         while self.all.get() < tasks * 50 {
             conn.send(&[7; 64]).await.unwrap();
-            // Earlier messages do not count, because the first task had the whole window to itself.
+            // Messages are counted only once all tasks have begun to send. Before that, the first task had the whole window to itself.
             if self.begun.get() == tasks {
                 self.counts[task].set(self.counts[task].get() + 1);
                 self.all.set(self.all.get() + 1);
@@ -311,7 +312,7 @@ fn an_end_is_told_with_its_reason() {
         assert_eq!(there.recv().await.unwrap()[..], b"still open"[..]);
         drop(second);
         assert_eq!(there.closed().await, DisconnectReason::Closed);
-        // When a peer is lost, tasks are notified that wait for a message, for room in the window, or for the end of the connection.
+        // When the peer is lost, the tasks that wait for a message, for room in the window, or for the end of the connection are woken.
         let (here, there) = pair(&net, &listener).await;
         let full = async { while here.send(&[0; 8192]).await.is_ok() {} };
         let lost = async {
@@ -422,7 +423,7 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
             read.unwrap();
             assert!(got == bytes);
         });
-        // The server has its own reactor on the same thread. One of its turns runs between two polls of the client.
+        // The server has its own reactor on the same thread. The server's reactor runs one turn before each poll of the client.
         let both = poll_fn(|task: &mut Task<'_>| {
             server.turn(&mut mirror, Duration::ZERO).unwrap();
             let done = client.as_mut().poll(task);
@@ -438,8 +439,8 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
     });
 }
 
-/// Runs turns as an executor of another library would, until the drain has ended. Returns the number of turns that reported no remaining
-/// work meanwhile.
+/// Runs turns as an executor of another library would, until the drain has ended. Returns how many of these turns returned a `Turn` whose
+/// `more` is false.
 fn turns_until_drained(net: &AsyncReactor) -> u32 {
     let mut idle = 0;
     let waker = std::task::Waker::noop();
@@ -452,7 +453,7 @@ fn turns_until_drained(net: &AsyncReactor) -> u32 {
     idle
 }
 
-/// A drain without connections ends in the next turn. That turn reports more work and leaves no deadline, so a task that checks
+/// A drain without connections ends in the next turn. That turn returns `more`, and no deadline remains afterwards. So a task that checks
 /// `is_drained` before each turn does not sleep.
 #[test]
 fn a_drain_without_connections_ends_with_its_turn() {
@@ -474,8 +475,8 @@ fn a_drain_without_connections_ends_with_its_turn() {
     });
 }
 
-/// The last send of a future is posted although no turn follows. Without a shutdown the peer then sees a lost connection, and with one an
-/// orderly end.
+/// The last message that a future sends is posted when the future ends, although no turn follows. If the reactor is then dropped, the peer
+/// gets `Lost`. If it is shut down, the peer gets `Closed`.
 #[test]
 fn the_last_word_of_a_future_is_sent() {
     with_watchdog("the last word", || {
@@ -554,8 +555,8 @@ async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> 
 
 /// Runs each kind of operation once, sequentially, on a new connection.
 async fn everything(net: &AsyncReactor, listener: &AsyncListener, name: u64) {
-    // A connect whose future was dropped may have left a connection to accept. The first message has the number `name`, which shows if this
-    // is the right connection.
+    // An earlier connect whose future was dropped may have left a connection in the listener's queue. So the client sends the number `name`
+    // first, and the server drops each connection whose first message is another one.
     let address = listener.local_address().unwrap();
     let connect = async {
         let here = net.connect(address).await.unwrap();

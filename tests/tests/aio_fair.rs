@@ -238,7 +238,8 @@ fn sends_by_each(order: Order, tasks: usize, total: u64, len: usize) -> Sends {
                 begun.set(begun.get() + 1);
                 while sent.get() < total {
                     send().await;
-                    // Earlier messages do not count, because the first task had the whole window to itself.
+                    // Messages are counted only once all tasks have begun to send. Before that, the first task had the whole window to
+                    // itself.
                     if begun.get() == tasks {
                         count.set(count.get() + 1);
                     }
@@ -377,7 +378,7 @@ thread_local! {
     static OWNED: RefCell<Vec<Option<Pin<Box<dyn Future<Output = ()>>>>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The waker of a task that was cancelled while it waited: it owns the future, and drops it when it wakes.
+/// The waker of a task that was cancelled while it waited. The waker owns the task's future, and drops the future when it is called.
 struct Owner(usize);
 
 impl Wake for Owner {
@@ -386,7 +387,7 @@ impl Wake for Owner {
     }
 }
 
-/// Wakers that drop the sends that they wake pass their turns on to a task that was not notified before.
+/// If a waker drops the send that it should wake, the turn of this send passes to the next waiting task, which was not woken before.
 #[test]
 fn a_waker_that_drops_its_send_passes_the_turn_on() {
     let config = || Config::default().receive_depth(8).send_depth(8);

@@ -95,15 +95,16 @@ impl Fate {
     }
 }
 
-/// Counts how often each waiting message of one end of a connection is overtaken. The first number counts the messages that have begun to
-/// wait. The map has each message that still waits, with the number of later messages that were sent before it.
+/// Counts how often each waiting message of one end of a connection is overtaken. The integer is the number of messages that have begun to
+/// wait so far. The map has an entry for each message that still waits, with the number of later messages that were sent before this
+/// message.
 #[derive(Clone, Default)]
 struct Line(Rc<RefCell<(u64, BTreeMap<u64, usize>)>>);
 
 impl Line {
-    /// Sends a message, and checks for each waiting message that at most `2 * others` later ones overtake it. The bound is two for each
-    /// other task: such a task may be woken together with this one and be polled first. If this one then finds no room, because the reactor
-    /// itself has used a credit, that task may overtake it once more.
+    /// Sends a message, and checks that at most `2 * others` later messages overtake each waiting message. `others` is the number of other
+    /// tasks, and each of them may overtake a waiting task twice. It overtakes once if both are woken together and the other task is polled
+    /// first. It overtakes again if the waiting task then finds no room, because the reactor itself has used a credit.
     async fn send(&self, conn: &AsyncConnection, message: &[u8], others: usize) -> Result<SendId, SendErrorKind> {
         let mut place = InLine { line: self, number: None };
         let mut send = pin!(conn.send(message));

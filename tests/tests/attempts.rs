@@ -73,8 +73,8 @@ fn nobody_answers() {
     }
 }
 
-/// Row 14 of `docs/reliability.md`. If the server's program rejects a request, the client receives the private data of the rejection. The
-/// server counts it.
+/// Row 14 of `docs/reliability.md`. If the server's program rejects a request, the client receives the private data of the rejection, and
+/// the server counts the request as refused.
 #[test]
 fn the_program_rejects() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::new(Refuses));

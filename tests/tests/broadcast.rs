@@ -18,7 +18,8 @@ use rdma_reactor_tests::sim::tcp::address;
 const DEPTH: usize = 16;
 const MESSAGES: u64 = 400;
 
-/// The time between two messages of a publisher, as long as the broadcast refuses none.
+/// The time between two messages of a publisher. Once the broadcast has refused a message, the publisher publishes whenever there is room
+/// instead.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// Returns the content of a message: its number, and bytes that depend on the number.
@@ -75,7 +76,8 @@ impl Publisher {
         }
     }
 
-    /// Notes if everything is done. If a message was refused before, publishes again until the next refusal, because there may be room now.
+    /// If the broadcast has refused a message before, publishes until it refuses one again, because there may be room now. Then records in
+    /// the log if all messages are published and sent.
     fn go_on(&mut self, cx: &mut Context<'_>) {
         if self.log.borrow().refused > 0 {
             while self.log.borrow().published < MESSAGES && self.publish(cx) {}
@@ -180,8 +182,8 @@ struct History {
     copied: usize,
 }
 
-/// Runs a broadcast to receivers that each have a policy and a pace. `meanwhile` is called with the number of published messages, and may
-/// change the nodes.
+/// Runs a broadcast to receivers that each have a policy and a pace. `meanwhile` is called after each published message, with the number of
+/// messages that are published so far, and may change the nodes.
 fn broadcast(
     config: &Config,
     broadcast: Broadcast,
@@ -261,7 +263,7 @@ fn a_slow_receiver_that_drops_has_gaps_and_holds_nobody_back() {
     assert_eq!((tally.sent, tally.dropped), (got.len() as u64, MESSAGES - got.len() as u64), "{tally:?}");
     assert!(tally.dropped > MESSAGES / 2 && tally.dropped == of.log.outcomes.dropped as u64, "{tally:?}");
     assert!(of.log.refused == 0 && of.took < UNDISTURBED, "{:?}", of.took);
-    // The four receivers share one copy of each message. It is in one of `2 * DEPTH` slots, which are a region each.
+    // The four receivers share one copy of each message. The broadcast has `2 * DEPTH` slots for copies, and each slot is one region.
     assert_eq!((of.regions, of.copied), (2 * DEPTH, 0));
 }
 
@@ -283,7 +285,8 @@ fn a_slow_receiver_that_is_waited_for_holds_the_publisher_back() {
     for (reader, got) in of.got.iter().enumerate() {
         assert_eq!(*got, all(), "reader {reader}");
     }
-    // At the end, the slow receiver has not yet handled the messages of its window and those that were queued for it.
+    // When the publisher is done, the slow receiver has not yet handled the messages in its window, nor the messages that are queued for
+    // it.
     let handled = MESSAGES as u32 - 3 * DEPTH as u32;
     assert!(of.log.refused > 0 && of.took > SLOW.unwrap_or_default() * handled, "{:?}", of.took);
     assert_eq!((of.log.outcomes.dropped, of.log.outcomes.closed), (0, 0));
@@ -310,8 +313,8 @@ fn receivers_that_are_stuck_hold_nobody_back() {
     assert_eq!(of.log.outcomes.closed, 1);
 }
 
-/// If the receivers may fetch from the publisher's memory, they fetch messages larger than one buffer from its single copy. Otherwise each
-/// receiver costs a copy.
+/// If the receivers may fetch from the publisher's memory, all of them fetch messages larger than one buffer from one copy. Otherwise the
+/// publisher copies such a message for each receiver.
 #[test]
 fn long_messages_are_copied_once_if_receivers_may_fetch_them() {
     const LEN: usize = 100 << 10;

@@ -20,7 +20,7 @@ use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
 use rdma_transport::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
 
-/// The largest number of bytes of a recorded stream that are written as a seed of `cuts`. Longer streams are truncated.
+/// The length to which a recorded stream is truncated before it is written as a seed of the target `cuts`, in bytes.
 const LONGEST: usize = 4000;
 
 fn write(target: &str, name: &str, octets: &[u8]) {
@@ -29,7 +29,7 @@ fn write(target: &str, name: &str, octets: &[u8]) {
     fs::write(folder.join(format!("seed-{name}")), octets).expect("a file");
 }
 
-/// Returns the length of the MPA startup frame at the beginning of `stream`, with its private data.
+/// Returns the length of the MPA startup frame at the beginning of `stream`, including the frame's private data.
 fn startup_len(stream: &[u8]) -> usize {
     STARTUP_HEADER_LEN + usize::from(u16::from_be_bytes([stream[18], stream[19]]))
 }
@@ -38,14 +38,14 @@ fn main() {
     for (name, capture) in pcap::all() {
         let name = &name[..2];
         for (side, stream) in [("a", &capture.client_to_server), ("b", &capture.server_to_client)] {
-            // Some recorded servers have sent nothing.
+            // Some recorded servers have sent nothing, so their stream gives no seed.
             if stream.is_empty() {
                 continue;
             }
             let (frame, mut fpdus) = stream.split_at(startup_len(stream));
             write("startup", &format!("{name}{side}"), &[&[7], frame].concat());
-            // The first byte of an input of `cuts` has flags: CRC (1), CRCs are corrected first (2), shared receives (4), extensions (8).
-            // The second one seeds the lengths of the pieces.
+            // The first byte of an input of the target `cuts` is a set of flags: use CRCs (1), correct the CRCs of the stream first (2),
+            // share the receives (4), use the extensions (8). The second byte seeds the lengths of the pieces. The stream follows.
             let stream = &fpdus[..fpdus.len().min(LONGEST)];
             write("cuts", &format!("{name}{side}"), &[&[0b1011, 3], stream].concat());
             write("cuts", &format!("{name}{side}-nocrc"), &[&[0b1000, 9], stream].concat());
@@ -79,7 +79,9 @@ fn main() {
         };
         write("message", &format!("{kind}"), &[&header[..], &payload].concat());
     }
-    // Conversations of `docs/wire.md`: the first message is that of the local side, and the others are those of the peer.
+    // Each seed of the target `exchange` is a conversation as `docs/wire.md` defines it: the first message is that of the local side, and
+    // the others are those of the peer. `queue_pair` builds a message of the kind `kind`, with the fields of a queue pair and the user's
+    // data.
     let queue_pair = |kind: u8, data: &[u8]| {
         let fields = *b"\x02\x03\x13\x07\x07\x68\x10\x08\0\0\0\0\0\x12\x34\x56\0\xab\xcd\xef\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01";
         [b"RdXg\x01", &[kind, 0, (fields.len() + data.len()) as u8][..], &fields, data].concat()

@@ -11,7 +11,7 @@ use crate::security::{Channel, Handshake, HandshakeRole, PeerIdentity, Security}
 /// The largest number of bytes in flight in one direction. A real connection has such a limit, too.
 const LIMIT: usize = 64 << 10;
 
-/// One side of the handshake, the bytes in flight to it, and true if its handshake has failed.
+/// One side of the handshake: its state, the bytes in flight to it, and a flag that says if its handshake has failed.
 struct End {
     handshake: Box<dyn Handshake>,
     inbox: Vec<u8>,
@@ -56,8 +56,8 @@ pub fn handshake_tls(tape: &[u8]) {
     handshake(tls(), tape);
 }
 
-/// Runs a handshake between an active and a passive side, while the tape chooses when bytes arrive and how an attacker changes them. With
-/// `security` as the settings of both, the two sides must accept each other.
+/// Runs a handshake between an active and a passive side, while the tape chooses when bytes arrive and how an attacker changes them. Both
+/// sides use the settings `security`, with which each must accept the other.
 fn handshake(security: &Security, tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let address = [192, 0, 2, 1].into();

@@ -46,7 +46,8 @@ mod limits;
 #[path = "../../../reactor/src/security/mod.rs"]
 mod security;
 
-/// Stands in for the reactor's module `memory`, of which the files above use only this type.
+/// Stands in for the reactor's module `memory`. `RemoteRegion` is the only type of that module that the reactor's source files in this
+/// crate use.
 mod memory {
     pub(crate) mod region {
         pub(crate) use rdma_reactor::RemoteRegion;
@@ -102,7 +103,8 @@ pub fn datagrams(octets: &[u8]) {
     bad_network(octets);
 }
 
-/// Fuzzes the same as [`datagrams`]. Returns the number of received datagrams, and the number of received lookups.
+/// Fuzzes datagrams like [`datagrams`]. Returns the number of datagrams that the provider received, and the number of lookup queries that
+/// were delivered to it.
 pub fn bad_network(octets: &[u8]) -> (usize, usize) {
     iwarp::datagrams(octets)
 }
@@ -112,8 +114,8 @@ pub fn script(octets: &[u8]) {
     iwarp::script(octets);
 }
 
-/// Fuzzes a simulated world with a server, an honest client, and a hostile client that takes its actions from the tape (the input). Longer
-/// tapes than 600 bytes find nothing more.
+/// Fuzzes a simulated world with a server, an honest client, and a hostile client that takes its actions from the tape (the input). Only
+/// the first 600 bytes of the tape are used, because longer tapes find nothing more.
 ///
 /// # Panics
 /// Panics if the hostile client disturbs the server or the honest client.

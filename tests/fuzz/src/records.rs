@@ -75,7 +75,8 @@ impl Ends {
 /// Fuzzes messages that are sealed with the keys of a handshake with a pre-shared key.
 ///
 /// # Panics
-/// Panics if the opener accepts anything except the next message as it was sealed, or refuses that message.
+/// Panics if the opener accepts a changed message or one out of order, or if it refuses the next message although that message is
+/// unchanged.
 pub fn records_psk(tape: &[u8]) {
     thread_local!(static ENDS: RefCell<Ends> = RefCell::new(Ends::new(&psk())));
     ENDS.with_borrow_mut(|ends| records(ends, tape));
@@ -90,8 +91,9 @@ pub fn records_tls(tape: &[u8]) {
     ENDS.with_borrow_mut(|ends| records(ends, tape));
 }
 
-/// Plays one tape. A handshake takes much longer than a tape, so a thread runs one handshake for all its tapes. Each tape therefore
-/// continues with the keys and message numbers at which the previous one ended, and the keys are replaced now and then.
+/// Plays one tape. A handshake takes much longer than a tape, so each thread runs one handshake, and all tapes of the thread use its keys.
+/// A tape begins with the message numbers at which the previous tape ended. The sealer and the opener derive new keys when the current ones
+/// have sealed many messages.
 fn records(ends: &mut Ends, tape: &[u8]) {
     play(ends, &mut Tape::new(tape));
     ends.meet();
@@ -146,8 +148,8 @@ fn play(ends: &mut Ends, tape: &mut Tape<'_>) {
     }
 }
 
-/// Transmits a large message segment by segment, with one bit changed in at most one segment. Returns false if a segment was changed: the
-/// opener has refused it, and the message ends there.
+/// Transmits a large message segment by segment, and changes one bit of one segment if the tape says so. Returns true if all segments
+/// arrived unchanged. Returns false if a segment was changed: the opener must refuse this segment, and the message ends there.
 fn large(sealer: &mut Sealer, opener: &mut Opener, tape: &mut Tape<'_>) -> bool {
     let len = (tape.number() as usize).min(2 * SEGMENT + 5) as u64;
     let (to, from) = (sealer.begin(len), opener.begin(len));

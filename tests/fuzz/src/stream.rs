@@ -36,7 +36,7 @@ struct Seen {
 struct Reader(Rc<RefCell<Seen>>);
 
 impl Reader {
-    /// Reads at most `most` bytes of the stream, and appends them to those that were received.
+    /// Reads at most `most` bytes from the stream, and appends them to the record of received bytes.
     fn read(&self, cx: &mut StreamContext<'_>, id: ConnectionId, most: usize) {
         let mut left = most;
         while left > 0 {
@@ -95,8 +95,8 @@ impl Handler for Writer {
     }
 }
 
-/// A handler that passes each callback on to a shared `Streams`, so that the test can also call the streams between two
-/// turns.
+/// A handler that passes each callback on to a shared `Streams`, so that the test can also use the `Streams` between
+/// two turns.
 struct Server(Rc<RefCell<Streams<Reader>>>);
 
 impl Handler for Server {
@@ -121,11 +121,12 @@ impl Handler for Server {
     }
 }
 
-/// Plays a tape (the fuzzer's input): messages of the peer, ends of its stream, pauses, and calls of the side that
-/// reads the stream.
+/// Plays a tape (the fuzzer's input). The tape chooses messages of the peer, ends of the peer's stream, pauses, and
+/// calls of the side that reads the stream.
 ///
 /// # Panics
-/// Panics if the stream differs from the bytes that the peer sent before its first end, or does not end exactly once.
+/// Panics if the read bytes differ from the bytes that the peer sent before it first ended its stream, or if the stream
+/// does not end exactly once.
 pub fn stream(tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let fabric = network(2);
@@ -193,7 +194,8 @@ pub fn stream(tape: &[u8]) {
             }
         }
     }
-    // The peer closes the connection. A program that has read only when the tape said so reads everything now.
+    // The peer closes the connection. From now on, the test reads all bytes of the stream between turns, whatever the
+    // tape says.
     nodes[CLIENT].reactor.context().close(peer);
     for _ in 0..STEPS {
         let cx = nodes[SERVER].reactor.context();

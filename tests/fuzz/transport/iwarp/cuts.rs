@@ -42,7 +42,8 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     end.resources.keys.register_at(&region, REGION.1, REGION.2, Access::REMOTE, REGION.0);
     let inbox = Memory::new(RECEIVES * RECEIVE).expect("memory");
     for wr_id in 0..RECEIVES.min(DEPTH as usize) {
-        // Each receive has two entries: one of memory that the process alone uses, and one of memory that is shared.
+        // Each receive has two entries. While the receive is posted, nobody else uses the memory of the first entry, and others may use the
+        // memory of the second entry.
         let (start, half) = (wr_id * RECEIVE, RECEIVE / 2);
         let mut sges = SgeList::one(inbox.sge(start, half));
         sges.push(inbox.shared_sge(start + half, half)).expect("room for two");

@@ -199,7 +199,8 @@ impl Net for Post {
     }
 }
 
-/// Returns an address of the provider (0 or 1), of the stranger (2), or an IPv6 address (3).
+/// Returns the address that `which % 4` selects: the first (0) or the second (1) address of the provider, that of the stranger (2), or an
+/// IPv6 address (3).
 fn address(which: u8) -> SocketAddr {
     match which % 4 {
         0 => "10.0.0.1:7".parse(),
@@ -210,7 +211,8 @@ fn address(which: u8) -> SocketAddr {
     .unwrap_or(SocketAddr::from(([10, 0, 0, 1], 7)))
 }
 
-/// A queue pair of the provider: its posted receives by slot, and its outstanding receives and sends in order.
+/// The work requests of a queue pair of the provider: the id of the receive that is posted in each slot, and, in the order of posting, the
+/// receives (with their lengths) and the sends that have not completed.
 #[derive(Default)]
 struct Work {
     places: [Option<u64>; PLACES],
@@ -237,7 +239,8 @@ struct World<'a> {
     next: u64,
 }
 
-/// Runs a tape. Returns the number of received datagrams, and the number of lookup queries that arrived.
+/// Runs a tape. Returns the number of datagrams that the provider received, and the number of lookup queries that were delivered to the
+/// provider.
 #[allow(
     clippy::missing_panics_doc,
     clippy::disallowed_methods,
@@ -329,7 +332,8 @@ impl World<'_> {
         }
     }
 
-    /// Creates an id with a queue pair and posted receives at each of the two addresses, and an address handle for it.
+    /// Creates an id with a queue pair and posted receives at each of the provider's two addresses, and an address handle through which
+    /// datagrams can be sent to that id.
     fn settle(&mut self) {
         for which in [0, 1] {
             let at = SocketAddr::new(address(which).ip(), 0);
@@ -571,7 +575,7 @@ impl World<'_> {
         wire.edges.extend(edges);
     }
 
-    /// Makes any call of the program on any id, whatever the state of the id.
+    /// Makes one of the program's calls, which the tape chooses, on an id in any state.
     fn user(&mut self) {
         let (Some(id), what) = (self.id(), self.tape.byte()) else { return };
         let param = ConnectParam { private_data: b"from here", ..ConnectParam::default() };
@@ -640,7 +644,8 @@ impl World<'_> {
         let mut done = Vec::new();
         self.iwarp.poll_cq(self.cq, 64, &mut done).expect("a queue");
         for wc in done {
-            // The completions of a destroyed id are not checked, because its work requests were forgotten with it.
+            // The completions of a destroyed id are not checked: when the id was destroyed, the target removed its record of the id's work
+            // requests.
             let Some((at, work)) = self.work.get_mut(&wc.qp.0) else { continue };
             if wc.opcode != WcOpcode::Recv {
                 assert_eq!(Some(wc.wr_id), work.sends.pop_front(), "sends complete once, and in order");
@@ -671,7 +676,8 @@ impl World<'_> {
         assert!(answers <= self.questions, "{answers} answers to {} questions", self.questions);
     }
 
-    /// Disconnects and destroys everything, and checks that no object remains. Returns the number of received datagrams and of queries.
+    /// Disconnects and destroys all ids, and checks that no object of the provider remains. Returns the number of datagrams that the
+    /// provider received, and the number of lookup queries that were delivered to it.
     fn end(mut self) -> (usize, usize) {
         self.post.wire().full = false;
         for id in self.ids.clone() {

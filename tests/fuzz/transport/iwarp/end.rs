@@ -1,5 +1,5 @@
-//! One queue pair for a fuzz target, without a socket: the target hands it the bytes that it receives, and collects the
-//! bytes that it sends.
+//! One queue pair for a fuzz target, without a socket. The target hands received bytes to the queue pair, and collects
+//! the bytes that the queue pair sends.
 
 use std::io;
 
@@ -20,7 +20,8 @@ use crate::wc::WorkCompletion;
 pub(super) const DEPTH: u32 = 16;
 /// The longest inline payload, in bytes.
 pub(super) const INLINE: u32 = 64;
-/// The number of bytes that one receive call may read in addition to the remaining part of a payload.
+/// The number of bytes that one receive call may read behind the current payload. The remaining bytes of this payload
+/// are read in addition.
 const ROOM: usize = 256 * 1024;
 
 pub(super) struct End {
@@ -78,7 +79,8 @@ impl End {
         Ok(())
     }
 
-    /// Transmits until nothing is left to send, or until `window` bytes are sent and TCP counts as full.
+    /// Transmits until the queue pair has nothing left to send, or until it has sent `window` bytes. After `window`
+    /// bytes, the socket reports that it is full.
     pub(super) fn transmit(&mut self, window: usize) -> Result<(), Fault> {
         let mut room = window;
         loop {

@@ -6,8 +6,8 @@
 //! |---|---|
 //! | `tape.rs` | bytes as a source of choices |
 //! | `end.rs` | one queue pair without a socket |
-//! | `startup.rs` | startup frames: any cut, both directions, and the agreement |
-//! | `cuts.rs` | a stream of FPDUs has the same result, however it is cut |
+//! | `startup.rs` | startup frames in pieces of any length, as requests and as replies, and the agreement of both sides |
+//! | `cuts.rs` | a check that a stream of FPDUs has the same result, however TCP cuts it |
 //! | `datagrams.rs` | datagrams and queries on a bad network, with a stranger on it |
 //! | `script.rs` | a queue pair with its own work requests, against a peer that a tape controls |
 

@@ -24,7 +24,7 @@ use crate::mr::{Access, LocalKey, MrId, RemoteKey};
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
-/// The number of bytes between the beginnings of two receives in the memory.
+/// The number of bytes from the beginning of one slot for a receive to the beginning of the next slot.
 const ROOM: usize = 512;
 /// The length of the longest posted receive, in bytes.
 const RECEIVE: usize = 400;
@@ -41,9 +41,9 @@ const BASE: u64 = 0x1000;
 /// The STag of the memory into which Reads and atomics return their data.
 const SINK: u32 = 0x400;
 const SINK_LEN: usize = 1280;
-/// The number of bytes after each memory that must not be written.
+/// The number of bytes behind each tested memory that must not be written.
 const MARGIN: usize = 64;
-/// The largest length of a local message, in bytes.
+/// The length of the memory from which the queue pair sends, in bytes. It is also the largest length of a sent message.
 const SOURCE: usize = 2100;
 
 /// A local request (a Read or an atomic) that the peer has received and may answer.
@@ -61,7 +61,7 @@ struct Script<'a> {
     peer: Peer,
     /// The agreement of both sides about CRCs, markers and depths.
     agreement: Agreement,
-    /// The number of bytes of the local output that were parsed already.
+    /// The number of bytes of the queue pair's output that the target has already parsed.
     checked: usize,
     over: bool,
 }
@@ -76,11 +76,12 @@ struct Memories {
 
 /// The work requests of the side under test.
 struct Work {
-    /// The length of the longest receive that was ever posted in each slot. Bytes behind it must not be written.
+    /// The length of the longest receive that was ever posted in each slot. The bytes of the slot behind this length must not be written.
     longest: [usize; PLACES],
     /// The receive that is posted in each slot: the id of its work request, and its length.
     places: [Option<(u64, usize)>; PLACES],
-    /// The posted sends that have not completed; true if the send must have a completion.
+    /// The ids of the posted sends that have not completed. The value is true if the send must have a completion, and false if it may
+    /// complete silently.
     sends: BTreeMap<u64, bool>,
     next: u64,
     last_done: Option<u64>,
@@ -541,7 +542,8 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Returns a list of entries over `len` bytes of `memory`, in `parts` parts. Every second entry is for memory that is shared.
+/// Returns a list of `parts` entries over `len` bytes of `memory`. While the list is posted, others may use the memory of every second
+/// entry.
 fn scattered(memory: &Memory, start: usize, len: usize, parts: usize) -> SgeList {
     let mut list = SgeList::default();
     let mut at = 0;
