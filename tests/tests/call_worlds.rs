@@ -26,7 +26,7 @@ const ACTS: u64 = 150;
 /// The number of simulation steps in which everything must have ended.
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
-/// The time by which a call may end after its deadline, because a turn runs late, in ns.
+/// How much later than its deadline a call may end, because a turn runs late, in ns.
 const LATE: u64 = 5 * MS;
 /// The indices of the two nodes.
 const SERVER: usize = 0;
@@ -245,7 +245,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Runs one turn of each node that is due. If none is, virtual time passes. Then checks the promises.
+    /// Runs one turn of each node whose turn is due. If no turn is due, advances the virtual time instead. Then checks the promises.
     fn step(&mut self) {
         let now = self.now();
         let (mut next, mut idle) = (lock(&self.fabric).next(), true);
@@ -381,7 +381,7 @@ impl World {
         let tag = own[self.rng.index(own.len())];
         let (reactor, side) = &mut self.nodes[node];
         let cancelled = side.state.borrow_mut().calls.cancel(&mut reactor.context(), book.made[&tag].id);
-        // `None` means that the call has ended already. Its result then waits to be processed.
+        // `cancel` returns `None` if the call has already ended. The program is then notified of the call's result in a later turn.
         if cancelled.is_some() {
             assert_eq!(cancelled, Some(tag));
             book.made.remove(&tag);

@@ -238,7 +238,7 @@ impl Handler for Flood {
     }
 }
 
-/// Refusals wait if the peer accepts none. The server keeps at most 1,024 of them, and drops further ones.
+/// If the peer's window has no room, the server queues its refusals. It queues at most 1,024 refusals, and drops further ones.
 #[test]
 fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     let fabric = network(2);

@@ -45,7 +45,7 @@ const ENDPOINTS: usize = 2;
 const CONNECT: u64 = 1_500 * MS;
 /// The time limit for the end of a closed endpoint, in ns.
 const CLOSE: u64 = 200 * MS;
-/// The time by which an event may come after its limit, because a turn runs late, in ns.
+/// How much later than its time limit an event may occur, because a turn runs late, in ns.
 const LATE: u64 = 60 * MS;
 /// The length of the shortest payload, which is the number of the datagram. All further bytes are derived from this number.
 const HEAD: usize = 8;
@@ -118,8 +118,8 @@ impl Program {
         }
     }
 
-    /// Runs `act` on the record of the endpoint of a callback, and returns its result. A callback for an endpoint that has ended is an
-    /// error; this returns `None` then.
+    /// Runs `act` on the record of the endpoint `id`, for which a callback was called. Returns the result of `act`. If the endpoint has
+    /// already ended, the callback is recorded as an error, and `of` returns `None`.
     fn of<T>(&self, cx: &Context<'_>, id: EndpointId, what: &str, act: impl FnOnce(&mut Known) -> T) -> Option<T> {
         let book = &mut *self.0.borrow_mut();
         book.now = virtual_ns(cx.now());
@@ -166,7 +166,7 @@ impl DatagramHandler for Program {
         if self.0.borrow().looks_back {
             let origin = datagram.origin();
             let back = cx.datagrams().peer_of(id, &origin);
-            // The program can answer the sender of a datagram to this endpoint. `peer_of` must fail for a datagram to a group.
+            // If a datagram was sent to this endpoint, `peer_of` must return its sender. If it was sent to a group, `peer_of` must fail.
             let expected = matches!(target, Target::Endpoint(_));
             self.check(back.is_ok() == expected, || format!("the way back to {origin} from {target:?}: {back:?}"));
             if let Ok(peer) = back {
@@ -320,7 +320,8 @@ impl World {
         self.programs[node].0.borrow_mut().endpoints.insert(id, known);
     }
 
-    /// Returns the address of an endpoint, which may be closed, or an address that never has one.
+    /// Returns the address of an endpoint that the program has opened and that may be closing, or an address at which no endpoint is ever
+    /// opened.
     fn somewhere(&mut self) -> SocketAddr {
         let node = self.rng.index(NODES);
         let all: Vec<SocketAddr> =

@@ -123,8 +123,8 @@ fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     ends
 }
 
-/// Rows 6, 10 and 30 of `docs/reliability.md`. If the device reports a failed queue pair or an unreachable address, it ends each connection
-/// that has a queue pair. The reason is that of the device, whatever the connection was doing.
+/// Rows 6, 10 and 30 of `docs/reliability.md`. If the device reports a failed queue pair or an unreachable address, the reactor ends each
+/// connection that has a queue pair, whatever the connection is doing. The program gets the device's reason.
 #[test]
 fn the_device_says_that_connections_have_failed() {
     const WHY: &str = "the queue pair failed";
@@ -339,8 +339,8 @@ fn a_message_without_a_receive_is_the_reason_of_the_end() {
     assert_eq!(sender.outcomes.borrow().len(), 8, "each send ends once");
 }
 
-/// Returns a node whose device flushes work requests only after the reactor has stopped waiting for them. `purge` is the chance, in a
-/// thousand, that the device discards the completions with the queue pair.
+/// Returns a reactor. Its device flushes the work requests of an ended connection only after the reactor has stopped waiting for their
+/// completions. `purge` is the chance, in 1/1000, that the device discards these completions together with the queue pair.
 fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     let options = HardwareOptions {
         late: 0,

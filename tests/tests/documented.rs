@@ -1,6 +1,6 @@
-//! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to one that
-//! calls it. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and its numbers
-//! must be true.
+//! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to an example
+//! that calls the function. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and
+//! its numbers must be true.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -161,8 +161,8 @@ fn a_function_without_an_example_is_found() {
     );
 }
 
-/// Enums, each with the table that must have a row for every variant: the file and the name of the enum, then the page and the beginning of
-/// the table's heading.
+/// Enums whose variants must each have a row in a table. An entry has four texts: the file and the name of the enum, the page of the table,
+/// and the beginning of the heading above the table.
 const TABLES: [(&str, &str, &str, &str); 7] = [
     ("reactor/src/error.rs", "Error", "docs/guide/errors.md", "## `Error`"),
     ("reactor/src/error.rs", "SendErrorKind", "docs/guide/errors.md", "## `SendErrorKind`"),
@@ -218,7 +218,7 @@ fn file(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).expect("a file")
 }
 
-/// Returns the code blocks of a page whose first line is `head`, without that line.
+/// Returns the code blocks of a page that begin with the line `head`. This line is not part of the returned texts.
 fn blocks<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
     let blocks = page.split("```").skip(1).step_by(2);
     blocks.filter_map(|block| block.strip_prefix(head)?.strip_prefix('\n')).collect()

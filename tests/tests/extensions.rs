@@ -18,8 +18,9 @@ use rdma_reactor_tests::patience::{PATIENCE, patient};
 const GREETING: usize = 20;
 /// The offset of the feature bits in the greeting.
 const FEATURES: usize = 7;
-/// The feature bits that this version offers, from bit 0: immediate data and atomics, joining messages in several buffers, notices of
-/// fetched parts, and goodbyes. Bits 4 and 5 are the security. Then follow notices of a wait for memory, and tags and refusals of offers.
+/// The feature bits that this version offers. From bit 0: immediate data and atomics, joining messages in several buffers, notices of
+/// fetched parts, and goodbyes. Bits 4 and 5 name the security, which is off here. Bit 6 is for notices of a wait for memory, and bit 7 for
+/// tags and refusals of offers.
 const OFFERED: u8 = 0b1100_1111;
 
 #[derive(Default)]
@@ -35,8 +36,8 @@ impl Handler for Client {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {}
 }
 
-/// A peer that is a bare socket. Its greeting has the feature bits that `accept` gets. With `None` it uses raw framing, which has no
-/// greeting.
+/// A peer that is a bare socket. If `accept` gets feature bits, the peer's greeting has these bits. If `accept` gets `None`, the peer uses
+/// raw framing, which has no greeting.
 struct Peer {
     stream: TcpStream,
 }
@@ -47,7 +48,7 @@ impl Peer {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut request = vec![0; 24 + features.map_or(0, |_| GREETING)];
         stream.read_exact(&mut request).unwrap();
-        // The reply repeats the request. It announces that a Write is the first message of the connection.
+        // The reply repeats the request, and announces that the client's first message is a Write.
         let mut reply = request.clone();
         reply[..16].copy_from_slice(b"MPA ID Rep Frame");
         reply[22] &= 0xbf;
@@ -117,7 +118,8 @@ fn not_without_the_peers_word() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The frames are the first message of the connection, the hello, the Write, and a message in place of its immediate data.
+        // The frames are the first message of the connection, the hello, and the program's Write with immediate data, which becomes a Write
+        // and a message with the immediate data.
         let got = [peer.opcode(), peer.opcode(), peer.opcode(), peer.opcode()];
         assert_eq!(got, [Opcode::Write, Opcode::Send, Opcode::Write, Opcode::Send]);
     }

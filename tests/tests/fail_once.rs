@@ -29,7 +29,7 @@ const NEIGHBOUR: usize = 2;
 const PAUSE: Duration = Duration::from_millis(1);
 /// The virtual time in which a condition must become true, in ns.
 const PATIENCE: u64 = 30_000_000_000;
-/// The virtual time in which all ends that a failure causes must have begun, in ns.
+/// The virtual time that the test waits after a failure, in ns. Each connection that the failure ends has begun to end by then.
 const CALM: u64 = 200_000_000;
 /// The number of simulation steps in which a condition must become true.
 const STEPS: u32 = 300_000;
@@ -217,7 +217,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let open = world.books(Kind::Ping);
         open == 0 || open == 2 && world.programs[NEIGHBOUR].0.borrow().echoes > before + 5
     });
-    // A failed device accepts no connections until its old ones have ended, so the test waits for these ends.
+    // A failed device accepts no connections until all connections that used it have ended, so the test waits until they have.
     let calm = lock(&world.fabric).now() + CALM;
     world.until("the ends", |world| {
         let open = world.programs[UNDER_TEST].0.borrow().open(Kind::Ping);
@@ -250,7 +250,8 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let (all, free) = node.reactor.pool_levels();
         let stats = node.reactor.stats();
         assert_eq!(stats.connections.current, 0, "{stats:?}");
-        // If the device keeps a queue pair, its buffers and the regions of its operations are never released.
+        // If the device refuses to destroy a queue pair, the reactor never releases the buffers of the connection and the regions of its
+        // operations.
         if stats.connections.undestroyed == 0 {
             assert_eq!((all, stats.memory.regions), (free, 0), "{stats:?}");
             assert_eq!((stats.memory.fetched_bytes, stats.memory.copied_bytes), (0, 0), "{stats:?}");
@@ -285,8 +286,8 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
     gate.counts()
 }
 
-/// Without `Config::contain_panics`, a panic of a callback propagates out of the turn, and unwinding drops the reactors. In any callback,
-/// this leaves no state behind.
+/// Without `Config::contain_panics`, a panic of a callback propagates out of the turn, and unwinding drops the reactors. Whichever callback
+/// panics, no state remains.
 #[test]
 fn dropped_in_an_unwind() {
     let config = config(None).contain_panics(false);

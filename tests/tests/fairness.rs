@@ -67,7 +67,8 @@ fn a_flood_leaves_its_neighbour_alone() {
         assert_eq!(none, 0, "who is alone does not wait");
         assert!(deferred > 1_000, "a flood waits: {deferred}");
         assert!(beside <= 2 * alone, "{name}: p99 is {beside} ns beside a flood, {alone} ns alone");
-        // Without this limit the echo is slower. So the test would notice if the limit had no effect.
+        // Without the limit on the work of one connection in a turn, the echo takes more than twice as long. So the
+        // test would notice a limit without effect.
         let (unfair, _) = p99(&config.fairness(u32::MAX, usize::MAX), true);
         println!("{name}: p99 beside an unbounded flood {unfair} ns");
         assert!(unfair > 2 * alone, "{name}: p99 is {unfair} ns beside an unbounded flood, {alone} ns alone");

@@ -95,7 +95,8 @@ impl World {
         }
         lock(&self.fabric).ring(0);
         self.until("the end", |_| server.0.borrow().gone == gone);
-        // The reactor destroys the device's last connection-manager id, which makes the channel readable.
+        // The reactor destroys the last connection-manager id of the device. This makes the connection-manager channel readable, which
+        // `ring` simulates.
         lock(&self.fabric).ring(0);
         let gate = self.gate.clone();
         self.until("the device is given up", |_| gate.objects().completion_queues == 0);
@@ -127,7 +128,7 @@ impl World {
         server.0.borrow_mut().kept.pop();
     }
 
-    /// Closes all connections. Checks that all buffers are then free, and that no memory exists that is not registered.
+    /// Closes all connections. Then checks that all buffers are free, and that each memory that still exists is registered with the device.
     fn finish(mut self) {
         self.server.0.borrow_mut().kept.clear();
         for node in &mut self.nodes {
@@ -215,8 +216,8 @@ fn a_buffer_of_a_device_that_was_given_up_is_refused() {
     });
 }
 
-/// If the device refuses to destroy a shared receive queue, it may still write into posted receives. So their memory is never freed and
-/// stays registered, and the queue is counted.
+/// If the device refuses to destroy a shared receive queue, the device may still write into the posted receives. So the memory of these
+/// receives is never freed and stays registered, and `Stats` counts the queue in `connections.undestroyed`.
 #[test]
 fn the_memory_of_a_shared_queue_that_the_device_keeps_is_not_freed() {
     let mut world = World::new(life::config().shared_receives(Some(64)));
@@ -252,7 +253,7 @@ fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
 
 #[test]
 fn messages_outlive_their_device() {
-    // With little memory, messages in several buffers are not joined, and keep their buffers instead.
+    // With a transfer memory of 4 KiB, the reactor cannot join a message in several buffers, so the message keeps its buffers.
     for transfer_memory in [1 << 20, 4 << 10] {
         each_way(|how, config| {
             let mut world = World::new(

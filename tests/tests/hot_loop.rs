@@ -25,7 +25,8 @@ const SPIN: Wait = Wait::Spin(Duration::from_secs(60));
 
 /// The event that a program under load waits for.
 enum Wanted {
-    /// The program's own descriptor becomes readable when this end is written.
+    /// The program's own descriptor becomes readable. The descriptor is one end of a socket pair. The program writes to the other end,
+    /// which is this stream.
     Edge(UnixStream),
     /// A timer of the program fires.
     Timer,
@@ -144,7 +145,8 @@ fn sends_of_other_threads_go_out_when_there_is_room() {
     client.context().connect(address).expect("an attempt");
     let (mut program, mut peer) = (Peer::default(), Peer::default());
     let mut turns = |program: &mut Peer, peer: &mut Peer| {
-        // The test calls `step`, because `turn` would wake the reactor like another thread.
+        // The test calls `step` instead of `turn`, which would also call `arm`. `arm` may wake the reactor, as a call of another thread
+        // does.
         client.step(program, Duration::ZERO).expect("a turn");
         server.step(peer, Duration::ZERO).expect("a turn");
         client.handle()
@@ -198,8 +200,8 @@ impl Handler for Shuttle {
     }
 }
 
-/// Two threads that spin on one processor give it up to each other long before their time slices end. A time slice is some milliseconds,
-/// which is thousands of rounds of polling.
+/// Two threads that spin on one processor yield to each other long before their time slices end. A time slice is some milliseconds, which
+/// is thousands of rounds of polling.
 #[test]
 #[allow(clippy::disallowed_methods, reason = "two threads are what it is about")]
 fn spinning_threads_share_a_processor() {

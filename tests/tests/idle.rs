@@ -103,8 +103,9 @@ impl World {
         }
     }
 
-    /// Runs for `time`, and then for `time` again, which is measured. Returns the share of the measured time that each node spent in its
-    /// turns. Also returns the counters of both nodes at the beginning and at the end of that time.
+    /// Runs the nodes for `time` of virtual time without a measurement, and then for the same time with one. Returns the share of the
+    /// measured time that each node spent in its turns, and the counters of both nodes at the beginning and at the end of the measured
+    /// time.
     fn live(&mut self, time: Duration) -> ([f64; 2], [[Stats; 2]; 2]) {
         let time = time.as_nanos() as u64;
         let mut pass = || {
@@ -159,7 +160,7 @@ fn rare_messages_take_what_sleeping_takes() {
     for node in 0..2 {
         assert!(adaptive[node] < event[node] + 0.001, "{adaptive:?} of the time, and {event:?} asleep");
     }
-    // Polling before each sleep for as long as a wake-up takes would show in these shares.
+    // Checks the measurement itself: a reactor that polls for 50 us before each sleep spends a larger share of the time in its turns.
     let spin = busy(Wait::Spin(Duration::from_micros(50)));
     assert!((0..2).all(|node| spin[node] > event[node] + 0.001), "{spin:?} of the time, and {event:?} asleep");
 }

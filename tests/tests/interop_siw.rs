@@ -26,7 +26,8 @@ const SOURCE: usize = 0;
 const SINK: usize = LARGEST + (1 << 20);
 /// The size of the memory of each end.
 const MEMORY: usize = 2 * SINK;
-/// An empty list of memory, with one entry of zero bytes, because `siw` refuses a receive without entries.
+/// The scatter list of a receive for an empty message. It has one entry of zero bytes, because `siw` refuses a receive
+/// without entries.
 const EMPTY: [std::ops::Range<usize>; 1] = [0..0];
 /// The number of bytes behind a payload that must not change.
 const GUARD: usize = 64;
@@ -83,8 +84,8 @@ fn segment_size() -> usize {
 /// Returns the payload lengths to test: zero, small, just below and above one segment or one FPDU, and large.
 fn sizes() -> Vec<usize> {
     let mss = segment_size();
-    // A tagged FPDU has 20 bytes of overhead, and an untagged one 24. Both ends may round its length down to a multiple
-    // of 4 or 8.
+    // A tagged FPDU has 20 bytes of overhead, and an untagged one 24. Either end may round the length of an FPDU down
+    // to a multiple of 4 or 8.
     let mut sizes: Vec<usize> = vec![0, 1, 3, 4, 1024, mss - 1, mss, mss + 1, 64 << 10, 1 << 20, LARGEST];
     sizes.extend((mss - 32..=mss - 18).step_by(3));
     sizes.sort_unstable();
@@ -191,9 +192,9 @@ fn embedded_server_without_crc() {
     matrix(Side::Passive, CrcPolicy::Off);
 }
 
-/// Starts a relay in front of `to`. It closes the first connection, as a peer does that does not know MPA revision 2,
-/// and forwards the second one. Returns the address of the relay, and a thread whose result is the revision in the
-/// request and in the reply.
+/// Starts a relay in front of the address `to`. The relay closes the first connection, as a peer without MPA revision 2
+/// does, and forwards the second connection to `to`. Returns the relay's address and thread. The thread returns the MPA
+/// revisions in the request and in the reply of the second connection.
 fn old_peer(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<[u8; 2]>) {
     let listener = TcpListener::bind((variable("RDMA_SIW_ADDR"), 0)).unwrap();
     let address = listener.local_addr().unwrap();

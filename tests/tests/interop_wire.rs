@@ -88,8 +88,8 @@ fn a_send_that_is_too_long() {
     expect(&mut target, &region, 1, false, &fpdu_untagged(&begun, &[1; 9000], false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// Row 52 of `docs/reliability.md`. A peer sends the parts of a message without an end. The parts may not exceed the receive, and each must
-/// continue at the right offset.
+/// Row 52 of `docs/reliability.md`. A peer sends part after part of a message, and none of them is the last one. The parts together may not
+/// exceed the receive, and each part must begin at the offset at which the previous one ended.
 #[test]
 fn a_message_that_never_ends() {
     let (mut target, region) = target();
@@ -221,8 +221,8 @@ fn cve_2026_98365_address_wrap() {
     }
 }
 
-/// Row 57 of `docs/reliability.md`. The STag is that of a region that the peer may not access: without the right, restricted to another
-/// peer, invalidated, or deregistered.
+/// Row 57 of `docs/reliability.md`. A peer uses the STag of a region that it may not access, because the region does not allow this kind of
+/// access, is restricted to another peer, is invalidated, or is deregistered.
 #[test]
 fn regions_that_are_not_the_peers() {
     let mut target = Target::new(plain());
@@ -287,8 +287,8 @@ fn a_region_gone_under_a_write() {
     }
 }
 
-/// Row 59 of `docs/reliability.md`. A peer writes memory while it reads that memory. It gets a mixture of old and new bytes, but all frames
-/// and CRCs are correct.
+/// Row 59 of `docs/reliability.md`. A peer writes memory while it reads the same memory. The read data are a mixture of old and new bytes,
+/// but all frames and CRCs are correct.
 #[test]
 fn a_region_written_while_it_is_read() {
     let mut target = Target::new(plain());
@@ -413,8 +413,7 @@ fn cve_2026_64102_length_underflow() {
     expect(&mut target, &region, 1, false, &seal(fpdu, false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// The padding of a frame, at most four bytes as rxe sends it, has any content. It is ignored, and never becomes
-/// payload.
+/// A frame has up to three bytes of padding, with any content. The provider ignores the padding, and never takes it for payload.
 #[test]
 fn cve_2026_46043_pad_underflow() {
     let (mut target, region) = target();

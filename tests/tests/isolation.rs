@@ -30,8 +30,8 @@ fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     let breaks = [Call::PollCq, Call::ReqNotify];
-    // Each run makes another one of the next eight calls fail. Some polls only look for work before a sleep, and others process
-    // completions.
+    // In each run, `more` further calls of the kind `call` succeed, and all later ones fail. So different calls are the first to fail:
+    // some polls only look for work before a sleep, and others process completions.
     for (call, more) in breaks.into_iter().flat_map(|call| (0..8).map(move |more| (call, more))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).timeouts(|t| t.flush = Duration::from_millis(20));
@@ -107,7 +107,7 @@ fn nothing_is_accepted_behind_a_failed_operation() {
         let conn = p.connect();
         gate.fail_completion(FAILURE);
         for _ in 0..5 {
-            // The message is longer than an inline message, whose send would complete when it is posted.
+            // The message is too long to be sent inline. An inline send would complete when it is posted, and could not fail later.
             p.client.context().send(conn, &[7; 4096]).expect("room");
         }
         p.until("the end", |p| disconnect(&p.c).is_some());
@@ -126,7 +126,7 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
         let conn = p.connect();
         let device = p.client.context().device(conn).expect("it is on a device").to_owned();
         gate.fail_completion(FAILURE);
-        // The message is longer than an inline message, whose send would complete when it is posted.
+        // The message is too long to be sent inline. An inline send would complete when it is posted, and could not fail later.
         p.client.context().send(conn, &[7; 4096]).expect("room");
         p.until("the end", |p| disconnect(&p.c).is_some());
         let reason = disconnect(&p.c).expect("just seen");
@@ -164,7 +164,8 @@ fn a_remote_key_that_the_device_keeps_is_reported() {
         }
         p.until("the lease is over", |p| p.client.stats().memory.unrevoked == 3);
         p.client.context().close(conn);
-        // The end of the connection adds the two regions that only its peer may access.
+        // When the connection ends, the reactor also tries to invalidate the keys of the two regions that only the peer of this connection
+        // may access. Both attempts fail and are counted.
         p.until("the connection has ended", |p| p.client.stats().memory.unrevoked == 5);
         for region in [&mut asked, &mut of_peer, &mut leased] {
             assert!(region.bytes().is_none() && region.bytes_mut().is_none(), "peers may write it");

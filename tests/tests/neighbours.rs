@@ -19,7 +19,7 @@ use rdma_reactor_tests::sim::tcp::address;
 
 /// Nanoseconds per microsecond.
 const US: u64 = 1_000;
-/// The processor time per received byte, in ps. It is about 60 ns for the smallest frames.
+/// The processor time per received byte, in ps. At this rate, one of the smallest frames costs about 60 ns.
 const TOLL: u64 = 2_000;
 
 fn config() -> Config {
@@ -239,7 +239,7 @@ fn reads_at_full_depth_delay_nobody() {
     let library = |fabric: &Shared| Box::new(Library(Server(Arc::clone(fabric)), Vec::new())) as Box<dyn Handler>;
     let alone = Street::new(&config(), library).p99(u64::MAX, |_| {});
     let mut street = Street::new(&config(), library);
-    // This is the time per byte of a copy with its CRC, at about 10 GB/s.
+    // A toll of 100 ps per byte is the time to copy a byte and compute its CRC, at about 10 GB/s.
     lock(&street.fabric).toll = 100;
     street.until(10, u64::MAX, |_| {});
     street.add(&config(), Box::<Reads>::default());

@@ -70,7 +70,7 @@ const VERBS: &str = "are were be been am have had do did done can could may migh
     lose await name check try lie stall know \
     isn't aren't don't doesn't can't won't";
 
-/// Words that have the ending of a verb but are none.
+/// Words that end like a verb but are not verbs.
 const NOT_VERBS: &str = "this its always less us bytes octets thus plus as perhaps towards afterwards backwards upwards besides need-less \
     milliseconds seconds nanoseconds microseconds tests is-not";
 
@@ -175,8 +175,8 @@ fn opening(name: &str, paragraph: &Paragraph, faults: &mut Vec<String>) {
     }
 }
 
-/// Judges the expressions and the sentences of a paragraph, and adds their faults. `begins` has the kind of the comment if the paragraph
-/// begins one; its first sentence needs no verb then.
+/// Judges the expressions and the sentences of a paragraph, and adds their faults. If the paragraph is the first one of a comment, `begins`
+/// is the kind of the comment, and the first sentence of the paragraph needs no verb.
 fn plain(name: &str, paragraph: &Paragraph, begins: Option<Kind>, faults: &mut Vec<String>) {
     expressions(name, &paragraph.words, &|at| paragraph.line(at), faults);
     if paragraph.shape != Shape::Sentences {

@@ -2,8 +2,9 @@
 
 use super::super::*;
 
-/// Row 41 of `docs/reliability.md`. The buffers of all connections never exceed `max_memory`. A connection that would exceed it is refused
-/// with this reason, on the side that has the limit. Existing connections continue, and when one has ended, another one is accepted.
+/// Row 41 of `docs/reliability.md`. The buffers of all connections never exceed `max_memory`. If the server has the limit, it rejects a
+/// connection that would exceed it as busy. If the client has the limit, its connect fails with an error that names the limit. Existing
+/// connections continue. When one of them has ended, another connection is accepted.
 #[test]
 fn connections_past_max_memory_are_refused() {
     const MEMORY: usize = 1 << 20;
@@ -87,7 +88,7 @@ fn take_back(requests: usize, at_a_time: usize) {
     let frame = startup_frame(&greeting(WINDOW));
     let mut most = 0;
     for round in 0..requests.div_ceil(at_a_time) {
-        // Virtual time passes without a turn of the server, so it finds all requests sent and then all cancelled.
+        // Advances the virtual time without a turn of the server. So the server's next turn finds all events that occurred meanwhile.
         let wait = |time: u64| {
             let until = lock(&fabric).now() + time;
             lock(&fabric).advance(until);
@@ -184,9 +185,9 @@ fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
 /// The default of `max_pending`: the largest number of connections that are not established.
 const PLACES: usize = 1024;
 
-/// Lets silent peers connect from `hosts` hosts, in all `per_second` connections per second. Meanwhile honest clients connect from another
-/// host, ten per second. If `hosts` is 0, the silent peers connect from the host of the honest clients. Returns the percentage of honest
-/// clients that succeed.
+/// Lets silent peers connect from `hosts` hosts, `per_second` connections per second in total. Meanwhile honest clients connect from
+/// another host, ten per second. If `hosts` is 0, the silent peers connect from the host of the honest clients. Returns the percentage of
+/// honest clients that succeed.
 fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) -> u64 {
     const SECONDS: u64 = 7;
     let fabric = network(2 + hosts);
@@ -228,8 +229,8 @@ fn silent_newcomers_keep_nobody_out() {
     }
 }
 
-/// A host holds more silent connections than the server has slots, for 5 s each, and takes each slot that becomes free. Honest clients of
-/// the same host can still connect: the server evicts a silent connection for each.
+/// A host holds more silent connections than the server has slots, for 5 s each, and occupies each slot that becomes free. Honest clients
+/// of the same host can still connect: for each honest client, the server evicts a silent connection.
 #[test]
 fn a_host_that_holds_all_places_lets_its_own_clients_in() {
     const HELD: usize = 1_100;

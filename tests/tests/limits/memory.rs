@@ -214,8 +214,8 @@ fn short_of_memory() -> Config {
         .large_messages(|l| l.cache = 0)
 }
 
-/// Peers answer Reads at first, and then stall, some of them earlier than others. They are evicted when other peers wait for their memory.
-/// The waiting peers lose only time.
+/// Peers answer Reads at first, and then stall, some of them earlier than others. The server evicts a stalled peer when another peer waits
+/// for the memory that the stalled peer holds. The waiting peers are delayed, but lose nothing.
 #[test]
 fn peers_that_stop_answering_give_way_to_those_that_wait() {
     for count in [2, 8, 40] {
@@ -227,7 +227,8 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
             let asks = Asks::boxed(&fabric, 4 * MIB, 2, &nobody);
             nodes.push(Node::new(reactor(1 + nth, &fabric, Config::default()), asks));
             nodes[1 + nth].reactor.context().connect(address(0, 7471)).expect("connecting");
-            // The peer stalls when it holds memory, or after it has had enough time to request some.
+            // The first three peers stall when they hold memory. Each further peer stalls after 5 ms, which is enough time to offer a
+            // message and wait for memory.
             let end = lock(&fabric).now() + 5 * MS;
             lock(&fabric).schedule(end, Script::Tick);
             until(&fabric, &mut nodes, "an offer", |nodes| {
@@ -325,8 +326,8 @@ fn peers_that_answer_no_reads_give_way_beside_a_slow_one() {
     assert!(gone < 2_200 && (3_000..=slow).contains(&large), "nobody but the slow one was waited for");
 }
 
-/// The first message that waits for memory is the second one of a host that has used its share, so only this host can make room for it. A
-/// message behind it still gets the memory of peers that answer no Reads.
+/// A host has used its share of the memory, and its second message is the first in the queue for memory. This message must wait until the
+/// host itself frees memory. A message of another host behind it still gets the memory of the peers that answer no Reads.
 #[test]
 fn a_host_that_waits_for_itself_hides_nobody() {
     let [_, slow, other] = beside_a_slow_one((28 * MIB, 2), 24 * MIB);
@@ -362,7 +363,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
                 opened += 1;
             }
         } else {
-            // Each slow sender runs for a moment of each period, in which it sends about a mebibyte per second on average.
+            // Each slow sender runs only for `AWAKE` in each `PERIOD`. On average it sends about a mebibyte per second.
             if now >= window {
                 window = now + PERIOD;
                 lock(&fabric).schedule(window, Script::Tick);
@@ -421,7 +422,7 @@ impl Handler for Offerer {
     }
 }
 
-/// A receiver reports that it waits for memory only to peers whose greeting has this feature.
+/// A receiver that waits for memory reports this only to peers that have set the feature bit for such reports in their greeting.
 #[test]
 fn a_peer_of_an_older_version_is_not_told_of_a_wait() {
     for understands in [false, true] {

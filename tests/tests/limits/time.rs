@@ -231,8 +231,8 @@ fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
     }
 }
 
-/// A program that sends a message in parts of one byte, each just before a time limit would pass since the previous part. Signs of life
-/// precede and follow each part.
+/// A program that sends a message in parts of one byte. The pause between two parts is a little shorter than `Timeouts::transfer`, so this
+/// timeout would never expire if it began again with each part. RDMA Writes of zero bytes, as signs of life, precede and follow each part.
 struct Drip {
     left: u8,
     ticks: u64,

@@ -316,7 +316,7 @@ fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
     }
     target.still_serves();
     outcomes.dedup();
-    // The answer of siw may depend on how the bytes are cut. That of the embedded provider may not.
+    // The answer of siw may depend on how the bytes are cut. The answer of the embedded provider must not.
     assert!(kernel || outcomes.len() == 1, "{}: cut into bytes it ends otherwise: {outcomes:x?}", script.name);
     outcomes[0]
 }

@@ -56,7 +56,8 @@ impl Target {
     }
 
     pub(crate) fn siw() -> Self {
-        // This is longer than the time limit of the kernel for a handshake, so that siw closes the connection first.
+        // The patience of 6 s is longer than the kernel's time limit for a handshake, so siw closes the connection
+        // first.
         Self::new(End::new(Box::new(Verbs::open().unwrap()), MEMORY), Duration::from_secs(6))
     }
 
