@@ -1,5 +1,5 @@
-//! Connecting by exchange (over a TCP stream instead of rdma_cm) on the kernel's rxe. `tests/vm/exchange.sh` unloads the module rdma_ucm
-//! before. The tests need the feature `verbs`; `make test-rdma` runs them.
+//! Connecting by exchange (over a TCP stream instead of rdma_cm) on the kernel's rxe. `tests/vm/exchange.sh` unloads the kernel's module
+//! rdma_ucm, and then runs these tests. They need the feature `verbs`; `make test-rdma` runs them.
 #![cfg(feature = "verbs")]
 
 /// The suite of the `Provider` contract, with connections by exchange.
@@ -148,7 +148,8 @@ mod faults {
         });
     }
 
-    /// Wrong options and peers cause an error within the time limit, and its text names the cause.
+    /// A wrong option, and a peer that does not listen or speaks another protocol, cause an error within the time limit. The text of the
+    /// error names the cause.
     #[test]
     fn what_is_wrong_is_named() {
         with_watchdog("what_is_wrong_is_named", || {

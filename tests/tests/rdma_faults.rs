@@ -24,8 +24,8 @@ const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
 const HIT: usize = 8;
 /// The number of connections that are being established when a fault hits.
 const RISING: usize = 4;
-/// The number of messages that each side has in flight on each connection. There are credits for them even if all of them are in one
-/// direction: of 16 credits, 3 are for control messages, and half of the others may not have been granted again yet.
+/// The number of messages that each side has in flight on each connection. The credits suffice even if the messages of both sides travel in
+/// one direction. Of 16 credits, 3 are for control messages, and the peer may not have granted half of the remaining 13 again yet.
 const MESSAGES: usize = 2;
 /// The length of each message, in bytes.
 const SIZE: usize = 1000;
@@ -195,7 +195,8 @@ impl Side {
         self.probe.count(|event| matches!(event, Event::Device(told) if told.kind == kind && told.device == name))
     }
 
-    /// Opens a datagram endpoint that is in a group and has itself as a peer, and returns both. `None` if the device has no datagrams.
+    /// Opens a datagram endpoint, joins a multicast group with it, and looks up its own address as a peer. Returns the endpoint and this
+    /// peer. Returns `None` if the device has no datagrams.
     fn endpoint(&mut self, device: Device) -> Option<(EndpointId, PeerId)> {
         if device == SIW {
             return None;
@@ -259,7 +260,7 @@ fn killed_server(device: Device, load: Load) {
     before.check();
 }
 
-/// The client's process is killed by SIGKILL, twice.
+/// The client's process is killed by SIGKILL. Then a second client connects, and is killed in the same way.
 fn killed_client(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let mut side = Side::new(0).witnessed(device);
@@ -443,7 +444,8 @@ fn removed(device: Device, load: Load) {
         while !side.is_up(conn) {
             assert!(now() < deadline, "the server does not listen again: {:?}", side.probe);
             side.turn();
-            // The attempts have a pause. If siw gets a request while it begins to listen, it stops answering for a while.
+            // The test connects again only 200 ms after the previous attempt. If siw gets a connect request while it begins to listen, it
+            // stops answering for a while.
             if side.has_ended(conn) && tried.elapsed() > Duration::from_millis(200) {
                 tried = now();
                 conn = side.connect(to[0]);

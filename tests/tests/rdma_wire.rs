@@ -13,9 +13,10 @@ use rdma_reactor_tests::conformance::harness::{Pair, Probe, with_watchdog};
 const HERE: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
 /// The address of rxe1, the server's device.
 const THERE: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 1);
-/// The network device between the two, on which packets are captured.
+/// The network device under rxe1, on which the packets between rxe0 and rxe1 are captured.
 const BETWEEN: &str = "v1";
-/// The length of the headers and of the checksum in a packet in the middle of a message: IP, UDP, BTH and ICRC, in bytes.
+/// The number of bytes before and after the payload of a packet in the middle of a message: the headers of IP, UDP and BTH, and the
+/// checksum ICRC.
 const HEADERS: usize = 20 + 8 + 12 + 4;
 
 /// Returns a server on rxe1 with these options, and a client.

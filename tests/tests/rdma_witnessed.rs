@@ -1,6 +1,6 @@
 //! Faults on the kernel's siw and rxe, with an honest connection on the same reactors and the same device. Each connection must end once,
-//! in time, and with the true reason. Each accepted message must complete once before. The honest connection must not be affected, and all
-//! open objects on the device must be released. `make test-rdma` runs these tests.
+//! in time, and with the true reason. Each message that a send accepted must complete once, before its connection ends. The honest
+//! connection must not be affected, and all open objects on the device must be released. `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the process around a reactor is what is tested")]
 
@@ -169,7 +169,8 @@ fn signals_interrupt_nothing(device: Device) {
     let setup = Setup::witnessed(device);
     let mut p = Pair::new(&setup, setup.config().wait(Wait::Event), Probe::echo(), Probe::default());
     let signals = Signals::start(Duration::from_micros(500));
-    // Connections are also established and closed while the signals arrive, until enough signals have arrived.
+    // The test establishes and closes connections while the signals arrive. It ends after five connections or more, when more than 100
+    // signals have arrived.
     let (mut cycles, begun) = (0, now());
     while cycles < 5 || signals.caught() <= 100 {
         assert!(begun.elapsed() < PATIENCE, "there were few signals: {}", signals.caught());
@@ -193,8 +194,8 @@ fn signals_interrupt_nothing(device: Device) {
     p.finish();
 }
 
-/// Row 80 of `docs/reliability.md`. The whole process stalls for longer than the keepalive timeout, the transfer timeout and its timers. No
-/// connection ends, and each timer fires once.
+/// Row 80 of `docs/reliability.md`. The whole process stalls for longer than the keepalive timeout, the transfer timeout, and the times of
+/// its pending timers. No connection ends, and each timer fires once.
 fn the_process_stands_still(device: Device) {
     let setup = Setup::witnessed(device);
     let config = setup

@@ -130,7 +130,8 @@ impl Drop for Peer {
     }
 }
 
-/// If a peer's process is killed, its socket closes. This ends the connections without a timeout, and the server continues.
+/// If a peer's process is killed, the kernel closes its socket. So the server notices the end of the connections without a timeout, and
+/// continues.
 #[test]
 fn a_killed_peer_is_lost_at_once() {
     with_watchdog("a_killed_peer_is_lost_at_once", || {

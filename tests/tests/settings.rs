@@ -192,8 +192,9 @@ fn first_and_last(probe: &Probe) -> (ConnectionId, ConnectionId) {
     (*all.first().expect("it was notified of a connection"), all[all.len() - 1])
 }
 
-/// On some devices, peers can write into memory that is the sink of a Read. There, large messages are read into such sinks, separate ones
-/// for each peer, and delivered in a copy that no peer can access. On other devices no memory is registered as such a sink.
+/// On some devices, peers can write into memory that is the sink of a Read. On such a device, the reactor reads large messages into sinks
+/// that it uses for one peer only, and delivers a copy that no peer can access. On other devices, it registers no memory as a sink that
+/// peers can write.
 #[test]
 fn sinks_of_reads_are_open_only_where_they_must_be() {
     with_watchdog("sinks_of_reads_are_open_only_where_they_must_be", || {
@@ -257,8 +258,8 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
     });
 }
 
-/// A peer whose address is not in an allowed network is refused. The embedded provider does this before it reads from the peer. With a
-/// provider that does not check addresses, the reactor does it.
+/// A peer whose address is not in an allowed network is refused. The embedded provider refuses the peer before it reads from its socket. If
+/// a provider does not check addresses, the reactor refuses the peer.
 #[test]
 fn only_allowed_networks_may_connect() {
     with_watchdog("only_allowed_networks_may_connect", || {
@@ -419,8 +420,9 @@ fn a_closed_connection_has_its_time_for_each_message() {
     assert_eq!((sent.get(), taken.get()), (10, 10));
 }
 
-/// Some devices, such as siw, may write a peer's data after the peer has lost its right. There, memory that peers could write is never lent
-/// to the program again: the program must copy. Memory that peers could only read is lent again.
+/// Some devices, such as siw, may still write a peer's data after the access right of the peer was revoked. On such a device, memory that
+/// peers could write is not lent to the program even after the revoke: the program must copy the data. Memory that peers could only read is
+/// lent after the revoke.
 #[test]
 fn memory_that_peers_may_write_late_is_not_lent_again() {
     for late in [false, true] {

@@ -8,7 +8,8 @@ use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::Gate;
 use rdma_reactor_tests::patience::patient;
 
-/// Returns the size of the buffers of a server with `count` idle connections, in bytes.
+/// Returns the total size of all buffers of a server with `count` idle connections, in bytes. `stride` is the size of
+/// one buffer.
 fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
     let mut p = Pair::with_configs(&Setup::iwarp(), config, client, Probe::default(), Probe::default());
     for _ in 0..count {
@@ -20,8 +21,9 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
     bytes
 }
 
-/// Compares the buffers of 500 idle connections, with 64 receives per connection and with 2,880 shared ones. Messages
-/// have 8 KiB. Both are measured with 64 sends per connection, the default, and with 4, which suits idle connections.
+/// Compares the total size of the buffers of 500 idle connections: with 64 receives per connection, and with 2,880
+/// receives that all connections share. A buffer holds a message of 8 KiB. Each case is measured with 64 sends per
+/// connection (the default) and with 4 sends.
 #[test]
 fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {
@@ -65,7 +67,7 @@ fn a_device_without_shared_queues_says_so() {
         let lacks = ConnectError::Unsupported { provider: "forward", feature: "shared receive queues on this device" };
         assert_eq!(error(&p), Some(lacks.clone()));
         assert_eq!(lacks.to_string(), "the provider forward has no shared receive queues on this device");
-        // Without shared receives, connections work on such a device.
+        // On a device without shared receive queues, connections without shared receives work.
         p.client = without_shared_queues(config.clone());
         p.c = Probe::default();
         p.connect();

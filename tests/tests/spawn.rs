@@ -41,7 +41,7 @@ fn compile(name: &str, program: &str) -> Option<String> {
             .output()
             .expect("rustc");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        // The library is of another compiler version, or has no `aio`. The next one is tried.
+        // True if the library is of another compiler version or lacks `aio`. The next library is tried in this case.
         let unfit = text.contains("E0514") || text.contains("E0432") || text.contains("E0433");
         (!unfit).then_some(text)
     });

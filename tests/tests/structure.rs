@@ -44,7 +44,7 @@ const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["endpoint"], field: "endpoin
 /// The largest number of methods of `Provider` that return no role (a trait for an optional part of a provider), and the largest number of
 /// methods of a role.
 const SEAM: [usize; 2] = [25, 10];
-/// The largest number of booleans of a type that needs no explanation in `WITH_BOOLEANS`.
+/// A type may have this many booleans without an entry in `WITH_BOOLEANS`.
 const BOOLEANS: usize = 1;
 /// The types with more than `BOOLEANS` booleans. Each entry has the names of the booleans, and the reason why no two of them exclude each
 /// other.
@@ -244,7 +244,8 @@ fn a_message_passes_the_written_files_and_finds_its_connection_once() {
 fn a_message_passes_the_written_files_of_the_embedded_provider() {
     let source = transport();
     for file in EMBEDDED_WALKS.into_iter().flat_map(|heading| walk(&source, heading)) {
-        // This file also has the calls of the connection manager, which may look up an endpoint twice.
+        // In `provider.rs`, a call of the connection manager may look up an endpoint twice. In each other file, one function may look it up
+        // once.
         let most = if file.file.ends_with("/provider.rs") { 2 } else { 1 };
         none(&walks::look_ups(file, most, EMBEDDED_LOOK_UPS));
     }

@@ -127,8 +127,8 @@ fn a_sender_waits_for_a_peer_that_does_not_receive() {
                 here.with(|_| ()).await.unwrap();
                 continue;
             }
-            // The sender waits. If all its messages have arrived, it waits for the peer's program, and otherwise only for the peer's
-            // thread.
+            // The send waits for room. If all sent messages have arrived at the peer, only the peer's program can make room, so the test
+            // goes on. Otherwise the peer's thread may still make room, so the test sends again.
             let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
             if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
                 break;

@@ -129,7 +129,8 @@ fn four_gib_take_little_beside_their_buffers() {
     let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = reactor.context().local_address(listener).expect("it listens");
     let started = Instant::now();
-    // The sending process runs this test again, with the variable set. It is killed if it takes too long.
+    // The child process runs this test again. It is the sender, because `TRANSFER_TO` is set. The program `timeout`
+    // kills the child if it takes too long.
     let mut child = Command::new("timeout")
         .args(["-s", "KILL", &TEST.as_secs().to_string()])
         .arg(std::env::current_exe().expect("this program"))

@@ -30,7 +30,7 @@ const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
 /// The time that the reactor waits for a device to flush, in ns.
 const FLUSH: u64 = 50 * MS;
-/// The time by which a transfer may end after its limit, because a turn runs late, in ns.
+/// How much later than its time limit a transfer may end, because a turn runs late, in ns.
 const LATE: u64 = 5 * MS;
 /// The length of the memory of one transfer on each side, in bytes.
 const ROOM: usize = 4096;
@@ -251,7 +251,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Runs one turn of each node that is due. If none is, virtual time passes. Then checks the promises.
+    /// Runs one turn of each node whose turn is due. If no turn is due, advances the virtual time instead. Then checks the promises.
     fn step(&mut self) {
         let now = self.now();
         let (mut next, mut idle) = (lock(&self.fabric).next(), true);
@@ -305,7 +305,8 @@ impl World {
                 let begun: Vec<_> = self.client.1.0.borrow().begun.keys().copied().collect();
                 if !begun.is_empty() {
                     let (conn, transfer) = begun[self.rng.index(begun.len())];
-                    // The call has no effect if the transfer has ended already, and the program is only to be notified in the next turn.
+                    // The transfer may have ended already, while the program is notified of its end only in the next turn. The call then
+                    // has no effect.
                     self.client.0.context().cancel_transfer(conn, transfer);
                 }
             }

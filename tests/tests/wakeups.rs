@@ -2,7 +2,7 @@
 //! messages. In shared memory, a side reads a word that both sides write, to decide if it must wake the other one.
 //!
 //! `WAKEUP_MESSAGES=N` sets the number of messages per mode (default: 20,000; `make soak` uses 1,000,000). In shared memory with
-//! `Wait::Event`, each side must also sleep at least as many times.
+//! `Wait::Event`, each side must also sleep more than `N` times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -119,7 +119,7 @@ fn paced(provider: ProviderChoice, wait: Wait) {
 
     let server = thread::spawn(move || server.run(&mut Echo(server_sleeps)).map(|()| server.stats()));
     let (over, watch) = std::sync::mpsc::channel::<()>();
-    // The watchdog counts late messages, and wakes both reactors then, so that they find the events that they have missed.
+    // When a message is late, the watchdog counts it, and wakes both reactors so that they find the event that they have missed.
     let help = stop.clone();
     let watchdog = thread::spawn(move || {
         let (mut late, mut seen) = (0, 0);

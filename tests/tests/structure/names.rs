@@ -7,7 +7,8 @@ use syn::{Item, ItemFn, Visibility};
 
 use super::source::{Source, attributes, is_for_tests};
 
-/// For each name, the places at which a type, a trait or an alias gets this name. True if the item is public.
+/// For each name, the places at which a type, a trait or an alias gets this name. The boolean of a place is true if the item at this place
+/// is public.
 type Places = BTreeMap<String, Vec<(String, bool)>>;
 
 /// Returns the places of all types, traits and aliases of a crate, except those that are for tests only.

@@ -47,7 +47,8 @@ fn circle(edges: &[Edge]) -> Option<Vec<&Edge>> {
             break;
         }
     }
-    // Each remaining module depends on another remaining one. So following the dependencies must come back to a module.
+    // Each remaining dependency leads to a module that itself has a remaining dependency. So a walk along the dependencies must reach a
+    // module for the second time, which closes a circle.
     let mut way = vec![*left.first()?];
     loop {
         let last = way[way.len() - 1];
@@ -64,13 +65,14 @@ fn told(what: &str, edges: &[Edge]) -> Vec<String> {
     vec![format!("a circle of {what}:\n{}", ways.collect::<Vec<_>>().join("\n"))]
 }
 
-/// Returns a description of a circle of files, or nothing. A module and its children may depend on each other.
+/// Searches for a circle of dependencies between files. A module and its children may depend on each other. Returns a description of one
+/// circle, or an empty list if there is no circle.
 pub(crate) fn circles_of_files(source: &Source) -> Vec<String> {
     told("files", &edges(source))
 }
 
-/// Returns a description of a circle of folders at any depth, or nothing. A folder and those within it may depend on each other. A file
-/// that is in no folder counts as a folder.
+/// Searches for a circle of dependencies between folders at any depth. A folder and the folders within it may depend on each other. A file
+/// that is in no folder counts as a folder. Returns a description of one circle, or an empty list if there is no circle.
 pub(crate) fn circles_of_folders(source: &Source) -> Vec<String> {
     let folder = |name: &str| match source.modules[name].file.rsplit_once('/') {
         Some((_, "mod.rs")) => name.to_owned(),

@@ -194,7 +194,7 @@ impl Reader {
         }
     }
 
-    /// Collects the paths that begin with `crate` or `super` in the arguments of a macro, which the parser does not resolve.
+    /// Collects the paths that begin with `crate` or `super` in the arguments of a macro. The parser leaves these arguments as tokens.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         for (at, token) in tokens.iter().enumerate() {

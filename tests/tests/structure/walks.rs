@@ -9,10 +9,11 @@ use syn::{Block, Expr, ImplItemFn, Item, ItemFn};
 use super::source::{Module, Source, attributes, is_for_tests};
 use super::tables::{Table, code};
 
-/// Returns the modules of the files that a table of a walk lists: `| file | what it does |`.
+/// Returns the modules of the files that a table of a walk lists: `| file | what it does |`. The walk may end in the
+/// file in which it begins.
 ///
-/// # Errors Returns messages about files that do not exist, and about files that the walk visits twice. The walk may
-/// end in the file in which it has begun.
+/// # Errors
+/// Returns messages about files that do not exist, and about other files that the walk visits twice.
 pub(crate) fn files<'a>(source: &'a Source, table: &Table) -> Result<Vec<&'a Module>, Vec<String>> {
     let (mut files, mut wrong, mut seen) = (Vec::<&Module>::new(), Vec::new(), BTreeSet::new());
     for (nth, row) in table.rows.iter().enumerate() {
