@@ -106,7 +106,8 @@ impl World {
         bell
     }
 
-    /// Polls the tasks that were woken, and runs the turns that are due. If neither exists, virtual time passes.
+    /// Polls the tasks that were woken, and runs the turns that are due. If no task was woken and no turn is due, advances the virtual
+    /// time.
     fn step(&mut self) {
         let woken = std::mem::take(&mut *self.woken.queue.lock().unwrap());
         let mut idle = woken.is_empty();

@@ -27,7 +27,7 @@ use rdma_reactor_tests::sim::seeds::each_world;
 use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// The largest number of simulation steps of a world.
+/// The largest number of simulation steps of a simulated world.
 const STEPS: u64 = 200_000;
 
 /// The address of node 0, which listens.
@@ -311,7 +311,8 @@ impl Node {
     }
 }
 
-/// Polls each program that was woken, and runs each turn that is due. If neither exists, virtual time passes.
+/// Polls each program that was woken, and runs each turn that is due. If no program was woken and no turn is due, advances the virtual
+/// time.
 fn step(fabric: &Shared, nodes: &mut [Node]) {
     let now = lock(fabric).now();
     let mut next = lock(fabric).next();

@@ -21,7 +21,7 @@ use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// The number of random actions in a world.
+/// The number of random actions in a simulated world.
 const ACTS: u64 = 150;
 /// The number of simulation steps in which everything must have ended.
 const STEPS: u64 = 400_000;

@@ -1,4 +1,4 @@
-//! The conformance suite, once per provider.
+//! Runs the conformance suite once per provider.
 
 use rdma_reactor_tests::conformance;
 

@@ -35,7 +35,7 @@ use rdma_reactor_tests::sim::trace::Trace;
 use rdma_reactor_tests::sim::udp::UdpOptions;
 
 const NODES: usize = 3;
-/// The number of random actions in a world.
+/// The number of random actions in a simulated world.
 const ACTS: u64 = 150;
 /// The number of simulation steps in which a condition must become true.
 const STEPS: u64 = 400_000;

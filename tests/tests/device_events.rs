@@ -26,9 +26,9 @@ use rdma_transport::event::DeviceEventKind;
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 use rdma_transport::wc::{Failure, WcStatus};
 
-/// The virtual time in which a life must end, in ns.
+/// The virtual time in which a scripted life of connections must end, in ns.
 const PATIENCE: u64 = 30_000 * MS;
-/// The number of simulation steps in which a life must end.
+/// The number of simulation steps in which a scripted life of connections must end.
 const STEPS: u64 = 300_000;
 
 /// A node whose device can be made to produce events, and its peer.
@@ -57,7 +57,8 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow().open(kind)).sum()
     }
 
-    /// Runs two lives, one in each direction. At step `at` and at the following step, the device of node 0 produces the event `said`.
+    /// Runs two scripted lives: node 0 connects in one, and its peer connects in the other. At step `at` and at the following step, the
+    /// device of node 0 produces the event `said`.
     fn round(&mut self, at: Option<u64>, said: Said, what: &str) {
         for from in 0..2 {
             self.programs[from].open(&mut self.nodes[from].reactor.context(), address(1 - from, 7471), Kind::Life);
@@ -95,8 +96,8 @@ impl World {
     }
 }
 
-/// Runs a life without events, and then one life for each of its steps, with the event at that step. Each connection that does not end in
-/// order must have a reason that satisfies `is_true`. Returns the number of such connections in all lives.
+/// Runs a scripted life without events, and then one life for each of its steps, with the event `said` at that step. Each connection that
+/// does not end in order must have a reason that satisfies `is_true`. Returns the number of such connections in all lives.
 fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     let mut quiet = World::new();
     quiet.round(None, said, "nothing happens");
@@ -136,8 +137,9 @@ fn the_device_says_that_connections_have_failed() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Row 32 of `docs/reliability.md`. If a completion queue overruns, its connections end with that reason. Each send still completes,
-/// although its completion is lost. New connections get another completion queue, and the failed one is destroyed.
+/// Row 32 of `docs/reliability.md`. If a completion queue overruns, its connections end, and their reason names the overrun. Each send
+/// still completes, although the device's completion is lost. New connections get another completion queue, and the queue that overran is
+/// destroyed.
 #[test]
 fn the_completion_queue_overruns() {
     let ends = at_each_step(Said::Overrun, |how| match how {
@@ -216,7 +218,8 @@ fn a_beginning_that_is_never_told_is_that_of_the_first_message() {
     world.check("lost beginnings");
 }
 
-/// A peer that speaks the protocol by hand. It sends the first message of the protocol (the hello) or nothing, and then closes or stays.
+/// A peer that encodes the protocol's messages itself. It sends the first message of the protocol (the hello) or nothing. Then it closes
+/// the connection, or leaves it open.
 struct Rude {
     says_hello: bool,
     closes: bool,

@@ -27,7 +27,7 @@ const PEER: usize = 1;
 const NEIGHBOUR: usize = 2;
 /// The time limit of a drain at the end. It is short, because nothing is left to drain.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The virtual time in which a condition must become true, in ns.
+/// The virtual time in which a condition of a test must become true, in ns.
 const PATIENCE: u64 = 30_000_000_000;
 /// The virtual time that the test waits after a failure, in ns. Each connection that the failure ends has begun to end by then.
 const CALM: u64 = 200_000_000;
@@ -99,7 +99,7 @@ const FAILURES: &[(Call, &[Failure], Cost)] = &[
     (Call::Callback, &[Errno(libc::EIO)], Cost::One),
 ];
 
-/// The nodes and programs of one life.
+/// The nodes and programs of one scripted life.
 struct World {
     fabric: Shared,
     nodes: Vec<Node>,
@@ -164,7 +164,7 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow()).collect()
     }
 
-    /// Runs two lives from beginning to end at the same time, one in each direction.
+    /// Runs two scripted lives from beginning to end at the same time, one in each direction.
     fn round(&mut self, what: &str) {
         self.open(PEER, UNDER_TEST, Kind::Life);
         self.open(UNDER_TEST, PEER, Kind::Life);
@@ -202,7 +202,7 @@ impl World {
     }
 }
 
-/// Runs one life. If `fault` is given, the call of this kind and number fails. Returns how many calls of each kind were made.
+/// Runs one scripted life. If `fault` is given, the call of this kind and number fails. Returns how many calls of each kind were made.
 fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
     let gate = Gate::default();
     if let Some((call, nth, failure, _)) = fault {

@@ -13,8 +13,8 @@ use rdma_reactor_tests::sim::tcp::address;
 /// The number of messages of the flood that are in flight.
 const FLOOD: u32 = 2_000;
 
-/// Measures an echo, with or without a flood on another connection. Returns the 99th percentile of its time in ns, and
-/// the number of completions that were deferred to a later turn.
+/// Measures echoes, with or without a flood on another connection. Returns the 99th percentile of the time of an echo
+/// in ns, and the number of completions that were deferred to a later turn.
 fn p99(config: &Config, flood: bool) -> (u64, u64) {
     let mut street = Street::echoing(config);
     if flood {

@@ -79,8 +79,8 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Runs a turn of each node that is due. The turn may sleep, but its sleep returns immediately: time passes at the end of this
-    /// function.
+    /// Runs a turn of each node whose turn is due. The turn may sleep, but its sleep returns immediately. The virtual time advances at the
+    /// end of this function.
     fn step(&mut self) {
         let (now, mut idle) = (self.now(), true);
         let mut next = lock(&self.fabric).next();

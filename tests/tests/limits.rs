@@ -1,5 +1,5 @@
-//! Limits on the time, the memory and the number of connections that peers can cause, on virtual time. Most peers here speak the protocol
-//! by hand (`docs/wire.md`), and violate one rule each.
+//! Limits on the time, the memory and the number of connections that peers can cause, on virtual time. Most peers here encode the
+//! protocol's messages themselves (`docs/wire.md`), and violate one rule each.
 
 mod limits {
     mod connections;
@@ -75,8 +75,8 @@ impl<F: FnMut(&mut Context<'_>, ConnectionId)> Handler for Honest<F> {
     }
 }
 
-/// A peer that speaks the protocol by hand. Without a `first` message it answers pings, but never grants credits. With one, it sends this
-/// message, and then only RDMA Writes of zero bytes, which prove that it is alive.
+/// A peer that encodes the protocol's messages itself. If `first` is empty, the peer answers pings, but never grants credits. Otherwise it
+/// sends the message `first`, and then only RDMA Writes of zero bytes, which prove that it is alive.
 struct Rude {
     /// The number of signs of life that the peer has sent: answers to pings, or RDMA Writes of zero bytes.
     signs: Rc<Cell<u32>>,

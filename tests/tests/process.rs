@@ -103,7 +103,8 @@ fn ten_thousand_timers_at_one_time() {
     for number in 0..TIMERS {
         cx.set_timer(Duration::from_secs(1), number);
     }
-    // Each timer is due a little later than the previous one, because the clock advances with each call. This time is after all of them.
+    // Each timer is due a little later than the previous one, because the clock advances with each call. `all_due` is later than all of
+    // these times.
     let all_due = lock(&fabric).now() + 2_000 * MS;
     lock(&fabric).advance(all_due);
     let fired = Fired::default();

@@ -90,7 +90,8 @@ fn one_error_is_told_when_none_leads_there() {
     });
 }
 
-/// A connect with a source address or a source device uses a provider that supports this choice. If there is none, it fails.
+/// A connect with a source address or a source device uses a provider that supports this choice. If no provider supports it, the connect
+/// fails.
 #[test]
 fn a_chosen_source_is_never_ignored() {
     with_watchdog("a_chosen_source_is_never_ignored", || {

@@ -1,4 +1,4 @@
-//! The part of the conformance suite that counts file descriptors, once per provider.
+//! Runs the part of the conformance suite that counts file descriptors, once per provider.
 
 use rdma_reactor_tests::conformance;
 

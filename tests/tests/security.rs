@@ -138,7 +138,8 @@ fn no_message_is_dropped_repeated_moved_or_made() {
                     if let Some(wrong) = outcome.wrong() {
                         panic!("{mode:?}, {attack:?}: {wrong}: {outcome:?}");
                     }
-                    // If the attack hits the last message, no later message shows that it is missing or duplicated.
+                    // If the attack hits the last message, no later message reveals that the last message is missing or
+                    // duplicated.
                     let last = nth + 1 >= whole[from].1;
                     let soft = how == How::Stall || last && matches!(how, How::Drop | How::Swap | How::Repeat);
                     let cut = last && matches!(how, How::Drop | How::Swap) && from == CLIENT;

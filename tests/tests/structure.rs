@@ -32,9 +32,11 @@ const DOUBLED_NAMES: &str = "tests/data/doubled-names.txt";
 const HANDLER_LINES: usize = 12;
 /// The largest number of fields of a type outside of `config/mod.rs`.
 const FIELDS: usize = 20;
-/// The walks of a message in the reactor, each with the largest number of files on it.
+/// The walks of a message in the reactor: the heading in `docs/design/walks.md` below which the files are listed that a message passes, and
+/// the largest number of these files.
 const WALKS: [(&str, usize); 3] = [("A message in", 4), ("A message past one buffer, in", 5), ("A message out", 2)];
-/// The walks of a message in the embedded provider, each with the largest number of files on it.
+/// The walks of a message in the embedded provider: the heading in `docs/design/walks.md` below which the files are listed that a message
+/// passes, and the largest number of these files.
 const EMBEDDED_WALKS: [(&str, usize); 2] =
     [("The embedded provider: a message in", 4), ("The embedded provider: a message out", 4)];
 /// How the reactor looks up a connection: by these functions, or in this field.

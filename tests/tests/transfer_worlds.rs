@@ -23,7 +23,7 @@ use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// The number of random actions in a world.
+/// The number of random actions in a simulated world.
 const ACTS: u64 = 120;
 /// The number of simulation steps in which everything must have ended.
 const STEPS: u64 = 400_000;
@@ -34,7 +34,7 @@ const FLUSH: u64 = 50 * MS;
 const LATE: u64 = 5 * MS;
 /// The length of the memory of one transfer on each side, in bytes.
 const ROOM: usize = 4096;
-/// The largest number of transfers in a world.
+/// The largest number of transfers in a simulated world.
 const TRANSFERS: usize = 40;
 /// The content of the local memory before a transfer.
 const HERE: u8 = 0xee;

@@ -30,8 +30,9 @@ impl Handler for Echo {
     }
 }
 
-/// A client that sends one message at a time. Before each it pauses for a random time: not at all, shorter than a spin, about as long as
-/// arming takes, or so long that both sides sleep. It ends when enough messages are sent and both sides have slept often enough.
+/// A client that sends one message at a time. Before each message, the client pauses for a random time: not at all, shorter than a spin,
+/// about as long as arming takes, or so long that both sides sleep. The client ends when enough messages are sent and both sides have slept
+/// often enough.
 struct Pacer {
     rng: Rng,
     least: u64,

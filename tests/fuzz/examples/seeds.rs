@@ -122,7 +122,8 @@ fn main() {
     for (at, (choice, message)) in messages.iter().enumerate() {
         write("programs", &format!("{at:02}"), &[&[*choice][..], message].concat());
     }
-    // Two tapes for each target that reads its input as choices: each byte value once, in order, and 600 pseudo-random bytes.
+    // Each target that reads its input as choices gets two tapes. The first tape has each byte value once, in order. The second one has 600
+    // pseudo-random bytes.
     let all: Vec<u8> = (0..=255_u8).collect();
     let some: Vec<u8> = (0..600_u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 20) as u8).collect();
     for target in

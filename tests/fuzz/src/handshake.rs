@@ -28,7 +28,7 @@ impl End {
         self.inbox.drain(..len.min(self.inbox.len())).collect()
     }
 
-    /// Hands received bytes to this side. Its replies are appended to the bytes in flight to `peer`.
+    /// Hands received bytes to this side. The replies of this side are appended to the bytes in flight to `peer`.
     fn read(&mut self, octets: &[u8], peer: &mut Self) {
         if self.failed || peer.inbox.len() > LIMIT {
             return;
@@ -118,7 +118,7 @@ fn handshake(security: &Security, tape: &[u8]) {
     }
 }
 
-/// Checks that each side can open a message that the peer has sealed, so both have the same keys.
+/// Checks that each side can open a message that the other side has sealed. This proves that both have the same keys.
 fn joined(active: (Channel, PeerIdentity), passive: (Channel, PeerIdentity)) {
     assert!(!matches!(active.1, PeerIdentity::Anonymous) && !matches!(passive.1, PeerIdentity::Anonymous));
     let (mut active, mut passive) = (active.0, passive.0);

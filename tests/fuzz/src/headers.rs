@@ -11,7 +11,7 @@ use rdma_transport::iwarp::wire::{
 ///
 /// # Panics
 /// Panics if the emitted header differs from the parsed one, or if `header_len` and the parser disagree about the
-/// header.
+/// length of the header.
 pub fn headers(octets: &[u8]) {
     let parsed = SegmentHeader::parse(octets);
     let Some(prefix) = octets.first_chunk() else {
@@ -62,7 +62,8 @@ pub fn headers(octets: &[u8]) {
     }
 }
 
-/// Builds the quote of an FPDU that a Terminate would carry, and reads the fields of the quote. None of this may panic.
+/// Builds the quote with which a Terminate would report this FPDU, and reads the fields of the quote. Neither may
+/// panic.
 fn quoted(fpdu: &[u8]) {
     let Some(quote) = Quote::new(fpdu) else { return };
     let _ = (quote.ddp_header(), quote.read_request(), quote.segment_len());

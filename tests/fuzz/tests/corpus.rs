@@ -61,7 +61,8 @@ fn names_in(folder: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Each fuzz target has a program for libFuzzer of the same name that calls it, and there are no other programs.
+/// Each fuzz target has one libFuzzer program, which has the target's name and calls the target. There are no other
+/// programs.
 #[test]
 fn each_target_is_a_program() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets");

@@ -243,8 +243,8 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
         let (times, ended) = log.0.take();
         println!("{count} peers: answers after {times:?} ns, {ended:?}");
         assert!(times.len() == 2 && ended.is_none(), "{ended:?}");
-        // Three peers at a time hold the memory until their grace time ends, so the wait grows with their number. The keepalive limits it,
-        // because it ends all peers that are completely silent.
+        // Three peers at a time hold the memory until their grace time ends, so the wait grows with the number of peers. The keepalive
+        // limits the wait, because it ends all peers that are completely silent.
         let most = (2 * (count as u64 / 3 + 1) * SECOND).min(16 * SECOND);
         assert!(times.iter().all(|&time| time <= most), "{times:?} ns");
     }
@@ -318,8 +318,8 @@ fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u6
     times
 }
 
-/// A message as large as the whole memory waits for memory of a slow sender and of peers that answer no Reads. These peers are evicted
-/// within their grace time, although the message then still has to wait for the slow sender.
+/// A message needs the whole memory, parts of which are held by a slow sender and by peers that answer no Reads. These peers are evicted
+/// within their grace time, although the message must then still wait for the slow sender.
 #[test]
 fn peers_that_answer_no_reads_give_way_beside_a_slow_one() {
     let [gone, slow, large] = beside_a_slow_one((4 * MIB, 1), 64 * MIB);
@@ -403,7 +403,8 @@ fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     assert!((4 * LIMIT * MS..(4 * LIMIT + 100) * MS).contains(&now), "{now} ns");
 }
 
-/// A peer that speaks the protocol by hand. It offers one message, which can be fetched, and records the messages that it receives.
+/// A peer that encodes the protocol's messages itself. It offers one message, which can be fetched, and records the messages that it
+/// receives.
 struct Offerer {
     region: Option<Region>,
     got: Rc<RefCell<Vec<Vec<u8>>>>,

@@ -45,8 +45,8 @@ impl Handler for Slow {
     }
 }
 
-/// The time limit of a request counts from the call, and not from the beginning of the callback, however long the callback took before.
-/// This holds for a timer, a connect, and a close after a large message.
+/// The time limit of a request counts from the call that makes the request, and not from the beginning of the callback. This holds for a
+/// timer, a connect, and a close after a large message, however long the callback ran before the call.
 #[test]
 fn times_count_from_the_call() {
     (0..3).for_each(times_count_from);

@@ -32,7 +32,7 @@ pub(crate) struct Target {
     pub(crate) end: End,
     listener: CmId,
     pub(crate) address: SocketAddr,
-    /// The time without an end of the stream after which the outcome is `Waits`.
+    /// If the stream has not ended after this time, the outcome is `Waits`.
     patience: Duration,
 }
 

@@ -18,7 +18,8 @@ fn message(bytes: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
     Some((message, HEADER_LEN + header.body()))
 }
 
-/// The outcome of one conversation: its events, the bytes that the local side sent, and the number of bytes that it consumed.
+/// The outcome of one conversation: its events, the bytes that the local side sent, and the number of received bytes that the local side
+/// consumed.
 type Played = (Vec<ConversationEvent>, Vec<u8>, usize);
 
 /// Runs a conversation in which the peer sends `bytes`, in pieces of at most `piece` bytes. The local side requests a connection if `own`

@@ -33,8 +33,8 @@ struct Outcome {
     at_boundary: bool,
 }
 
-/// Delivers a stream to a new queue pair, in pieces whose lengths `next` chooses. `choice` has the flags: CRC (1), shared receives (4),
-/// extensions (8).
+/// Delivers a stream to a new queue pair, in pieces whose lengths `next` chooses. Returns the result. `choice` is a set of flags: use CRCs
+/// (1), share the receives (4), use the extensions (8).
 fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     let agreement = Agreement { crc: choice & 1 != 0, ird: 4, ord: 4, rtr: None, markers: false };
     let mut end = End::new(Role::Responder, &agreement, 1448, choice & 4 != 0, choice & 8 != 0);

@@ -442,11 +442,12 @@ impl World<'_> {
         }
         let damaged = (fate >= 220).then(|| damage % packet.2.len());
         if let Some(at) = damaged {
-            // Exactly one bit is flipped. A socket does not expose the identification of the IPv4 header, so the provider accepts a CRC
-            // that fits any identification. A single flipped bit never looks like another identification.
+            // Exactly one bit is flipped. A socket does not expose the identification in the IPv4 header, which the CRC covers, so the
+            // provider accepts a packet whose CRC fits any identification. After a single flipped bit, the CRC fits none.
             packet.2[at] ^= 1 << (fate & 7);
         }
-        // The CRC does not cover the byte that routers may change, so the provider accepts the packet after a flip in it.
+        // Routers may change the byte at `VARIANT`, so the CRC does not cover it. The provider accepts the packet if a bit of this byte is
+        // flipped.
         if damaged.is_none_or(|at| at == VARIANT) {
             self.count(&packet);
         }
@@ -476,7 +477,7 @@ impl World<'_> {
         self.questions += usize::from(asks && matches!(mad::parse(&octets[place]), Some(mad::SidrMessage::Request(_))));
     }
 
-    /// Returns the address of one of the provider's sockets, or a fixed one if there are none.
+    /// Returns the address of one of the provider's sockets, or a fixed address if the provider has no sockets.
     fn somewhere(&mut self) -> SocketAddr {
         let nth = usize::from(self.tape.byte());
         let wire = self.post.wire();

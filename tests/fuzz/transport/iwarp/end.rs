@@ -59,7 +59,7 @@ impl End {
         Self { qp, resources, cq, srq, intake: Intake::new(), wire: Vec::new() }
     }
 
-    /// Hands received bytes to the queue pair, as a provider does that reads them from a socket.
+    /// Hands received bytes to the queue pair, in the same way as a provider that reads from a socket.
     pub(super) fn deliver(&mut self, mut octets: &[u8]) -> Result<(), Fault> {
         let Self { qp, resources, intake, .. } = self;
         while !octets.is_empty() {

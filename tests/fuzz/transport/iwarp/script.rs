@@ -508,7 +508,7 @@ impl<'a> Script<'a> {
                 None
             }
             None => {
-                // The peer may only read the new region, whichever rights the memory had before. So a write is a fault.
+                // The new region allows the peer only to read, whichever rights the memory had before. So a Write by the peer is a fault.
                 let (stag, access) = (0x500 + at as u32, Access::REMOTE_READ);
                 keys.register(memory, 0..REGION_LEN, access, || stag).ok().map(|(id, _)| id)
             }

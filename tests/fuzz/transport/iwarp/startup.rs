@@ -96,7 +96,7 @@ fn refused(bytes: &[u8], request: &StartupHeader) {
     assert_eq!((header.reject, header.revision, private_data.as_slice()), (true, request.revision, &b"why"[..]));
 }
 
-/// Judges a reply, and checks that the verdict fits its header.
+/// Judges a reply, and checks that the verdict fits the header of the reply.
 fn reply(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>) {
     match judge_reply(terms, header, enhanced) {
         Verdict::Accepted(agreement) => {
