@@ -476,7 +476,7 @@ fn a_drain_without_connections_ends_with_its_turn() {
 }
 
 /// The last message that a future sends is posted when the future ends, although no turn follows. If the reactor is then dropped, the peer
-/// gets `Lost`. If it is shut down, the peer gets `Closed`.
+/// gets `DisconnectReason::Lost`. If the reactor is shut down first, the peer gets `DisconnectReason::Closed`.
 #[test]
 fn the_last_word_of_a_future_is_sent() {
     with_watchdog("the last word", || {

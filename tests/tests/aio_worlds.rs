@@ -103,8 +103,8 @@ struct Line(Rc<RefCell<(u64, BTreeMap<u64, usize>)>>);
 
 impl Line {
     /// Sends a message, and checks that at most `2 * others` later messages overtake each waiting message. `others` is the number of other
-    /// tasks, and each of them may overtake a waiting task twice. It overtakes once if both are woken together and the other task is polled
-    /// first. It overtakes again if the waiting task then finds no room, because the reactor itself has used a credit.
+    /// tasks. Each of them may overtake a waiting task twice: once if both are woken together and the other task is polled first, and once
+    /// more if the waiting task then finds no room, because the reactor itself has used a credit.
     async fn send(&self, conn: &AsyncConnection, message: &[u8], others: usize) -> Result<SendId, SendErrorKind> {
         let mut place = InLine { line: self, number: None };
         let mut send = pin!(conn.send(message));

@@ -76,8 +76,8 @@ impl Publisher {
         }
     }
 
-    /// If the broadcast has refused a message before, publishes until it refuses one again, because there may be room now. Then records in
-    /// the log if all messages are published and sent.
+    /// Sets `done` in the log if all messages are published and sent. If the broadcast has ever refused a message, first publishes messages
+    /// until the next refusal, because there may be room now.
     fn go_on(&mut self, cx: &mut Context<'_>) {
         if self.log.borrow().refused > 0 {
             while self.log.borrow().published < MESSAGES && self.publish(cx) {}
@@ -182,8 +182,8 @@ struct History {
     copied: usize,
 }
 
-/// Runs a broadcast to receivers that each have a policy and a pace. `meanwhile` is called after each published message, with the number of
-/// messages that are published so far, and may change the nodes.
+/// Runs a broadcast to receivers that each have a policy and a pace. `meanwhile` is called again and again during the broadcast, with the
+/// number of messages that are published so far, and may change the nodes.
 fn broadcast(
     config: &Config,
     broadcast: Broadcast,

@@ -342,7 +342,7 @@ fn a_message_without_a_receive_is_the_reason_of_the_end() {
     assert_eq!(sender.outcomes.borrow().len(), 8, "each send ends once");
 }
 
-/// Returns a reactor. Its device flushes the work requests of an ended connection only after the reactor has stopped waiting for their
+/// Returns a reactor on a device that flushes the work requests of an ended connection only after the reactor has stopped waiting for their
 /// completions. `purge` is the chance, in 1/1000, that the device discards these completions together with the queue pair.
 fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     let options = HardwareOptions {

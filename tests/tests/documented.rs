@@ -218,7 +218,7 @@ fn file(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).expect("a file")
 }
 
-/// Returns the code blocks of a page that begin with the line `head`. This line is not part of the returned texts.
+/// Returns those code blocks of a page whose first line is `head`, without this first line.
 fn blocks<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
     let blocks = page.split("```").skip(1).step_by(2);
     blocks.filter_map(|block| block.strip_prefix(head)?.strip_prefix('\n')).collect()

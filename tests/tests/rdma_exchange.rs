@@ -148,8 +148,8 @@ mod faults {
         });
     }
 
-    /// A wrong option, and a peer that does not listen or speaks another protocol, cause an error within the time limit. The text of the
-    /// error names the cause.
+    /// Wrong options fail immediately. A connect to a peer that does not listen, or that speaks another protocol, fails within the time
+    /// limit. The text of each error names the cause.
     #[test]
     fn what_is_wrong_is_named() {
         with_watchdog("what_is_wrong_is_named", || {

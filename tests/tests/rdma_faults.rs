@@ -444,8 +444,8 @@ fn removed(device: Device, load: Load) {
         while !side.is_up(conn) {
             assert!(now() < deadline, "the server does not listen again: {:?}", side.probe);
             side.turn();
-            // The test connects again only 200 ms after the previous attempt. If siw gets a connect request while it begins to listen, it
-            // stops answering for a while.
+            // The test waits at least 200 ms between two attempts, because siw stops answering for a while if it gets a connect request
+            // while it begins to listen.
             if side.has_ended(conn) && tried.elapsed() > Duration::from_millis(200) {
                 tried = now();
                 conn = side.connect(to[0]);

@@ -258,8 +258,8 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
     });
 }
 
-/// A peer whose address is not in an allowed network is refused. The embedded provider refuses the peer before it reads from its socket. If
-/// a provider does not check addresses, the reactor refuses the peer.
+/// A peer whose address is not in an allowed network is refused. The embedded provider refuses the peer before it reads from the peer's
+/// socket. If a provider does not check addresses, the reactor refuses the peer.
 #[test]
 fn only_allowed_networks_may_connect() {
     with_watchdog("only_allowed_networks_may_connect", || {

@@ -32,11 +32,11 @@ const DOUBLED_NAMES: &str = "tests/data/doubled-names.txt";
 const HANDLER_LINES: usize = 12;
 /// The largest number of fields of a type outside of `config/mod.rs`.
 const FIELDS: usize = 20;
-/// The walks of a message in the reactor: the heading in `docs/design/walks.md` below which the files are listed that a message passes, and
-/// the largest number of these files.
+/// The walks of a message in the reactor. Each entry has a heading in `docs/design/walks.md`, below which a table lists the files that the
+/// message passes, and the largest allowed number of these files.
 const WALKS: [(&str, usize); 3] = [("A message in", 4), ("A message past one buffer, in", 5), ("A message out", 2)];
-/// The walks of a message in the embedded provider: the heading in `docs/design/walks.md` below which the files are listed that a message
-/// passes, and the largest number of these files.
+/// The walks of a message in the embedded provider. Each entry has a heading in `docs/design/walks.md`, below which a table lists the files
+/// that the message passes, and the largest allowed number of these files.
 const EMBEDDED_WALKS: [(&str, usize); 2] =
     [("The embedded provider: a message in", 4), ("The embedded provider: a message out", 4)];
 /// How the reactor looks up a connection: by these functions, or in this field.
@@ -46,7 +46,7 @@ const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["endpoint"], field: "endpoin
 /// The largest number of methods of `Provider` that return no role (a trait for an optional part of a provider), and the largest number of
 /// methods of a role.
 const SEAM: [usize; 2] = [25, 10];
-/// A type may have this many booleans without an entry in `WITH_BOOLEANS`.
+/// The largest number of booleans that a type may have without an entry in `WITH_BOOLEANS`.
 const BOOLEANS: usize = 1;
 /// The types with more than `BOOLEANS` booleans. Each entry has the names of the booleans, and the reason why no two of them exclude each
 /// other.

@@ -38,7 +38,7 @@ fn main() {
     for (name, capture) in pcap::all() {
         let name = &name[..2];
         for (side, stream) in [("a", &capture.client_to_server), ("b", &capture.server_to_client)] {
-            // Some recorded servers have sent nothing, so their stream gives no seed.
+            // Some recorded servers have sent nothing. Their empty streams give no seeds.
             if stream.is_empty() {
                 continue;
             }

@@ -103,8 +103,8 @@ pub fn datagrams(octets: &[u8]) {
     bad_network(octets);
 }
 
-/// Fuzzes datagrams like [`datagrams`]. Returns the number of datagrams that the provider received, and the number of lookup queries that
-/// were delivered to it.
+/// Does the same as [`datagrams`]. Returns the number of datagrams that the provider received, and the number of lookup queries that were
+/// delivered to it.
 pub fn bad_network(octets: &[u8]) -> (usize, usize) {
     iwarp::datagrams(octets)
 }

@@ -92,8 +92,8 @@ pub fn records_tls(tape: &[u8]) {
 }
 
 /// Plays one tape. A handshake takes much longer than a tape, so each thread runs one handshake, and all tapes of the thread use its keys.
-/// A tape begins with the message numbers at which the previous tape ended. The sealer and the opener derive new keys when the current ones
-/// have sealed many messages.
+/// A tape begins with the message numbers at which the previous tape ended. The sealer and the opener derive new keys after they have used
+/// the current ones for many messages.
 fn records(ends: &mut Ends, tape: &[u8]) {
     play(ends, &mut Tape::new(tape));
     ends.meet();

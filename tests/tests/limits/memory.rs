@@ -327,7 +327,8 @@ fn peers_that_answer_no_reads_give_way_beside_a_slow_one() {
 }
 
 /// A host has used its share of the memory, and its second message is the first in the queue for memory. This message must wait until the
-/// host itself frees memory. A message of another host behind it still gets the memory of the peers that answer no Reads.
+/// host itself frees memory. A message of another host, which is behind it in the queue, still gets the memory of the peers that answer no
+/// Reads.
 #[test]
 fn a_host_that_waits_for_itself_hides_nobody() {
     let [_, slow, other] = beside_a_slow_one((28 * MIB, 2), 24 * MIB);
