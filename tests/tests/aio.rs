@@ -56,7 +56,7 @@ fn run<F: Future<Output = ()>>(
     });
 }
 
-/// Runs turns until no connection is left and every buffer is in its pool. A hang fails by the watchdog.
+/// Runs turns until no connection is left and every buffer is in its pool. If this never happens, the watchdog of the test reports it.
 fn assert_settles(net: &AsyncReactor) {
     let settled = |net: &AsyncReactor| {
         let stats = net.with(|cx| cx.stats());

@@ -415,7 +415,7 @@ fn a_waker_that_drops_its_send_passes_the_turn_on() {
     assert_eq!(got, b"last");
 }
 
-/// Room in the window is for tasks that wait, so `try_send` and new sends cannot overtake them.
+/// Room in the window is reserved for the tasks that wait, so `try_send` and new sends cannot overtake them.
 #[test]
 fn room_for_tasks_that_wait_is_theirs() {
     let config = || Config::default().receive_depth(8).send_depth(8);

@@ -18,8 +18,8 @@ use rdma_reactor_tests::sim::tcp::address;
 const DEPTH: usize = 16;
 const MESSAGES: u64 = 400;
 
-/// The time between two messages of a publisher. Once the broadcast has refused a message, the publisher publishes whenever there is room
-/// instead.
+/// The time between two messages of a publisher. Once the broadcast has refused a message, the publisher instead publishes whenever there
+/// is room.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// Returns the content of a message: its number, and bytes that depend on the number.

@@ -193,7 +193,7 @@ impl Handler for Hoarder {
     }
 }
 
-/// Answers for which the window has no room wait, and all of them arrive.
+/// Answers that do not fit into the window are queued, and all of them arrive.
 #[test]
 fn answers_that_find_no_room_are_sent_later() {
     let fabric = network(2);

@@ -44,7 +44,7 @@ struct Function {
     text: String,
 }
 
-/// The items of the reactor that were read.
+/// The items that were read from the source of the reactor.
 #[derive(Default)]
 struct Items {
     file: PathBuf,

@@ -1,5 +1,5 @@
-//! The faults that a test can cause with any provider, on the embedded provider. `rdma_witnessed.rs` has the same on
-//! devices.
+//! Tests of the faults that can be caused with any provider, run on the embedded provider. `rdma_witnessed.rs` runs the
+//! same tests on devices.
 
 use rdma_reactor_tests::conformance;
 use rdma_reactor_tests::conformance::Setup;

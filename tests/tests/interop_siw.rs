@@ -108,8 +108,8 @@ fn send(pair: &mut Pair, from: Side, op: SendOp, len: usize, flags: SendFlags, s
     sink.check_clear(SINK + len..SINK + len + GUARD, &what);
 }
 
-/// Tests a Write. A message follows the Write, because the target may rely on its bytes only after a later message has
-/// arrived.
+/// Tests a Write. A message follows the Write, because the target may rely on the written bytes only after a later
+/// message has arrived.
 fn write(pair: &mut Pair, from: Side, len: usize, salt: u8) {
     let what = format!("Write of {len} from the {from:?} end");
     let (source, sink) = pair.ends(from);

@@ -311,8 +311,8 @@ fn a_region_written_while_it_is_read() {
     peer.finish(&mut target);
 }
 
-/// Row 68 of `docs/reliability.md`. The provider's socket accepts few bytes at a time. Its frames must still arrive whole, and must not be
-/// mixed.
+/// Row 68 of `docs/reliability.md`. The provider's socket accepts few bytes at a time. The frames that the provider sends must still arrive
+/// whole, and must not be mixed.
 #[test]
 fn short_writes() {
     let mut settings = TcpConfig::default();

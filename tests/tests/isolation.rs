@@ -63,8 +63,8 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     }
 }
 
-/// If an address moves to another device, as that of a bond does, the reactor creates the listener of this address again. Other listeners
-/// and existing connections stay.
+/// If an address moves to another device, as the address of a bond can, the reactor creates the listener of this address again. Other
+/// listeners and existing connections stay.
 #[test]
 fn a_listener_follows_its_address() {
     with_watchdog("a_listener_follows_its_address", || {

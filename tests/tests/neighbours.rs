@@ -161,7 +161,8 @@ fn grants_that_never_come_delay_nobody() {
     assert!(stats.connections.connected > 15, "{stats:?}");
 }
 
-/// A program that offers as many large messages as it can. The test stops its reactor, so that it answers no Reads.
+/// A program that offers as many large messages as it can. The test stops the reactor of this program, so that the reactor answers no
+/// Reads.
 struct Offers;
 
 impl Handler for Offers {

@@ -59,7 +59,7 @@ fn check(attack: Attack, outcome: &History) {
         panic!("{attack:?}: {wrong}: {outcome:?}");
     }
     match outcome.hit {
-        // The handshake authenticates the greetings, so it fails after a change in one.
+        // The handshake authenticates the greetings, so the handshake fails if a greeting was changed.
         Some(Hit::Greeting) => {
             assert!(!outcome.seen[SERVER].connected && !outcome.is_whole(), "{attack:?}: {outcome:?}");
         }

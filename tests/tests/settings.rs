@@ -140,7 +140,7 @@ fn queues_are_cut_to_the_device() {
             let (size, _) = completion_queue(&asked);
             assert_eq!((max_send_wr, max_recv_wr, max_inline, size), expected);
             assert_eq!(max_recv_sge, 1, "receives are of one piece");
-            // There are more messages than either queue has slots, in both directions.
+            // In each direction, there are more messages than the send queue or the receive queue has slots.
             for sent in 0..500 {
                 while p.client.context().send(conn, b"there and back").is_err() {
                     p.turn();

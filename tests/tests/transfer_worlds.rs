@@ -86,7 +86,7 @@ fn byte(number: usize, at: usize) -> u8 {
 }
 
 impl Book {
-    /// Returns the bytes at the destination of a piece. `None` if the program has dropped this memory.
+    /// Returns the bytes at the destination of a piece. Returns `None` if the program has dropped the memory that contains the destination.
     fn target(&self, begun: &Begun, piece: &Piece) -> Option<Vec<u8>> {
         let mut bytes = vec![0; piece.len()];
         if begun.reads {

@@ -78,7 +78,8 @@ fn a_wrong_key_at_piece_7000_is_found_there() {
         p.c.events.iter().filter_map(|event| if let Event::Transferred(_, _, end) = event { Some(end) } else { None });
     let ends: Vec<_> = ends.collect();
     let [end] = ends[..] else { panic!("{} ends", ends.len()) };
-    // Some pieces of the same batch before the wrong one may have arrived without a report. These count as unknown.
+    // Some pieces before the piece with the wrong key are in the same batch, and may have arrived without a report. These pieces count as
+    // unknown.
     assert!((6900..=7000).contains(&end.there) && end.there + end.unknown > 7000, "{} there", end.there);
     assert!(end.untouched() > 2900, "{} untouched", end.untouched());
     let bytes = local.bytes().expect("nobody uses it");

@@ -89,7 +89,7 @@ impl Post {
         Ok(SocketId(wire.sockets.insert((address, member, VecDeque::new()))))
     }
 
-    /// Puts a packet into the receive queue of each socket that has its destination address.
+    /// Puts a packet into the receive queue of each socket whose address is the packet's destination.
     fn deliver(&self, (from, to, octets): &Packet) {
         let mut wire = self.wire();
         for key in wire.sockets.keys() {
