@@ -628,7 +628,7 @@ fn what_a_dropped_future_waited_for_is_not_lost() {
             here.send(&round.to_le_bytes()).await.unwrap();
             assert_eq!(there.recv().await.unwrap()[..], round.to_le_bytes());
         }
-        // A send that is dropped while the window is closed is not sent. The next send succeeds.
+        // If a send is dropped while the window is closed, its message is not sent. The next send succeeds.
         let mut sent = 0_u32;
         while abandon(here.send(&sent.to_le_bytes()), 1).await.is_some_and(|send| send.is_ok()) {
             sent += 1;

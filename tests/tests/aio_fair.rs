@@ -35,7 +35,7 @@ enum Order {
 
 const ORDERS: [Order; 2] = [Order::FirstWokenFirst, Order::LastWokenFirst];
 
-/// The tasks that were woken. All wakers of a world share this.
+/// The tasks that were woken. All wakers of a simulated world share this record.
 #[derive(Default)]
 struct Woken {
     /// The woken tasks that the executor has not polled since, in the order of their wake-ups.
@@ -336,7 +336,7 @@ fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     sent
 }
 
-/// A dropped send does not block the next one that waits, whether or not it had been woken to send.
+/// If a send is dropped while it waits, the next waiting send is not blocked, whether or not the dropped send was already woken.
 #[test]
 fn a_dropped_send_passes_its_turn_on() {
     for drop_with_turn in [false, true] {
@@ -544,7 +544,7 @@ fn small_messages_pass_large_ones_that_wait() {
     }
 }
 
-/// When this side closes the connection, waiting sends and later sends fail with `Closed`.
+/// When one side closes the connection, its waiting sends and its later sends fail with `Closed`.
 #[test]
 fn tasks_that_wait_hear_of_a_close() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());

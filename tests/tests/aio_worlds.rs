@@ -42,7 +42,7 @@ impl Wake for Bell {
     }
 }
 
-/// The source of the random choices of a world, and the number of futures that were dropped.
+/// The source of the random choices of a simulated world, and the number of futures that were dropped.
 #[derive(Clone)]
 struct Fate {
     rng: Rc<RefCell<Rng>>,

@@ -137,7 +137,8 @@ struct Got {
     end: Option<DisconnectReason>,
 }
 
-/// A receiver. With a `pace` it keeps each message, and releases one per `pace`; otherwise it releases each message immediately.
+/// A receiver. With a `pace`, it keeps each message, and releases one kept message per `pace`. Without a `pace`, it releases each message
+/// immediately.
 struct Reader {
     pace: Option<Duration>,
     kept: Vec<DetachedMessage>,

@@ -56,7 +56,7 @@ struct Tally {
     unmatched: u64,
 }
 
-/// The record of all calls of a world.
+/// The record of all calls of a simulated world.
 #[derive(Default)]
 struct Book {
     next: u64,

@@ -1,5 +1,5 @@
 //! A program panics in the closure `fill` that it passes to `Context::append` or `Stream::write_with`, with
-//! `Config::contain_panics`. The reactor must lose no resources by that, however many panics occur.
+//! `Config::contain_panics`. The reactor must lose no resources by these panics, however many occur.
 
 use std::cell::RefCell;
 use std::io::Read;
@@ -184,7 +184,7 @@ fn panics_of_streams_lose_no_buffer() {
     close(&fabric, &mut nodes, &program);
 }
 
-/// A panic in `on_connect` ends the connection, and its buffers are available to later connections.
+/// A panic in `on_connect` ends the connection. The buffers of this connection are then available to later connections.
 #[test]
 fn panics_in_fill_cost_their_connections_only() {
     let fabric = network(2);

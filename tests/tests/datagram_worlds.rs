@@ -67,7 +67,7 @@ enum Target {
     Group(IpAddr),
 }
 
-/// The datagrams of all nodes of a world.
+/// The datagrams of all nodes of a simulated world.
 #[derive(Default)]
 struct Post {
     /// The length and the destination of each accepted datagram, by its number.

@@ -313,8 +313,8 @@ impl Handler for Keeper {
     }
 }
 
-/// Row 7 of `docs/reliability.md`. On iWARP, a message without a posted receive ends the connection from the receiving side. Both sides get
-/// this reason.
+/// Row 7 of `docs/reliability.md`. If a message arrives on iWARP and no receive is posted, the receiving side ends the connection. Both
+/// sides get the missing receive as the reason.
 #[test]
 fn a_message_without_a_receive_is_the_reason_of_the_end() {
     let (fabric, sender, kept) = (network(2), Sender { messages: 8, ..Sender::default() }, Rc::default());

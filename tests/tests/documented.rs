@@ -126,7 +126,7 @@ fn read(folder: &Path, items: &mut Items) {
     for entry in fs::read_dir(folder).expect("a folder of the project") {
         let path = entry.expect("an entry").path();
         if path.ends_with("fuzz") {
-            // The functions in this folder are for the fuzz targets only.
+            // Skips the folders named `fuzz`. Their functions are for the fuzz targets only.
         } else if path.is_dir() {
             read(&path, items);
         } else if path.file_stem().is_some_and(|stem| stem != "tests") {

@@ -362,8 +362,8 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     }
 }
 
-/// Runs the life once for each call and each of its errors. `FAIL_ONCE='PostSend 3 1'` runs only one: the kind of call, its number in the
-/// life, and the index of the error.
+/// Runs the scripted life once for each call and each of its errors. `FAIL_ONCE='PostSend 3 1'` runs the life only once. The three values
+/// are the kind of the failing call, its number in the life, and the index of its error.
 fn every_call_fails_once(config: &Config) {
     let only = std::env::var("FAIL_ONCE").ok();
     let counts = live(config, None);

@@ -235,8 +235,8 @@ fn the_memory_of_a_shared_queue_that_the_device_keeps_is_not_freed() {
     assert_eq!(world.gate.memories(), unreleased);
 }
 
-/// The device accepts only some of the first shared receives, and then refuses to destroy the queue. The connection is refused, but the
-/// queue with its posted receives is kept, and later connections use it.
+/// The reactor posts receives to a new shared queue. The device accepts only some of the receives, and then refuses to destroy the queue.
+/// The connection is refused, but the queue with its posted receives is kept, and later connections use it.
 #[test]
 fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
     let mut world = World::new(life::config().shared_receives(Some(64)));

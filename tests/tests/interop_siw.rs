@@ -74,7 +74,7 @@ fn pair_of(ours: Side, config: IwarpConfig, memory: usize, depth: u16) -> Pair {
     }
 }
 
-/// Returns the TCP segment size between the two addresses.
+/// Returns the TCP segment size between the addresses of the two ends.
 fn segment_size() -> usize {
     let listener = TcpListener::bind((variable("RDMA_SIW_PEER"), 0)).unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -253,7 +253,7 @@ fn embedded_client_of_revision_1() {
     }
 }
 
-/// Sends and Writes gather up to four entries, and receives scatter into up to four entries of other lengths.
+/// Sends and Writes gather up to four entries. Receives scatter into up to four entries of different lengths.
 #[test]
 fn vectored() {
     for (ours, crc) in ROLES.into_iter().zip([CrcPolicy::Require, CrcPolicy::Off]) {

@@ -79,7 +79,7 @@ fn more_sends_than_receives() {
     expect(&mut target, &region, 0, false, &fpdu_untagged(&SEND, b"", false), Cause::DDP_UNTAGGED_NO_BUFFER);
 }
 
-/// Row 51 of `docs/reliability.md`. A peer sends a message that is longer than its receive.
+/// Row 51 of `docs/reliability.md`. A peer sends a message that is longer than the receive into which it is placed.
 #[test]
 fn a_send_that_is_too_long() {
     let (mut target, region) = target();
@@ -388,7 +388,7 @@ fn cve_2026_74345_malformed_mpa() {
     target.until("receive", |target| target.completions().first().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// Row 61 of `docs/reliability.md`. A peer sends frames whose length is smaller than the header of their opcode.
+/// Row 61 of `docs/reliability.md`. A peer sends frames whose length field is smaller than the header that their opcode requires.
 #[test]
 fn cve_2026_64102_length_underflow() {
     let (mut target, region) = target();
@@ -485,7 +485,8 @@ fn cve_2026_23242_opcode_before_context() {
     }
 }
 
-/// Row 64 of `docs/reliability.md`. A Read response without a request is a fault, even if it is for memory that the peer may write.
+/// Row 64 of `docs/reliability.md`. A Read response without a request is a fault, even if the response names memory that the peer may
+/// write.
 #[test]
 fn cve_2026_64268_read_response_unasked() {
     let (mut target, region) = target();
@@ -496,7 +497,7 @@ fn cve_2026_64268_read_response_unasked() {
     }
 }
 
-/// Row 65 of `docs/reliability.md`. A Write with a CRC, of which any byte is damaged, changes no memory.
+/// Row 65 of `docs/reliability.md`. If any byte of a Write with a CRC is damaged, the Write changes no memory.
 #[test]
 fn damaged_octets() {
     let (mut target, region) = target();

@@ -139,9 +139,9 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
     });
 }
 
-/// A device refuses to invalidate a remote key. Then the program cannot get the memory of the region, the call returns an error, and the
-/// key is counted. This holds after a revoke, after the end of a lease, and after the end of the connection. Once the device invalidates
-/// the key, the program gets the memory.
+/// A device refuses to invalidate a remote key. Then the program cannot get the memory of the region, the call returns an error, and
+/// `Stats` counts the key. This holds after a revoke, after the end of a lease, and after the end of the connection. Once the device
+/// invalidates the key, the program gets the memory.
 #[test]
 fn a_remote_key_that_the_device_keeps_is_reported() {
     with_watchdog("a_remote_key_that_the_device_keeps_is_reported", || {

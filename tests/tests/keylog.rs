@@ -57,7 +57,7 @@ fn one_connection() {
     serving.join().expect("the server ends");
 }
 
-/// Runs `one_connection` in a separate process, with `SSLKEYLOGFILE` set to `file`. Returns the lines that it logged.
+/// Runs `one_connection` in a separate process, with `SSLKEYLOGFILE` set to `file`. Returns the lines that the process logged.
 fn run(case: &str, file: Option<&Path>) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
     command.args(["--exact", "one_connection", "--nocapture"]).env(CASE, case).env_remove("SSLKEYLOGFILE");

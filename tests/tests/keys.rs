@@ -9,7 +9,7 @@ use rdma_reactor_tests::sim::tcp::address;
 
 const KEY: [u8; 32] = *b"not overwritten in freed memory!";
 
-/// An allocator that forwards all calls to the system's allocator. Before it frees memory, it searches this memory for the key.
+/// An allocator that forwards all calls to the system's allocator. It searches memory for the key before it frees that memory.
 struct Watching;
 
 /// The number of freed allocations that contained the key.

@@ -282,7 +282,7 @@ fn killed_client(device: Device, load: Load) {
     before.check();
 }
 
-/// The peer's process is stopped by SIGSTOP. Its kernel still acknowledges messages, but its program does not run.
+/// The peer's process is stopped by SIGSTOP. The kernel still acknowledges messages, but the peer's program does not run.
 fn stopped_peer(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);

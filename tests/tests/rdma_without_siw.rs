@@ -24,7 +24,8 @@ fn one_listener_serves_roce_and_tcp() {
         assert_eq!(on, [RXE.name(), "iwarp0".to_owned(), "iwarp0".to_owned()]);
         assert_eq!([p.server.provider_name(), p.client.provider_name()], ["verbs+shm", "verbs+shm"]);
         echo(&mut p, &[over_rdma, over_loopback, over_tcp]);
-        // A client without RDMA can connect over TCP to the address of the RDMA device.
+        // The first client is shut down. A second client, which uses no RDMA, must be able to connect over TCP to the address of the RDMA
+        // device.
         p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
         p.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
         let plain = Config::default().provider(ProviderChoice::Iwarp);

@@ -149,7 +149,7 @@ fn a_killed_peer_is_lost_at_once() {
     });
 }
 
-/// A connection costs each of its two processes one descriptor and a mapping of 32 KiB, which the two share.
+/// A connection costs each of its two processes one descriptor. It also costs 32 KiB of memory, which both processes map.
 #[test]
 fn an_idle_connection_costs_its_rings_and_a_descriptor_of_each_side() {
     const FEW: usize = 10;

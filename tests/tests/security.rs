@@ -64,8 +64,8 @@ fn check(attack: Attack, outcome: &History) {
             assert!(!outcome.seen[SERVER].connected && !outcome.is_whole(), "{attack:?}: {outcome:?}");
         }
         Some(Hit::Sealed) => assert!(!outcome.is_whole(), "{attack:?} is not noticed: {outcome:?}"),
-        // Some changes are harmless: of a grant in a handshake message, or of the padding behind the tags of a large
-        // message.
+        // Changes of a grant in a handshake message, or of the padding behind the tags of a large message, are
+        // harmless.
         Some(Hit::Fetched | Hit::Handshake | Hit::Transport) | None => {}
     }
 }

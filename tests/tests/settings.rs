@@ -299,8 +299,8 @@ fn only_allowed_networks_may_connect() {
     });
 }
 
-/// If one address has as many silent connections as the limit allows, a new one evicts the oldest of them, after its grace time (default:
-/// half a second).
+/// If one address has as many silent connections as the limit allows, a new connection from it evicts the oldest one. The oldest connection
+/// is not evicted before its grace time (default: half a second) has ended.
 #[test]
 fn handshakes_of_one_address_are_limited_as_configured() {
     with_watchdog("handshakes_of_one_address_are_limited_as_configured", || {
@@ -408,7 +408,7 @@ fn a_closed_connection_has_its_time_for_each_message() {
     let mut server = reactor(0, &fabric, Config::default());
     let address = ([10, 0, 0, 1], 7471).into();
     server.context().listen(address).expect("listening");
-    // The close timeout is long enough for one message, but not for all ten. So it must begin again with each message.
+    // The close timeout is long enough for one message, but not for all ten. So this timeout must begin again with each message.
     let mut client = reactor(1, &fabric, Config::default().timeouts(|t| t.close = Duration::from_secs(1)));
     client.context().connect(address).expect("connecting");
     let slow = Slow(Arc::clone(&fabric), Rc::clone(&taken));

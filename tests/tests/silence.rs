@@ -287,8 +287,8 @@ fn a_dead_path_is_noticed_by_both_sides_in_time() {
     }
 }
 
-/// Rows 2 and 4 of `docs/reliability.md`. With the default timeouts, both sides are notified at most 15 seconds and the time of a flush
-/// after the path fails.
+/// Rows 2 and 4 of `docs/reliability.md`. With the default timeouts, both sides are notified within 15 seconds after the path fails, plus
+/// the time of a flush.
 #[test]
 fn a_dead_path_is_noticed_after_15_seconds_by_default() {
     for (from, to) in [(0, 1), (1, 0)] {

@@ -19,7 +19,7 @@ const CLIENT: usize = 1;
 /// The number of simulation steps in which the stream and its connection must end, once the peer has closed.
 const STEPS: u32 = 20_000;
 
-/// The events of the side that reads its connection as a stream.
+/// The record of the side that reads its connection as a stream.
 #[derive(Debug, Default)]
 struct Seen {
     id: Option<ConnectionId>,

@@ -6,7 +6,7 @@ use super::text::{self, Kind, Paragraph, Shape, Text};
 const WIDTH: usize = 140;
 /// The largest allowed average length of the sentences of a document, in words.
 const AVERAGE: usize = 20;
-/// The beginning of the sentence in which a page says what its reader can do afterwards. Each page must have one.
+/// The beginning of the sentence in which a page says what its reader can do afterwards. Each page must have such a sentence.
 const PROMISE: &str = "After this page you";
 
 /// Expressions that have a plain replacement, and this replacement. Each `~` stands for one word or none.
@@ -55,7 +55,7 @@ const CLAUSES: [&str; 5] = ["what", "who", "whom", "whose", "whether"];
 /// Prepositions. If one of them begins the documentation of an item, and no comma follows, the documentation is a fragment.
 const FRAGMENTS: [&str; 7] = ["of", "from", "until", "since", "to", "than", "by"];
 
-/// Words that cannot begin a command. A sentence that begins with one of them must contain a verb.
+/// Words that cannot begin an imperative sentence. A sentence that begins with one of them must contain a verb.
 const OPENINGS: [&str; 24] = [
     "the", "a", "an", "this", "that", "each", "every", "all", "no", "one", "two", "three", "of", "from", "for", "by",
     "with", "in", "on", "at", "without", "between", "until", "as",

@@ -60,9 +60,9 @@ fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
 }
 
 /// A connect request that is cancelled immediately counts towards `max_pending` until its state is released. So such requests cannot cause
-/// more connections and buffers than this limit. `TAKEN_BACK` sets the number of requests (default: 400,000; `make soak` sends more). They
-/// are spread over servers with 24,000 requests each, because the simulated network has few more ports. Each server handles few completions
-/// per turn, so that requests pile up.
+/// more connections and buffers than this limit. `TAKEN_BACK` sets the number of requests (default: 400,000; `make soak` sends more). A
+/// server gets at most 24,000 of them, and further ones go to a new server on a new network, because a simulated network has only about
+/// 45,000 ports. Each server handles few completions per turn, so that requests pile up.
 #[test]
 fn requests_that_are_taken_back_count_until_they_are_gone() {
     const EACH: usize = 24_000;
@@ -437,8 +437,8 @@ impl Handler for Subscriber {
     }
 }
 
-/// When a server is drained, the reasons of its disconnects distinguish peers that got all messages from those that were aborted at the
-/// deadline. This is also true with `quiet_sends`. The two peers see different reasons, too.
+/// When a server is drained, the reasons of its disconnects distinguish the peer that got all messages from the peer that was aborted at
+/// the deadline. This is also true with `quiet_sends`. These two peers themselves get different reasons, too.
 #[test]
 fn a_server_knows_whom_it_has_cut_off() {
     for quiet in [false, true] {
@@ -507,8 +507,8 @@ impl Warnings {
     }
 }
 
-/// The limit on log lines per host counts only lines that are logged. Here a host has caused lines of a lower level first; its later
-/// warning is logged, and does not say that lines were left out.
+/// The limit on log lines per host counts only lines that are logged. Here, lines about a host that have a lower level, and are not logged,
+/// precede a warning about this host. The warning is logged, and does not say that lines were left out.
 #[test]
 fn lines_that_nobody_sees_are_not_counted() {
     Warnings::begin();

@@ -14,7 +14,7 @@ impl Handler for Vault {
     }
 }
 
-/// A program that uses one guessed key when it is connected, in a Read or in a Write.
+/// A program that, once it is connected, uses one guessed key in a Read or in a Write.
 struct Guess {
     target: RemoteRegion,
     reads: bool,
@@ -206,7 +206,8 @@ fn withheld(count: usize, many: bool) {
     assert!(times.iter().all(|&time| time < 3 * SECOND), "{times:?} ns");
 }
 
-/// Returns settings with memory for only three messages of 4 MiB at the same time.
+/// Returns settings with 16 MiB of memory for large messages. The last eighth is reserved for shorter messages, so only three messages of 4
+/// MiB fit at the same time.
 fn short_of_memory() -> Config {
     Config::default()
         .large_messages(|l| l.memory = 16 * MIB)
@@ -250,9 +251,10 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
     }
 }
 
-/// Of 64 MiB, three peers that answer pings but no Reads hold 4 MiB each. A sender on a slow path holds memory for the first message of its
-/// first connection. Then another sender sends a message of `len` bytes. Returns three times in ms: until the three peers were evicted,
-/// until the first answer to the slow sender, and until the answer to the other one. Neither sender may lose a connection.
+/// A server has 64 MiB of memory for large messages. Three peers that answer pings but no Reads hold 4 MiB each. A sender on a slow path
+/// holds memory for the first message of its first connection. Then another sender sends a message of `len` bytes. Returns three times in
+/// ms: until the three peers were evicted, until the first answer to the slow sender, and until the answer to the other one. Neither sender
+/// may lose a connection.
 fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u64; 3] {
     const SILENT: usize = 3;
     const PERIOD: u64 = 900 * MS;
@@ -430,7 +432,7 @@ fn a_peer_of_an_older_version_is_not_told_of_a_wait() {
     for understands in [false, true] {
         let (fabric, log, got) = (network(3), Log::default(), Rc::<RefCell<Vec<Vec<u8>>>>::default());
         let answers = Answers { keeps: 1, ..Answers::default() };
-        // One message of 4 MiB uses all the memory.
+        // With one message of 4 MiB, the memory has no room for another one, because the last eighth is reserved for shorter messages.
         let small = short_of_memory().large_messages(|l| l.memory = 8 * MIB);
         let offerer = Offerer { region: None, got: Rc::clone(&got) };
         let mut nodes = [

@@ -1,4 +1,5 @@
-//! Checks the names of types. No two types of a crate may have the same name, and no public types of the two libraries may.
+//! Checks the names of types. No two types of a crate may have the same name. No public type of one library may have the name of a public
+//! type of the other library.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Reads the source of a crate: its modules, from `lib.rs` on, without code that is for tests only, and the paths that each module uses.
+//! Reads the source of a crate, except code that is for tests only. Collects the modules, from `lib.rs` on, and the paths that each module
+//! uses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +38,7 @@ impl Source {
         Self::load(folder, &|file| std::fs::read_to_string(workspace.join(file)).ok())
     }
 
-    /// Reads the crate by `read`, which returns the content of a file, or `None` if the file does not exist.
+    /// Reads the crate with the function `read`, which returns the content of a file, or `None` if the file does not exist.
     pub(crate) fn load(folder: &str, read: &dyn Fn(&str) -> Option<String>) -> Self {
         let mut modules = BTreeMap::new();
         let mut wanted = vec![String::new()];

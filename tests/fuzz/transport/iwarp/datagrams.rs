@@ -37,7 +37,7 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
 /// The largest number of packets in flight.
 const ON_THE_WAY: usize = 64;
-/// The number of receives of a queue pair.
+/// The largest number of posted receives of a queue pair.
 const PLACES: usize = 4;
 /// The length of the buffer of a receive, in bytes.
 const RECEIVE: usize = 160;

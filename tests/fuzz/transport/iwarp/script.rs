@@ -98,7 +98,7 @@ struct Peer {
     asked: VecDeque<Asked>,
     /// The number of bytes that the peer has sent of its response to the oldest Read.
     answered: u32,
-    /// The bit that is inverted in the next bytes of the peer.
+    /// The position of the bit to invert in the next bytes that the peer sends. `None` if no bit is to be inverted.
     damage: Option<usize>,
 }
 
