@@ -59,11 +59,12 @@ first_frame_held() {
         grep -q 'it took longer than --timeout' "$logs/server" && grep -q '^wait for RDMA_WRITE_ADV' "$logs/client"
 }
 
-# Returns 0 if siw has failed a send that had arrived: the peer received everything, succeeded and disconnected, and the disconnect preceded
-# the completion of the send.
+# Returns 0 if a send that had arrived has ended as lost: the peer received everything, succeeded and disconnected, and the disconnect preceded
+# the completion of the send. siw fails such a send. On RoCE the acknowledgement and the disconnect request are packets of different queue
+# pairs, and the request may be first.
 send_misjudged() {
-    [[ $device:$provider:$wanted:$theirs == siw:verbs*:done:0 ]] &&
-        grep -q 'lost; .*a work request failed: local queue pair operation error' "$logs/server" "$logs/client"
+    [[ $provider:$wanted:$theirs == verbs*:done:0 ]] &&
+        grep -qE 'lost; (.*a work request failed: local queue pair operation error|closed by the peer)' "$logs/server" "$logs/client"
 }
 
 # exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) names the owner of the server; PORT in a command is
@@ -107,7 +108,7 @@ exchange() {
     printf '%s  %-6s %4d %6d %6d  %s\n' "$line" $result $ours $theirs $(((${EPOCHREALTIME/./} - began) / 1000)) "$words"
     [ $result = ok ] && return
     if first_frame_held; then defect="siw sat on a first frame"; fi
-    if send_misjudged; then defect="siw called a send failed that had arrived"; fi
+    if send_misjudged; then defect="a disconnect preceded the completion of a send that had arrived"; fi
     # As a guest, at most four times.
     if [ -n "$defect" ] && [ $tries -lt 4 ]; then
         echo "$defect" >>"$own/kernel-defects"

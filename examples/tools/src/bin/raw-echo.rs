@@ -290,7 +290,9 @@ impl Handler for Talks {
         };
         let orderly = matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::Closed);
         let why = talk.failure.take().or_else(|| {
-            let complete = received == expected && sent == expected && lost == 0;
+            // Each answer proves that its message has arrived, even if the peer's disconnect preceded the acknowledgement of the message.
+            let arrived = lost == 0 || matches!(part, Part::Speaker { .. });
+            let complete = received == expected && sent == expected && arrived;
             (!complete || !orderly)
                 .then(|| format!("{received} of {expected} received, {sent} sent, {lost} of them lost; {reason}"))
         });
