@@ -30,21 +30,21 @@ use super::{Connection, Role};
 pub(super) enum Stage {
     /// The local side is active, without security. It has not been notified yet that the peer accepted.
     Requested,
-    /// As `Requested`, on a connection that will be encrypted.
+    /// Like `Requested`, but the connection will be encrypted.
     RequestedSecured,
-    /// The peer is active, without security. Its hello has not arrived.
+    /// The peer has opened a connection without security. The peer's hello has not arrived.
     Accepted,
     /// The handshake is in progress, on a connection that will be encrypted. The hello cannot arrive now, for one of three reasons:
     /// - The local side is active, so the peer sends no hello.
     /// - The peer's messages are not encrypted yet.
     /// - The hello has arrived already, before the local handshake ended.
     Proving,
-    /// The peer is active and has ended its handshake. Its messages are encrypted, and its hello may arrive before the local handshake
-    /// ends.
+    /// The peer has opened the connection, and has ended its handshake. The peer's messages are encrypted. Its hello may arrive before the
+    /// local handshake ends.
     PeerDone,
-    /// The peer is active, and both sides have ended the handshake. The peer's hello has not arrived.
+    /// The peer has opened the connection, and both sides have ended the handshake. The peer's hello has not arrived.
     Proven,
-    /// One side has refused the other's identity. The peer does not know that yet, so it may send any message until the refusal arrives.
+    /// The local side has refused the peer's identity. Until the refusal reaches the peer, the peer may send any message.
     Refusing,
     /// The connection is up.
     Up,
@@ -54,7 +54,8 @@ pub(super) enum Stage {
     Ending,
     /// The connection was up, and is ending after some fragments of a message have arrived.
     EndingJoining,
-    /// The connection is ending, and the peer's hello was not processed. The hello may have arrived before the transport ended.
+    /// The peer has opened the connection, which is ending, and the peer's hello was not processed. The hello may still arrive, if the peer
+    /// sent it before the transport ended.
     Unopened,
     /// The connection is ending and will not come up.
     NeverUp,
@@ -90,7 +91,7 @@ pub(super) const fn admit(stage: Stage, kind: MessageKind) -> Admission {
         },
         MessageKind::Credit => match stage {
             Up | Ending => Take,
-            // The message only carries a grant of credits in its header. That was processed before this call.
+            // A `Credit` message has no content except the grant in its header, and the grant was processed before this call.
             RequestedSecured | Proving | PeerDone | Proven | Refusing => Ignore,
             Requested | Accepted | Joining | EndingJoining | Unopened | NeverUp => Violation,
         },

@@ -1,11 +1,11 @@
 //! Posts the pieces of lists: the RDMA Reads or Writes that the program has requested as one transfer.
 //!
-//! A new list does not enter the send queue immediately. Its pieces enter it later, in order and in batches. A batch has at most as many
-//! pieces as a third of the send queue, and only its last piece is signaled. At most two batches are posted at a time. So lists never fill
-//! the send queue, need no memory of the library, and leave room for other sends between two batches.
+//! The pieces of a new list enter the send queue later, in order and in batches. A batch has at most as many pieces as a third of the send
+//! queue, and only its last piece is signaled. At most two batches are posted at a time. So lists never fill the send queue, need no
+//! buffers of the library, and leave slots for other sends between two batches.
 //!
-//! If a send of the program is refused while lists wait for slots, the next free slots are reserved for the lists, and the send gets the
-//! slots after those. So neither lists nor sends starve.
+//! If a send of the program is refused while lists wait for slots, the next free slots are reserved for the lists. The send gets the slots
+//! that become free after those. So neither lists nor sends starve.
 
 use rdma_transport::wr::{SendOp, SgeList};
 
@@ -21,8 +21,8 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, TransferEnd, TransferNotification};
 use crate::memory::operations::Locals;
 
-/// The largest number of batches of a list that one flush posts. A flush follows the end of a batch. With one batch per flush, the peer
-/// would be idle from the end of that batch until the next batch has reached it.
+/// The largest number of batches that one flush posts for a list. The next flush runs only when a batch has ended. If one flush posted only
+/// one batch, nothing would be in flight from the end of that batch until the next batch is posted.
 const BATCHES: usize = 2;
 
 impl Connection {
@@ -32,7 +32,7 @@ impl Connection {
         self.sends.lists.is_active()
     }
 
-    /// Returns true if a large message or a list is in progress. These add work requests to the send queue without a call of the program.
+    /// Returns true if a large message or a list is in progress: both add work requests to the send queue without a call of the program.
     #[inline]
     pub(super) fn feeds_itself(&self) -> bool {
         self.transfers.is_active() || self.has_lists()
@@ -75,8 +75,8 @@ impl Connection {
         true
     }
 
-    /// Ends the lists whose deadline has passed. A list without work requests in the send queue ends alone. Posted work requests cannot be
-    /// withdrawn, so a list that has some ends the connection.
+    /// Ends the lists whose deadline has passed. If pieces of such a list are in the send queue, the whole connection ends, because posted
+    /// work requests cannot be withdrawn.
     pub(crate) fn lists_due(&mut self, env: &mut Env<'_>) {
         let mut late = false;
         let mut at = 0;
@@ -107,22 +107,22 @@ impl Connection {
         }
     }
 
-    /// Keeps the memory of posted pieces pinned for good. The queue pair could not be destroyed, so the device may still access that
-    /// memory.
+    /// Keeps the memory of posted pieces registered until the process ends. The queue pair could not be destroyed, so the device may still
+    /// access that memory.
     pub(super) fn forsake_lists(&mut self) {
         for list in self.sends.lists.waiting.iter_mut().filter(|list| list.is_posted()) {
             list.order.leases = Leases::default();
         }
     }
 
-    /// Adds pieces to the send queue while slots are free, the oldest list first. After the last piece of a list, adds its confirmation and
-    /// its notification.
+    /// Adds pieces to the send queue while slots are free, the oldest list first. After the last piece of a list, adds the Read that
+    /// confirms it and the message that notifies the peer, if the program requested them.
     #[inline(never)]
     pub(crate) fn pump_lists(&mut self, env: &mut Env<'_>) {
         if !matches!(self.state, State::Open | State::Draining) {
             return;
         }
-        // The lists are taken out of the send queue, so its free slots include those that are reserved for lists.
+        // While `self.sends.lists` is empty, `self.sends.room` also counts the free slots that are reserved for lists.
         let mut lists = std::mem::take(&mut self.sends.lists);
         let (places, queued) = (self.transfers.places(), self.sends.len());
         lists.missing = (0, 0);
@@ -172,8 +172,8 @@ impl Connection {
         self.sends.lists = lists;
     }
 
-    /// Queues the confirmation: a Read behind the last piece, whose end proves that the peer's memory has all bytes. Returns the new state
-    /// of the confirmation. `Ended`: nothing was queued, because all pieces are empty.
+    /// Queues the confirmation: a Read after the last piece. When this Read ends, the peer's memory has all bytes. Returns the new state of
+    /// the confirmation: `Posted`, or `Ended` if nothing was queued because all pieces are empty.
     fn push_confirmation(&mut self, order: &mut Order) -> PartState {
         let Order { pieces, confirmation: Some(region), .. } = order else { return PartState::Ended };
         let Some(last) = pieces.iter().rfind(|piece| !piece.is_empty()) else {
@@ -215,7 +215,8 @@ impl Connection {
         self.sends.push(SendQueueEntry::of_list(ListPart::Notification).with(posted), SendOp::Send, SgeList::one(sge));
     }
 
-    /// Handles the end of `count` pieces. Pieces end in the order of posting, so they are of the oldest list with pieces in flight.
+    /// Handles the end of `count` pieces. Pieces end in the order of posting, so these are pieces of the oldest list that has pieces in
+    /// flight.
     #[inline(never)]
     pub(super) fn pieces_ended(&mut self, count: usize, outcome: Outcome, env: &mut Env<'_>) {
         let lists = &mut self.sends.lists;

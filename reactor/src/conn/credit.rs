@@ -11,12 +11,13 @@
 //! - The last credit is used only for a message that carries a grant ([`may_control`]). So the two sides are never out of credits at the
 //!   same time. Consider the last message of each side: either one was sent after the other had arrived, or they crossed and each carries a
 //!   grant.
-//! - A grant is due if at least two credits can be granted, and one of two conditions holds: they are at least as many as the peer has
-//!   left, or the peer has none left for data ([`ReceiveWindow::update_due`]). A side with one credit left therefore always receives a
-//!   grant. Since each grant needs two messages of the peer, two sides that have nothing else to send stop granting.
+//! - A grant message is due if at least two credits can be granted, and one of two conditions holds: the peer's remaining credits are at
+//!   most as many as the grant would add, or the peer has no credit left for data ([`ReceiveWindow::update_due`]). A side with one credit
+//!   left therefore always receives a grant. Since each grant needs two messages of the peer, two sides that have nothing else to send stop
+//!   granting.
 //!
-//! After a message was processed, its receive is posted again together with others. This happens when a quarter of the window is free, or
-//! earlier if it makes a grant due ([`ReceiveWindow::worth_posting`]).
+//! After a message was processed, its receive is not posted again immediately. The free receives are posted together when they are a
+//! quarter of the window, or earlier if posting them makes a grant due ([`ReceiveWindow::worth_posting`]).
 
 use crate::limits::{CONTROL_CREDITS, MAX_WINDOW};
 
@@ -139,14 +140,14 @@ impl ReceiveWindow {
         self.posted.wrapping_sub(self.granted)
     }
 
-    /// Returns true if enough credits can be granted for a separate grant message.
+    /// Returns true if a separate grant message should be sent now, by the third rule of the [module](super::credit).
     #[must_use]
     #[inline]
     pub(crate) const fn update_due(&self) -> bool {
         self.update_due_after(0)
     }
 
-    /// Returns true if a grant message would be due after `more` receives were posted.
+    /// Returns true if a separate grant message would be due once `more` receives were posted.
     #[must_use]
     #[inline]
     pub(crate) const fn update_due_after(&self, more: u32) -> bool {
@@ -162,7 +163,7 @@ impl ReceiveWindow {
         free > 0 && (free >= depth.div_ceil(4) || self.update_due_after(free))
     }
 
-    /// Returns true if `free` receives, of `depth` in total, should be posted again now, or a grant message is due without them.
+    /// Returns true if `free` receives, of `depth` in total, should be posted again now, or if a grant message is due without posting them.
     #[must_use]
     #[inline]
     pub(crate) const fn grant_due(&self, free: u32, depth: u32) -> bool {
@@ -250,7 +251,7 @@ mod tests {
         assert!(!may_control(&tx, &rx), "none is left");
     }
 
-    /// One side of the model. It uses the two windows as a connection does.
+    /// One side of the model of a connection. It uses the two windows as a connection does.
     #[derive(Debug)]
     struct End {
         tx: SendWindow,
@@ -304,7 +305,7 @@ mod tests {
         proptest::collection::vec(step, 1..2000)
     }
 
-    /// Two sides, and for each the messages that it has in flight.
+    /// Two sides, and the messages that each side has in flight.
     #[derive(Debug)]
     struct Model {
         ends: [End; 2],
@@ -389,8 +390,8 @@ mod tests {
             } else {
                 side.free += 1;
             }
-            // Messages may have waited for the credits in this grant. Control messages may be due, even if this message occupies its
-            // receive.
+            // The grant in this message may allow messages that wait for credits. A control message may have become due, even if the
+            // program keeps this message.
             side.marked |= side.wants > 0 || side.owes_answer || side.asks;
             side.marked |= side.rx.update_due() || side.rx.worth_posting(side.free, side.depth);
             true

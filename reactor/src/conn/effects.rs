@@ -16,7 +16,7 @@ use crate::memory::landing::Offered;
 use crate::memory::list::TransferEnd;
 use crate::memory::region::Region;
 
-/// A callback of the program, which is pending.
+/// A pending callback of the program.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The peer has proven its identity on a connection that is being secured. The program must accept or refuse the peer.
@@ -39,7 +39,7 @@ pub(crate) enum Event {
     Sent { send: SendId, count: u32, outcome: Outcome },
     /// A list, which is a transfer of many Reads or Writes, has ended.
     Transferred(Box<(TransferId, TransferEnd)>),
-    /// A send of the size that was refused would be accepted now.
+    /// A send was refused for lack of capacity, and there is enough capacity for it now. The program may try again.
     Writable,
     /// The last callback of a connection that was up.
     Disconnected(Box<DisconnectReason>),
@@ -52,12 +52,12 @@ pub(crate) enum Event {
 pub(crate) struct Arrived {
     /// The buffer. `None` once the program has detached it or it was freed.
     pub(crate) buffer: Option<Buffer>,
-    /// The offsets at which the payload begins and ends in the buffer, in bytes.
+    /// The payload in the buffer begins at the offset `start` and ends at the offset `end`, in bytes.
     pub(crate) start: u32,
     pub(crate) end: u32,
     /// The index of the device.
     pub(crate) device: u16,
-    /// True if the receive is of the device's shared receive queue.
+    /// True if the message arrived in a receive of the device's shared receive queue.
     pub(crate) shared: bool,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Fragments {
     pub(crate) device: usize,
 }
 
-/// An action for a connection.
+/// An action that a connection requests from the driver.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// Call [`super::Connection::timeout`] at this time, or not at all if `None`. This replaces the earlier schedule.
@@ -89,13 +89,13 @@ pub(crate) enum Action {
     Flush,
     /// Add the connection to the list of ending connections.
     Ending,
-    /// Note that a connection which the peer opened is up, so it is not an unfinished handshake any more.
+    /// Remove the connection from the unfinished handshakes: the peer opened it, and it is up now.
     Settled,
     /// Handle a Send with Invalidate of the peer, which has invalidated a remote key of this device.
     Invalidated { device: usize, key: RemoteKey },
-    /// Check a region that its owner has dropped. If no work request uses it any more, it can be deregistered.
+    /// Check a region that the program has dropped. If no work request uses the region any more, deregister it.
     Unused(Key),
-    /// Release memory for a message longer than one buffer. The message was never fetched into it, or does not need it any more.
+    /// Release the library's memory for a message longer than one buffer. No Read uses that memory any more.
     Discard(Box<Region>),
     /// Remove the connection from the connections that wait for memory.
     NoMemory,
@@ -106,15 +106,16 @@ pub(crate) enum Action {
 /// The outputs of all connections of a reactor. The allocations are reused from turn to turn.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// The callbacks in order. `arrived` precedes them.
+    /// The pending callbacks in order. If `arrived` is set, its callback is the first.
     pub(crate) events: VecDeque<(ConnectionId, Event)>,
-    /// A message that arrived while no other callback was pending. This is the usual case, and it avoids the queue of `events`.
+    /// A message that arrived while no other callback was pending, which is the usual case. Such a message is not put into `events`,
+    /// because this field is cheaper.
     pub(crate) arrived: Option<(ConnectionId, Arrived)>,
     /// The actions in order.
     pub(crate) actions: VecDeque<(ConnectionId, Action)>,
     /// Connections with work requests to post, without duplicates.
     pub(crate) to_post: Vec<ConnectionId>,
-    /// Connections on which a send was refused. It may be accepted now.
+    /// Connections on which a send was refused, and may be accepted now. The driver checks each of them.
     pub(crate) to_ask: VecDeque<ConnectionId>,
     /// Limits the number of log lines that peers can cause.
     pub(crate) log_limit: LogLimit,

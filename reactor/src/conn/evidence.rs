@@ -49,7 +49,8 @@ impl Evidence {
         matches!(self, Self::Flushed(_) | Self::Unposted(_))
     }
 
-    /// Returns true if nothing is known but the end of the transport. Messages that the peer sent before that may still be unprocessed.
+    /// Returns true if only the end of the transport is known, and not its cause. Messages that the peer sent before that end may not be
+    /// processed yet.
     pub(super) const fn is_loss(&self) -> bool {
         matches!(self, Self::Disconnected(_) | Self::Truncated)
     }
@@ -151,7 +152,7 @@ mod tests {
     }
 
     /// A row for each kind of evidence that is kept so far, with a letter for each kind that is found later. `h`: the kept one stays. `f`:
-    /// the found one replaces it. `c`: the kept one stays and becomes certain.
+    /// the found one replaces it. `c`: the kept one stays, and later evidence no longer replaces it.
     const TABLE: [&str; KINDS] = [
         "hhffffhfffh",
         "hhccffhfffh",
@@ -183,7 +184,8 @@ mod tests {
     #[test]
     fn an_end_waits_for_better_evidence_only_while_there_can_be_some() {
         for (held, row) in each(1).into_iter().zip(TABLE) {
-            // The end of each connection is reported by the connection manager, as `Disconnected`.
+            // Evidence is a guess if a later `Disconnected`, which is in column 2, changes it. The connection manager reports
+            // `Disconnected` at the end of each connection.
             let corrected = row.chars().nth(2).is_some_and(|letter| letter != 'h');
             assert_eq!(held.is_guess(), corrected, "{held:?}");
         }

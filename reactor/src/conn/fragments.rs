@@ -1,9 +1,10 @@
-//! Messages in several buffers. The sender cuts them into fragments, each of which uses a credit, and the receiver joins these.
+//! Messages in several buffers. The sender cuts such a message into fragments, each of which uses a credit. The receiver joins the
+//! fragments.
 //!
-//! A message in fragments is faster than an offered one, because no Read and no report must follow. All its fragments are queued together,
-//! without other messages between them, so they need no number. The receiver keeps them in their receives until the last one has arrived.
-//! So a peer that never sends the last one occupies only its own receives. The sender needs the credits for all fragments before it sends
-//! the first one. Without these credits, the message is offered ([`super::transfer`]).
+//! A message in fragments arrives sooner than an offered message, which the receiver must first read from the sender's memory. All its
+//! fragments are queued together, without other messages between them, so they need no sequence number. Fragments stay in their receive
+//! buffers until the last one has arrived. So a peer that never sends the last one occupies only its own receives. The sender needs the
+//! credits for all fragments before it sends the first one. Without these credits, the message is offered ([`super::transfer`]).
 
 use std::ops::Range;
 

@@ -107,7 +107,7 @@ impl FrameHeader {
         self.emit_before(0)
     }
 
-    /// Encodes the header of a fragment that `following` more fragments follow, at most [`MAX_FOLLOWING`].
+    /// Encodes the header of a fragment. `following`: the number of fragments after this one, at most [`MAX_FOLLOWING`].
     #[inline]
     pub(crate) const fn emit_before(self, following: u32) -> [u8; HEADER_LEN] {
         let word = self.kind as u64 | (following as u64) << 8 | (self.grant as u64) << 32;
@@ -151,7 +151,7 @@ pub struct Immediate {
 }
 
 impl Immediate {
-    /// Parses `value:4 | len:4`, little-endian. Returns `None` unless there are exactly 8 bytes.
+    /// Parses `value:4 | len:4`, little-endian. Returns `None` if the length is not 8 bytes.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let (value, rest) = bytes.split_first_chunk()?;
         let len = <[u8; 4]>::try_from(rest).ok()?;
@@ -163,7 +163,7 @@ impl Immediate {
     }
 }
 
-/// The payload of an offer: `number:4 | zero:4 | region:20`, then `tag:8` if the message has a tag. Little-endian.
+/// The payload of an offer, little-endian: `number:4 | zero:4 | region:20`, and then `tag:8` if the message has a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The number of the transfer. All transfers that a connection has in flight have different numbers.

@@ -24,13 +24,13 @@ const LANDINGS: u8 = 128;
 /// The position of the two feature bits that encode the [`SecurityMode`] of a side, as a number.
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
-/// The reason of a reject because the two sides use different security modes, plus the number of the mode that the rejecting side uses.
+/// The reject reason for a different security mode is encoded as this number plus the number of the mode that the rejecting side uses.
 const SECURITY: u8 = 5;
-/// The reason of a reject because the reactor is draining. The numbers from `SECURITY` to this one are in use.
+/// The encoded reject reason of a draining reactor. The smaller numbers from `SECURITY` on are those of the security modes.
 const DRAINING: u8 = 8;
 const GREETING_LEN: usize = 20;
 
-/// The longest private data of the program, in bytes.
+/// The maximum length of the program's private data, in bytes.
 pub const MAX_USER_PRIVATE_DATA: usize = PORTABLE_PRIVATE_DATA - GREETING_LEN;
 
 const fn raw(reason: RejectReason) -> u8 {
@@ -77,7 +77,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) fragments: bool,
     /// True if the sender wants reports of the parts of its large messages that the peer has fetched.
     pub(crate) progress: bool,
-    /// True if the sender ends the connection when it receives a goodbye. Then the peer may wait for that end.
+    /// True if the sender ends the connection when it receives a goodbye. The peer then waits for that end after it has sent its goodbye.
     pub(crate) parting: bool,
     /// True if the sender accepts reports that its peer lacks the memory to fetch a message.
     pub(crate) waiting: bool,

@@ -94,8 +94,9 @@ impl IncomingMessage {
         }
     }
 
-    /// Returns the SGE for a Read of `len` bytes at offset `from`, and the holds that keep its memory registered until the Read ends.
-    /// Memory of the program needs no hold here: the `Landing` has one. `None` if the message has no memory yet.
+    /// Returns a scatter/gather entry for a Read of `len` bytes at offset `from`, and the holds that keep the entry's memory registered
+    /// until the Read ends. Memory of the program needs no hold here, because the `Landing` has one. `None` if the message has no memory
+    /// yet.
     pub(super) fn lend(&mut self, from: u64, len: u64) -> Option<(Sge, Holds)> {
         let mut holds = Holds::default();
         let sge = match &mut self.sink {
@@ -119,8 +120,8 @@ impl IncomingMessage {
         self.total > self.offer.region.len
     }
 
-    /// Returns the offset and the length of the next Read, in bytes, if earlier Reads cover `asked` bytes. An encrypted message is read
-    /// from its end, because the tags are there: once they have arrived, each piece can be decrypted when it arrives.
+    /// Returns the offset and the length of the next Read, in bytes. Earlier Reads cover `asked` bytes. An encrypted message is read from
+    /// its end, where the authentication tags are. Once the tags have arrived, each later piece can be decrypted as soon as it arrives.
     pub(super) fn read_at(&self, asked: u64) -> (u64, u64) {
         if !self.is_sealed() {
             return (asked, piece(self.total - asked));

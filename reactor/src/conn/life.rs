@@ -53,12 +53,12 @@ impl Connection {
         self.rx = ReceiveWindow::new(depth);
     }
 
-    /// Notes that the peer's address is resolved. Returns false if the connection does not wait for that any more.
+    /// Notes that the peer's address is resolved. Returns false if the connection is no longer waiting for that.
     pub(crate) fn resolved(&mut self) -> bool {
         matches!(self.state, State::Resolving(_)) && self.state.connect()
     }
 
-    /// Returns the private data for the peer: a greeting, and behind it the program's own data. With `Framing::Raw` there is no greeting.
+    /// Returns the private data for the peer: a greeting, followed by the program's own data. With `Framing::Raw`, only the program's data.
     pub(crate) fn greeting(&self, private_data: &[u8], buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
         match self.framing {
             Framing::Raw => private_data.to_vec(),
@@ -80,7 +80,8 @@ impl Connection {
         }
     }
 
-    /// Returns the private data of the connect request. Keeps a copy for the handshake, which verifies it.
+    /// Returns the private data of the connect request. If the connection will be secured, keeps a copy, because the handshake verifies
+    /// that the greeting was not changed in transit.
     pub(crate) fn request(&mut self, buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
         let private_data = self.state.setup().map_or(&[][..], |setup| &setup.private_data);
         let request = self.greeting(private_data, buffer_size, extensions, config);
@@ -160,8 +161,8 @@ impl Connection {
         let mut early = VecDeque::new();
         match &mut self.state {
             State::Closing(closing) => {
-                // The transport ended before the peer's hello was processed. The program still receives the connection and the peer's
-                // messages.
+                // The transport has ended, and the message with which the peer opens the connection is processed only now. The program
+                // still receives the connection and the peer's messages.
                 if !closing.opened() {
                     return;
                 }
@@ -305,9 +306,9 @@ impl Connection {
     pub(crate) fn end(&mut self, ending: Ending, env: &mut Env<'_>) {
         match &mut self.state {
             State::Closing(closing) => return closing.learn(ending),
-            // The program has closed the connection already, so the only question is whether all sends were delivered. In `Draining` the
-            // remaining sends cannot be delivered, unless the peer has merely closed the connection too. In `Leaving` all sends had
-            // ended before the goodbye, and the end of the transport is the peer's answer to the goodbye.
+            // The program has already closed the connection, so this cause only decides if the close is reported as complete. In
+            // `Draining`, sends have not ended. They count as sent only if the peer's program has closed the connection too. In `Leaving`,
+            // all sends ended before the goodbye, and the peer has ended the transport in response to the goodbye.
             State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
             State::Leaving if !ending.is_local() => return self.flush_after(true, env),
             State::Refusing(_) if !ending.is_local() => return self.flush_after(false, env),
@@ -337,19 +338,19 @@ impl Connection {
         self.begin_flush(ending, env);
     }
 
-    /// Returns true if the connection may be up on the peer's side, though it is not on the local side. The opening message of the peer may
-    /// have arrived without being processed yet.
+    /// Returns true if the connection is not up on the local side, but may be up on the peer's side. Then the message with which the peer
+    /// opens the connection may have arrived without being processed yet.
     const fn may_be_up(&self) -> bool {
         match self.state {
             State::Accepting(_) | State::Greeting => !self.is_active(),
-            // The peer's connection is up once the local side's last handshake message has arrived there.
+            // The connection comes up on the peer's side when the local side's last handshake message arrives at the peer.
             State::Securing(_) => self.sealer.is_some(),
             _ => false,
         }
     }
 
-    /// Returns true if the sends of an ending connection have ended, so that the next step of the end can follow. In `Draining`, unsignaled
-    /// sends count as ended, because the completion of the goodbye will end them.
+    /// Returns true if the sends of an ending connection have ended, so that the next step of the end can follow. In `Draining`, posted
+    /// sends without a signal count as ended, because the completion of the goodbye will end them.
     pub(crate) fn is_drained(&self) -> bool {
         let ended = match self.state {
             State::Draining => self.sends.is_settled(),
@@ -359,11 +360,12 @@ impl Connection {
         ended && !self.delays_its_close()
     }
 
-    /// Ends a connection that [is drained](Self::is_drained). Sends the goodbye first, as soon as a credit is available. Without a goodbye,
-    /// the peer would report the local side as lost. The goodbye may use the last credit, because no message follows it.
+    /// Performs the next step of a connection that [is drained](Self::is_drained). The first step sends the goodbye, as soon as a credit is
+    /// available. Without a goodbye, the peer would report the local side as lost. The goodbye may use the last credit, because no message
+    /// follows it. The second step disconnects.
     ///
-    /// `abrupt`: a disconnect of this transport may overtake the goodbye and earlier messages. Then the local side does not disconnect, if
-    /// the peer does so itself once it has received the goodbye.
+    /// `abrupt`: on this transport, a disconnect may overtake messages that were sent before it. Then the second step is left to the peer,
+    /// if the peer disconnects when it receives a goodbye.
     pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
@@ -383,13 +385,13 @@ impl Connection {
         self.end(Ending::disconnect(Evidence::Goodbye), env);
     }
 
-    /// Flushes the queues of a connection that the program has closed or that a side has refused. Sends that have not ended are cut off.
+    /// Flushes the queues of a connection that the program has closed, or whose peer the local side has refused. Sends that have not ended
+    /// fail.
     pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
         self.flush_after(false, env);
     }
 
-    /// Flushes like [`Connection::flush`]. `complete`: all accepted sends were posted, and have been sent unless their completions report a
-    /// failure.
+    /// Flushes the queues, like [`Connection::flush`]. `complete`: all accepted sends were posted, and none of them has failed so far.
     fn flush_after(&mut self, complete: bool, env: &mut Env<'_>) {
         if let State::Refusing(ending) = &self.state {
             let ending = (**ending).clone();
@@ -407,12 +409,13 @@ impl Connection {
         }
     }
 
-    /// Ends the connection because a work request has failed. If it was flushed, the connection manager is about to report the cause.
+    /// Ends the connection because a work request has failed. If the work request was flushed, the connection manager will report the
+    /// cause.
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let flushed = failure.status == WcStatus::Flushed;
         if flushed && self.state.is_securing() {
-            // All messages that arrived are processed before the first flushed work request. So the peer's last message was processed. A
-            // receive that is posted now is flushed too. So the connection ends now, without waiting for the connection manager.
+            // Completions of messages are processed before the first flushed work request, so no message of the peer is missing. The queue
+            // pair receives nothing more. So the connection ends now, without waiting for the connection manager.
             return self.disconnected(DisconnectCause::Peer, env);
         }
         let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };
@@ -498,7 +501,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if an ending connection waits for no more completions, and for no better evidence of why it ends.
+    /// Returns true if an ending connection waits neither for completions nor for better evidence of why it ends.
     pub(crate) fn is_flushed(&self) -> bool {
         self.state.closing().is_some_and(|closing| !closing.is_guess()) && !self.is_outstanding()
     }
@@ -520,22 +523,23 @@ impl Connection {
         }
     }
 
-    /// Gives up the buffers and the memory of posted work requests, because the queue pair could not be destroyed and may still use them.
-    /// Returns the number of lost buffers.
+    /// Never reuses the buffers and the memory of posted work requests: the queue pair could not be destroyed, so the device may still
+    /// access them. Returns the number of buffers that are lost for this reason.
     pub(crate) fn forsake(&mut self) -> usize {
         self.forsake_lists();
         self.sends.forsake() + self.receives.forsake()
     }
 
-    /// Notes that something was not sent, if the program has closed the connection. The reported reason then is not `complete`.
+    /// If the program has closed the connection: notes that a send was not delivered. The reason that the program receives then has
+    /// `complete: false`.
     pub(super) fn cut_off(&mut self) {
         if let State::Closing(closing) = &mut self.state {
             closing.cut_off();
         }
     }
 
-    /// Cleans up after the queue pair is destroyed. The remaining sends fail. Returns the last callback of the connection. `None` if the
-    /// program never received a callback for it.
+    /// Cleans up after the queue pair is destroyed. The remaining sends fail. Returns the callback that reports the end of the connection,
+    /// or `None` if the program was never notified of the connection.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
         if !self.sends.is_empty() || self.delays_its_close() {
             self.cut_off();

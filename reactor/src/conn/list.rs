@@ -21,21 +21,22 @@ const BATCH: usize = 256 << 10;
 /// The limit on the bytes of all posted pieces of a connection. Once it is reached, no more pieces are posted until some have ended.
 const MOST: usize = 4 << 20;
 
-/// The longest confirmation, in bytes: a Read behind the last piece that proves that the peer's memory has all bytes.
+/// The maximum length of a confirmation, in bytes. A confirmation is a Read after the last piece of a list. When the Read ends, the peer's
+/// memory has all bytes of the list.
 pub(crate) const CONFIRMATION_LEN: usize = 8;
 
 /// The kind of a work request of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListPart {
-    /// A piece. `before`: the number of pieces before it in the same batch. They have ended when this one has.
+    /// A piece. `before`: the number of earlier pieces in the same batch. The completion of this piece also ends them.
     Piece { before: u16 },
-    /// The Read behind the last piece that proves that the peer's memory has all bytes.
+    /// The Read after the last piece. When this Read ends, the peer's memory has all bytes.
     Confirmation,
-    /// The message behind the last piece that notifies the peer.
+    /// The message that notifies the peer after the last piece.
     Notification,
 }
 
-/// The reason why a list posts nothing more, though it has not ended.
+/// The reason why a list posts no more pieces before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Cancelled,
@@ -61,7 +62,7 @@ pub(crate) enum ListDirection {
     PlacedWrite,
 }
 
-/// The contents of a list, which were checked.
+/// The contents of a list. They were checked.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) pieces: Vec<Piece>,
@@ -78,7 +79,7 @@ pub(crate) struct Order {
 pub(super) struct List {
     pub(super) id: TransferId,
     pub(super) order: Order,
-    /// The number of pieces that were added to the send queue, and the number of these that have ended.
+    /// `posted`: the number of pieces that were added to the send queue. `ended`: the number of these that have ended.
     pub(super) posted: usize,
     pub(super) ended: usize,
     /// The number of pieces that have succeeded.
@@ -107,7 +108,7 @@ impl List {
             && !cfg!(planted = "a-transfer-outlives-its-deadline")
     }
 
-    /// Returns true unless the list was stopped or has failed, so that it may post more.
+    /// Returns true if the list may post more work requests, because it was not stopped and none of its work requests has failed.
     pub(super) const fn is_going(&self) -> bool {
         self.stop.is_none() && self.failure.is_none()
     }
@@ -121,11 +122,12 @@ impl List {
         self.order.pieces.len() - self.posted
     }
 
-    /// Returns the number of pieces in the next batch, and their bytes. `most`: the size of a full batch. `room`: the number of free slots.
-    /// `(pieces, bytes)`: the pieces of this connection's lists that are posted now.
+    /// Returns the number of pieces in the next batch, and their total length in bytes. `most`: the number of pieces in a full batch.
+    /// `room`: the number of free slots. `(pieces, bytes)`: the number and the total length of the posted pieces of all lists of this
+    /// connection.
     ///
-    /// The batch is full, unless fewer pieces remain. A batch that does not fit into the free slots waits until posted pieces have ended.
-    /// If no pieces are posted, a smaller batch is posted instead.
+    /// The batch is full, unless fewer pieces remain, or the limit on its bytes is reached. A batch that does not fit into the free slots
+    /// waits until posted pieces have ended. If no pieces are posted, a smaller batch is posted instead.
     pub(super) fn batch(&self, most: usize, room: usize, (pieces, bytes): (usize, usize)) -> (usize, usize) {
         let wanted = most.min(self.unposted());
         let room = room.min((2 * most).saturating_sub(pieces));
@@ -145,7 +147,8 @@ impl List {
         (count, bytes)
     }
 
-    /// Returns true if the notification is the next work request to post. Behind Reads it must wait until all bytes have arrived.
+    /// Returns true if the notification is the next work request to post. In a list of Reads, the notification must wait until all bytes
+    /// have arrived.
     pub(super) fn wants_notification(&self) -> bool {
         let before = if self.order.direction == ListDirection::Read { self.ended } else { self.posted };
         self.is_going()
@@ -184,7 +187,7 @@ impl List {
         }
     }
 
-    /// Returns the outcome of the list, and the number of its first pieces that are certainly in the target memory.
+    /// Returns the outcome of the list, and a number `n`: the first `n` pieces are certainly in the target memory.
     pub(super) fn result(&self) -> (TransferOutcome, usize) {
         let outcome = match (self.stop, self.failure) {
             _ if self.is_done() => TransferOutcome::Done,
@@ -204,7 +207,7 @@ pub(crate) struct Lists {
     pub(super) waiting: VecDeque<List>,
     /// The number of the next list.
     pub(super) next: u64,
-    /// The number of pieces of all lists in the send queue, and their bytes.
+    /// `pieces`: the number of pieces of all lists in the send queue. `bytes`: their total length.
     pub(super) pieces: usize,
     pub(super) bytes: usize,
     /// The number of slots and of credits that the next work request of a list lacks.
@@ -232,8 +235,8 @@ impl Lists {
         self.reserved.1
     }
 
-    /// Reserves the slots and credits that the lists lack, because a send of the program was refused. It would otherwise take all that
-    /// become free.
+    /// Reserves the slots and the credits that the lists lack. Called when a send of the program was refused, because such sends would
+    /// otherwise use all slots and credits that become free.
     pub(super) const fn reserve(&mut self) {
         self.reserved = self.missing;
     }
@@ -243,7 +246,8 @@ impl Lists {
         self.waiting.iter().filter_map(|list| list.order.deadline).min()
     }
 
-    /// Removes the list at index `at`, which has ended. Ends the reservation of slots and credits if no other list needs them.
+    /// Removes and returns the list at index `at`, which has ended. `None` if there is no such list. If no other list needs the reserved
+    /// slots and credits, they are released.
     pub(super) fn take_over(&mut self, at: usize) -> Option<List> {
         let list = self.waiting.remove(at)?;
         if !self.waiting.iter().any(|list| list.is_going() && (list.unposted() > 0 || list.wants_notification())) {

@@ -87,9 +87,8 @@ pub(crate) enum Need {
     Place,
     /// A slot and a credit.
     Message,
-    /// A message longer than one buffer. It can be sent in one of two ways. As fragments, it needs slots and credits for `parts` messages.
-    /// Offered to the peer, it needs a slot and a credit, fewer than the maximum of transfers in flight, and `copy` bytes of memory for a
-    /// copy.
+    /// A message longer than one buffer. It can be sent in two ways. Sending it as fragments needs slots and credits for `parts` messages.
+    /// Offering it to the peer needs a slot, a credit, one of the limited transfers in flight, and `copy` bytes of memory for a copy.
     Transfer { parts: usize, copy: usize },
 }
 
@@ -107,7 +106,7 @@ impl Need {
     }
 }
 
-/// A send was refused for lack of capacity, and the program waits for `on_writable`.
+/// The need of the sends that were refused for lack of capacity, while the program waits for `on_writable`.
 #[derive(Clone, Copy, Debug)]
 struct SendRefusal {
     /// The smallest need of the sends that were refused since the last `on_writable`.
@@ -161,7 +160,7 @@ pub(crate) struct Opening {
     pub(crate) security: Security,
 }
 
-/// See the [module](self).
+/// One connection. The comment of the [module](self) has an overview.
 #[derive(Debug)]
 pub(crate) struct Connection {
     id: ConnectionId,
@@ -186,7 +185,7 @@ pub(crate) struct Connection {
     refused: Option<SendRefusal>,
     transfers: Transfers,
     keepalive: Keepalive,
-    /// The total time during which sends were refused, except the time since the last `on_writable`.
+    /// The total duration of the refusals that have ended with an `on_writable`.
     stalled: Duration,
     /// A number that the program has stored with the connection.
     user: u64,
@@ -305,14 +304,15 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Returns the number of posted sends and of posted receives that will still be reported by a completion.
+    /// Returns the number of posted sends, and the number of posted receives, whose completions have not arrived. Unsignaled sends are not
+    /// counted if no completion will report them.
     pub(crate) fn unflushed(&self) -> (usize, usize) {
         let planted = cfg!(planted = "an-end-waits-for-quiet-sends");
         let sends = if planted { self.sends.posted() } else { self.sends.awaited() };
         (sends, self.receives.posted())
     }
 
-    /// Returns true if completions of posted sends or receives are still to come.
+    /// Returns true if completions of posted sends or receives have not arrived yet.
     pub(crate) fn is_outstanding(&self) -> bool {
         self.unflushed() != (0, 0)
     }
@@ -350,7 +350,7 @@ impl Connection {
         env.effects.actions.push_back((self.id, action));
     }
 
-    /// If a send was refused, requests a check whether it would be accepted now.
+    /// If a send was refused, requests that the driver checks if the send would be accepted now.
     #[inline]
     fn ask_writable(&self, env: &mut Env<'_>) {
         if self.refused.is_some() {
@@ -422,21 +422,21 @@ impl Connection {
         }
     }
 
-    /// Returns the need of the refused send if its credits, slots and transfers are available now. The caller must also check the memory
-    /// that the need names. `None` if no send was refused, or it would be refused again.
+    /// Returns the need of the refused send if enough credits, slots and transfers are available now. If the need includes memory for a
+    /// copy, the caller must check that this memory is available. `None` if no send was refused, or if the send would be refused again.
     pub(crate) fn is_unblocked(&self) -> Option<Need> {
         let need = self.refused.filter(|_| self.state.is_open())?.need;
         let met = match need {
             Need::Place => self.has_place(),
             Need::Message => self.room_for_message().is_ok(),
-            // Sent as fragments, the message needs neither a transfer nor memory for a copy.
+            // Fragments need neither a transfer nor memory for a copy.
             Need::Transfer { parts, .. } if parts <= self.writable() => return Some(Need::Message),
             Need::Transfer { .. } => self.room_for_message().is_ok() && self.transfers.has_room(),
         };
         met.then_some(need)
     }
 
-    /// Reports to the program that there is capacity again, with `on_writable`.
+    /// Calls `on_writable`, because the capacity that a refused send needs is available.
     pub(crate) fn unblock(&mut self, env: &mut Env<'_>) {
         if let Some(refused) = self.refused.take() {
             let stall = env.now.saturating_duration_since(refused.since);
@@ -446,7 +446,7 @@ impl Connection {
         }
     }
 
-    /// Returns the total time during which sends were refused, including the time since the current refusal.
+    /// Returns the total time that the program has waited for `on_writable` after a refused send, including a wait that has not ended.
     pub(crate) fn stall_time(&self, now: Instant) -> Duration {
         let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
         self.stalled + open

@@ -25,7 +25,7 @@ use crate::id::{ConnectionId, recv_wr_id};
 use crate::limits::{HEADER_LEN, message_len};
 use crate::security::Opener;
 
-/// See the [module](self).
+/// The receive queue of one connection.
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     source: ReceiveSource,
@@ -50,13 +50,14 @@ enum ReceiveSource {
 }
 
 impl RecvQueue {
-    /// Creates an own receive queue of `depth` receives with `size` bytes each. None is posted yet.
+    /// Creates the queue of a connection that does not use the shared queue, with `depth` receives of `size` bytes each. No receive is
+    /// posted yet.
     pub(crate) fn own(depth: u32, size: usize) -> Self {
         let posted = VecDeque::with_capacity(depth as usize);
         Self { source: ReceiveSource::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
     }
 
-    /// Creates the queue of a connection that uses receives of the shared queue. `claim` is its share of them.
+    /// Creates the queue of a connection that uses the device's shared receive queue. `claim` is the connection's share of that queue.
     pub(crate) const fn shared(claim: Claim) -> Self {
         Self { source: ReceiveSource::Shared(claim), kept: 0, held: 0, early: 0 }
     }
@@ -214,8 +215,8 @@ impl RecvQueue {
         shared.claims.renew(claim, window.outstanding(), most, now)
     }
 
-    /// Gives up the buffers of the posted receives, because the queue pair could not be destroyed and may still use them. Returns their
-    /// number.
+    /// Never reuses the buffers of the posted receives: the queue pair could not be destroyed, so the device may still write to them.
+    /// Returns the number of these buffers.
     pub(super) fn forsake(&mut self) -> usize {
         match &mut self.source {
             ReceiveSource::Own { posted, .. } => posted.drain(..).count(),
@@ -263,7 +264,7 @@ impl Connection {
             self.received_bare(buffer, (wc.len, wc.immediate), env);
             return true;
         }
-        // A message that cannot be decrypted may not be the peer's. Its contents are ignored.
+        // A message that cannot be decrypted may have been sent by an attacker. Its contents are ignored.
         let opened = match &mut self.opener {
             Some(opener) => open(opener, &mut buffer, wc.len, &env.buffers.pool),
             None => Some(wc.len),
@@ -314,8 +315,8 @@ impl Connection {
         }
     }
 
-    /// Handles a message whose header [`FrameHeader::parse`] does not accept. It is a fragment that other fragments follow, or a protocol
-    /// violation.
+    /// Handles a message whose header [`FrameHeader::parse`] does not accept. Such a message is either a fragment that is not the last one,
+    /// or a protocol violation.
     #[cold]
     fn received_unlike(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
@@ -381,7 +382,8 @@ impl Connection {
 
     fn receive_failed(&mut self, buffer: Buffer, failure: Failure, env: &mut Env<'_>) {
         self.discard(buffer, env);
-        // While the connection is not up, the connection manager is about to report why it fails.
+        // In `Connecting`, receives are flushed if connecting fails. The connection manager is about to report the cause, so it is not
+        // reported here.
         let expected = match self.state {
             State::Closing(_) => true,
             State::Connecting(_) => failure.status == WcStatus::Flushed,
@@ -493,7 +495,7 @@ impl Connection {
     fn received_bare(&mut self, buffer: Buffer, (len, immediate): (u32, Option<u32>), env: &mut Env<'_>) {
         let early = !self.state.is_announced();
         if self.is_secured() {
-            // Without a header the message is not authenticated, so it could be anyone's.
+            // On an encrypted connection, a message without a header is not authenticated: an attacker may have sent it.
             self.discard(buffer, env);
             return self.violated(PeerViolation::NotAuthentic, env);
         }
@@ -506,7 +508,8 @@ impl Connection {
             return self.violated(PeerViolation::CreditOverrun, env);
         }
         if early && self.is_active() {
-            // The peer has accepted and sends already, but the local side was not notified yet that the transport is up.
+            // The peer has accepted the connection and has sent this message, but the local side was not notified yet that the transport is
+            // up.
             return match self.state.setup_mut() {
                 Some(setup) => setup.early.push_back(Early { buffer, len, immediate }),
                 None => self.discard(buffer, env),

@@ -1,10 +1,10 @@
 //! The handshake of a secured connection, between the establishment of the transport and the hello of the active side.
 //!
 //! The handshake bytes are sent in separate messages, which fit into buffers and use credits like all messages. A side is *done* when the
-//! peer has proven its identity and the local program has accepted it. Until then, the side sends only handshake messages and grants,
-//! unencrypted. Then it sends [`HandshakePart::Last`], and encrypts all messages after that.
+//! peer has proven its identity and the local program has accepted it. Before a side is done, it sends only handshake messages and grants,
+//! unencrypted. When it is done, it sends [`HandshakePart::Last`], and encrypts all later messages.
 //!
-//! So each direction changes to encryption at one point in its message order, and every message is known to be encrypted or not. The
+//! So each direction changes to encryption at one point in its message order, and the receiver of a message knows if it is encrypted. The
 //! connection is reported to the program when both directions are encrypted.
 
 use std::mem;
@@ -59,8 +59,8 @@ impl Connection {
         }
     }
 
-    /// Removes from the handshake the keys that decrypt the peer's messages, and returns them. `None` if the peer has not proven its
-    /// identity, or its messages are encrypted already.
+    /// Removes the keys that decrypt the peer's messages from the handshake, and returns them. `None` if the peer has not proven its
+    /// identity, or if the connection already uses these keys.
     pub(super) fn take_late_opener(&mut self) -> Option<Box<Opener>> {
         match &mut self.state {
             State::Securing(securing) => securing.opener.take(),
@@ -120,12 +120,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles a handshake message that is processed after the end of the transport. Devices report the two in any order.
+    /// Handles a handshake message that is processed after the event that the transport has ended. Devices may report the event before the
+    /// message.
     fn received_late(&mut self, part: HandshakePart, octets: &[u8], env: &mut Env<'_>) {
         let active = self.is_active();
         let State::Closing(closing) = &mut self.state else { return };
         match part {
-            // The peer had accepted the local side before it closed. The local side waited for this message only.
+            // The peer has accepted the local side, and then closed the connection. Only this message was missing, so the connection was
+            // up.
             HandshakePart::Last if octets.is_empty() => {
                 let Some(opener) = closing.late.as_mut().and_then(|late| late.opener.take()) else { return };
                 self.opener = Some(opener);
@@ -151,8 +153,8 @@ impl Connection {
         error
     }
 
-    /// Logs that a side has refused the other's identity. The program of the passive side receives no callback for this, so the log is its
-    /// only report.
+    /// Logs that the local side has refused the peer's identity, or was refused by the peer. On the passive side, the program receives no
+    /// callback for this, so only the log reports it.
     fn log_failure(&self, error: &SecurityError, env: &mut Env<'_>) {
         let (id, peer) = (self.id, self.peer.address);
         if self.is_active() {
@@ -206,7 +208,7 @@ impl Connection {
     }
 
     /// Sends the pending handshake bytes in messages, while credits and slots are available. If the program has accepted the peer, the last
-    /// message is [`HandshakePart::Last`], and encryption starts behind it.
+    /// message is [`HandshakePart::Last`], and all messages after it are encrypted.
     pub(super) fn pump_handshake(&mut self, env: &mut Env<'_>) {
         let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
         while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
@@ -246,20 +248,20 @@ impl Connection {
         self.push_control(MessageKind::Hello, &[], None, env);
     }
 
-    /// If both directions are encrypted: reports the connection to the program, or on the passive side waits for the hello first.
+    /// If both directions are encrypted, the connection comes up: on the active side now, on the passive side when the hello has arrived.
     fn secured(&mut self, env: &mut Env<'_>) {
         let State::Securing(securing) = &self.state else { return };
         if self.sealer.is_none() || self.opener.is_none() {
             return;
         }
         let greeted = securing.greeted;
-        // The hello opens the connection on the passive side.
+        // The passive side also needs the peer's hello, which may have arrived already.
         if self.is_active() || (self.state.greet() && greeted) {
             self.announce(env);
         }
     }
 
-    /// Handles the hello of the active side. If the local handshake has not ended, the connection comes up when it has.
+    /// Handles the hello of the active side. The connection comes up now, or at the end of the local handshake if that is later.
     pub(super) fn greeted(&mut self, env: &mut Env<'_>) {
         if let State::Securing(securing) = &mut self.state {
             securing.greeted = true;
@@ -268,7 +270,7 @@ impl Connection {
         }
     }
 
-    /// Refuses the peer's identity. `told`: the reason, as text for the peer.
+    /// Refuses the peer's identity. `error`: the reason for the local program. `told`: the reason as text for the peer.
     fn refuse_peer(&mut self, error: SecurityError, told: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;

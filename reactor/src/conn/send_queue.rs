@@ -1,5 +1,5 @@
-//! The send queue of a connection. First in it are the sends that are posted, then the *chain*: the sends that the next flush posts. This
-//! file also has the functions that add sends, and those that handle their completions.
+//! The send queue of a connection. The first entries are the posted sends. The *chain* follows: the sends that the next flush posts. This
+//! file also has the functions that add sends, and those that handle the completions of sends.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::memory::region_memory::Hold;
 use crate::security::Sealer;
 use crate::security::channel::TAG;
 
-/// The kind of a send, which decides the steps at its end.
+/// The kind of a send. It decides what happens when the send ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendRole {
     /// A message in a buffer.
@@ -44,17 +44,17 @@ pub(crate) struct SendQueueEntry {
     /// The buffer with the message, or with its header only if the payload is in a region.
     buffer: Option<Posted>,
     role: SendRole,
-    /// The number of regions that the send uses. When the send is the first in the queue, their holds are the first in `holds`. 0 for a
-    /// piece of a list, because the list itself leases its regions.
+    /// The number of regions that the send uses. The holds of the oldest send are the first in `holds`. 0 for a piece of a list, because
+    /// the list itself keeps its regions registered.
     regions: u8,
-    /// The id that the program knows the send by. `None` for control messages.
+    /// The id of the send that the program knows. `None` for control messages.
     pub(crate) id: Option<SendId>,
     /// True if the end of the send is not reported to the program. This is possible for messages whose payload was copied.
     quiet: bool,
-    /// True for Reads and atomics, which end with the peer's answer. The completion of a later send does not end such a send, because on
-    /// siw it may arrive first.
+    /// True for Reads and atomics, which end with the peer's answer. The completion of a later send does not prove that such an operation
+    /// has ended: on siw, the later completion may arrive first.
     answered: bool,
-    /// The outcome, if the send has completed while an earlier send has not.
+    /// The outcome of the send, if it has completed and an earlier send has not.
     ended: Option<Outcome>,
 }
 
@@ -66,7 +66,7 @@ impl SendQueueEntry {
         Self { id: Some(id), ..Self::EMPTY }
     }
 
-    /// Creates an entry for a message: of the program if it has an id, or else of the reactor.
+    /// Creates an entry for a message. The program sends it if `id` is set. Otherwise it is a control message.
     pub(super) const fn message(buffer: Posted, id: Option<SendId>) -> Self {
         Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
@@ -95,7 +95,7 @@ enum Copies {
     ReportedForNow,
 }
 
-/// See the [module](self).
+/// The send queue of one connection.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     connection: ConnectionId,
@@ -118,7 +118,7 @@ pub(crate) struct SendQueue {
     named: u64,
     /// The number of unsignaled work requests since the last signaled one, in the whole queue.
     unsignaled: usize,
-    /// The number of posted work requests since the last signaled one. Unless one fails, no completion reports them.
+    /// The number of posted work requests since the last signaled one. They cause no completion unless one of them fails.
     silent: usize,
     copies: Copies,
     /// True if the next flush must signal its last work request, because an unsignaled one must be reported.
@@ -169,7 +169,7 @@ impl SendQueue {
         self.chain.reserve(self.slots);
     }
 
-    /// Returns the number of slots that sends of the program may use, while `reserved` more slots are kept free.
+    /// Returns the number of slots that sends of the program may use, if `reserved` more slots must stay free.
     #[inline]
     pub(crate) fn room(&self, reserved: usize) -> usize {
         self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved + self.lists.reserved_places())
@@ -214,9 +214,9 @@ impl SendQueue {
         self.chain.len() + usize::from(self.is_unrung()) == 1
     }
 
-    /// Returns true if a send may be completed when it is posted, without overtaking earlier sends. `told`: its end is reported to the
-    /// program. Then the queue must be empty, because the ends of all earlier sends are reported first. At most as many sends are completed
-    /// in this way between two doorbells as the queue has slots.
+    /// Returns true if a send may be completed when it is posted, without overtaking earlier sends. `told`: the end of the send is reported
+    /// to the program. Such a send requires an empty queue, because the ends of sends are reported in order. Between two doorbells, at most
+    /// as many sends are completed in this way as the queue has slots.
     #[inline]
     fn takes_immediate(&self, told: bool) -> bool {
         let told = told && !cfg!(planted = "an-immediate-end-is-told-first");
@@ -390,7 +390,7 @@ impl SendQueue {
         }
     }
 
-    /// If the first `count` sends are exactly one batch of a list, and it has succeeded, returns `count`. Returns 0 otherwise.
+    /// Returns `count` if the first `count` sends are exactly one batch of a list, and the batch has succeeded. Returns 0 otherwise.
     #[inline]
     fn batch_ended(&self, count: usize, outcome: Outcome) -> usize {
         match self.entries.get(count - 1).map(|entry| entry.role) {
@@ -438,8 +438,8 @@ impl SendQueue {
         self.has_carrier = false;
     }
 
-    /// Encrypts the messages of the chain that are not encrypted yet, in order. Returns false if one cannot be encrypted. Then the chain
-    /// must not be posted.
+    /// Encrypts the messages of the chain that are not encrypted yet, in order. Returns false if a message cannot be encrypted. In this
+    /// case, the chain must not be posted.
     #[inline(never)]
     fn seal(&mut self, pool: &Pool, sealer: &mut Sealer) -> bool {
         let first = self.posted() + self.sealed;
@@ -469,7 +469,8 @@ impl SendQueue {
         !matches!(self.copies, Copies::Quiet)
     }
 
-    /// Sets whether the ends of copied messages are reported from now on. `telling`: always. Otherwise `Config::quiet_sends` decides.
+    /// Sets whether the ends of copied messages are reported from now on. If `telling` is true, they are always reported. If it is false,
+    /// `Config::quiet_sends` decides.
     pub(crate) const fn tell_of_next(&mut self, telling: bool) {
         self.copies = match (self.copies, telling) {
             (Copies::Reported, _) => Copies::Reported,
@@ -486,19 +487,19 @@ impl SendQueue {
         }
     }
 
-    /// Returns true if all sends are posted, and no completion is expected for any of them: all are unsignaled.
+    /// Returns true if all sends are posted and unsignaled, so that no completion is expected for any of them.
     pub(super) fn is_settled(&self) -> bool {
         self.awaited() == 0 && self.chain.is_empty()
     }
 
-    /// Makes sure that a completion frees the slots of the sends in the queue, because the program waits for slots. Returns false if that
-    /// needs another send: all sends are posted and unsignaled.
+    /// Makes sure that a completion frees the slots of the sends in the queue, because the program waits for slots. Returns false if the
+    /// caller must add another, signaled send for this, because all sends are already posted and unsignaled.
     pub(super) fn request_signal(&mut self) -> bool {
         self.wants_signal |= !self.chain.is_empty();
         self.entries.is_empty() || !self.is_settled()
     }
 
-    /// Returns the chain for posting. The last work request is signaled if one since the last signal must be reported.
+    /// Returns the chain for posting. Signals the last work request if a work request since the last signal must be reported.
     #[inline]
     pub(crate) fn chain(&mut self) -> &[SendWr] {
         (self.has_carrier, self.is_awaited) = (false, false);
@@ -528,24 +529,26 @@ impl SendQueue {
         self.sealed = self.sealed.saturating_sub(count);
     }
 
-    /// Returns the number of sends that end with the completion of `sequence`: it and all earlier ones. `None` if no such send is posted.
+    /// Returns the number of sends that the completion of `sequence` ends: that send and all earlier ones. `None` if no such send is
+    /// posted.
     #[inline]
     pub(crate) fn ended_by(&self, sequence: u16) -> Option<usize> {
         let count = usize::from(sequence.wrapping_sub(self.first)) + 1;
         (count <= self.posted()).then_some(count)
     }
 
-    /// Returns true if entries in the queue wait for answers of the peer. Then a completion is only recorded in the entries, and sends end
-    /// when [`SendQueue::front_ended`] says so.
+    /// Returns true if entries in the queue wait for answers of the peer. In this case a completion is only recorded in the entries, and
+    /// the oldest send ends once [`SendQueue::front_ended`] returns its outcome.
     #[inline]
     pub(crate) const fn has_answers(&self) -> bool {
         self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
     }
 
-    /// Records a completion of the send at index `count - 1`. It ends that send and the earlier ones, except earlier sends that wait for
-    /// answers. The completion of a Read of a list also ends the earlier Reads of its batch.
+    /// Records a completion of the send at index `count - 1`. The completion ends that send, and the earlier sends that do not wait for
+    /// answers. If the send is a Read of a list, the completion also ends the earlier Reads of the same batch.
     pub(crate) fn note_ends(&mut self, count: usize, outcome: Outcome) {
-        // A device that flushes the queue reports each work request separately.
+        // When a queue is flushed, the device reports each work request separately, so a flushed Read does not end the earlier Reads of its
+        // batch.
         let flushed = matches!(outcome, Outcome::Failed(failure) if failure.status == WcStatus::Flushed);
         let covered = match self.entries.get(count.wrapping_sub(1)).map(|entry| entry.role) {
             Some(SendRole::List(ListPart::Piece { before })) if !flushed => usize::from(before),
@@ -555,7 +558,7 @@ impl SendQueue {
             if nth + 1 == count {
                 entry.ended = Some(outcome);
             } else if !entry.answered || nth + 1 + covered >= count {
-                // An earlier send was unsignaled. It has succeeded, because a failure would have been reported.
+                // This earlier send was unsignaled. It has succeeded, because a failure would have been reported.
                 entry.ended.get_or_insert(Outcome::Sent);
             }
         }
@@ -566,8 +569,9 @@ impl SendQueue {
         self.entries.front()?.ended
     }
 
-    /// Removes up to `most` messages from the front of the queue, and returns their buffers to the pool. They are either all reported to
-    /// the program, with consecutive ids, or all not reported. Returns their number, and the id of the first one if they are reported.
+    /// Removes up to `most` messages from the front of the queue, and returns their buffers to the pool. Stops before a message that
+    /// differs from the first one: the ends of all removed messages are reported to the program, with consecutive ids, or none is. Returns
+    /// the number of removed messages, and the id of the first one, or `None` if they are not reported.
     #[inline]
     fn pop_messages(&mut self, most: usize, pool: &mut Pool) -> (usize, Option<SendId>) {
         let (mut count, mut first) = (0, None::<SendId>);
@@ -604,8 +608,8 @@ impl SendQueue {
         Some(entry)
     }
 
-    /// Gives up the buffers and the holds of regions of the posted sends, because the queue pair could not be destroyed and may still use
-    /// them. Returns the number of lost buffers.
+    /// Never reuses the buffers and the regions of the posted sends: the queue pair could not be destroyed, so the device may still access
+    /// them. Returns the number of these buffers.
     pub(super) fn forsake(&mut self) -> usize {
         let posted = self.posted();
         let taken = self.entries.range_mut(..posted).map(|entry| usize::from(std::mem::take(&mut entry.regions)));
@@ -614,7 +618,7 @@ impl SendQueue {
         self.entries.range_mut(..posted).filter_map(|entry| entry.buffer.take()).count()
     }
 
-    /// Drops the chain, because there is no queue pair any more. The caller ends the entries.
+    /// Drops the chain, because the queue pair was destroyed. The caller ends the sends in the queue.
     pub(crate) fn abandon_chain(&mut self) {
         self.chain.clear();
         self.sealed = 0;
@@ -651,8 +655,8 @@ impl Connection {
         Ok(self.push_data(message, payload.len(), env))
     }
 
-    /// Returns true if a message of `len` bytes may be completed when it is posted. It must not overtake an earlier send. Nothing else may
-    /// be due to the peer first, such as a grant of receives.
+    /// Returns true if a message of `len` bytes may be completed when it is posted. This requires that the message overtakes no earlier
+    /// send, and that no message to the peer, such as a grant, is due before it.
     #[inline]
     fn may_send_now(&self, len: usize) -> bool {
         self.sends.takes_immediate(self.sends.tells_of_copies())
@@ -738,8 +742,8 @@ impl Connection {
         let len = range.len();
         self.check_message(len, env)?;
         if self.is_secured() {
-            // The device reads the region itself, and encryption works in place. The program can still read the region, so a copy is
-            // encrypted and sent.
+            // Encryption would change the bytes of the region, which the program can still read. So a copy of the payload is encrypted and
+            // sent.
             let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
             let room = &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..HEADER_LEN + len];
             if !region.try_copy_to(range.start, room) {
@@ -779,7 +783,7 @@ impl Connection {
         if let Some((message, sges)) = self.sends.open_message() {
             let written = sges.total_len();
             let bytes = message.unposted(env.buffers.pool.slabs());
-            // A fragment cannot get more bytes, because its message has a fixed length. It may be the last in the chain.
+            // The last message in the chain may be a fragment. No bytes can be added to a fragment, because its message has a fixed length.
             let whole = start == 0 || bytes[0] == MessageKind::Data as u8;
             if whole && (start + 1..end).contains(&written) {
                 let len = fill(&mut bytes[written..end]).min(end - written);
@@ -835,7 +839,7 @@ impl Connection {
         self.mark(env);
     }
 
-    /// Uses a credit. Returns the header of the message that this credit is for.
+    /// Uses a credit for a message of this kind, and returns the header of the message.
     #[inline]
     pub(super) fn header(&mut self, kind: MessageKind) -> FrameHeader {
         self.tx.take();
@@ -855,7 +859,7 @@ impl Connection {
 
     // One-sided operations.
 
-    /// Checks that an operation of `places` work requests can be queued now. `credit`: it uses a receive of the peer.
+    /// Checks that an operation of `places` work requests can be queued now. `credit`: the operation uses a receive of the peer.
     pub(crate) fn check_operation(
         &mut self,
         places: usize,
@@ -891,7 +895,7 @@ impl Connection {
     /// Queues Reads into several local ranges sequentially, as one operation with one id.
     pub(crate) fn read(&mut self, mut from: RemoteAddress, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Read);
-        // Each range gets its own Read: a Read has only one sink on iWARP, and on many adapters.
+        // Each local range gets a separate Read, because on iWARP and on many adapters a Read has only one local range.
         let count = locals.sges.as_slice().len();
         for (nth, (&sge, hold)) in locals.sges.as_slice().iter().zip(locals.holds).enumerate() {
             let entry = if nth + 1 == count { SendQueueEntry::named(id) } else { SendQueueEntry::EMPTY };
@@ -937,8 +941,9 @@ impl Connection {
         }
     }
 
-    /// Returns true if the cork keeps the chain from being posted. It does not if the chain fills half of the queue, a send was refused,
-    /// the peer waits for a message in the chain, a control message is due, or a large message or a list is in progress.
+    /// Returns true if the program corks the connection, and so the chain is not posted yet. Returns false in spite of the cork if the
+    /// chain fills half of the queue, a send was refused, the peer waits for a message in the chain, a control message is due, or a large
+    /// message or a list is in progress.
     fn is_holding_back(&self) -> bool {
         self.corked
             && self.state.is_open()
@@ -949,11 +954,11 @@ impl Connection {
             && !self.feeds_itself()
     }
 
-    /// Returns true if the flush must post the send before the receives, so that the message leaves earlier. This is right for a single
-    /// message, if posting the receives makes no grant due.
+    /// Returns true if the flush must post the send before the receives, so that the message leaves earlier. This is done for a single
+    /// message, if no grant becomes due when the receives are posted.
     ///
-    /// Several messages must carry the grant for these receives. Otherwise a peer that answers each message uses up its credits, and waits
-    /// for a grant that is queued behind the messages.
+    /// If there are several messages, the receives are posted first, and the messages carry the grant for them. Otherwise a peer that
+    /// answers each message would use up its credits, and wait for a grant that is queued behind the messages.
     #[inline]
     pub(crate) fn sends_first(&self) -> bool {
         self.framing == Framing::Credits
@@ -997,8 +1002,8 @@ impl Connection {
             State::Open | State::Leaving => true,
             State::Draining => {
                 if self.sends.is_chained() {
-                    // The close waits for these sends, and no completion reports unsignaled ones. So it must be checked again after they
-                    // are posted.
+                    // The end of the connection waits for the sends in the queue. No completion reports unsignaled ones, so the end is
+                    // checked again after they are posted.
                     self.want(env, Action::Ending);
                 }
                 true
@@ -1069,7 +1074,7 @@ impl Connection {
                 self.end_send(outcome, env);
             }
         } else {
-            // The earlier sends were unsignaled, and have succeeded even if the last one has failed.
+            // The sends before the last one were unsignaled. They have succeeded, even if the last one has failed.
             let succeeded = if last.is_sent() { count } else { count - 1 };
             self.end_sends(succeeded, env);
             if succeeded < count {
@@ -1116,7 +1121,7 @@ impl Connection {
         }
     }
 
-    /// Ends the oldest send with this outcome.
+    /// Ends the oldest send with the given outcome.
     #[inline]
     pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         let Some(entry) = self.sends.pop(&mut env.buffers.pool) else { return };

@@ -1,11 +1,11 @@
 //! Rules for a shortage of memory for large messages: which message gets memory next, which peers must first answer a Read, and how the
-//! peer learns that the local side waits.
+//! local side reports to the peer that it waits.
 //!
 //! If memory is scarce, only peers that have answered a Read within the last 2 seconds get memory. Other peers must first answer a *probe*:
 //! a Read of a few bytes, which are dropped. So a peer that offers messages and answers no Reads holds no memory.
 //!
-//! A receiver that waits for memory reports this to the sender. Up to a maximum, the sender does not count this wait against its time
-//! limit.
+//! A receiver that waits for memory reports this to the sender. The sender extends its time limit by the time of this wait, up to a
+//! maximum.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ struct MemoryWait {
     owed: bool,
 }
 
-/// See the [module](self).
+/// The state of a connection while memory for large messages is scarce.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
     /// The time at which the peer last answered a Read.
@@ -72,7 +72,7 @@ impl Shortage {
         std::mem::replace(&mut self.probing, false)
     }
 
-    /// Ends the wait and returns the memory for probes. A probe in flight holds its memory until it ends.
+    /// Ends the wait and returns the memory for probes. If a probe is in flight, that memory stays registered until the probe ends.
     pub(super) const fn end(&mut self) -> Option<Box<Region>> {
         self.wait = None;
         self.probe.take()
@@ -87,8 +87,8 @@ fn report_interval(env: &Env<'_>) -> Duration {
 impl Connection {
     /// Returns the length of the next message that needs memory, in bytes. `None` if no message needs memory now.
     ///
-    /// This is usually the oldest message. A later message gets memory early if the Reads of all messages before it will be posted soon.
-    /// Otherwise its memory would be idle until then.
+    /// This is usually the oldest message. A later message gets memory only if the Reads of all messages before it will be posted soon.
+    /// Otherwise its memory would not be used for a long time.
     pub(crate) fn wants_memory(&self) -> Option<usize> {
         let active = self.transfers.active()?;
         let at = active.incoming.iter().position(IncomingMessage::wants_memory)?;
@@ -106,14 +106,14 @@ impl Connection {
         drop(active.shortage.end());
     }
 
-    /// Returns true if the peer has answered a Read within the last `PROOF`.
+    /// Returns true if the peer has answered a Read within `PROOF` before `now`.
     pub(crate) fn has_shown(&self, now: Instant) -> bool {
         let lately = |shown| now.saturating_duration_since(shown) <= PROOF;
         self.transfers.active().and_then(|active| active.shortage.shown).is_some_and(lately)
     }
 
     /// Returns true if a probe should be sent: no Read is in flight, the send queue has a free slot, and the peer has answered no Read
-    /// within the last quarter of `PROOF`.
+    /// within a quarter of `PROOF` before `now`.
     pub(crate) fn may_probe(&self, now: Instant) -> bool {
         let fresh = |shown| now.saturating_duration_since(shown) < PROOF / 4;
         let active = self.transfers.active();
@@ -121,8 +121,8 @@ impl Connection {
             && self.sends.room(0) > 0
     }
 
-    /// Returns the time of the last progress of the Reads in flight, and the bytes of the library's memory that their messages hold. `None`
-    /// if no Read is in flight, or the messages hold no such memory.
+    /// If Reads are in flight: returns the time of their last progress, and the amount of the library's memory that is assigned to large
+    /// messages of this connection, in bytes. `None` if no Read is in flight, or if this amount is 0.
     pub(crate) fn stalled(&self) -> Option<(Instant, usize)> {
         let active = self.transfers.active().filter(|active| active.pieces > 0)?;
         let held = active.incoming.iter().filter_map(IncomingMessage::region);
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Schedules the next report to the peer and the next probe, if the interval since the last report has passed. Returns the time of the
+    /// If the interval since the last report to the peer has passed, schedules a report and a probe now. Returns the time of the next
     /// report after that. `None` if the local side does not wait for memory.
     pub(super) fn renew_wait(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         let (tells, every) = (self.terms.waiting, report_interval(env));
@@ -181,7 +181,7 @@ impl Connection {
         Some(env.now + every)
     }
 
-    /// Ends the connection, because its messages hold memory that other connections wait for, and its peer answers no Reads.
+    /// Ends the connection, because the peer answers no Reads, and other connections wait for the memory of its messages.
     pub(crate) fn give_way(&mut self, env: &mut Env<'_>) {
         log::info!("{}: {} answers no reads, and others wait for the memory", self.id, self.peer.address);
         self.end(Ending::decided(DisconnectReason::TransferTimeout), env);

@@ -30,9 +30,11 @@ pub(crate) enum State {
     Resolving(Box<Setup>),
     /// The local side opens the connection: the connect request is in flight.
     Connecting(Box<Setup>),
-    /// The peer opens the connection, and the local side has accepted. The transport is not up yet, or the peer's handshake has not begun.
+    /// The peer opens the connection, and the local side has accepted. The transport is not up yet, or it is up and the peer has not sent
+    /// the first handshake message.
     Accepting(Box<Setup>),
-    /// The transport is up, and the two sides prove their identities. The program was notified of nothing but the peer's identity.
+    /// The transport is up, and the two sides prove their identities. The program was not notified of the connection yet, except that it
+    /// may have been asked about the peer's identity.
     Securing(Box<Securing>),
     /// The peer opens the connection: the transport is up, and the peer's hello has not arrived.
     Greeting,
@@ -42,7 +44,7 @@ pub(crate) enum State {
     Draining,
     /// The program has closed the connection, all sends have ended, and the goodbye is in flight to the peer.
     Leaving,
-    /// One side has refused the other's identity, and the refusal is in flight to the peer. After that the connection ends with this
+    /// The local side has refused the peer's identity, and the refusal is in flight to the peer. After that the connection ends with this
     /// `Ending`.
     Refusing(Box<Ending>),
     /// The queues are being flushed. After that the connection ends.
@@ -92,8 +94,7 @@ impl Ending {
         Self::disconnect(Evidence::Decided(reason))
     }
 
-    /// Creates the end of a connection that the program has closed. `complete`: everything that the program sent before was sent to the
-    /// peer.
+    /// Creates the end of a connection that the program has closed. `complete`: all sends that were accepted before the close were sent.
     pub(super) const fn local(complete: bool) -> Self {
         Self::decided(DisconnectReason::Local { complete })
     }
@@ -113,7 +114,7 @@ impl Ending {
 }
 
 impl Closing {
-    /// Processes another cause of the end: keeps the better evidence of the two.
+    /// Processes another cause of the end. Keeps the better of the two: the evidence so far, or that of `other`.
     pub(super) fn learn(&mut self, other: Ending) {
         if let (Ending::Disconnect { evidence, .. }, Ending::Disconnect { evidence: found, .. }) =
             (&mut self.ending, other)
@@ -140,7 +141,7 @@ impl Closing {
 
     /// Notes that the program has closed the connection. The program receives the callback for the end, and no messages before that.
     pub(super) fn mute(&mut self) {
-        // If the opening message arrives now, the connection is not reported any more, because the program has closed it.
+        // The program has closed the connection, so it is not reported as up, even if the peer's opening message arrives now.
         let late = self.late.take().is_some();
         match &mut self.ending {
             Ending::Disconnect { delivers, .. } => *delivers = false,
@@ -149,7 +150,7 @@ impl Closing {
         }
     }
 
-    /// Notes that something was not sent on a connection that the program has closed. `complete` becomes false in the reported reason.
+    /// If the program has closed the connection: notes that a send was not delivered. `complete` becomes false in the reported reason.
     pub(super) const fn cut_off(&mut self) {
         if let Ending::Disconnect { evidence: Evidence::Decided(DisconnectReason::Local { complete }), .. } =
             &mut self.ending
@@ -158,7 +159,8 @@ impl Closing {
         }
     }
 
-    /// Returns true if connecting failed with an error of the transport. A refusal that the peer had sent before is the better reason.
+    /// Returns true if the end has no other reason than an error of the transport while connecting. A refusal that the peer sent before
+    /// that error must then replace this reason.
     pub(super) const fn may_be_refused(&self) -> bool {
         matches!(self.ending, Ending::ConnectError(ConnectError::Transport(_)))
     }
@@ -203,7 +205,7 @@ impl StateKind {
     }
 }
 
-/// The transitions. Each one returns false, or `None`, if the current state does not permit it.
+/// The transitions. If the current state does not permit a transition, its function returns false, or `None`.
 impl State {
     /// Changes to `Connecting`: the peer's address is resolved.
     pub(super) fn connect(&mut self) -> bool {
@@ -217,12 +219,13 @@ impl State {
         })
     }
 
-    /// Changes to `Greeting`: everything but the peer's hello has arrived.
+    /// Changes to `Greeting`: the connection now waits for nothing but the peer's hello.
     pub(super) fn greet(&mut self) -> bool {
         self.advance(StateKind::Greeting, |_| Self::Greeting)
     }
 
-    /// Changes to `Open`: the connection is up. Returns the messages that arrived earlier. `None` if the state does not permit this change.
+    /// Changes to `Open`: the connection is up. Returns the messages that arrived before this change. `None` if the state does not permit
+    /// this change.
     pub(super) fn open(&mut self) -> Option<VecDeque<Early>> {
         let mut early = VecDeque::new();
         let opened = self.advance(StateKind::Open, |setup| {
@@ -242,7 +245,7 @@ impl State {
         self.advance(StateKind::Leaving, |_| Self::Leaving)
     }
 
-    /// Changes to `Refusing`: one side has refused the other's identity.
+    /// Changes to `Refusing`: the local side has refused the peer's identity.
     pub(super) fn refuse(&mut self, ending: Ending) -> bool {
         self.advance(StateKind::Refusing, |_| Self::Refusing(Box::new(ending)))
     }
@@ -312,8 +315,8 @@ impl State {
 }
 
 impl State {
-    /// Returns true if the connection is not up yet. The local side was not notified that the transport is up, the identities are not
-    /// proven, or the peer's hello has not arrived.
+    /// Returns true if the connection is not up yet: the transport is not up, the identities are not proven, or the peer's hello has not
+    /// arrived.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(
             self,
@@ -384,8 +387,8 @@ mod tests {
         StateKind::Closing,
     ];
 
-    /// A row for each state, in the order of `STEPS`. Its letters stand for the next states in the same order. `-` is a change that is not
-    /// permitted.
+    /// A row for each state, in the order of `STEPS`. Column `n` of a row has the letter of state `n` if a change to state `n` is
+    /// permitted, and `-` if it is not.
     const TABLE: [&str; 10] = [
         "-C-------X",
         "---S-O--RX",

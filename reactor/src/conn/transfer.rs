@@ -1,11 +1,12 @@
-//! Messages longer than one buffer. The sender offers its memory, and the receiver reads the message from it and reports that.
+//! Messages longer than one buffer. The sender offers its memory to the receiver. The receiver reads the message from that memory, and then
+//! reports to the sender that it was fetched.
 //!
-//! An offer has a position in the order of messages. Messages after it wait until the offered message was fetched. Its bytes are fetched
-//! with several RDMA Reads, so that other messages and pings are not delayed. If a transfer makes no progress for `Timeouts::transfer`, its
-//! connection ends, because other connections need the memory that it holds.
+//! An offer has a position in the order of messages: later messages wait until the offered message was fetched. An offered message is
+//! fetched with several RDMA Reads, so that other messages and pings are not delayed. If a transfer makes no progress for
+//! `Timeouts::transfer`, its connection ends, because other connections need the memory that the transfer occupies.
 //!
 //! [`incoming`](super::incoming) has the state of one message that is being fetched. [`shortage`](super::shortage) manages the memory for
-//! it.
+//! such messages.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -54,10 +55,10 @@ pub(super) struct OutgoingMessage {
     fetched: u64,
 }
 
-/// An arrived event that waits until the events before it are delivered.
+/// An arrived event that is delivered after the events before it.
 #[derive(Debug)]
 enum Held {
-    /// The place of an offered message in the order. The messages themselves are in `incoming`, in the same order.
+    /// The position of an offered message among the waiting events. The offered message itself is in `incoming`, which has the same order.
     Transfer,
     Message {
         buffer: Buffer,
@@ -68,7 +69,7 @@ enum Held {
     Fragments(Box<Fragments>),
 }
 
-/// The state of all large messages of a connection. `None` until the first one.
+/// The state of all large messages of a connection. `None` until the connection has its first large message.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers(Option<Box<Active>>);
 
@@ -86,11 +87,11 @@ pub(super) struct Active {
     lost: Vec<(Offered, Landing)>,
     /// The number of Reads in flight for large messages.
     pub(super) pieces: usize,
-    /// The time at which a Read last ended, or at which the first one was posted while none was in flight.
+    /// The time of the last progress of the Reads: a Read ended, or one was posted while no other was in flight.
     pub(super) read: Instant,
     pub(super) shortage: Shortage,
-    /// The time at which the peer last reported that it has fetched something. An offer that is made while no other is in flight sets it
-    /// too.
+    /// The time at which the peer last reported that it has fetched something. It is also set when a message is offered while no other
+    /// offer is in flight.
     answered: Instant,
     /// The time at which the peer last reported that it waits for memory.
     peer_waited: Option<Instant>,
@@ -178,8 +179,8 @@ impl Transfers {
         })
     }
 
-    /// Returns the message whose last fragment has just arrived, for delivery. `None` if events before it wait. Then the message waits
-    /// behind them.
+    /// Removes and returns the message whose last fragment has just arrived, so that it can be delivered. `None` if earlier events wait. In
+    /// this case the message is added after these events.
     pub(super) fn take_joined(&mut self) -> Option<Box<Fragments>> {
         let active = self.0.as_mut()?;
         let joined = active.joining.take()?;
@@ -213,14 +214,14 @@ impl Transfers {
         })
     }
 
-    /// Returns four numbers of messages: offered and not fetched by the peer, being fetched from the peer, waiting behind those, and
-    /// fetched but not reported to the peer.
+    /// Returns four numbers of messages: those that the peer has not fetched yet, those that are being fetched from the peer, the events
+    /// that wait for these, and the fetched messages that were not reported to the peer.
     #[cfg(test)]
     pub(super) fn queued(&self) -> [usize; 4] {
         self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
     }
 
-    /// Returns the time at which the peer last reported that it has fetched something. `None` if it has fetched everything.
+    /// Returns the time at which the peer last reported that it has fetched something. `None` if no offer is in flight.
     pub(crate) fn fetched_at(&self) -> Option<Instant> {
         let active = self.0.as_ref()?;
         (!active.outgoing.is_empty()).then_some(active.answered)
@@ -376,7 +377,7 @@ impl Connection {
         }
     }
 
-    /// Ends all transfers at the end of the connection. Offered messages that the peer has not fetched have failed. Messages that were
+    /// Ends all transfers at the end of the connection. Offered messages that the peer has not fetched fail. Messages of the peer that are
     /// being fetched are dropped.
     pub(super) fn fail_transfers(&mut self, env: &mut Env<'_>) {
         self.discard_held(env);
@@ -400,8 +401,8 @@ impl Connection {
         self.tell(env, Event::Landed(Box::new((offered, result))));
     }
 
-    /// Frees all messages that wait or are being fetched, because nothing more is delivered. Memory of the program stays held, because
-    /// Reads into it may still be in flight.
+    /// Frees all messages that wait or are being fetched, because nothing more is delivered to the program. Memory of the program stays
+    /// registered until the end of the connection, because Reads into it may still be in flight.
     pub(super) fn discard_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let Some(active) = &mut self.transfers.0 else { return };
@@ -444,7 +445,8 @@ impl Connection {
         let open = self.state.is_open();
         let active = self.transfers.activate(env.now);
         if !open {
-            // The message cannot be fetched any more, so all messages after it wait until the end and are dropped.
+            // The connection is ending, so the message cannot be fetched any more. All later messages wait for it, and are dropped at the
+            // end of the connection.
             active.held.push_back(Held::Transfer);
             return Ok(());
         }
@@ -454,7 +456,8 @@ impl Connection {
         }
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.iter().any(|&(number, _)| number == offer.number);
-        // A transfer stays in flight, and its number in use, until the report that it was fetched is sent.
+        // A transfer counts as in flight until the local side has reported to the peer that the message was fetched. No other offer may use
+        // its number before that.
         let incoming = IncomingMessage::new(offer, self.opener.is_some(), self.terms.progress);
         let wraps = offer.region.address.checked_add(incoming.total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
@@ -468,12 +471,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the message with this offer. `None` if the program has already decided about it.
+    /// Returns the offered message with this id. `None` if it does not exist, or if the program has already decided about it.
     fn unanswered(&mut self, offer: OfferId) -> Option<&mut IncomingMessage> {
         self.transfers.active_mut()?.incoming.iter_mut().find(|transfer| transfer.is_unanswered(offer))
     }
 
-    /// Returns the length of the offered message, in bytes. `None` if the program has already decided about it.
+    /// Returns the length of the offered message with this id, in bytes. `None` if the program has already decided about the message.
     pub(crate) fn offered_len(&self, offer: OfferId) -> Option<u64> {
         let mut incoming = self.transfers.active()?.incoming.iter();
         incoming.find(|transfer| transfer.is_unanswered(offer)).map(|transfer| transfer.offer.region.len)
@@ -487,11 +490,12 @@ impl Connection {
         }
     }
 
-    /// Refuses an offer. Returns false if the program has already decided about it, or the offer does not exist.
+    /// Refuses an offer. Returns false if the offer does not exist, or the program has already decided about it.
     pub(crate) fn refuse_offer(&mut self, offer: OfferId, env: &mut Env<'_>) -> bool {
         let Some(active) = self.transfers.active_mut() else { return false };
         let Some(at) = active.incoming.iter().position(|transfer| transfer.is_unanswered(offer)) else { return false };
-        // Nothing of the message was read yet. Removes it from both lists, so that the peer can offer another message instead.
+        // No Read was posted for the message. It is removed from `incoming` and from `held`, so that the peer can offer another message
+        // instead.
         active.incoming.remove(at);
         let mut places = (0..active.held.len()).filter(|&place| matches!(active.held[place], Held::Transfer));
         if let Some(place) = places.nth(at) {
@@ -511,20 +515,20 @@ impl Connection {
         }
     }
 
-    /// Makes a message wait until those before it are delivered.
+    /// Makes a message wait until the events before it are delivered.
     pub(super) fn hold_message(&mut self, buffer: Buffer, end: u32, now: Instant) {
         self.receives.hold();
         self.transfers.activate(now).held.push_back(Held::Message { buffer, end });
     }
 
-    /// Makes immediate data wait, as [`Connection::hold_message`] does for a message. Its buffer is already free, but its receive counts as
-    /// occupied. So the peer's credits limit the number of waiting events.
+    /// Makes immediate data wait until the events before it are delivered. Its buffer is already free. But its receive still counts as
+    /// occupied, so that the peer's credits limit the number of waiting events.
     pub(super) fn hold_immediate(&mut self, immediate: Immediate, now: Instant) {
         self.receives.hold();
         self.transfers.activate(now).held.push_back(Held::Immediate(immediate));
     }
 
-    /// Returns true if a message that arrives now must wait for earlier ones before it is delivered.
+    /// Returns true if a message that arrives now must wait until earlier events are delivered.
     #[inline]
     pub(super) fn is_holding(&self) -> bool {
         self.transfers.holds() && self.state.delivers()

@@ -46,7 +46,7 @@ pub(crate) enum CmStep {
 #[derive(Debug)]
 pub(crate) struct IncomingRequest {
     pub(super) cm: Handle<CmId>,
-    /// The index of the reactor that listens, which `listener` belongs to.
+    /// The index in the group of the reactor that has the `listener`.
     pub(super) reactor: usize,
     pub(super) listener: ListenerId,
     pub(super) framing: Framing,
@@ -61,7 +61,7 @@ pub(crate) struct IncomingRequest {
 }
 
 impl IncomingRequest {
-    /// Parses the peer's greeting. Returns the reason for a reject if it is not valid.
+    /// Parses the peer's greeting. If the greeting is not valid, returns the reason with which the request must be rejected.
     pub(super) fn greeting(&self) -> Result<Greeting<'_>, RejectReason> {
         match self.framing {
             Framing::Raw => Ok(Greeting::reject(RejectReason::Refused, &self.private_data)),
@@ -152,15 +152,15 @@ impl Driver {
         Ok(security.clone())
     }
 
-    /// Starts the next attempt of a connection whose last attempt has failed. Returns false if none remains, or the failure is final. Then
-    /// the caller must report the end to the program.
+    /// After a failed attempt to connect, starts the next attempt. Returns false if no attempt remains, or if the connection must not be
+    /// attempted again. In this case the caller must report the end of the connection to the program.
     pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
         if self.refuses_all() {
             return false;
         }
         let Some(slot) = self.table.get(id) else { return false };
         let Some(error) = slot.conn.failed_attempt() else { return false };
-        // Completions of the failed attempt are outstanding. They could be taken for completions of the next attempt.
+        // Completions of the failed attempt have not arrived yet. They could be mistaken for completions of the next attempt.
         if slot.conn.is_outstanding() || !slot.allowance.backlog.is_empty() {
             return false;
         }
@@ -168,7 +168,7 @@ impl Driver {
         self.attempt_next(id)
     }
 
-    /// Starts the next attempt of a connection, with the same id. Returns false if none remains.
+    /// Starts the next attempt of a connection, with the same connection id. Returns false if no attempt remains.
     pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
         let Self { table, providers, owners, config, now, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return false };
@@ -213,7 +213,7 @@ impl Driver {
         };
         log::trace!("connection manager: {event:?}");
         let CmEvent { id, kind } = event;
-        // A connect request has a new id without an owner, so the owner of its listener is used.
+        // The connection-manager id of a new connect request has no owner yet. So the event is for the owner of the listener's id.
         let of = if let CmEventKind::ConnectRequest { listener, .. } = kind { listener } else { id };
         let owner = self.owners.owner(Handle { provider, id: of });
         let cm = Handle { provider, id };
@@ -233,13 +233,14 @@ impl Driver {
                 self.cm_resolved(id, device_index(provider, device));
             }
             (Some(CmIdOwner::Connection(id)), kind) => self.cm_event(id, kind),
-            // The event is for a connection or listener that has ended, or is not of interest.
+            // The event is for a connection or a listener that has ended, or is of a kind that the owner does not need.
             _ => {}
         }
         Ok(CmStep::Done)
     }
 
-    /// Handles the event that the address of a new connection is resolved: its provider can reach the peer over this device.
+    /// Handles the event that the address of a new connection is resolved: a provider has found a device through which it can reach the
+    /// peer.
     fn cm_resolved(&mut self, id: ConnectionId, device: usize) {
         if let Some(slot) = self.table.get_mut(id) {
             self.providers.note_use(slot.link.cm.provider);
@@ -261,7 +262,8 @@ impl Driver {
                 let own = self.buffer_size_of(id);
                 let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
                 self.note_carried(id);
-                // The peer has answered at this address. The handshake gets the full connect timeout, not the shorter one of an attempt.
+                // The peer has accepted the connection at this address. The shorter time limit of one attempt no longer applies, so the
+                // handshake gets the full connect timeout.
                 if self
                     .table
                     .get(id)
@@ -292,7 +294,7 @@ impl Driver {
         }
     }
 
-    /// Notes whether an established connection uses shared memory, and logs it.
+    /// Records and logs whether an established connection uses shared memory.
     fn note_carried(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get(id) else { return };
         let Some(qp) = slot.link.qp else { return };
@@ -411,12 +413,13 @@ impl Driver {
         }
     }
 
-    /// Finds a slot for an incoming connection. Returns `None` if one is free, or the id of the connection that must be evicted for it.
+    /// Checks if there is a slot for an incoming connection. `Ok(None)`: a slot is free. `Ok(Some)`: the connection with this id must be
+    /// evicted first. An error: a limit is reached, and no connection may be evicted.
     fn find_slot(&self, request: &IncomingRequest) -> Result<Option<ConnectionId>, Error> {
         let Config { max_connections, max_pending, max_handshakes_per_peer, .. } = self.config;
         let (host, pending) = (Host::of(request.peer.ip()), &self.table.pending);
-        // A handshake takes processor time, so one host gets only a part of the slots. Beyond that, each new connection evicts the oldest
-        // one of the same host.
+        // A handshake takes processor time, so one host may use only a part of the slots. If it uses all of them, a new connection evicts
+        // the oldest one of the same host.
         let most = max_handshakes_per_peer.unwrap_or((max_pending as usize).div_ceil(2));
         if !request.security.is_plain() && pending.count_of(host) >= most {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
@@ -474,15 +477,16 @@ impl Driver {
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: security.clone() };
         let id = self.insert(cm, service, Role::Passive, opening);
         let created = self.create_queue_pair(id, device).or_else(|error| {
-            // A slot was free, but there may be no memory for its buffers, or no receives in the shared queue. Evicting a connection frees
-            // some.
+            // A slot was free, but the memory for buffers or the receives of the shared queue may be used up. Evicting another connection
+            // frees some of them.
             let is_limit = matches!(error, Error::Limit { .. });
             let oldest = self.table.pending.gives_way(Host::of(peer.ip())).filter(|_| is_limit).ok_or(error)?;
             self.evict(oldest);
             self.create_queue_pair(id, device)
         });
         if let Err(error) = created {
-            // The program was not notified of the connection. The caller still needs the connection-manager id, to reject the request.
+            // The program was not notified of the connection, so it receives no callback. The connection-manager id is kept, because the
+            // caller needs it to reject the request.
             self.forget(id);
             return Err(error);
         }
@@ -499,7 +503,8 @@ impl Driver {
         self.set_timeout(id, self.config.timeouts.handshake);
         let (provider, cm) = self.providers.of(cm);
         if let Err(error) = provider.accept(cm, &service.param(&reply), self.now) {
-            // The peer may have disconnected in the meantime, which is no local fault. The program was not notified of the connection.
+            // The peer may have disconnected since it sent the request. That is no local fault, so it is only logged. The program was not
+            // notified of the connection.
             log::debug!("{id}: accepting {peer}: {error}");
             self.input(id, |conn, env| conn.end(Ending::Silent, env));
         }
@@ -534,13 +539,14 @@ impl Driver {
         info.is_some_and(|info| info.capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT))
     }
 
-    /// Returns true if the program has declared that the peer supports the extensions. With raw framing there is no greeting that could
-    /// agree on them.
+    /// Returns true if the program has declared that the peer supports the extensions. This is needed with raw framing, which has no
+    /// greeting in which the sides could agree on extensions.
     fn knows_extensions(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|slot| slot.conn.framing() == Framing::Raw && slot.link.service.extensions)
     }
 
-    /// Enables the extensions, which the peer supports, if the local device has them too. Returns true if they are enabled.
+    /// Enables the extensions on a connection whose peer supports them. Returns false if the local device does not have them, or if
+    /// enabling them failed.
     fn enable_extensions(&mut self, id: ConnectionId) -> bool {
         let offered = self.offers_extensions(id);
         let Some(slot) = self.table.get(id).filter(|_| offered) else { return false };

@@ -58,7 +58,7 @@ pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>,
     }
 }
 
-/// Makes two sources of randomness of one. They share it under a lock.
+/// Makes two handles to one source of randomness. A lock serializes the calls of both.
 fn halves(entropy: Entropy) -> (Entropy, Entropy) {
     let shared = Arc::new(Mutex::new(entropy));
     let other = Arc::clone(&shared);
@@ -74,7 +74,7 @@ fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Resul
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))
 }
 
-/// Returns the settings of the embedded provider. Where the program has set none, those of the reactor apply.
+/// Returns the settings of the embedded provider. Each setting that the program has not set gets the value of the reactor's setting.
 fn settings(config: &Config) -> IwarpConfig {
     let mut settings = config.iwarp.clone();
     // The reactor limits the handshakes in progress itself. The limit of the embedded provider must not be lower, because it evicts
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Every setting of the embedded provider takes effect: the reactor's settings replace only those that are not set.
+    /// A setting that the program has set for the embedded provider takes precedence over that of the reactor.
     #[test]
     fn the_embedded_provider_has_what_is_set_for_it() {
         let networks = |text: &str| Some(vec![text.parse().unwrap()]);

@@ -94,7 +94,8 @@ impl Driver {
     }
 
     /// Returns what is known about the silence of a peer. `caught_up` is false when the peer is first suspected to be lost. It becomes true
-    /// when everything was handled that was in the completion queue and the operating system at that time.
+    /// when everything was handled that had arrived in the completion queue and in the operating system at the time of that first
+    /// suspicion.
     fn silence(&self, id: ConnectionId) -> Silence {
         let unknown = Silence { heard: None, caught_up: true };
         let Some(slot) = self.table.get(id) else { return unknown };
@@ -110,7 +111,8 @@ impl Driver {
         Silence { heard: liveness.and_then(|liveness| liveness.last_heard(qp)), caught_up: passed && !unread }
     }
 
-    /// Records if a peer is suspected to be lost. The first suspicion keeps the position up to which completions must be handled.
+    /// Records if a peer is suspected to be lost. The first suspicion stores the position in the completion queue up to which completions
+    /// must be handled before the peer counts as lost.
     fn suspect(&mut self, id: ConnectionId, suspects: bool) {
         let Self { table, devices, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
@@ -150,12 +152,12 @@ impl Driver {
         self.ring();
     }
 
-    /// Handles the end of the flush timeout. Completions that were in the queue by then may still be unhandled. The connection waits for
-    /// these, but not for later ones.
+    /// Handles the end of the flush timeout. If completions that arrived before it are still unhandled, the connection waits for these, but
+    /// not for later ones.
     fn flush_due(&mut self, id: ConnectionId) {
         let behind = self.has_unseen() || self.fair.is_behind() || self.is_noted(Stages::PROVIDERS);
         let Some(slot) = self.table.get_mut(id) else { return };
-        // The queues of a failed or removed device are not polled any more, so no completion is to be expected.
+        // The queues of a failed or removed device are not polled any more, so no completion will arrive.
         let cq = slot.link.place.and_then(|place| {
             self.devices.get_mut(place.device).filter(|device| !device.removed)?.cqs.get_mut(place.room.cq)
         });
@@ -171,7 +173,8 @@ impl Driver {
             // Handling the remaining completions takes the local side little time, so the next check is soon.
             self.set_timeout(id, self.config.timeouts.flush.min(LOOK_AGAIN));
         } else {
-            // The device has not flushed in time. Stage 10 releases the connection without the flushed completions.
+            // The device has not flushed the queues within the flush timeout. Stage 10 releases the connection without waiting for more
+            // completions.
             slot.link.flush = Flush::Over;
             self.note(Stages::ENDS);
         }
@@ -179,8 +182,8 @@ impl Driver {
 
     // Stage 10.
 
-    /// Stage 10: returns the connections that can be released, because they wait for nothing any more or their time is over. Advances the
-    /// other ending connections. At most [`ENDS_PER_TURN`] are returned, and the remaining ones in the next turn.
+    /// Stage 10: returns the connections that can be released, because they wait for nothing any more or their flush timeout has expired.
+    /// Advances the other ending connections. Returns at most [`ENDS_PER_TURN`] connections; the next turn returns the remaining ones.
     pub(crate) fn take_ended(&mut self) -> Vec<ConnectionId> {
         let mut ended = Vec::new();
         let mut list = std::mem::take(&mut self.table.ending);
@@ -220,9 +223,9 @@ impl Driver {
         if !slot.conn.is_flushed() {
             return Some(false);
         }
-        // A connection does not count its receives of the shared queue, so `is_flushed` says nothing about them. Its messages may still be
-        // in the completion queue, and must be handled first. There is one exception: a connection that did not come up and is not secured
-        // delivers nothing. For a secured one, the messages may include the peer's refusal.
+        // `is_flushed` does not cover receives of the shared queue. Messages of this connection may still be in the completion queue, and
+        // must be handled first. The exception is a connection that did not come up and is not secured, because it delivers no messages. If
+        // it is secured, the messages may include the peer's refusal.
         let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !slot.conn.is_secured();
         if !slot.conn.receives().is_shared() || never_up {
             return Some(true);
@@ -233,14 +236,15 @@ impl Driver {
         if cq.has_passed(begun) && slot.allowance.backlog.is_empty() {
             return Some(true);
         }
-        // Makes the next turn poll this queue.
+        // An unarmed queue is polled in the next turn.
         cq.armed = false;
         stages.insert(Stages::ENDS);
         Some(false)
     }
 
-    /// Stage 10: ends a connection. Destroys its queue pair, and queues the callbacks for its remaining sends. Returns its last callback,
-    /// if it has one. The caller then makes these callbacks and calls [`Driver::release`].
+    /// Stage 10: ends a connection. Destroys its queue pair, and queues the callbacks for its remaining sends. Returns the callback that
+    /// reports the end of the connection, or `None` if there is none. The caller must make the queued callbacks, make the returned one, and
+    /// then call [`Driver::release`].
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
         let Self { table, providers, owners, now, stats, .. } = self;
         let slot = table.get_mut(id)?;
@@ -271,15 +275,16 @@ impl Driver {
         }
     }
 
-    /// Ends an accepted connection that is not up, so that a new connection gets its slot and buffers. It destroys the queue pair
-    /// immediately, with all posted work requests, and waits for no flush.
+    /// Ends an accepted connection that is not up, so that a new connection gets its slot and buffers. Destroys the queue pair immediately,
+    /// with all posted work requests, and does not wait for a flush.
     pub(super) fn evict(&mut self, id: ConnectionId) {
         let Self { table, providers, owners, stats, now, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
         log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
         let qp = slot.link.qp;
         slot.destroy(providers, owners, stats, *now);
-        // `vacate` needs the queue pair: it tells the shared queue that the remaining completions of this queue pair have no connection.
+        // `vacate` needs the id of the destroyed queue pair: it notes in the shared queue that the remaining completions of this queue pair
+        // have no connection.
         slot.link.qp = qp;
         self.input(id, |conn, env| conn.finish(env));
         self.stats.connections.refused += 1;
@@ -315,11 +320,11 @@ impl Driver {
             match (slot.conn.receives().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = slot.link.qp {
-                        // The remaining completions of this queue pair have no connection any more.
+                        // Completions of this queue pair that are polled from now on have no connection.
                         shared.disown(qp);
                     }
                     for wc in slot.allowance.backlog.drain(..) {
-                        // The completion was polled but not handled, so its buffer must be returned here.
+                        // The completion was polled but not passed to the connection, so the buffer of its receive is returned here.
                         if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wc.wr_id) {
                             if let Some(buffer) = shared.take(place) {
                                 shared.give(buffer);
@@ -351,7 +356,7 @@ impl Driver {
                     log::debug!("{id}: disconnecting: {error}");
                 }
             }
-            // If the id has no owner, the connection is finished already: its last callback has panicked.
+            // If the connection-manager id has no owner, `finish` was called before, and the callback that reported the end has panicked.
             if self.owners.owner(cm).is_some() {
                 self.finish(id);
             }
@@ -393,8 +398,9 @@ impl Driver {
         self.stats.memory.unreleased += kept.registrations;
     }
 
-    /// Stage 8: handles expired timers. Returns the next one that is of the program, of an endpoint, or of a drain, for the caller to
-    /// handle. `None` if no timer has expired, or `budget`, the number of timers that this turn may still handle, is 0.
+    /// Stage 8: handles expired timers. Returns the next one that the caller must handle: a timer of the program, of an endpoint, or of a
+    /// drain. Returns `None` if no other timer has expired, or `budget` is 0, which is the number of timers that this turn may still
+    /// handle.
     pub(crate) fn next_due(&mut self, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
         while *budget > 0 {
             let (key, due) = self.timers.pop_due(self.now)?;

@@ -17,7 +17,8 @@ use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, WorkRequestId};
 
 impl Driver {
-    /// Sends a copy of `payload`. If it does not fit into one buffer, it is sent in several buffers, or the peer reads it.
+    /// Sends a copy of `payload`. A payload that is too long for one buffer is sent in several buffers, or offered to the peer, which reads
+    /// it.
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let Some((slot, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
         if let Some(qp) = slot.link.qp {
@@ -38,9 +39,9 @@ impl Driver {
 
     // Completions.
 
-    /// Handles the completion `nth` of the batch: finds its connection, which handles it now or, if its limit is reached, in a later turn.
-    /// Returns `None`, except for the completion of an endpoint. In that case returns the endpoint's number, and the caller must handle the
-    /// completion.
+    /// Passes the completion `nth` of the batch to its connection. If the connection has reached its limit for this turn, a later turn
+    /// passes it. Returns `None`, except for the completion of an endpoint. In that case returns the endpoint's number, and the caller must
+    /// handle the completion.
     #[inline]
     pub(crate) fn complete(&mut self, nth: usize) -> Option<u64> {
         let Self { table, devices, queues, fair, config, now, effects, stats, stages, .. } = self;
@@ -49,7 +50,7 @@ impl Driver {
         let slot = match work {
             WorkRequestId::Send { place, .. } | WorkRequestId::Recv { place } => table.of_work(place),
             WorkRequestId::SharedRecv { place } => {
-                // If the connection ended before this completion was polled, the receive is posted again.
+                // If the connection of this completion has already ended, the buffer of the receive is returned to the shared queue.
                 let shared = devices.get_mut(device).and_then(|device| device.buffers.shared.as_mut());
                 shared.and_then(|shared| {
                     let owner = shared.owner(wc.qp);
@@ -84,7 +85,7 @@ impl Driver {
         None
     }
 
-    /// Handles a completion of a connection's backlog, which was deferred to this turn.
+    /// Passes a completion that was deferred to this turn from the connection's backlog to the connection.
     pub(crate) fn complete_deferred(&mut self, id: ConnectionId, wc: &WorkCompletion) {
         let Some((slot, mut env)) = self.at(id) else { return };
         take(slot, WorkRequestId::of(wc.wr_id), wc, &mut env);
@@ -117,14 +118,14 @@ impl Driver {
     fn post_all(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
         list.drain(..).for_each(|id| self.post(id, true));
-        // Posting adds no connection to the list, so the empty list can be put back and its allocation reused.
+        // Posting must not add connections to the list. Then the emptied list can be put back, so that its allocation is reused.
         debug_assert!(self.effects.to_post.is_empty(), "a connection was marked while others were posted");
         self.effects.to_post = list;
         self.act();
     }
 
-    /// Posts the collected work requests of a connection. Receives are posted before the sends if these carry the grant for them. `ask`:
-    /// first requests memory for a large message, if the connection needs some.
+    /// Posts the collected work requests of a connection. If the sends carry a grant for new receives, the receives are posted before the
+    /// sends. `ask`: if a large message of the connection needs memory, requests the memory first.
     fn post(&mut self, id: ConnectionId, ask: bool) {
         let Self { table, devices, providers, config, now, effects, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
@@ -194,8 +195,8 @@ impl Driver {
     }
 }
 
-/// Returns true for a connection that a peer opened, that never came up, and that is ending. The program receives no callbacks for it, and
-/// others may need its slot.
+/// Returns true if a peer opened this connection, and it is ending without having been up. The program receives no callbacks for such a
+/// connection, and other connections may need its slot.
 const fn never_came_up(conn: &Connection, link: &ConnectionLink) -> bool {
     matches!(link.waits, Some(PendingSlot::ToEnd(_))) && !conn.state().is_announced()
 }
@@ -219,7 +220,8 @@ fn take(slot: &mut ConnectionSlot, work: WorkRequestId, wc: &WorkCompletion, env
     }
 }
 
-/// Posts the chain of a connection. If there is none, rings the doorbell for sends that were completed when they were posted.
+/// Posts the chain of a connection. If the chain is empty and sends were completed when they were posted, rings the doorbell for those
+/// sends.
 #[inline]
 fn post_sends(
     slot: &mut ConnectionSlot,
@@ -291,7 +293,8 @@ pub(super) fn post_own_receives(
     }
 }
 
-/// Returns the error of a failed post. A full queue is no error if `waits` is set: a posted work request will complete and free a slot.
+/// Returns the error of a failed post. If `waits` is set, a full queue is not an error, because the completion of a posted work request
+/// will free a slot.
 fn full_or_failed(failed: PostError, waits: bool) -> Result<(), Error> {
     match failed.error {
         rdma_transport::Error::QueueFull { .. } if waits => Ok(()),

@@ -15,9 +15,9 @@ pub(crate) enum Drain {
     No,
     /// A drain was requested, by a callback or another thread, and has not begun. The duration is the time until its deadline.
     Wanted(Duration),
-    /// The program has until the deadline to end its connections. The key is that of the deadline's timer.
+    /// The program has until the deadline to end its connections. The key is that of the timer for the deadline.
     Draining(Key),
-    /// The deadline has passed. The remaining connections are cut off, and no new operation may begin.
+    /// The deadline has passed. The remaining connections are aborted, and no new operation may begin.
     Overdue,
     /// All connections have ended.
     Done,
@@ -60,7 +60,7 @@ impl Driver {
         deadline
     }
 
-    /// Handles the deadline of the drain: cuts off all connections. Returns false if no drain was in progress.
+    /// Handles the deadline of the drain: aborts all connections. Returns false if no drain was in progress.
     pub(crate) fn drain_overdue(&mut self) -> bool {
         if !matches!(self.drain, Drain::Draining(_)) {
             return false;
@@ -73,7 +73,8 @@ impl Driver {
         true
     }
 
-    /// Called after stage 10: completes the drain if all connections have ended. `others`: something other than a connection still exists.
+    /// Called after stage 10. Completes the drain if nothing prevents it: no connection exists, and `others` is false. `others`: an object
+    /// that is not a connection, such as an endpoint, still exists.
     #[inline]
     pub(crate) fn finish_drain(&mut self, others: bool) {
         if matches!(self.drain, Drain::Draining(_) | Drain::Overdue) {
@@ -83,7 +84,7 @@ impl Driver {
 
     #[cold]
     fn check_drained(&mut self, others: bool) {
-        // A reactor that listens accepts connections for its whole group. It continues until every reactor of the group is draining.
+        // A reactor that listens accepts connections for its whole group. Its drain ends only after every reactor of the group is draining.
         if self.membership.as_ref().is_some_and(|membership| membership.is_open() && !self.listeners.is_empty()) {
             return;
         }

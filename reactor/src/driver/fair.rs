@@ -1,6 +1,6 @@
-//! Fairness between connections in stage 7 of a turn, which handles completions. It limits the completions of one connection per turn. The
-//! remaining ones wait in the connection's *backlog*, in order, for the next turn. So connections with few completions are not delayed by
-//! one with many.
+//! Fairness between connections in stage 7 of a turn, which handles completions. The number of completions that a connection handles in one
+//! turn is limited. The remaining ones wait in the connection's *backlog*, in order, for the next turn. So a connection with many
+//! completions does not delay the others.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::id::ConnectionId;
 /// The limits on the work of one connection in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TurnLimits {
-    /// The number of the turn that these limits are for.
+    /// The number of the turn in which these limits apply.
     turn: u64,
     completions: u32,
     bytes: usize,
@@ -30,7 +30,7 @@ impl TurnLimits {
 /// flight, so its backlog is limited too.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance {
-    /// The number of the turn that `completions` and `bytes` were counted in.
+    /// The number of the turn in which `completions` and `bytes` were counted.
     turn: u64,
     completions: u32,
     bytes: usize,
@@ -53,8 +53,8 @@ impl Allowance {
         true
     }
 
-    /// Returns true if a completion is to be handled now. Otherwise adds it to the backlog. If the backlog was empty, also adds the
-    /// connection to `waiting`. `spared`: a function that returns true if the connection may exceed its limits.
+    /// Returns true if the connection may handle this completion now. Otherwise adds the completion to the backlog. If the backlog was
+    /// empty, also adds the connection to `waiting`. `spared`: a function that returns true if the connection may exceed its limits.
     #[inline]
     pub(crate) fn admit_or_defer(
         &mut self,
@@ -83,7 +83,7 @@ pub(crate) struct Fair {
 }
 
 impl Fair {
-    /// Returns true if a connection has a backlog.
+    /// Returns true if at least one connection has a backlog.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         !self.waiting.is_empty()
@@ -91,19 +91,19 @@ impl Fair {
 }
 
 impl Driver {
-    /// Returns true if a connection has a backlog of completions.
+    /// Returns true if at least one connection has a backlog of completions.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         self.fair.is_behind()
     }
 
-    /// Notes that everything that peers have sent until now was handled, or will be handled next in this turn.
+    /// Records that everything that peers have sent until now was handled, or will be handled next in this turn.
     #[inline]
     pub(crate) const fn caught_up(&mut self) {
         self.table.pending.saw(self.now);
     }
 
-    /// Starts new limits for all connections. A single connection has no limit.
+    /// Starts the limits of a new turn. If there is only one connection, it has no limit.
     #[inline]
     pub(crate) fn begin_turn(&mut self) {
         self.caught_up();
@@ -119,14 +119,14 @@ impl Driver {
         std::mem::take(&mut self.fair.waiting)
     }
 
-    /// Returns connections that were not served in this turn to the front of the list of connections with a backlog.
+    /// Returns connections that could not handle their backlogs in this turn to the front of the list of connections with a backlog.
     pub(crate) fn put_waiting(&mut self, mut waiting: VecDeque<ConnectionId>) {
         waiting.append(&mut self.fair.waiting);
         self.fair.waiting = waiting;
     }
 
-    /// Returns the next completion of a connection's backlog if its limits allow it. `None` otherwise: the connection stays in the list of
-    /// connections with a backlog, or its backlog is empty.
+    /// Removes and returns the next completion of a connection's backlog, if the limits of the connection allow it. Otherwise returns
+    /// `None`, and adds the connection to the list of connections with a backlog again. Also returns `None` if the backlog is empty.
     pub(crate) fn next_deferred(&mut self, id: ConnectionId) -> Option<WorkCompletion> {
         let limits = self.fair.limits;
         let allowance = &mut self.table.get_mut(id)?.allowance;

@@ -11,18 +11,19 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::providers::{EXCHANGE, Handle, Providers, role};
 
-/// See the [module](self).
+/// The attempts that remain for one connection.
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// The addresses in the order of the attempts. If `tried` is not 0, some providers were tried for the first address, and others remain.
+    /// The addresses of the peer, in the order of the attempts. The first one stays in the list while a provider remains that was not tried
+    /// for it.
     addresses: VecDeque<SocketAddr>,
-    /// The number of providers that were tried for the first address.
+    /// The number of providers that were tried for the first address in the list.
     tried: usize,
-    /// The time limit of the current attempt, once its address is resolved. Until then a shorter limit applies, because another provider
-    /// can be tried instead. `None` if no other provider remains.
+    /// The time limit that applies to the current attempt once its address is resolved. A shorter limit applies to the resolution itself,
+    /// because another provider can be tried if it fails. `None` if no other provider remains for the address.
     limit: Option<Instant>,
     path: PathOptions,
-    /// The port and the GID, for a connection that is set up by exchange of queue pair numbers and not by a connection manager.
+    /// The port and the GID of a connection that is set up by exchange of queue pair numbers. `None` if a connection manager sets it up.
     exchange: Option<ExchangeOptions>,
 }
 
@@ -49,8 +50,8 @@ impl Fallback {
         self.addresses.is_empty()
     }
 
-    /// Notes that the address of the attempt is resolved, so that no other provider is tried for it. Returns the new deadline of the
-    /// attempt. `None` if the deadline stays the same.
+    /// Records that the address of the attempt is resolved, so that no other provider is tried for it. Returns the new deadline of the
+    /// attempt, or `None` if the deadline does not change.
     pub(super) fn resolved(&mut self) -> Option<Instant> {
         let limit = self.limit.take();
         if limit.is_some() {
@@ -59,11 +60,12 @@ impl Fallback {
         limit
     }
 
-    /// Starts the next attempt: resolves an address with a provider. Combinations that the provider refuses immediately are skipped.
+    /// Starts the next attempt: makes a provider resolve an address. If the provider refuses immediately, tries the next combination of
+    /// address and provider.
     ///
     /// # Errors
-    /// All remaining attempts were refused. The error is that of the last one, or that of the first one if the program has chosen a source,
-    /// because the other providers may not support that source. [`Error::NoAddress`] if there was no address.
+    /// All remaining attempts were refused. Returns the error of the last one. If the program has chosen a source, returns the error of the
+    /// first one, because the other providers may not support that source. [`Error::NoAddress`] if there was no address.
     pub(super) fn resolve_next(
         &mut self,
         providers: &mut Providers,
@@ -101,7 +103,8 @@ impl Fallback {
                 }
                 Err(error) => {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
-                    // In an exchange, the error of a provider that does not support exchanges is replaced by the error of one that does.
+                    // In an exchange, an error which only says that a provider does not support exchanges is replaced by the error of a
+                    // provider that does.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::Error::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);

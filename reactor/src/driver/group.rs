@@ -34,8 +34,8 @@ pub enum Place {
     /// The reactor with the fewest connections. Requests that are on their way to it count too.
     #[default]
     LeastLoaded,
-    /// The reactor with this index in the group. If it accepts no connections, the least loaded one. A reactor accepts none if it is
-    /// draining or was dropped, or the index is out of range.
+    /// The reactor with this index in the group. If that reactor accepts no connections, the least loaded reactor is chosen. A reactor
+    /// accepts no connections if it is draining or was dropped, or if the index is out of range.
     Reactor(usize),
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Arrival {
     pub(crate) framing: Framing,
     pub(crate) service: Service,
     pub(crate) security: Security,
-    /// The index of the reactor that listens, which `listener` belongs to.
+    /// The index in the group of the reactor that has the `listener`.
     pub(crate) reactor: usize,
     pub(crate) listener: ListenerId,
     pub(crate) peer: SocketAddr,
@@ -115,10 +115,10 @@ impl GroupMember {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that will be sent to this reactor. Returns false if the reactor accepts none.
+    /// Counts a request that will be sent to this reactor. Returns false, and does not count it, if the reactor accepts no requests now.
     fn reserve(&self) -> bool {
-        // The count precedes the check. A closing reactor does it the other way round: it clears `open` and then reads the count. So either
-        // this thread sees that the reactor is closed, or the reactor sees the count.
+        // This thread first increments `coming`, and then reads `open`. A reactor that stops accepting first clears `open`, and then reads
+        // `coming`. So either this thread finds `open` cleared, or that reactor finds the request counted.
         let coming = self.coming.fetch_add(1, Ordering::SeqCst);
         let takes = coming < self.max_coming && self.open.load(Ordering::SeqCst);
         if takes {
@@ -131,8 +131,8 @@ impl GroupMember {
 }
 
 impl Reactors {
-    /// Creates a group. Each member is given by its wake flag, its number of connections, and the largest number of requests on their way
-    /// to it. Returns the group, and for each member the part that its reactor keeps.
+    /// Creates a group. Each member is given as a tuple: its wake flag, its number of connections, and the largest number of requests that
+    /// may be on their way to it. Returns the group, and for each member the part that its reactor keeps.
     pub(crate) fn form(members: Vec<(Arc<WakeFlag>, usize, usize)>) -> (Self, Vec<GroupMembership>) {
         let mut receivers = Vec::with_capacity(members.len());
         let members: Arc<[GroupMember]> = members
@@ -172,17 +172,17 @@ impl Reactors {
         self.members.is_empty()
     }
 
-    /// Returns the number of connections of a reactor, in any state, plus the number of connect requests on their way to it. `None` if it
-    /// accepts no connections: it is draining or was dropped, or the index is out of range.
+    /// Returns the number of connections of a reactor, in any state, plus the number of connect requests on their way to it. `None` if the
+    /// reactor accepts no connections, because it is draining or was dropped, or if the index is out of range.
     #[must_use]
     pub fn load(&self, index: usize) -> Option<usize> {
         self.members.get(index).filter(|member| member.open.load(Ordering::Relaxed)).map(GroupMember::load)
     }
 
-    /// Drains one reactor, like [`crate::ReactorHandle::drain`]. New connections are accepted by the other reactors from now on.
+    /// Drains one reactor, like [`crate::ReactorHandle::drain`]. The other reactors accept the new connections from now on.
     ///
-    /// If the reactor listens, it continues to listen for the others. Its `run` then returns when every other reactor is draining or was
-    /// dropped. An `index` out of range is ignored.
+    /// If the drained reactor listens, it continues to listen for the others. Its `run` then returns when every other reactor is draining
+    /// or was dropped. An `index` out of range is ignored.
     ///
     /// ```
     /// use std::time::Duration;
@@ -204,7 +204,8 @@ impl Reactors {
 
     /// Drains all reactors. None of them listens any more, and the `run` of each returns when its connections have ended.
     pub fn drain_all(&self, deadline: Duration) {
-        // All reactors are closed first. Otherwise the first one could still find another open, and continue to listen for it.
+        // All reactors stop accepting before the first one begins its drain. Otherwise a draining reactor that listens would continue to
+        // listen for the reactors that still accept.
         self.members.iter().for_each(|member| member.open.store(false, Ordering::SeqCst));
         self.members.iter().for_each(|member| member.wake.drain(deadline));
     }
@@ -259,7 +260,8 @@ impl GroupMembership {
                 return Some(index);
             }
         }
-        // Another thread may close or fill the chosen reactor before it is reserved. That can happen at most once for each reactor.
+        // Between the choice of a reactor and its reservation, another thread may close or fill that reactor. This can happen at most once
+        // for each reactor.
         for _ in 0..members.len() {
             let open = members.iter().enumerate().filter(|(_, member)| {
                 member.open.load(Ordering::Relaxed) && member.coming.load(Ordering::Relaxed) < member.max_coming
@@ -272,7 +274,7 @@ impl GroupMembership {
         None
     }
 
-    /// Sends a request to the reactor `index`, which it was assigned to. Returns the request if that reactor was dropped.
+    /// Sends a request to the reactor with this index, to which it was assigned. Returns the request if that reactor was dropped.
     pub(crate) fn send(&self, index: usize, arrival: Arrival) -> Result<(), Box<Arrival>> {
         let member = &self.group.members[index];
         member.arrivals.send(arrival).map_err(|error| Box::new(error.0))?;
@@ -284,19 +286,21 @@ impl GroupMembership {
         self.arrivals.try_recv().ok()
     }
 
-    /// Undoes the count of a request that was assigned to the reactor `index` and will not be sent there.
+    /// Removes a request from the load of the reactor with this index, because the request was assigned to that reactor but will not be
+    /// sent there.
     pub(crate) fn unplace(&self, index: usize) {
         let member = &self.group.members[index];
         member.load.fetch_sub(1, Ordering::Relaxed);
         member.coming.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Notes that a request that was sent here will now become a connection or be refused.
+    /// Notes that this reactor now handles a request that was sent to it. If the request becomes a connection, that connection is already
+    /// counted.
     pub(crate) fn begin(&mut self) {
         self.counted = true;
     }
 
-    /// Notes that a request that was sent here has become a connection or was refused.
+    /// Notes that a request that was sent to this reactor has become a connection or was refused.
     pub(crate) fn done(&mut self) {
         if std::mem::take(&mut self.counted) {
             self.own().load.fetch_sub(1, Ordering::Relaxed);

@@ -14,7 +14,8 @@ use crate::options::ListenOptions;
 use crate::providers::{HANDOVER, Handle, role};
 
 impl Driver {
-    /// Returns the connect request `cm`, which arrived on a listener of this reactor. `None` if the listener was closed meanwhile.
+    /// Returns the connect request with the connection-manager id `cm`, which arrived on a listener of this reactor. `None` if the listener
+    /// was closed meanwhile.
     pub(super) fn request(
         &mut self,
         cm: Handle<CmId>,
@@ -66,7 +67,8 @@ impl Driver {
         }
     }
 
-    /// Sends a request to the reactor `index` that it was assigned to. Returns the request if that fails, for this reactor to answer.
+    /// Sends a request to the reactor with this index, to which it was assigned. If that fails, returns the request, and this reactor must
+    /// answer it.
     fn hand_over(&mut self, request: IncomingRequest, index: usize) -> Option<IncomingRequest> {
         let membership = self.membership.as_ref()?;
         let (provider, cm) = self.providers.of(request.cm);
@@ -86,15 +88,15 @@ impl Driver {
                 None
             }
             Err(arrival) => {
-                // The other reactor was dropped after it was chosen.
+                // The chosen reactor was dropped before the request could be sent to it, so this reactor handles the request.
                 membership.unplace(index);
                 self.take_in(*arrival, false)
             }
         }
     }
 
-    /// Stage 9: returns the next request that another reactor has sent here. `left`: the number of requests that may still be taken in this
-    /// turn.
+    /// Stage 9: returns the next request that another reactor has sent to this one. `left`: the number of requests that this turn may still
+    /// handle.
     pub(crate) fn next_arrival(&mut self, left: &mut usize) -> Option<IncomingRequest> {
         while *left > 0 {
             let arrival = self.membership.as_ref()?.next_arrival()?;
@@ -132,7 +134,7 @@ impl Driver {
         }
     }
 
-    /// Notes that a request has become a connection, or was refused. `placed`: it was assigned to this reactor by the group.
+    /// Notes that a request has become a connection, or was refused. `placed`: the group has assigned the request to this reactor.
     pub(super) fn request_done(&mut self, placed: bool) {
         if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.done();

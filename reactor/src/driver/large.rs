@@ -45,7 +45,7 @@ impl LargeMessages {
         Self { copied: Budget::new(limit), fetched: Budget::new(limit), looks: false, joins: Joins::new(keep) }
     }
 
-    /// Returns the number of bytes in use for fetched messages and for copies.
+    /// Returns two numbers of bytes: those in use for fetched messages, and those in use for copies.
     pub(super) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
     }
@@ -99,7 +99,7 @@ impl LargePayload<'_> {
         }
     }
 
-    /// Copies the whole payload to `to`. Returns false if that failed, or the payload is a region, which needs no copy.
+    /// Copies the whole payload to `to`. Returns false if the copy failed, or if the payload is a region, which is never copied here.
     fn copy_to(&self, to: &mut Region) -> bool {
         match self {
             Self::Bytes(bytes) => to.copy_from(0, bytes).is_ok(),
@@ -210,7 +210,7 @@ impl Driver {
         self.offer_checked(id, region, range, None)
     }
 
-    /// Offers a range of a region to the peer, with a tag. It may have any length but 0.
+    /// Offers a range of a region to the peer, with a tag. The range must not be empty.
     pub(crate) fn offer(
         &mut self,
         id: ConnectionId,
@@ -284,20 +284,21 @@ impl Driver {
         if refused == Some(true) { Ok(()) } else { Err(SendErrorKind::NoOffer) }
     }
 
-    /// Returns the description of a connection for the memory budget, as one that requests memory to fetch messages.
+    /// Returns the identification of a connection for requests to the memory budget of fetched messages.
     fn claimant(slot: &ConnectionSlot) -> Claimant {
         let host = Some(Host::of(slot.conn.peer().ip()));
         Claimant { who: slot.conn.id(), host, own: slot.link.fetched }
     }
 
-    /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. A part of the memory is granted to
-    /// every peer. Beyond that, only a peer that has answered a Read lately gets memory, or may wait for it.
+    /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. Every peer gets a part of the memory.
+    /// More memory than this part is only for peers that have answered a Read within the last 2 seconds: they get it, or wait for it.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
         while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
             let Some(len) = slot.conn.wants_memory() else { return };
             let claimant = Self::claimant(slot);
             if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
-                // The peer has answered no Read lately. Its connection must not delay those that wait after it.
+                // The peer has answered no Read recently. Its connection leaves the queue, so that it does not delay the connections behind
+                // it.
                 self.large.fetched.leave(id);
                 return self.probe(id);
             }
@@ -322,7 +323,8 @@ impl Driver {
         }
     }
 
-    /// Sends a Read of a few bytes to a peer that has answered no Read lately. When it is answered, the connection requests memory again.
+    /// Sends a Read of a few bytes to a peer that has answered no Read recently. When the peer answers this Read, its connection requests
+    /// memory again.
     fn probe(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get(id).filter(|slot| slot.conn.may_probe(self.now)) else { return };
         if !slot.conn.has_probe() {
@@ -345,8 +347,9 @@ impl Driver {
         }
     }
 
-    /// Ends connections whose peers have answered no Read for the time `GRACE` while other connections wait for their memory. Those that
-    /// have stalled longest end first, and no more than necessary. Connections that make progress keep their memory.
+    /// Called while connections wait for memory. Ends connections whose peers have answered no Read for at least `GRACE`, if their memory
+    /// helps a waiting connection. Those that have stalled longest end first, and no more than necessary. Connections that make progress
+    /// keep their memory.
     pub(super) fn relieve_shortage(&mut self) {
         self.large.looks = false;
         if self.large.fetched.in_line().next().is_none() {
@@ -400,7 +403,7 @@ impl Driver {
         taken
     }
 
-    /// Returns the `len` bytes of a message to the budget. If the connection `id` still exists, they are no longer charged to it.
+    /// Returns the `len` bytes of a message to the budget. If the connection `id` still exists, the bytes are no longer charged to it.
     fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
         self.large.fetched.give_back(len);
         if let Some(slot) = id.and_then(|id| self.table.get_mut(id)) {
@@ -430,9 +433,9 @@ impl Driver {
         }
     }
 
-    /// Notifies the program of the next connection on which a send was refused that would be accepted now. Each refusal is reported once.
-    /// Returns false if there is no such connection. The caller runs each callback before it calls again, because the callback may use the
-    /// capacity that another connection waits for.
+    /// Notifies the program that it can send again, for the next connection on which a refused send would be accepted now. Returns false if
+    /// there is no such connection. Each refusal is reported once. The caller runs each callback before it calls this function again,
+    /// because the callback may use the capacity that another connection waits for.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
         !self.effects.to_ask.is_empty() && self.ask_writable()

@@ -72,12 +72,12 @@ impl Driver {
 
     /// Cancels a list: no more of its pieces are posted. Returns false if there is no such list.
     pub(crate) fn cancel_transfer(&mut self, id: ConnectionId, transfer: TransferId) -> bool {
-        // A closed connection may have waited for this list.
+        // If the program has closed the connection, the close may have waited for this list.
         self.note(Stages::ENDS);
         self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
     }
 
-    /// Schedules the check of deadlines of the connection's lists. Replaces an earlier schedule.
+    /// Schedules the check of the deadlines of the connection's lists for the time `at`. Replaces an earlier schedule.
     pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
         let Some(slot) = self.table.get_mut(id) else { return };
         if let Some(timer) = slot.link.lists.take() {
@@ -91,7 +91,7 @@ impl Driver {
         let Some(slot) = self.table.get_mut(id) else { return };
         slot.link.lists = None;
         self.input(id, |conn, env| conn.lists_due(env));
-        // A closed connection may have waited for these lists.
+        // If the program has closed the connection, the close may have waited for these lists.
         self.note(Stages::ENDS);
     }
 }

@@ -15,10 +15,11 @@ use crate::id::ListenerId;
 use crate::options::{ListenOptions, check_security};
 use crate::providers::{EXCHANGE, Handle, role};
 
-/// The interval at which a listener that could not listen tries again.
+/// The interval at which a listener that has failed to listen tries again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// The number of ports that are tried for an address with port 0. A port is given up if another provider cannot use it.
+/// The number of ports that are tried for an address with port 0. If a provider cannot use a port that another provider has chosen, the
+/// next port is tried.
 const PORTS: usize = 4;
 
 /// A listener of the reactor.
@@ -123,7 +124,8 @@ impl Driver {
 
     // Choosing the providers.
 
-    /// Listens on an address: on all providers if it is unspecified, otherwise on the first provider that has it. Returns the new ids.
+    /// Listens on an address. An unspecified address is listened on by all providers, any other address by the first provider that has a
+    /// device with it. Returns the new ids.
     fn listen_on(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
         if let Some(exchange) = &options.exchange {
             let provider = self.providers.exchanging()?;
@@ -140,8 +142,8 @@ impl Driver {
         self.listen_from(first, address, options)
     }
 
-    /// Tries the providers from `first` on, and listens on the first one that can. A provider that has the device but no connection manager
-    /// cannot.
+    /// Tries the providers from `first` on, until one can listen. A provider that has no device with the address cannot, and neither can a
+    /// provider without a connection manager for the device.
     fn listen_from(
         &mut self,
         first: usize,
@@ -187,11 +189,12 @@ impl Driver {
         self.providers.get(id.provider).local_address(id.id)
     }
 
-    /// Listens on all providers, at the same port. An iWARP device may use the TCP port of that number, and then the embedded provider
-    /// cannot. In that case the listener works without the embedded provider.
+    /// Listens on all providers, at the same port. If an iWARP device uses the TCP port with this number, the embedded provider cannot use
+    /// that port. In that case, only the other providers listen.
     fn listen_on_all(&mut self, address: SocketAddr, options: &cm::ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
         let tries = if address.port() == 0 { PORTS } else { 1 };
-        // Ids whose port another provider cannot use. They stay open until a port is found, so that each new attempt gets a different port.
+        // The ids of the ports that are not used, because another provider could not listen there. These ids stay open until a port is
+        // found, so that each new attempt gets a different port.
         let mut given_up = Vec::new();
         let listening = loop {
             let first = match self.listen_at(0, address, options) {

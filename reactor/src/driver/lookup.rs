@@ -68,7 +68,7 @@ impl Lookups {
             thread::Builder::new().name("rdma-reactor-names".into()).spawn(work)?;
             self.threads += 1;
         }
-        // Sending fails only without a receiver, and `queries` has one.
+        // `send` fails only if all receivers were dropped, and `queries` owns one.
         let _ = self.queries.0.send(query);
         Ok(())
     }
@@ -90,7 +90,7 @@ impl Driver {
     pub(super) fn take_lookups(&mut self) {
         while let Ok(HostAddresses { query, addresses }) = self.lookups.answers.1.try_recv() {
             let HostQuery { of, host, path, exchange, .. } = query;
-            // Meanwhile the program may have closed the connection, or its connect timeout may have expired.
+            // The program may have closed the connection while the name was resolved, or the connect timeout may have expired.
             if !self.table.get(of).is_some_and(|slot| slot.link.cm == Handle::NONE && slot.conn.state().is_handshake())
             {
                 continue;

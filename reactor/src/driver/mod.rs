@@ -96,7 +96,7 @@ pub(crate) struct Os {
     pub(crate) wake: Arc<WakeFlag>,
 }
 
-/// See the [module](self).
+/// The driver of one reactor. The comment of the [module](self) has an overview.
 #[derive(Debug)]
 pub(crate) struct Driver {
     config: Config,
@@ -243,7 +243,7 @@ impl Driver {
         stats
     }
 
-    /// Wakes the reactor if no turn is running, because a call from outside needs a turn.
+    /// Wakes the reactor if no turn is running, because a call that was made outside of a turn requires a turn.
     pub(crate) fn ring(&self) {
         if self.effects.outside {
             self.os.wake.wake();
@@ -312,7 +312,7 @@ impl Driver {
                     self.forget_rights(ended);
                 }
                 Action::Unused(key) => self.deregister_unused(key),
-                // When the region is not in use any more, it is deregistered.
+                // Dropping the region deregisters it, once no work request uses it.
                 Action::Discard(region) => drop(region),
                 Action::NoMemory => self.large.leave(id),
                 Action::Ring => self.os.wake.wake(),
@@ -342,7 +342,8 @@ impl Driver {
         self.table.get(id)?.conn.identity()
     }
 
-    /// Returns the capabilities of a connection: those of its device, with the features that can be used with this peer.
+    /// Returns the capabilities of a connection. They are those of its device, except that the features are limited to those that can be
+    /// used with this peer.
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
         let slot = self.table.get(id)?;
         let device = self.devices.get(slot.link.place?.device)?;
@@ -359,7 +360,8 @@ impl Driver {
             features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
         if slot.conn.is_secured() {
-            // A Write with Immediate notifies the peer without a header that could be authenticated. An encrypted message replaces it.
+            // A Write with Immediate has no header, so its notification cannot be authenticated. On a secured connection, an encrypted
+            // message notifies the peer instead.
             features.remove(Features::WRITE_WITH_IMMEDIATE);
         }
         features
@@ -398,15 +400,15 @@ impl Driver {
         self.membership = Some(membership);
     }
 
-    /// Returns a connection if it is open, or the error for a send on one that is not.
+    /// Returns a connection if it is open. Otherwise returns the error with which a send on it is refused.
     pub(super) fn open_slot(&self, id: ConnectionId) -> Result<&ConnectionSlot, SendErrorKind> {
         self.table.get(id).filter(|slot| slot.conn.state().is_open()).ok_or(SendErrorKind::Closed)
     }
 
     // Buffers.
 
-    /// Returns a buffer on the connection's device for the program to fill. The other results are its capacity in bytes, its slabs, and the
-    /// channel through which the program returns it.
+    /// Returns a buffer on the connection's device for the program to fill. Also returns the capacity of the buffer in bytes, the slabs
+    /// that contain it, and the channel through which the program returns it.
     pub(crate) fn send_buffer_for(
         &mut self,
         id: ConnectionId,
@@ -435,10 +437,10 @@ impl Driver {
         if same && self.owns_buffers_of(channel) { Ok(()) } else { Err(SendErrorKind::ForeignBuffer) }
     }
 
-    /// Returns the slabs and the return channel of a device's buffers.
+    /// Returns the slabs and the return channel of a device's buffers. `None` if the device was closed.
     ///
-    /// A message that will be delivered never finds `None` here: its connection reserves capacity on the device, which keeps the device
-    /// open until the connection is released.
+    /// A device is not closed while a message can still be delivered: the message's connection has reserved capacity on the device until
+    /// the connection is released.
     pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<ReturnChannel>)> {
         let device = self.devices.get(device);
         debug_assert!(device.is_some(), "a message of a device that was removed");
@@ -446,7 +448,7 @@ impl Driver {
         Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if `slabs` is the current memory of the device's buffers. It changes when the pool grows.
+    /// Returns true if `slabs` is the current memory of the device's buffers. This memory changes when the pool grows.
     #[inline]
     pub(crate) fn is_lender(&self, device: usize, slabs: &Arc<Slabs>) -> bool {
         self.devices.get(device).is_some_and(|device| Arc::ptr_eq(slabs, device.buffers.pool.slabs()))
@@ -473,8 +475,8 @@ impl Driver {
         }
     }
 
-    /// Frees a buffer that the program has released. If its pool does not exist any more, the buffer is only a stale index, and is ignored.
-    /// The memory of such a pool is freed with its last reference.
+    /// Frees a buffer that the program has released. If the pool of the buffer does not exist any more, the buffer is ignored. The memory
+    /// of such a pool is freed with the last reference to it.
     pub(crate) fn take_home(&mut self, pool: PoolId, buffer: Buffer, receive_of: Option<ConnectionId>) {
         if !self.devices.has_pool(pool) {
             return;
@@ -487,7 +489,7 @@ impl Driver {
             return;
         }
         let buffers = self.devices.buffers(pool.device);
-        // The connection has ended. If the shared queue still lacks receives of ended connections, it takes this buffer.
+        // The connection has ended. If the shared queue still lacks receives that ended connections had used, it gets this buffer.
         let buffer = match &mut buffers.shared {
             Some(shared) if receive_of.is_some() => shared.return_orphan(buffer),
             _ => Some(buffer),

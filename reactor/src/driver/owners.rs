@@ -17,10 +17,11 @@ pub(crate) enum CmIdOwner {
     Endpoint(u64),
 }
 
-/// See the [module](self).
+/// The owners of all connection-manager ids of a reactor.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
-    /// The owners, indexed by the provider, and then by the slot of the id. A slot is reused, so the whole id is stored too.
+    /// The owners. The first index is the provider, the second the slot of the id. A slot is reused for later ids, so the whole id is
+    /// stored too.
     all: Vec<Vec<Option<(CmId, CmIdOwner)>>>,
 }
 

@@ -1,8 +1,8 @@
 //! Connections that were accepted and are not up yet. Their number is limited. If all slots are used, this file chooses the connection that
-//! is evicted for a new one.
+//! is evicted when a new one arrives.
 //!
-//! An honest peer is up within milliseconds. If a connection waits for longer, its peer most likely only wants to occupy the slot. The host
-//! with the most connections loses its oldest one first.
+//! An honest peer's connection is up within milliseconds. If a connection waits for longer, its peer most likely only wants to occupy the
+//! slot. The host with the most connections loses its oldest one first.
 
 use std::time::{Duration, Instant};
 
@@ -18,16 +18,17 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(super) enum PendingSlot {
     /// The connection is expected to come up.
     ToComeUp(Ticket),
-    /// The connection will not come up, and its queues are being flushed. It uses its slot until then, because it still uses buffers.
+    /// The connection will not come up, and its queues are being flushed. It keeps its slot until the flush ends, because it still uses
+    /// buffers.
     ToEnd(Ticket),
 }
 
-/// See the [module](self).
+/// The connections that were accepted and are not up yet.
 #[derive(Debug)]
 pub(super) struct PendingConnections {
     coming: Newcomers<ConnectionId>,
     ending: Newcomers<ConnectionId>,
-    /// Everything that peers had sent before this time was handled.
+    /// A time for which holds: everything that peers had sent before it was handled.
     seen: Instant,
 }
 
@@ -47,7 +48,7 @@ impl PendingConnections {
         PendingSlot::ToComeUp(self.coming.add(id, host, now))
     }
 
-    /// Notes that a connection will not come up. Returns its slot, which may change.
+    /// Notes that a connection will not come up. Returns the slot that it has from now on.
     pub(super) fn will_end(&mut self, place: PendingSlot) -> PendingSlot {
         let PendingSlot::ToComeUp(ticket) = place else { return place };
         let Some(NewcomerEntry { id, since, host }) = self.coming.remove(ticket) else { return place };
@@ -92,7 +93,8 @@ impl PendingConnections {
         let chosen = if self.is_slow(&of_largest) || is_majority && has_more {
             of_largest
         } else if self.is_slow(&of_all) && !(is_majority && own == most) {
-            // A host that uses more than half of the slots does not evict connections of other hosts.
+            // If the host of the new connection uses more than half of the slots, as many as the largest host, it must not evict
+            // connections of other hosts.
             of_all
         } else if has_more {
             of_largest
@@ -111,7 +113,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
 
-    /// The time after which a silent connection is closed, and the time in which an honest peer comes up, in ms.
+    /// `TIMEOUT`: a silent connection is closed after this time. `HANDSHAKE`: an honest peer comes up within this time. Both are in ms.
     const TIMEOUT: u64 = 5_000;
     const HANDSHAKE: u64 = 10;
 
@@ -120,7 +122,7 @@ mod tests {
         Host::of(IpAddr::from([10, 0, high, low]))
     }
 
-    /// A table with `places` slots. A turn takes one millisecond.
+    /// A model of a reactor with `places` slots for connections that are not up. A turn takes one millisecond.
     struct PendingModel {
         pending: PendingConnections,
         places: usize,
@@ -211,7 +213,7 @@ mod tests {
         }
     }
 
-    /// If the silent connection and the new one are of the same host, the silent one is evicted. No other host loses a connection.
+    /// If the silent connection and the new one are of the same host, the silent one is evicted. Connections of other hosts are not.
     #[test]
     fn a_host_pays_for_itself() {
         let mut model = PendingModel::new(10);

@@ -33,25 +33,26 @@ pub(crate) const fn is_of_connection_manager(token: usize) -> bool {
 struct CompletionBatch {
     completions: Vec<WorkCompletion>,
     queue: CqIndex,
-    /// True if the poll returned as many completions as it was allowed to. Then the queue may have more.
+    /// True if the poll returned as many completions as its limit allowed, so that the queue may have more.
     full: bool,
     /// True if the poll took place before stage 7, and the completions wait for that stage.
     early: bool,
 }
 
-/// See the [module](self).
+/// The completion queues of all devices, and the batch of completions that is being handled.
 #[derive(Debug)]
 pub(crate) struct Queues {
     batch: CompletionBatch,
-    /// The queues that are still to be polled in stage 7, in turn.
+    /// The queues that stage 7 must still poll, in this order.
     ready: VecDeque<CqIndex>,
-    /// True during stage 7. If sends that are posted in it complete immediately, their queue is polled again.
+    /// True during stage 7. If a send completes when it is posted during this stage, its queue is polled again.
     polling: bool,
     /// True if stage 7 found all queues empty, and nothing has happened since that could have added a completion without an event.
     quiet: bool,
     /// The largest number of completions that are polled from a queue before stage 7.
     early_limit: usize,
-    /// The number of completions of the batch that do not count towards the turn's limit, because their connections never came up.
+    /// The number of completions of the batch that do not count towards the limit of the turn, because their connections ended without
+    /// having been up.
     pub(super) spared: usize,
 }
 
@@ -163,8 +164,8 @@ impl Driver {
         watched.map_err(Error::Poll)
     }
 
-    /// Polls like [`Driver::poll_any`], unless all queues were found empty and nothing has happened since. If a device adds a completion
-    /// meanwhile, the poll after the arming finds it.
+    /// Polls like [`Driver::poll_any`]. Does nothing if all queues were found empty and nothing has happened since. If a device has added a
+    /// completion since, the poll after the arming of its queue finds it.
     #[inline]
     pub(crate) fn poll_if_changed(&mut self) -> bool {
         !self.queues.quiet && self.poll_any()
@@ -185,7 +186,8 @@ impl Driver {
                     Ok(false) => {}
                     Ok(true) => return true,
                     Err(error) => {
-                        // The connections of the failed device must be notified, which is something to handle.
+                        // Polling the device has failed. The program must be notified of the ended connections, so there is something to
+                        // handle.
                         self.fail_device(index, &error);
                         return true;
                     }
@@ -195,18 +197,19 @@ impl Driver {
         false
     }
 
-    /// Arms the completion queues for the wait that follows. Returns true if there is a completion to handle instead.
+    /// Arms the completion queues for the wait that follows. Returns true if there is something to handle instead.
     ///
-    /// First, all completion events are read, so that queues which have raised one count as not armed. Then each such queue is armed and
-    /// polled once more: a completion between the last poll and the arming has raised no event. A queue that stayed armed raises an event
-    /// by itself.
+    /// First, all completion events are read. A queue that has raised an event is not armed any more. Then each queue that is not armed is
+    /// armed, and polled once more, because a completion between the last poll and the arming has raised no event. A queue that is still
+    /// armed needs no poll: it raises an event when a completion arrives.
     pub(crate) fn arm(&mut self) -> bool {
         for index in 0..self.devices.len() {
             match self.arm_device(index) {
                 Ok(false) => {}
                 Ok(true) => return true,
                 Err(error) => {
-                    // The connections of the failed device must be notified, which is something to handle.
+                    // Arming the queues of the device has failed. The program must be notified of the ended connections, so there is
+                    // something to handle.
                     self.fail_device(index, &error);
                     return true;
                 }
@@ -254,8 +257,8 @@ impl Driver {
         }
     }
 
-    /// Runs stage 6: the providers send and receive. Completion events are not read here, because the queues are always polled next.
-    /// The next arming reads the events.
+    /// Runs stage 6: the providers send and receive. Completion events are not read here: the next stage always polls the queues, and the
+    /// next arming reads the events.
     pub(crate) fn drive(&mut self) {
         if self.providers.progress(self.now, Drive::Full) && !cfg!(planted = "rest-of-the-edges-forgotten") {
             self.note(Stages::PROVIDERS);
@@ -268,16 +271,16 @@ impl Driver {
     #[inline]
     pub(crate) fn spin(&mut self) {
         self.queues.quiet = false;
-        // Bytes that a provider has not read yet cause no further edge. So stage 6 must run.
+        // If a provider has not read all bytes, the operating system reports no further edge for the rest. So stage 6 must run.
         if self.providers.progress(self.now, Drive::Spin) && !cfg!(planted = "busy-poll-hides-the-rest") {
             self.note(Stages::PROVIDERS);
         }
     }
 
-    /// Begins stage 7. Returns true if a batch was polled earlier, which must be handled first.
+    /// Begins stage 7. Returns true if a batch was polled before this stage. The caller must handle that batch first.
     ///
-    /// Each queue that is not armed, or may have raised an event, will be polled in turn, however busy the others are. The queue of the
-    /// earlier batch is left out if that poll emptied it.
+    /// Selects the queues that this stage polls in turn: all that are not armed or may have raised an event. The queue of the earlier batch
+    /// is not selected if that poll emptied it.
     pub(crate) fn begin_polling(&mut self) -> bool {
         let Self { devices, queues, .. } = self;
         queues.polling = true;
@@ -294,14 +297,14 @@ impl Driver {
         early
     }
 
-    /// Continues stage 7 after it has ended, for requests that were made since. Returns true if a batch was polled earlier, which must be
-    /// handled first.
+    /// Runs stage 7 again after it has ended, for requests that were made since then. Returns true if a batch was polled before. The caller
+    /// must handle that batch first.
     pub(crate) const fn resume_polling(&mut self) -> bool {
         self.queues.polling = true;
         std::mem::replace(&mut self.queues.batch.early, false)
     }
 
-    /// Notes that posting sends has added completions to `queue`. In stage 7 the queue is polled again, so that these completions are
+    /// Notes that posting sends has added completions to `queue`. During stage 7, the queue is polled again, so that these completions are
     /// handled in the same turn.
     #[inline]
     pub(super) fn completed_in_post(&mut self, queue: CqIndex) {
@@ -338,10 +341,11 @@ impl Driver {
         false
     }
 
-    /// Begins to handle the batch. Returns its number of completions.
+    /// Begins to handle the batch. Returns the number of its completions.
     ///
-    /// If the poll returned as many completions as it was allowed to, the queue is polled again later in this stage. Otherwise completions
-    /// that arrive meanwhile are found before the next arming, and the sends of this batch are posted sooner.
+    /// If the poll returned as many completions as its limit allowed, the queue is polled again later in this stage. Otherwise it is not
+    /// polled again in this stage, so that the sends that this batch causes are posted sooner. The poll before the next arming finds the
+    /// completions that arrive in the meantime.
     #[inline]
     pub(crate) fn begin_batch(&mut self) -> usize {
         let (queue, len) = (self.queues.batch.queue, self.queues.batch.completions.len());
@@ -352,8 +356,8 @@ impl Driver {
             self.queues.make_ready(queue, cq);
         }
         if cq.armed {
-            // The queue is armed. These completions have raised an event, or they arrived before the arming and raise none. So the events
-            // must be read, and the queue must be found empty before the reactor sleeps.
+            // These completions were in an armed queue. Either they have raised an event, which must be read. Or they arrived before the
+            // arming and raise no event. So the queue must be polled until it is empty before the reactor sleeps.
             device.has_events = true;
             cq.awaited = true;
         }

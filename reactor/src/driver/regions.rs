@@ -30,8 +30,8 @@ pub(crate) type LocalRange<'a> = (&'a Region, Range<usize>);
 impl Driver {
     // Registering.
 
-    /// Registers memory on the device of a connection, which must have a queue pair. Without one, access could not be restricted to the
-    /// peer, and would not be revoked at the end of the connection.
+    /// Registers memory on the device of a connection, which must have a queue pair. Without a queue pair, the access could not be
+    /// restricted to the peer of the connection, and would not be revoked when the connection ends.
     pub(crate) fn register(
         &mut self,
         id: ConnectionId,
@@ -165,7 +165,8 @@ impl Driver {
         let _ = self.revoke_region(key);
     }
 
-    /// Cleans up after peers' access to a region has ended. Does nothing for `None`.
+    /// Cancels the timer of a region's access, and removes the region from its connection, because the peers' access has ended. Does
+    /// nothing for `None`.
     pub(super) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
         let Some(RightsEnded { key, timer, connection }) = ended else { return };
         if let Some(timer) = timer {
@@ -192,8 +193,8 @@ impl Driver {
         }
     }
 
-    /// Deregisters a region that the program has dropped, if no work request and no peer uses it any more. Until then, only revokes the
-    /// peers' access.
+    /// Deregisters a region that the program has dropped, if neither a work request nor a peer uses it any more. If the region is still in
+    /// use, only the peers' access is revoked.
     pub(super) fn deregister_unused(&mut self, key: Key) {
         if let Some(retired) = self.registry.retire(&mut self.providers, key) {
             self.forget_rights(retired.rights);
@@ -205,7 +206,7 @@ impl Driver {
             return;
         }
         if self.registry.is_abandoned(key) {
-            // Deregistering also ends the peers' access.
+            // Deregistering the region also ends the peers' access to it.
             self.remove_region(key);
         } else {
             self.end_rights(key);
@@ -219,7 +220,8 @@ impl Driver {
         }
     }
 
-    /// Deregisters all regions of a device that is being removed. The program can still use their memory, but not for work requests.
+    /// Deregisters all regions of a device that is being removed. The program can still access the memory of these regions, but cannot use
+    /// it in work requests.
     pub(super) fn drop_regions_of_device(&mut self, device: usize) {
         for key in self.registry.of_device(device) {
             self.remove_region(key);

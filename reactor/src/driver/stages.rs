@@ -61,10 +61,10 @@ impl Driver {
         !self.stages.is_empty() || self.timers.may_be_due(self.now) || self.os.wake.is_pending()
     }
 
-    /// Returns true if there is work left for another turn, so that the reactor must not sleep before it.
+    /// Returns true if another turn has work to do, so that the reactor must not sleep before that turn.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        // A send outside of a turn may have completed when it was posted. Its callback is then pending.
+        // A send that was made outside of a turn may have completed when it was posted, and its callback is pending.
         let calls = !self.effects.events.is_empty();
         calls || self.stages.intersects(Stages::WORK) || self.has_unseen() || self.fair.is_behind()
     }

@@ -63,7 +63,8 @@ pub(crate) struct ConnectionLink {
     pub(super) qp: Option<QpId>,
     /// The device of the connection, and its reservation there. Set once the connection has a device.
     pub(super) place: Option<DeviceBinding>,
-    /// The slab of buffers that the peer maps as shared memory. `None` until it was requested; `Some(None)` if the provider has none.
+    /// The slab of buffers that the peer maps as shared memory. `None`: the slab was not requested yet. `Some(None)`: the provider has no
+    /// shared memory for this connection.
     pub(super) apart: Option<Option<u16>>,
     /// The timer that calls `Connection::timeout`, and its time.
     pub(super) timer: Option<(Key, Instant)>,
@@ -75,7 +76,8 @@ pub(crate) struct ConnectionLink {
     pub(super) regions: Vec<Key>,
     /// The memory of fetched messages that is charged to the connection, in bytes. It includes messages that the program keeps.
     pub(super) fetched: usize,
-    /// The part of `fetched` that is charged to the peer's host, in bytes. Small messages are not.
+    /// The part of `fetched` that is also charged to the peer's host, in bytes. Messages that count as small in the memory budget are not
+    /// charged to the host.
     pub(super) fetched_large: usize,
     /// True if the connection is in the list of ending connections.
     pub(super) ending: bool,
@@ -116,13 +118,13 @@ pub(super) enum Flush {
     Over,
 }
 
-/// The state of the reactor when a peer was first suspected to be lost.
+/// The state of the reactor at the time when a peer was first suspected to be lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspicion {
-    /// The end of the completion queue at that time.
+    /// The end of the completion queue at the time of the suspicion.
     pub(super) mark: CqPosition,
-    /// The number of checks for readiness that the reactor had made by then. After one more check, everything that the peer had sent is
-    /// known.
+    /// The number of checks for readiness that the reactor had made at the time of the suspicion. After one more check, the reactor knows
+    /// about everything that the peer had sent until then.
     pub(super) waits: u64,
 }
 
@@ -133,7 +135,7 @@ struct TableEntry {
     slot: Option<ConnectionSlot>,
 }
 
-/// See the [module](self).
+/// The connections of one reactor. The comment of the [module](self) has an overview.
 #[derive(Debug)]
 pub(crate) struct ConnectionTable {
     reactor: ReactorTag,
@@ -175,7 +177,8 @@ impl ConnectionTable {
         slot.link.waits = Some(self.pending.add(id, Host::of(slot.conn.peer().ip()), now));
     }
 
-    /// Notes that a connection begins to end. It uses its slot until it is removed.
+    /// Notes that a connection begins to end. If it has a slot among the connections that are not up, it keeps that slot until it is
+    /// removed.
     pub(super) fn will_end(&mut self, id: ConnectionId) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         slot.link.waits = slot.link.waits.map(|place| self.pending.will_end(place));
@@ -200,7 +203,8 @@ impl ConnectionTable {
         }
         self.live -= 1;
         let generation = id.generation() + 1;
-        // An entry whose generations are used up is never used again. Otherwise an old id would refer to a new connection.
+        // An entry whose generation number would overflow is never used again. Otherwise the id of an earlier connection would refer to a
+        // new one.
         if generation < 1 << GENERATION_BITS {
             entry.id = ConnectionId::new(self.reactor, id.slot() as u32, generation);
             self.vacant.push(id.slot() as u32);
@@ -218,8 +222,8 @@ impl ConnectionTable {
         self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?.slot.as_mut()
     }
 
-    /// Returns the connection of a work request. `place` is the part of the work request id that encodes the connection's entry and
-    /// generation.
+    /// Returns the connection that has posted a work request. `place` is the part of the work request id that encodes the entry and the
+    /// generation of the connection.
     #[inline]
     pub(crate) fn of_work(&mut self, place: u64) -> Option<&mut ConnectionSlot> {
         let right = |entry: &&mut TableEntry| entry.id.place() == place || cfg!(planted = "no-generation-check");
@@ -266,7 +270,7 @@ mod tests {
         ConnectionSlot::new(conn, Handle::NONE, Service::default())
     }
 
-    /// After more than a million connections in one entry, the first id still refers to none of them.
+    /// After more than a million connections in one entry, the id of the first one refers to none of the others.
     #[test]
     fn a_name_is_never_that_of_another_connection() {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]

@@ -74,8 +74,8 @@ pub trait Poller: Send + fmt::Debug {
     /// The system's error.
     fn deregister(&mut self, fd: RawFd) -> io::Result<()>;
 
-    /// Waits for edges and appends them to `edges`. Waits at most for `timeout`, or without a limit if it is `None`. The call may return
-    /// early and without edges.
+    /// Waits for edges and appends them to `edges`. `timeout` is the longest time to wait; `None` means no limit. The call may return early
+    /// and without edges.
     ///
     /// # Errors
     /// The system's error; an interrupted wait is no error.
@@ -94,7 +94,7 @@ pub trait Clock: Send + fmt::Debug {
     fn now(&mut self) -> Instant;
 }
 
-/// The token of the waker. `register` must not be called with it.
+/// The token of the waker. Descriptors must not be registered with this token.
 const WAKE: Token = Token(usize::MAX);
 
 /// The implementation of [`Poller`] with the crate mio.

@@ -1,4 +1,4 @@
-//! The atomics and locks that the reactor shares with other threads. With `cfg(loom_model)` they are those of the model checker loom. It
+//! The atomics and locks that the reactor shares with other threads. With `cfg(loom_model)` they are those of the model checker loom, which
 //! runs the tests in `api/interleavings.rs` with every possible interleaving of the threads.
 
 #[cfg(not(loom_model))]

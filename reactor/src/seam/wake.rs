@@ -1,5 +1,5 @@
-//! Wake-ups of a reactor by other threads. They set one flag. Only the first wake-up after the reactor has checked the flag makes a system
-//! call.
+//! Wake-ups of a reactor by other threads. Each wake-up sets the same flag. Only the first wake-up after the reactor has checked the flag
+//! makes a system call.
 
 use std::fmt;
 use std::io;
@@ -48,8 +48,8 @@ impl WakeFlag {
         Self { pending: no(), stop: no(), gone: no(), drain, turning, waker }
     }
 
-    /// Makes the reactor check for requests of other threads. If a callback of this reactor makes the call, no system call is needed,
-    /// because the turn checks the flag before it sleeps.
+    /// Makes the reactor check for requests of other threads. If a callback of the same reactor calls this function, no system call is
+    /// made, because the turn checks the flag before it sleeps.
     pub(crate) fn wake(&self) {
         let was_pending = self.pending.swap(true, Ordering::AcqRel);
         let turning = self.turning.load(Ordering::Relaxed);

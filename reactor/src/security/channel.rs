@@ -1,10 +1,10 @@
 //! The keys of a connection after its handshake. They encrypt (*seal*) and decrypt (*open*) messages in place.
 //!
-//! The transport is reliable and ordered, so a message carries no number: each side counts. A message that was changed, repeated, dropped
-//! or moved is not authentic, and its connection ends.
+//! The transport is reliable and ordered, so a message carries no number: each side counts the messages. A message that was changed,
+//! repeated, dropped or reordered is not authentic, and its connection ends.
 //!
-//! Each direction has two sequences with separate keys. One is for messages, and one for the segments of large messages, which are
-//! decrypted when they have been fetched. A key is renewed after a fixed amount of work. Both sides count this work, so renewal needs no
+//! Each direction has two sequences with separate keys. One is for messages. The other is for the segments of large messages, which are
+//! decrypted after they were fetched. A key is renewed after a fixed amount of work. Both sides count this work, so renewal needs no
 //! message.
 
 use std::fmt;
@@ -52,7 +52,8 @@ impl Sequence {
     fn take(&mut self, count: u64, len: usize) -> u64 {
         let units = count + (len as u64 >> 14);
         if self.spent + units > UNITS_PER_KEY && self.spent > 0 {
-            // The two sequences of a direction use every other key of the same chain. So each renewal skips one key.
+            // The keys of a direction form a chain. One sequence uses the even keys of the chain, the other the odd ones. So each renewal
+            // skips one key.
             self.key.renew();
             self.key.renew();
             self.spent = 0;
@@ -119,7 +120,7 @@ impl Sealer {
     }
 
     /// Encrypts a message in place. Its first `header` bytes stay readable, and its last [`TAG`] bytes are space for the tag. Returns
-    /// `false` if the message is too long. Then it must not be sent.
+    /// `false` if the message is too long to be encrypted. Such a message must not be sent.
     #[inline]
     #[must_use]
     pub(crate) fn seal(&mut self, message: &mut [u8], header: usize) -> bool {
@@ -156,7 +157,7 @@ impl Opener {
     pub(crate) fn open(&mut self, message: &mut [u8], header: usize) -> Option<usize> {
         let end = message.len().checked_sub(TAG).filter(|&end| end >= header)?;
         if cfg!(planted = "sequence-not-checked") {
-            // A planted defect: the next message is accepted, and each of the last eight once more.
+            // A deliberate defect, which the tests must find: each of the last eight messages is accepted a second time.
             for back in (0..=self.0.messages.next.min(8)).rev() {
                 let mut copy = message.to_vec();
                 let (header, body) = split(&mut copy, header);

@@ -88,9 +88,9 @@ impl fmt::Display for SecurityMode {
 pub enum PeerIdentity {
     /// The peer has presented no certificate, and the local TLS settings do not require one.
     Anonymous,
-    /// The certificates that the peer has presented, in DER, with its own first. Alternatively one raw public key, as SubjectPublicKeyInfo
-    /// in DER. The local TLS settings have accepted them, and the peer has proven that it has the private key. `PeerIdentity::names`
-    /// returns the names in them.
+    /// The certificates that the peer has presented, in DER; the peer's own certificate is the first. If the peer uses raw public keys: its
+    /// key, as SubjectPublicKeyInfo in DER. The local TLS settings have accepted the certificates or the key, and the peer has proven that
+    /// it has the private key. `PeerIdentity::names` returns the names in the certificates.
     Certificates(Vec<Vec<u8>>),
     /// The peer has the pre-shared key with this name.
     Psk(String),
@@ -139,8 +139,8 @@ pub(crate) trait Handshake: fmt::Debug + Send {
     /// bytes that report the error to the peer.
     fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
-    /// Returns the channel and the peer's identity, once the peer has proven it and all bytes of the handshake are consumed. Returns `None`
-    /// before that. Returns them only once.
+    /// Returns the channel and the peer's identity, once the peer has proven its identity and all bytes of the handshake are consumed.
+    /// Returns `None` before that, and after the first call that returned them.
     fn finish(&mut self) -> Option<(Channel, PeerIdentity)>;
 
     /// Returns the text that reports an error of [`Handshake::read`] to the peer.
@@ -162,7 +162,7 @@ impl Security {
         matches!(self, Self::Plain)
     }
 
-    /// Checks that the settings can be used to connect, or to listen if `connects` is false.
+    /// Checks that the settings can be used. `connects`: they will be used to connect. Otherwise they will be used to listen.
     pub(crate) fn check(&self, connects: bool) -> Result<(), SecurityError> {
         match self {
             #[cfg(feature = "tls")]

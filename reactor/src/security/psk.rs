@@ -133,17 +133,17 @@ fn hex(digits: &str) -> Option<Secret> {
     Some(key)
 }
 
-/// The Noise state of a handshake. When it is dropped, its copy of the pre-shared key is overwritten. The keys that were derived from it
-/// are not.
+/// The Noise state of a handshake. When it is dropped, its copy of the pre-shared key is overwritten. The keys that were derived from the
+/// pre-shared key are not overwritten.
 struct Noise(Box<HandshakeState>);
 
 impl Noise {
     fn new(active: bool, name: &str, key: &[u8; KEY], context: &[u8]) -> Result<Self, SecurityError> {
         let failed = |error: snow::Error| settings(format!("noise: {error}"));
-        // The prologue contains the name without its length, so the boundary between name and context is not authenticated. To use this, an
-        // attacker would need a second key with the same bytes, whose name is a prefix of this name. The remainder of this name would have
-        // to be a prefix of a greeting, although a greeting contains its own length. Only those who choose the names and keys can cause
-        // that.
+        // The prologue contains the name without its length, so the boundary between name and context is not authenticated. An attacker
+        // could exploit this only with a second key that has the same bytes, and whose name is a prefix of this name. The remainder of this
+        // name would have to be a prefix of a greeting, although a greeting contains its own length. Only those who choose the names and
+        // keys can cause that.
         let prologue = [name.as_bytes(), context].concat();
         let builder = Builder::new(PATTERN.parse().map_err(failed)?);
         let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;
@@ -156,7 +156,7 @@ impl Drop for Noise {
     fn drop(&mut self) {
         let overwritten = self.0.set_psk(0, &[0; KEY]);
         debug_assert!(overwritten.is_ok(), "the pattern has one key");
-        // Nothing reads the overwritten bytes, so the compiler could remove the write. This prevents it.
+        // Nothing reads the overwritten bytes, so the compiler could remove the write. `black_box` prevents this.
         std::hint::black_box(&*self.0);
     }
 }

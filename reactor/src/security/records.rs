@@ -10,7 +10,7 @@ const LONGEST: usize = 16 << 10;
 /// Each record costs work, and the peer has not proven its identity yet.
 const MAX_RECORDS: u32 = 64;
 
-/// The bytes that the peer has sent, as far as they are not consumed. The connection limits their number.
+/// The bytes that the peer has sent and that are not consumed yet. The connection limits their number.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     octets: Vec<u8>,

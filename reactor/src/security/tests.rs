@@ -35,7 +35,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Issues an identity for a host, valid in these years.
+    /// Issues an identity for a host. Its certificate is valid from the first to the second of these years.
     fn identity_in(&self, host: &str, years: (i32, i32)) -> TlsIdentity {
         let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
         (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
@@ -294,7 +294,7 @@ fn keys_are_told_apart() {
     let ends = shake(&Security::Psk(psk("b", 1)), &ours, "node");
     assert!(why(&ends, 1).contains("no pre-shared key here has the name"), "{ends:?}");
 
-    // During a replacement, both keys are accepted, and the first one is used.
+    // While a key is being replaced, a member has two keys. It accepts both from peers, and uses the first one to connect.
     let digits = "ff".to_owned() + &"01".repeat(31);
     let both = Psk::parse(&format!("# two keys\n\nnew: {}\na:{digits}\n", "0f1e".repeat(16))).unwrap();
     let both = Security::Psk(both);
@@ -373,8 +373,8 @@ fn a_recorded_handshake_opens_nothing() {
     }
 }
 
-/// A peer that has proven nothing sends 64 KiB of empty records, or of records with one byte. The first empty record, or the first record
-/// beyond the limit, ends the handshake.
+/// A peer that has not proven its identity sends 64 KiB of empty records, or of records with one byte. The first empty record ends the
+/// handshake, and so does the first record beyond the limit.
 #[test]
 fn a_handshake_in_crumbs_is_refused() {
     let empty = vec![0; 64 << 10];
@@ -402,14 +402,14 @@ fn messages_open_in_their_order_and_no_other() {
         assert_eq!(b.opener.open(&mut first, 8), Some(38));
         assert_eq!(first[..38], [&header[..], &[0; 30]].concat());
         for wrong in [0, 2] {
-            // A repeated message, and one that is too early. A failure ends the connection, so each attempt has a new
-            // opener.
+            // These messages are not opened: one that was opened before, and one that precedes its turn. A failure ends the connection, so
+            // each attempt has a new opener.
             let [mut c, mut d] = channels(&security);
             let messages: Vec<Vec<u8>> = (0..4_u8).map(|n| sealed(&mut c.sealer, header, &[n; 30])).collect();
             assert!(d.opener.open(&mut messages[0].clone(), 8).is_some());
             assert!(d.opener.open(&mut messages[wrong].clone(), 8).is_none(), "message {wrong}");
         }
-        // A message of the other direction, and a message of another connection.
+        // These messages are not opened either: one of the other direction, and one of another connection.
         let mut own = sealed(&mut a.sealer, header, b"x");
         assert!(a.opener.open(&mut own, 8).is_none());
         let [_, mut other] = channels(&security);
@@ -420,7 +420,7 @@ fn messages_open_in_their_order_and_no_other() {
 #[test]
 fn no_bit_of_a_message_can_be_changed_and_no_octet_is_missing() {
     for security in all() {
-        // A message that does not open ends its connection, so each attempt has a new channel.
+        // If a message cannot be opened, its connection ends. So each attempt uses a new channel.
         let fails = |change: &dyn Fn(&mut Vec<u8>)| {
             let [mut a, mut b] = channels(&security);
             let mut message = sealed(&mut a.sealer, [0, 0, 0, 0, 9, 0, 0, 0], b"hello");
@@ -467,7 +467,7 @@ fn large_messages_open_in_place_from_their_end() {
             let plain: Vec<u8> = (0..len).map(|at| (at * 31 + (at >> 8)) as u8).collect();
             let mut memory = sealed_large(&mut a.sealer, &plain);
             assert_ne!(memory[..len], plain);
-            // Messages that are sealed in between have separate numbers and keys.
+            // Ordinary messages that are sealed between two large ones use other numbers and another key.
             let mut small = sealed(&mut a.sealer, [0; 8], b"small");
             assert!(b.opener.open(&mut small, 8).is_some());
             assert!(opened_large(&mut b.opener, &mut memory, len as u64), "{len} bytes");

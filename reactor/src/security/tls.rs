@@ -33,8 +33,9 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// The certificates and the private key of the local side, or only a key pair. A clone is the same identity: [`TlsIdentity::replace`] on a
-/// clone takes effect in every listener and connection with this identity, for all handshakes that begin later.
+/// The certificates and the private key of the local side, or only a key pair. A clone shares its contents with the original. So
+/// [`TlsIdentity::replace`] on a clone takes effect in every listener and connection with this identity, for all handshakes that begin
+/// later.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity(Arc<KeyResolver>);
 
@@ -80,7 +81,7 @@ impl TlsIdentity {
     /// Example: [the guide](crate::guide::security).
     ///
     /// # Errors
-    /// As [`TlsIdentity::from_pem`]. The identity is unchanged then.
+    /// Returns the same errors as [`TlsIdentity::from_pem`]. After an error, the identity is unchanged.
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), SecurityError> {
         let new = match self.0.raw {
             true if !certificates.is_empty() => {
@@ -94,7 +95,8 @@ impl TlsIdentity {
         Ok(())
     }
 
-    /// Returns the resolver, or an error if the identity is not of this kind. `raw`: a key pair without certificates.
+    /// Returns the resolver of the identity. Returns an error if the identity has certificates and `raw` is true, or has no certificates
+    /// and `raw` is false.
     fn of_kind(&self, raw: bool) -> Result<Arc<KeyResolver>, SecurityError> {
         match (self.0.raw, raw) {
             (true, false) => Err(settings("this identity has no certificate: use Tls::public_keys with it")),
@@ -176,7 +178,8 @@ pub struct Tls {
     client: Option<Arc<ClientConfig>>,
     /// The settings of the side that listens. `None` if these settings are only for connecting.
     server: Option<Arc<ServerConfig>>,
-    /// The name that the peer's certificate must contain if the local side connects. `None`: the name or address that it connects to.
+    /// The name that the peer's certificate must contain if the local side connects. `None`: the certificate must contain the host name or
+    /// the address that the local side connects to.
     name: Option<Box<ServerName<'static>>>,
 }
 
@@ -427,7 +430,7 @@ impl TlsHandshake {
         Ok(())
     }
 
-    /// Appends the bytes that rustls wants to send to `out`, and stores the keys that it provides.
+    /// Appends the bytes that rustls wants to send to `out`, and stores the keys that rustls provides.
     fn write(&mut self, out: &mut Vec<u8>) {
         loop {
             let mut octets = Vec::new();

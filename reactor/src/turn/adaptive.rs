@@ -2,18 +2,18 @@
 //!
 //! It estimates two times. The *gap* is the time from empty queues to the next completion. The *cost* is the delay of a completion that
 //! must wake a sleeping thread. To measure the cost, one idle time in [`PROBE`] (one in [`FAR_PROBE`] if gaps are long) is a probe: the
-//! reactor polls where it would sleep, or sleeps where it would poll. The difference is the cost.
+//! reactor polls where it would sleep, or sleeps where it would poll. The difference between the two times is the cost.
 //!
-//! Polling that finds a completion after `t` takes `t - cost` more processor time than sleeping. If a share `s` of a processor may be
-//! spent, polling pays off up to `cost / (1 - s)`: the *limit*. If the estimated gap is not above the limit, the reactor polls up to the
-//! limit before it sleeps. Otherwise it sleeps immediately. A measured gap counts as at most [`LONG`] limits. So one long pause does not
-//! end the polling, but two do. Short gaps that alternate with pauses end it too.
+//! If polling finds a completion after the time `t`, it has used `t - cost` more processor time than sleeping. If a share `s` of a
+//! processor may be used for this, polling is worthwhile up to `cost / (1 - s)`: the *limit*. If the estimated gap is not longer than the
+//! limit, the reactor polls up to the limit before it sleeps. Otherwise it sleeps immediately. A measured gap counts as at most [`LONG`]
+//! limits. So one long pause does not stop the polling, but two do. Short gaps that alternate with pauses stop it too.
 //!
-//! If the reactor slept, its measured time includes the cost, which is subtracted. The result counts as longer than the polling before the
-//! sleep. Otherwise, a cost that is estimated too high and a gap that is estimated too short could confirm each other.
+//! If the reactor slept, the measured gap includes the cost, which is subtracted. The result counts as at least [`MISSED`] times the
+//! polling before the sleep. Otherwise, a cost that is estimated too high and a gap that is estimated too short could confirm each other.
 //!
-//! Independent of the estimates, polling that takes more processor time than sleeping is paid from a credit. The credit grows by the share
-//! `s` of the time that passes. If it is too small for the estimated gap, the reactor sleeps until it is large enough.
+//! Regardless of the estimates, a credit limits the processor time that polling uses in addition to sleeping. The credit grows by the share
+//! `s` of the time that passes. If the credit is smaller than the estimated gap, the reactor sleeps until the credit is large enough.
 
 use std::time::{Duration, Instant};
 
@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 const PROBE: u32 = 128;
 /// The number of idle times from one probe to the next if gaps are long.
 const FAR_PROBE: u32 = 8 * PROBE;
-/// The largest value that a measured gap counts as, as a multiple of the limit.
+/// The upper limit on a measured gap, as a multiple of the polling limit.
 const LONG: f64 = 4.0;
-/// The smallest value that a gap counts as if the reactor slept in it, as a multiple of the polling before the sleep.
+/// The lower limit on a measured gap in which the reactor slept, as a multiple of the time that it polled before the sleep.
 const MISSED: f64 = 1.5;
 /// The weight of a new measurement in the estimates of times.
 const WEIGHT: f64 = 1.0 / 8.0;
@@ -37,7 +37,7 @@ const COSTS: (f64, f64) = (2_000.0, 200_000.0);
 const LONGEST: f64 = 1_000_000.0;
 /// The share of a processor that polling may use in addition to the time that sleeping would have used.
 const SHARE: f64 = 0.5;
-/// The time for which the credit can be saved, in ns.
+/// The largest credit is the share of this time, in ns.
 const SAVED: f64 = 4_000_000.0;
 
 /// The plan for one idle time.
@@ -45,7 +45,7 @@ const SAVED: f64 = 4_000_000.0;
 enum Plan {
     Poll,
     Sleep,
-    /// Poll where the reactor would sleep, to measure the cost.
+    /// Poll for an idle time in which the reactor would otherwise sleep, to measure the cost of a wake-up.
     ProbePoll,
     ProbeSleep,
 }
@@ -59,12 +59,12 @@ struct Idle {
     slept: bool,
 }
 
-/// See the [module](self).
+/// The estimates of the adaptive wait, and its credit.
 #[derive(Debug)]
 pub(crate) struct Adaptive {
     /// The estimated time from empty queues to the next completion, without the cost of a wake-up, in ns.
     gap: f64,
-    /// The estimated time from falling asleep to handling a completion, in ns.
+    /// The estimated time from the start of a sleep to the handling of a completion, in ns.
     slept: f64,
     /// The estimated cost of a wake-up, in ns.
     cost: f64,
@@ -114,9 +114,9 @@ impl Adaptive {
         budget
     }
 
-    /// Subtracts polling that took `time` from the credit. `hit`: the polling found a completion.
+    /// Subtracts the time of polling from the credit. `hit`: the polling found a completion.
     pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
-        // Polling that found a completion has saved the cost of a wake-up. Otherwise the reactor sleeps next, and the wake-up still costs.
+        // Polling that found a completion has saved a wake-up. Polling that found none has saved nothing, because the reactor sleeps next.
         let saved = if hit { self.cost } else { 0.0 };
         self.credit -= (nanos(time) - saved).max(0.0);
     }
@@ -150,7 +150,7 @@ impl Adaptive {
     }
 
     fn learn_cost(&mut self, cost: f64) {
-        // A pause of the peer is not a cost of the wake-up, so the measurement is limited.
+        // A pause of the peer must not be mistaken for the cost of a wake-up, so the measured cost is limited.
         let cost = cost.clamp(0.0, LONG * self.cost);
         self.cost = (self.cost + (cost - self.cost) * PROBE_WEIGHT).clamp(COSTS.0, COSTS.1);
     }
@@ -176,7 +176,7 @@ mod tests {
         wake: u64,
         /// The total time of polling.
         polled: u64,
-        /// The part of `polled` that exceeds the cost of the wake-ups that it has saved.
+        /// The part of `polled` that exceeds the cost of the wake-ups that the polling has saved.
         extra: u64,
         sleeps: u64,
         /// The total time from completions to their callbacks.

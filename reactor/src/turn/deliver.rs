@@ -24,8 +24,8 @@ use crate::memory::landing::Offered;
 use crate::memory::region::Region;
 use crate::seam::poller::Readiness;
 
-/// The index of a device, the slabs of its buffers, and their return channel. A message borrows these, so the callback can borrow the
-/// driver.
+/// The index of a device, the slabs of its buffers, and their return channel. A message borrows the slabs and the channel from here, so
+/// that the callback can borrow the driver at the same time.
 pub(super) type Lender = (usize, Arc<Slabs>, Arc<ReturnChannel>);
 
 /// The state for the stages of a turn that make callbacks: the driver, the endpoints and the handler.
@@ -127,7 +127,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[inline]
     pub(super) fn event(&mut self, id: ConnectionId, event: Event) {
         let of = CallbackSubject::Connection(id);
-        // `None` needs no handling here: the panic was contained and has ended the connection.
+        // The result is ignored: it is `None` if the callback panicked and the panic was contained, and then the connection is already
+        // ending.
         let _ = match event {
             Event::Message(arrived) => return self.message(id, arrived),
             Event::Sent { send, count, outcome } => return self.sent(id, (send, count), outcome),

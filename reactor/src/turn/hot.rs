@@ -1,5 +1,5 @@
-//! The stages that run in every turn. They wait, poll completions, make the callbacks for these, and post the work requests that the
-//! callbacks have queued. The other stages run only if [`Driver::is_due`](crate::driver::Driver::is_due) returns true.
+//! The stages that run in every turn. They wait, poll completions, make the callbacks for these completions, and post the work requests
+//! that the callbacks have queued. The other stages run only if [`Driver::is_due`](crate::driver::Driver::is_due) returns true.
 
 use std::time::Duration;
 
@@ -22,19 +22,19 @@ impl<M> Reactor<M> {
         let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
         // Posts the requests that were made outside of a turn, before the reactor may sleep.
         delivery.flush();
-        // 1. spin  2. arm  3. wait
+        // Stages 1 to 3: poll without sleeping, arm the completion queues, and sleep.
         self.idle_wait.wait(delivery.driver, timeout)?;
         if delivery.driver.is_due() {
-            // 4. connection managers  5. devices  6. providers
+            // Stages 4 to 6: connection managers, devices and providers.
             delivery.first_stages()?;
         }
-        // 7. completion queues, and the posts that follow from them
+        // Stage 7: completion queues, and the work requests that the callbacks of this stage have queued.
         let now = delivery.driver.now();
         if delivery.completions() {
             self.idle_wait.found(now);
         }
         if delivery.driver.is_due() {
-            // 8. timers  9. descriptors, other threads  10. ends  11. flush
+            // Stages 8 to 11: timers, descriptors and other threads, ended connections, and the remaining work requests.
             delivery.last_stages(self.idle_wait.program_edges())?;
         }
         Ok(delivery.progressed)
@@ -45,7 +45,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs stage 7. It handles, in this order:
     /// - the backlogs of connections, the oldest first,
     /// - the completion queues in turn, until all are empty or the turn's limit is reached,
-    /// - the posts, and once more the queues to which these have added completions.
+    /// - the collected work requests, which it posts, and then the queues to which posting has added completions.
     ///
     /// Returns true if the queues had completions.
     #[inline]
@@ -54,7 +54,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let mut budget = self.driver.config().completions.per_turn as usize;
         if self.driver.is_behind() {
             self.progressed = true;
-            // Backlogs get at most half of the limit. The completions of other connections wait in the queues meanwhile.
+            // Backlogs get at most half of the turn's limit, because the completions of other connections wait in the queues meanwhile.
             let mut left = budget.div_ceil(2);
             budget -= left;
             self.backlogs(&mut left);
@@ -77,8 +77,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.post_and_look(&mut budget) || found
     }
 
-    /// Posts the collected work requests, and handles the completions that the posts themselves have caused. It does so only once, so that
-    /// the later stages are not delayed. Returns true if there were such completions.
+    /// Posts the collected work requests, and handles the completions that this posting has caused. Completions that are caused by further
+    /// posts are left for later, so that the later stages are not delayed. Returns true if there were such completions.
     #[inline]
     fn post_and_look(&mut self, budget: &mut usize) -> bool {
         self.flush();

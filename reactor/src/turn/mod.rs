@@ -58,12 +58,11 @@ pub struct Parts {
     pub clock: Box<dyn Clock>,
 }
 
-/// The loop drives its providers, and calls a [`Handler`].
+/// A reactor: a loop that runs its providers, and calls a [`Handler`].
 ///
-/// A reactor may be sent to another thread; only one thread at a time uses it. Only [`Reactor::run`],
-/// [`Reactor::turn`], [`Reactor::step`] and [`Reactor::shutdown`] block until something happens. Dropping a reactor
-/// closes every connection immediately, without callbacks; [`Reactor::shutdown`] closes them gracefully. `M` is the
-/// type of the messages from other threads, see [`Reactor::handle`].
+/// A reactor may be sent to another thread; only one thread at a time uses it. Only [`Reactor::run`], [`Reactor::turn`], [`Reactor::step`]
+/// and [`Reactor::shutdown`] block until something happens. Dropping a reactor closes every connection immediately, without callbacks;
+/// [`Reactor::shutdown`] closes them gracefully. `M` is the type of the messages from other threads, see [`Reactor::handle`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -100,7 +99,7 @@ pub struct Reactor<M = ()> {
     endpoints: Endpoints,
     receiver: CommandReceiver<M>,
     idle_wait: IdleWait,
-    /// The lender of the last message: the memory and the return channel of its device. Most messages have the same one.
+    /// The device, the memory and the return channel of the last message's buffer. Most messages have the same ones as the last message.
     lender: Option<Lender>,
     phase: TurnPhase,
 }
@@ -131,7 +130,7 @@ impl<M> Reactor<M> {
     /// Creates a reactor like [`Reactor::new`], for messages of type `M` from other threads.
     ///
     /// # Errors
-    /// As [`Reactor::new`].
+    /// Returns the same errors as [`Reactor::new`].
     pub fn with_messages(config: Config) -> Result<Self, Error> {
         config.validate()?;
         let providers = choose::open(&config, system_entropy())?;
@@ -216,8 +215,8 @@ impl<M> Reactor<M> {
         self.driver.stats()
     }
 
-    /// Returns the number of pooled buffers, and the number of free ones among them. Buffers that are posted to a shared receive queue
-    /// count as free.
+    /// Returns two numbers of pooled buffers: all of them, and those that are free. Buffers that are posted to a shared receive queue count
+    /// as free.
     #[must_use]
     pub fn pool_levels(&self) -> (usize, usize) {
         let memory = self.driver.stats().memory;
@@ -245,13 +244,13 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Runs one turn of limited length. Waits for something to do for at most `timeout`, or without a limit if it is `None`. [The
+    /// Runs one turn of limited length. If there is nothing to do, waits for at most `timeout`; `None` means no limit. [The
     /// guide](crate::guide::embedding) shows how to call it from another loop.
     ///
     /// Example: [`Reactor`].
     ///
     /// # Errors
-    /// As [`Reactor::run`].
+    /// Returns the same errors as [`Reactor::run`].
     pub fn turn<H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
@@ -345,7 +344,7 @@ impl<M> Reactor<M> {
     }
 
     /// Returns true if a drain has been requested, with [`Context::drain`], [`ReactorHandle::drain`] or [`crate::Reactors::drain`], and has
-    /// taken effect. New connections are refused with [`crate::RejectReason::Draining`]. It stays true after the drain has ended.
+    /// taken effect. New connections are refused with [`crate::RejectReason::Draining`]. Still returns true after the drain has ended.
     #[must_use]
     pub const fn is_draining(&self) -> bool {
         self.driver.is_draining()
@@ -363,7 +362,7 @@ impl<M> Reactor<M> {
     /// Example: [`Reactor`].
     ///
     /// # Errors
-    /// As [`Reactor::run`].
+    /// Returns the same errors as [`Reactor::run`].
     pub fn shutdown<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, deadline: Duration) -> Result<(), Error> {
         let cx = self.context();
         cx.driver.look_at_clock();

@@ -47,7 +47,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             self.ends();
         }
         self.driver.finish_drain(!self.endpoints.is_empty());
-        // The cached lender may be of a device that was removed, and would keep its memory.
+        // The cached lender may be of a device that was removed. The cache would then keep the memory of that device allocated.
         *self.lender = None;
         self.flush();
         Ok(())
@@ -55,7 +55,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Runs stage 4, the events of connection managers. If all were handled, also runs stage 5, the events of devices.
     fn connection_managers(&mut self) -> Result<(), Error> {
-        // The flag stays set if an error or the limit ends this stage early. So the remaining events are handled in the next turn.
+        // If an error or the limit ends this stage early, the flag stays set, so that the next turn handles the remaining events.
         self.driver.note(Stages::EVENTS);
         for _ in 0..EVENTS_PER_TURN {
             match self.driver.next_cm()? {

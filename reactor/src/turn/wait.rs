@@ -11,14 +11,14 @@ use crate::error::Error;
 use crate::seam::io::is_of_program;
 use crate::seam::poller::{Edge, give_way};
 
-/// The shortest interval between two checks for edges under load is this fraction of
-/// [`Config::look_interval`](crate::Config::look_interval). The interval doubles, up to that setting, while the checks find nothing.
+/// `look_interval / FIRST` is the shortest interval between two checks for edges under load. While the checks find nothing, the interval
+/// doubles, up to [`Config::look_interval`](crate::Config::look_interval).
 const FIRST: u32 = 20;
 
-/// The number of rounds of polling without a completion between two readings of the clock.
+/// The number of times that the queues are polled in vain between two readings of the clock.
 const ROUNDS: u32 = 8;
 
-/// The time of polling without a completion after which the thread yields its processor. The peer may be waiting for the same processor.
+/// If polling finds no completion for this time, the thread yields its processor, because the peer may be waiting for the same processor.
 const GIVE_WAY: Duration = Duration::from_micros(50);
 
 /// The state of a reactor's waiting: the estimates of the adaptive wait, and the checks for edges of the operating system.
@@ -35,7 +35,7 @@ pub(super) struct IdleWait {
     interval: Duration,
     /// True if this turn has checked for edges.
     looked: bool,
-    /// If this turn has found edges: the number of completions that were polled before.
+    /// The number of completions that had been polled when this turn found edges. `None` if it has found no edges.
     woken: Option<u64>,
 }
 
@@ -65,8 +65,8 @@ impl IdleWait {
         if idle && !driver.os().wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
         } else {
-            // The reactor checks for edges regularly, even under load. It also does so if completions were deferred to this turn. Then a
-            // connection with very many completions cannot delay the edges of others.
+            // The reactor checks for edges regularly, even if it has other work, or completions were deferred to this turn. So a connection
+            // with very many completions cannot delay the edges of others.
             let is_due = driver.now() >= self.look_at && !cfg!(planted = "no-look-under-load");
             if is_due || driver.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
@@ -88,8 +88,8 @@ impl IdleWait {
         let budget = match wait {
             Wait::Event => return Ok(()),
             Wait::Spin(budget) => budget,
-            // A caller with a timeout of zero wants no polling either. Completions that the posts before this stage have caused do not end
-            // an idle time.
+            // With a timeout of zero, the caller does not want the reactor to wait, so it does not poll for long. If posts before this
+            // stage have caused completions, the idle time has not begun.
             Wait::Adaptive if timeout == Some(Duration::ZERO) || driver.poll_if_changed() => return Ok(()),
             Wait::Adaptive => self.adaptive.budget(from),
         };

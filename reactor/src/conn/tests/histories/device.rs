@@ -15,7 +15,7 @@ use crate::memory::region::RemoteRegion;
 /// The longest message in one buffer, in bytes.
 const LONGEST: usize = 64;
 
-/// The bytes of a message on the wire.
+/// The bytes of one message in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WireBytes {
     bytes: [u8; LONGEST],
@@ -35,7 +35,7 @@ impl WireBytes {
     }
 }
 
-/// An item on the wire. Items arrive in order.
+/// Something in flight from one device to the other. Items arrive in the order of sending.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Message(WireBytes),
@@ -81,7 +81,7 @@ pub(super) enum Completion {
     Receive { place: u16, completed: Completed },
 }
 
-/// See the [module](self).
+/// A model of one side's queue pair, and of the items in flight to the peer.
 #[derive(Debug)]
 pub(super) struct DeviceModel {
     /// The memory of the side's buffer pool.
@@ -101,7 +101,7 @@ pub(super) struct DeviceModel {
     pub(super) completions: VecDeque<Completion>,
     /// The items in flight to the peer.
     pub(super) wire: VecDeque<Item>,
-    /// The connection manager's event that the connection has ended. It is delivered after everything that the peer has sent before.
+    /// The connection manager's event that the connection has ended. It is delivered after the items that the peer sent before the end.
     pub(super) end_event: Option<DisconnectCause>,
     /// The number of Writes of the peer that were placed in memory.
     pub(super) placed: u32,
@@ -156,17 +156,18 @@ impl DeviceModel {
         self.up && self.sends.iter().any(busy)
     }
 
-    /// Returns true if a message can be completed when it is posted: no posted send waits to be put on the wire.
+    /// Returns true if a message can be completed when it is posted, because no send that was posted before it still waits to be
+    /// transmitted.
     pub(super) fn sends_now(&self) -> bool {
         self.up && self.sends.iter().all(|send| send.progress != SendProgress::Posted)
     }
 
-    /// Puts a message on the wire that has no work request, because it is completed when it is posted.
+    /// Transmits a message that was completed when it was posted. Such a message has no work request.
     pub(super) fn send_now(&mut self, message: &[u8]) {
         self.wire.push_back(Item::Message(WireBytes::of(message)));
     }
 
-    /// Puts the next posted send on the wire. Returns false if no send is waiting, or a fence holds it back.
+    /// Transmits the next posted send. Returns false if no send is waiting, or a fence delays the next one.
     pub(super) fn transmit(&mut self) -> bool {
         let Some(at) = self.sends.iter().position(|send| send.progress == SendProgress::Posted) else { return false };
         if !self.up || (self.sends[at].fenced && self.sends.iter().take(at).any(Send::is_answered)) {
@@ -192,7 +193,8 @@ impl DeviceModel {
         for sge in send.sges.as_slice() {
             let len = sge.len();
             let out = &mut message.bytes[message.len..message.len + len];
-            // The bytes of a region do not matter for these tests. Those of the pool do, because they contain headers.
+            // Only memory of the buffer pool is copied, because it contains headers. The tests do not check the bytes of regions, so any
+            // value will do.
             if let Some(at) = self.offset(sge) {
                 assert!(self.memory.copy_out(at, out));
             } else {
@@ -207,16 +209,16 @@ impl DeviceModel {
         sge.address().addr().checked_sub(self.memory.as_ptr().addr()).filter(|&at| at + sge.len() <= self.memory.len())
     }
 
-    /// Completes the next send that may complete. If the queue pair is down, flushes the next send or receive. Returns false if there is
-    /// nothing to complete.
+    /// Completes the next send whose completion is permitted. If the queue pair is down, flushes the next send or receive. Returns false if
+    /// there was nothing to complete or flush.
     pub(super) fn complete(&mut self) -> bool {
         if !self.up {
             let Some(send) = self.sends.pop_front() else { return self.flush_receive() };
             self.completions.push_back(Completion::Send { sequence: send.sequence, status: WcStatus::Flushed });
             return true;
         }
-        // Reads complete in order among themselves, and so do the other sends. But a Write or a message may overtake a Read that waits for
-        // its answer.
+        // Reads complete in the order of posting, and all other sends do so too. But a Write or a message may complete before an earlier
+        // Read that waits for its answer.
         let done = |send: &Send| send.progress == SendProgress::Done;
         let at = if self.in_order {
             self.sends.front().is_some_and(done).then_some(0)
@@ -264,8 +266,8 @@ impl DeviceModel {
         }
     }
 
-    /// Handles the next item on the wire from the peer. Returns false if there is none, or it must wait for a receive or an answer.
-    /// `honest`: the test fails if a message finds no receive.
+    /// Handles the next item in flight from the peer. Returns false if there is no item, or if the item must wait for a receive or an
+    /// answer. `honest`: the test fails if no receive is posted for a message.
     pub(super) fn arrive(&mut self, peer: &mut Self, honest: bool) -> bool {
         let Some(&item) = peer.wire.front() else { return false };
         if self.up && matches!(item, Item::Message(_) | Item::WriteWithImmediate { .. }) && self.receives.is_empty() {

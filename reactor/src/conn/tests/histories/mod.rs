@@ -29,7 +29,7 @@ use crate::error::DisconnectReason;
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
-/// The number of turns after which two sides that have nothing new to do must be idle.
+/// The limit on the turns that a test waits until both sides have nothing to do. A test that reaches it fails.
 const PATIENCE: usize = 20_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,8 @@ enum HistoryStep {
 }
 
 impl HistoryStep {
-    /// Returns the step that a number encodes. proptest shrinks towards small numbers, so these are steps with little effect.
+    /// Returns the step that a number encodes. proptest shrinks a failing case towards small numbers, so small numbers are steps with
+    /// little effect.
     fn of(word: u64) -> Self {
         let (end, n, m) = ((word & 1) as usize, (word >> 8) as usize & 0xff, word >> 16);
         let len = n % (BUFFER + 1);
@@ -195,7 +196,7 @@ fn hostile(n: usize, m: u64) -> WireBytes {
 struct History {
     terms: SideOptions,
     sides: [Side; 2],
-    /// For each side, true if it was notified that the transport is up, or that it has failed.
+    /// For each side, true if that side was notified that the transport is up or has failed.
     established: [bool; 2],
     /// The private data of the passive side's reply.
     reply: Vec<u8>,
@@ -307,7 +308,7 @@ impl History {
         self.sides[0].trusts
     }
 
-    /// Returns true if it is an error for a message to find no receive.
+    /// Returns true if each message must find a posted receive, so that a message without one fails the test.
     fn asserts_receives(&self) -> bool {
         self.is_honest() && self.terms.framing == Framing::Credits
     }
@@ -334,7 +335,8 @@ impl History {
         gone && side.ended.is_none()
     }
 
-    /// Runs a turn of the reactor, in which its device does everything that it can do. Returns false if there was nothing to do.
+    /// Runs a turn of the reactor of one side. The device of that side first does everything that it can do. Returns false if neither had
+    /// anything to do.
     fn turn(&mut self, end: usize) -> bool {
         let honest = self.asserts_receives();
         let [side, peer] = pair(&mut self.sides, end);
@@ -363,7 +365,8 @@ impl History {
         panic!("they never come to rest: {:?}", self.sides);
     }
 
-    /// Checks the conditions that must hold after every step. Each message that was received must be the next one that the peer has sent.
+    /// Checks the conditions that must hold after every step. One of them: each message that was received is the next one that the peer has
+    /// sent.
     fn check(&mut self) {
         for end in 0..2 {
             self.sides[end].check();
@@ -417,8 +420,8 @@ impl History {
         }
     }
 
-    /// Checks the windows of two idle sides, whatever messages the programs keep or cork. Every offered message must be fetched, and pings
-    /// must be answered. A side must be able to send, unless the program of its peer keeps nearly all receives.
+    /// Checks two idle sides. Every offered message must be fetched, unless the offering side is corked or the receiving side has no memory
+    /// or receives for it. Pings must be answered. A side must be able to send, unless the program of its peer keeps nearly all receives.
     fn check_windows(&mut self) {
         for end in 0..2 {
             let [side, peer] = pair(&mut self.sides, end);
@@ -542,7 +545,7 @@ fn cases() -> u32 {
     asked.unwrap_or(2000)
 }
 
-/// Returns two sides that are up, with these queue depths.
+/// Returns two sides with these queue depths, whose connection is up.
 fn connected(receive_depth: u32, send_depth: u32) -> History {
     let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, false, false);
     let terms = SideOptions { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt };
@@ -579,8 +582,8 @@ fn an_end_does_not_overtake_what_was_sent() {
     }
 }
 
-/// The program releases some messages, one in each turn, and keeps the later ones. The peer gets all credits that are due: it stalls only
-/// when all but four receives are kept.
+/// The program releases the first `gone` messages, and keeps all later ones. The peer must always get the credits that are due. It may
+/// stall only when all but four receives are kept.
 #[test]
 fn kept_messages_withhold_no_grant_that_is_due() {
     for depth in 5..40 {
@@ -602,7 +605,7 @@ fn kept_messages_withhold_no_grant_that_is_due() {
 fn a_control_message_that_found_no_place_is_tried_again() {
     let mut history = connected(16, 1);
     let side = &mut history.sides[0];
-    // This message is queued. It is not completed when it is posted, so it occupies a slot.
+    // The reactor queues this message, and does not complete it when it is posted. So the message occupies a slot.
     side.send_filled(4);
     for _ in 0..3 {
         side.ask_peer();
@@ -618,7 +621,7 @@ fn a_control_message_that_found_no_place_is_tried_again() {
 }
 
 impl History {
-    /// Makes the peer of the passive side send a message, and lets the passive side handle it, if a receive is posted.
+    /// Makes the peer of the passive side send a message. If a receive is posted, the passive side handles the message.
     fn attack(&mut self, kind: MessageKind, grant: u32, payload: &[u8]) {
         let message = WireBytes::of(&[&FrameHeader { kind, grant }.emit()[..], payload].concat());
         self.step(HistoryStep::Environment(1, EnvironmentStep::Hostile(message)));
@@ -769,8 +772,8 @@ fn parts_that_do_not_belong_together_are_refused() {
     }
 }
 
-/// A peer may grant no credit for the reports that its messages were fetched. Then it can have no more unreported messages than the limit
-/// of transfers in flight.
+/// A peer may grant no credit for the reports that its messages were fetched. At most as many messages of such a peer are fetched and
+/// unreported as the limit of transfers in flight allows.
 #[test]
 fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     let mut history = connected(16, 8);

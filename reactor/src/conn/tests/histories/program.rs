@@ -1,4 +1,4 @@
-//! The program of a side: it makes calls, and checks its callbacks.
+//! The program of one side of a history. It sends messages, and checks the callbacks that it receives.
 
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wr::{RemoteAddress, SendOp};
@@ -56,8 +56,8 @@ impl Side {
         }
     }
 
-    /// Handles the result of a send like [`Side::taken`], for a message whose payload was copied. If the side is quiet, the end of the send
-    /// is not expected.
+    /// Handles the result of sending a copied message, like [`Side::taken`]. If the ends of copied messages are not reported now, removes
+    /// the send from those whose end the program expects.
     fn copied(&mut self, sent: Option<Result<SendId, SendErrorKind>>, said: Said) -> bool {
         let taken = self.taken(sent, Some(said));
         if taken && self.is_quiet() {
@@ -92,7 +92,7 @@ impl Side {
             self.device.send_now(&message);
         }
         self.copied(sent, said);
-        // The message may have completed already. This makes the pending callbacks.
+        // The message may have completed already. An empty input makes the side call the pending callbacks.
         self.tell(|_, _| ());
     }
 
@@ -205,7 +205,7 @@ impl Side {
         }
     }
 
-    /// Checks the capacity for a send, and records if it is refused.
+    /// Checks if there is capacity for a send, and records a refusal. Returns the result of `check`, or `None` if the connection has ended.
     fn checked(
         &mut self,
         check: impl FnOnce(&mut Connection, &mut Env<'_>) -> Result<(), SendErrorKind>,
@@ -260,7 +260,8 @@ impl Side {
         Locals::to_read(&[(&self.source, 0..1)]).expect("the range is inside")
     }
 
-    /// Does what `Context::write_with_immediate` does. `native`: the device has this operation. The value is the number of Writes so far.
+    /// Does what `Context::write_with_immediate` does. `native`: the device has this operation. The immediate value is the number of Writes
+    /// that this side has queued so far.
     pub(super) fn write_and_tell(&mut self, native: bool) {
         let places = if native { 1 } else { 2 };
         if !matches!(self.checked(|conn, env| conn.check_operation(places, true, env)), Some(Ok(()))) {
@@ -279,7 +280,8 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
-    /// Does what `Context::told_of` does, which futures use. `telling`: the ends of all sends of this side are reported from now on.
+    /// Does what `Context::told_of` does, which the library's futures use. `telling`: the ends of all sends of this side are reported from
+    /// now on.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
         self.telling = telling;
         self.input(|conn, _| conn.sends_mut().tell_of_next(telling));
@@ -319,7 +321,7 @@ impl Side {
         }
     }
 
-    /// Handles a callback, and checks it against what the side and its peer have done before.
+    /// Handles a callback. Checks that the callback is consistent with what the side and its peer have done before.
     pub(super) fn event(&mut self, event: Event) {
         assert!(self.ended.is_none(), "{event:?} after the last callback");
         assert!(self.announced || matches!(event, Event::Connected), "{event:?} before on_connect");
@@ -408,7 +410,8 @@ impl Side {
         let message: Vec<u8> =
             parts.flat_map(|(buffer, end)| slabs.bytes(buffer, *end as usize)[HEADER_LEN..].to_vec()).collect();
         assert_eq!(message.len(), fragments.len);
-        // A message that was sent from a region has no tag.
+        // A message that was sent from a region has other bytes than `cut_byte` expects. It counts as a message with tag 0, which matches
+        // any tag.
         let tag = message.first_chunk().map_or(0, |tag| u32::from_le_bytes(*tag));
         let sound = (0..message.len()).all(|at| message[at] == cut_byte(tag, at));
         self.hear(Said::Cut { tag: if sound { tag } else { 0 }, len: message.len() });

@@ -70,7 +70,7 @@ pub(super) enum Said {
 }
 
 impl Said {
-    /// Returns true if the peer's program must receive `heard` when this was sent. A tag of 0 matches any tag.
+    /// Returns true if the peer's program may receive `heard` when this side has sent `self`. A tag of 0 in `self` matches any tag.
     pub(super) fn matches(self, heard: Self) -> bool {
         match (self, heard) {
             (Self::Message { tag, len }, Self::Message { tag: other, len: heard }) => {
@@ -111,7 +111,7 @@ impl Wake for NoWake {
     }
 }
 
-/// See the [module](self).
+/// One side of a history: its connection, its device, and its program.
 #[derive(Debug)]
 pub(super) struct Side {
     pub(super) conn: Option<Connection>,
@@ -125,7 +125,7 @@ pub(super) struct Side {
     /// The number of buffers that the connection and the shared queue may use.
     pub(super) promised: usize,
     pub(super) drop_channel: DropChannel,
-    // The state of the program follows.
+    // This field and the fields below it are the state of the program. `manner`: how the program treats the messages that it receives.
     pub(super) manner: Manner,
     pub(super) kept: Vec<Buffer>,
     /// True if the side has no memory to fetch large messages.
@@ -133,12 +133,12 @@ pub(super) struct Side {
     pub(super) announced: bool,
     /// True if the program has called `close`.
     pub(super) closed: bool,
-    /// True if all sends from before the close were sent.
+    /// True if all sends that were accepted before the close have been sent.
     pub(super) drained: bool,
     pub(super) refused: bool,
     /// True if the ends of all sends are reported to the program now, even those of copied messages.
     pub(super) telling: bool,
-    /// True if the peer has not violated the protocol, so that its messages are those that its program has sent.
+    /// True if the peer has not violated the protocol. Then each message that arrives must be one that the peer's program has sent.
     pub(super) trusts: bool,
     /// The sends that have not ended, in order, except large messages. An id is `None` if the program does not know it.
     pub(super) sends: VecDeque<Option<SendId>>,
@@ -161,7 +161,7 @@ pub(super) struct Side {
 }
 
 pub(super) fn region(drop_channel: &DropChannel, len: usize, key: u32) -> Region {
-    // Large memory gets its own mapping, so that the pages of it which a history does not use are never touched.
+    // A large region gets a separate mapping, so that the system never allocates the pages that a history does not use.
     let memory = if len > 1 << 16 { Memory::new(len) } else { Memory::from_vec(vec![0; len]) };
     let memory = Arc::new(memory.expect("memory"));
     let remote = RemoteRegion { address: memory.as_ptr() as u64, len: len as u64, key };
@@ -280,7 +280,8 @@ impl Side {
 
     // Tasks of the driver.
 
-    /// Passes an input to the connection, and executes the actions that it requests. Returns `None` if the connection has ended.
+    /// Passes an input to the connection, and executes the actions that the connection requests. Returns the result of `input`, or `None`
+    /// if the connection has ended.
     pub(super) fn input<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let Self { conn, config, buffers, effects, stats, now, .. } = self;
         let mut env = Env { now: *now, config, device: 0, buffers, effects, stats };
@@ -291,7 +292,7 @@ impl Side {
         Some(result)
     }
 
-    /// Passes an input to the connection like [`Side::input`], and then makes the pending callbacks.
+    /// Passes an input to the connection like [`Side::input`], and then calls the pending callbacks.
     pub(super) fn tell<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let result = self.input(input);
         while let Some((_, event)) = self.effects.next_event() {
@@ -418,7 +419,7 @@ impl Side {
         true
     }
 
-    /// If a refused send would be accepted now, notifies the program.
+    /// If a send was refused and would be accepted now, notifies the program.
     fn ask(&mut self) {
         while self.effects.to_ask.pop_front().is_some() {
             if self.conn.as_ref().is_some_and(|conn| conn.is_unblocked().is_some()) {
@@ -451,7 +452,7 @@ impl Side {
         over
     }
 
-    /// Advances the time, and handles the timer of the connection if it has expired.
+    /// Advances the time. Then handles the timer of the connection, if it has expired.
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
         if self.deadline.is_none_or(|at| at > self.now) {
@@ -459,12 +460,13 @@ impl Side {
         }
         self.deadline = None;
         if self.conn.as_ref().is_some_and(|conn| matches!(conn.state(), State::Closing(_))) {
-            // The device has not flushed its queues in time.
+            // The flush timeout has expired. The completions that are in the queue now are handled, and no later ones are waited for.
             while self.poll() {}
             return self.finish();
         }
         if self.device.abrupt {
-            // The peer did not end the connection in time. Messages in flight to it are lost, so they need not be delivered.
+            // The peer did not end the connection in time. Messages in flight to the peer may be lost, so the test no longer requires their
+            // delivery.
             self.drained = false;
         }
         let silence = Silence { heard: None, caught_up: self.device.completions.is_empty() };
@@ -488,7 +490,7 @@ impl Side {
         };
         assert!(self.sends.is_empty() && self.offers.is_empty(), "sends without an end: {:?}", self.sends);
         assert!(self.landings.is_empty(), "places without an end: {:?}", self.landings);
-        // Only a passive connection that was up is settled. One that ended before occupies its slot until it is released.
+        // `Action::Settled` is requested only for a passive connection that was up, and at most once.
         assert!(self.settled <= u32::from(!active && announced), "settled {} times", self.settled);
         let lost = matches!(reason, Some(DisconnectReason::KeepaliveTimeout));
         let silence = self.now.saturating_duration_since(self.last_arrival);
@@ -538,8 +540,8 @@ impl Side {
         }
     }
 
-    /// Returns true if the peer must be able to send data when both sides are idle. That is so unless this side keeps all but four
-    /// receives.
+    /// Returns true if the peer must be able to send data when both sides are idle. This holds unless the program of this side keeps all
+    /// but four of its receives.
     pub(super) fn must_let_peer_send(&self) -> bool {
         let depth = self.config.receive_depth as usize;
         !self.starved && self.buffers.shared.is_none() && self.kept.len() + CONTROL_CREDITS as usize + 2 <= depth
@@ -571,7 +573,8 @@ impl Side {
         assert!(!self.refused, "{why}: the program was never notified that it may send again");
     }
 
-    /// Checks that all buffers were returned. The connection must have ended, and the program releases everything first.
+    /// Checks that all buffers are returned to the pool after the connection has ended. Before the check, the program releases all messages
+    /// that it keeps.
     pub(super) fn check_home(&mut self) {
         self.release(usize::MAX);
         self.post_shared();
