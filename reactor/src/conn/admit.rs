@@ -25,10 +25,10 @@ use super::frame::MessageKind;
 use super::state::{Ending, State};
 use super::{Connection, Role};
 
-/// The stage of a connection. It decides which messages the peer may send. The local side is *active* if it opened the connection.
+/// The stage of a connection, which decides which messages the peer may send. The local side is *active* if it opened the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The local side is active, without security. It has not been notified yet that the peer accepted.
+    /// The local side has opened a connection without security, and was not notified yet that the peer has accepted.
     Requested,
     /// Like `Requested`, but the connection will be encrypted.
     RequestedSecured,
@@ -61,11 +61,11 @@ pub(super) enum Stage {
     NeverUp,
 }
 
-/// The decision about a message, by its kind alone.
+/// The decision whether a message is processed. It depends only on the kind of the message and the stage of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Take,
-    /// The message is dropped: an honest peer may send it, and it has no effect in this stage.
+    /// The message is dropped. An honest peer may send it in this stage, but it has no effect.
     Ignore,
     /// No honest peer sends the message in this stage.
     Violation,
@@ -218,8 +218,8 @@ mod tests {
         state
     }
 
-    /// States, each with the expected stages. The three rows of a state are: no security, security before the peer's messages are
-    /// encrypted, and security after that. Each row has the stage of the active and of the passive side.
+    /// States, each with the expected stages. A state has three rows: without security, with security before the peer's messages are
+    /// encrypted, and with security after that. A row has two stages: that of the active side, and that of the passive side.
     fn stages() -> Vec<(State, [[Stage; 2]; 3])> {
         use Stage::{
             Accepted, Ending as End, NeverUp, PeerDone, Proven, Proving, Refusing, Requested, RequestedSecured,

@@ -21,8 +21,8 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, TransferEnd, TransferNotification};
 use crate::memory::operations::Locals;
 
-/// The largest number of batches that one flush posts for a list. The next flush runs only when a batch has ended. If one flush posted only
-/// one batch, nothing would be in flight from the end of that batch until the next batch is posted.
+/// The largest number of batches that one flush posts for a list. The next batch is posted after an earlier one has ended. If only one
+/// batch were in flight, the peer would have nothing to do from the end of a batch until the next one arrives.
 const BATCHES: usize = 2;
 
 impl Connection {
@@ -107,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// Keeps the memory of posted pieces registered until the process ends. The queue pair could not be destroyed, so the device may still
+    /// Keeps the memory of posted pieces registered permanently, because the queue pair could not be destroyed, and the device may still
     /// access that memory.
     pub(super) fn forsake_lists(&mut self) {
         for list in self.sends.lists.waiting.iter_mut().filter(|list| list.is_posted()) {
@@ -129,7 +129,8 @@ impl Connection {
         let mut at = 0;
         while let Some(list) = lists.waiting.get_mut(at) {
             if list.is_late(env.now) {
-                // The list posts nothing more. The timer of its deadline calls `lists_due`, which handles the posted pieces.
+                // A late list posts no more pieces. The timer for its deadline calls `lists_due`, which handles the pieces that are posted
+                // already.
                 list.stop.get_or_insert(Stop::Deadline);
             }
             for nth in 0..BATCHES {

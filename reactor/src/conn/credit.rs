@@ -111,7 +111,7 @@ impl ReceiveWindow {
         Self { posted: depth, granted: depth, received: 0 }
     }
 
-    /// Counts receives that were posted again. From now on they can be granted to the peer.
+    /// Counts receives that were posted again. They can now be granted to the peer.
     #[inline]
     pub(crate) fn posted(&mut self, count: u32) {
         self.posted = self.posted.wrapping_add(count);
@@ -140,7 +140,8 @@ impl ReceiveWindow {
         self.posted.wrapping_sub(self.granted)
     }
 
-    /// Returns true if a separate grant message should be sent now, by the third rule of the [module](super::credit).
+    /// Returns true if a separate grant message should be sent now: enough receives are posted and not granted, and the peer has few
+    /// credits left. The comment of the [module](self) has the exact rule.
     #[must_use]
     #[inline]
     pub(crate) const fn update_due(&self) -> bool {
@@ -390,8 +391,8 @@ mod tests {
             } else {
                 side.free += 1;
             }
-            // The grant in this message may allow messages that wait for credits. A control message may have become due, even if the
-            // program keeps this message.
+            // The grant in this message may allow this side to send messages that wait for credits. A control message may have become due,
+            // even if the program keeps this message.
             side.marked |= side.wants > 0 || side.owes_answer || side.asks;
             side.marked |= side.rx.update_due() || side.rx.worth_posting(side.free, side.depth);
             true
@@ -447,8 +448,8 @@ mod tests {
 
     proptest! {
         /// Checks random histories of both sides. No message arrives without a posted receive, and no grant is lost. Whatever messages the
-        /// programs keep, both sides stop sending when they have nothing to send, and each can then ping the other and gets an answer. When
-        /// the programs release what they keep, all messages are delivered.
+        /// programs keep, both sides stop sending when they have nothing to send, and after that a ping of either side is answered. When
+        /// the programs release the messages that they keep, all remaining messages are delivered.
         #[test]
         fn no_deadlock_no_overrun_no_lost_grant(
             depths in prop_oneof![[MIN_WINDOW..9, MIN_WINDOW..9], [MIN_WINDOW..40, MIN_WINDOW..40]],

@@ -31,11 +31,12 @@ pub(crate) enum Event {
     Offered(Offered),
     /// A message longer than one buffer was fetched into memory of the library.
     Fetched(Box<Region>),
-    /// A message longer than one buffer was fetched into memory of the program, or the connection ended before that.
+    /// A message longer than one buffer was fetched into memory of the program, or the connection ended before the message was complete.
     Landed(Box<(Offered, Result<(), Failure>)>),
     /// A Write with Immediate of the peer has placed its data.
     Immediate(Immediate),
-    /// `count` consecutive sends have ended with the same outcome; `send` is the first of them. The program receives one callback for each.
+    /// `count` consecutive sends have ended with the same outcome; `send` is the first of them. The program receives a callback for each
+    /// send.
     Sent { send: SendId, count: u32, outcome: Outcome },
     /// A list, which is a transfer of many Reads or Writes, has ended.
     Transferred(Box<(TransferId, TransferEnd)>),
@@ -50,7 +51,7 @@ pub(crate) enum Event {
 /// A message in a buffer of the pool.
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    /// The buffer. `None` once the program has detached it or it was freed.
+    /// The buffer. `None` if the program has detached it, or it was freed.
     pub(crate) buffer: Option<Buffer>,
     /// The payload in the buffer begins at the offset `start` and ends at the offset `end`, in bytes.
     pub(crate) start: u32,
@@ -91,11 +92,13 @@ pub(crate) enum Action {
     Ending,
     /// Remove the connection from the unfinished handshakes: the peer opened it, and it is up now.
     Settled,
-    /// Handle a Send with Invalidate of the peer, which has invalidated a remote key of this device.
+    /// The peer has sent a Send with Invalidate, which has invalidated this remote key on this device. The driver must update the key's
+    /// region.
     Invalidated { device: usize, key: RemoteKey },
     /// Check a region that the program has dropped. If no work request uses the region any more, deregister it.
     Unused(Key),
-    /// Release the library's memory for a message longer than one buffer. No Read uses that memory any more.
+    /// Release the library's memory for a message longer than one buffer, because the message does not need it any more. If a Read into
+    /// that memory is in flight, the memory stays registered until the Read ends.
     Discard(Box<Region>),
     /// Remove the connection from the connections that wait for memory.
     NoMemory,
@@ -106,7 +109,7 @@ pub(crate) enum Action {
 /// The outputs of all connections of a reactor. The allocations are reused from turn to turn.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// The pending callbacks in order. If `arrived` is set, its callback is the first.
+    /// The pending callbacks in order. If `arrived` is set, the callback for it precedes them.
     pub(crate) events: VecDeque<(ConnectionId, Event)>,
     /// A message that arrived while no other callback was pending, which is the usual case. Such a message is not put into `events`,
     /// because this field is cheaper.

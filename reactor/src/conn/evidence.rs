@@ -44,7 +44,7 @@ pub(crate) enum Evidence {
 }
 
 impl Evidence {
-    /// Returns true if better evidence may still arrive. Then the end of the connection is not reported yet.
+    /// Returns true if better evidence may still arrive. In this case, the end of the connection is not reported yet.
     pub(super) const fn is_guess(&self) -> bool {
         matches!(self, Self::Flushed(_) | Self::Unposted(_))
     }

@@ -13,7 +13,7 @@ pub(crate) enum MessageKind {
     Hello = 1,
     /// A message with a grant of credits in its header, sent if no other message can carry the grant.
     Credit = 2,
-    /// A request for an answer, which shows that the peer is alive.
+    /// A request for an answer. The answer shows that the peer is alive.
     Ping = 3,
     /// The answer to a ping.
     Pong = 4,
@@ -24,7 +24,7 @@ pub(crate) enum MessageKind {
     /// A notification that an offered message was fetched, so that its memory can be reused. The payload is the number of the transfer,
     /// four bytes.
     Fetched = 7,
-    /// The last message of a side, whose program has closed the connection.
+    /// The last message that a side sends after its program has closed the connection.
     Goodbye = 8,
     /// Handshake bytes of a connection that will be secured. The first byte is a [`HandshakePart`].
     Handshake = 9,
@@ -114,8 +114,8 @@ impl FrameHeader {
         word.to_le_bytes()
     }
 
-    /// Parses the header of a message. Returns `None` if the message is too short, its kind is unknown, reserved bits are set, a kind
-    /// without payload has one, or it is a fragment that other fragments follow.
+    /// Parses the header of a message. Returns `None` if the message is too short, its kind is unknown, reserved bits are set, or it has a
+    /// payload although its kind has none. Also returns `None` for a fragment that is not the last one of its message.
     #[inline]
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let (header, payload) = message.split_first_chunk::<HEADER_LEN>()?;
@@ -128,7 +128,7 @@ impl FrameHeader {
         sound.then_some(Self { kind, grant: (word >> 32) as u32 })
     }
 
-    /// Parses the header of a fragment, including one that other fragments follow. Returns `None` if the message is not a fragment.
+    /// Parses the header of a fragment, whether or not it is the last one of its message. Returns `None` if the message is not a fragment.
     pub(crate) fn parse_fragment(message: &[u8]) -> Option<Self> {
         let word = u64::from_le_bytes(*message.first_chunk()?);
         (word & 0xff == MessageKind::Fragment as u64)

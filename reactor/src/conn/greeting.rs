@@ -13,7 +13,7 @@ const VERSION: u8 = 2;
 const EXTENSIONS: u8 = 1;
 /// The feature bit of a side that joins messages which arrive in several buffers.
 const FRAGMENTS: u8 = 2;
-/// The feature bit of a side that wants reports of the parts of its large messages that the peer has fetched.
+/// The feature bit of a side that wants progress reports from its peer while the peer fetches a large message.
 const PROGRESS: u8 = 4;
 /// The feature bit of a side that ends the connection when it receives a goodbye.
 const PARTING: u8 = 8;
@@ -26,7 +26,7 @@ const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
 /// The reject reason for a different security mode is encoded as this number plus the number of the mode that the rejecting side uses.
 const SECURITY: u8 = 5;
-/// The encoded reject reason of a draining reactor. The smaller numbers from `SECURITY` on are those of the security modes.
+/// The encoded reject reason of a draining reactor. The numbers from `SECURITY` up to this one, but without it, encode the security modes.
 const DRAINING: u8 = 8;
 const GREETING_LEN: usize = 20;
 
@@ -75,9 +75,10 @@ pub(crate) struct Greeting<'a> {
     pub(crate) extensions: bool,
     /// True if the sender joins messages that arrive in several buffers.
     pub(crate) fragments: bool,
-    /// True if the sender wants reports of the parts of its large messages that the peer has fetched.
+    /// True if the sender wants progress reports from its peer while the peer fetches a large message.
     pub(crate) progress: bool,
-    /// True if the sender ends the connection when it receives a goodbye. The peer then waits for that end after it has sent its goodbye.
+    /// True if the sender ends the connection when it receives a goodbye. Then a peer that has sent a goodbye can wait until the sender
+    /// ends the connection.
     pub(crate) parting: bool,
     /// True if the sender accepts reports that its peer lacks the memory to fetch a message.
     pub(crate) waiting: bool,
@@ -132,10 +133,10 @@ impl<'a> Greeting<'a> {
         out
     }
 
-    /// Returns the greeting if its window and buffer size are in the range of the protocol.
+    /// Returns the greeting if its window and its buffer size are in the range of the protocol.
     ///
     /// # Errors
-    /// [`RejectReason::Limits`] if they are not.
+    /// [`RejectReason::Limits`] if one of them is out of range.
     pub(crate) fn checked(self) -> Result<Self, RejectReason> {
         let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&self.window) && self.buffer_size > 0;
         if sound { Ok(self) } else { Err(RejectReason::Limits) }

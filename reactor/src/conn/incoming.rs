@@ -60,7 +60,7 @@ pub(super) struct IncomingMessage {
 
 impl IncomingMessage {
     /// Creates a message of which nothing is fetched yet. `sealed`: the messages of the connection are encrypted. `reports`: the peer wants
-    /// reports of the parts that were fetched.
+    /// progress reports while the message is fetched.
     pub(super) const fn new(offer: Offer, sealed: bool, reports: bool) -> Self {
         let total = offer.region.len + if sealed { tail(offer.region.len) } else { 0 };
         let told = if reports { 0 } else { total };
@@ -131,14 +131,15 @@ impl IncomingMessage {
         (from, end - from)
     }
 
-    /// Decrypts the segments in the last `len` bytes that arrived. Returns false if a segment is not authentic, or memory is missing.
+    /// Decrypts the segments in the last `len` bytes that arrived. Returns false if a segment is not authentic, or if there is no memory
+    /// for a private copy of the message.
     pub(super) fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
         let (whole, message) = (self.is_whole(), self.offer.region.len);
         let message_of = *self.segments.get_or_insert_with(|| opener.begin(message));
         let Sink::Library(region) = &mut self.sink else { return false };
         let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
         if region.is_open() {
-            // The peer can write to this memory as long as the device has it registered. So the whole message is first copied to private
+            // The peer can write to this memory as long as it is registered. So once the whole message has arrived, it is copied to private
             // memory, and the copy is decrypted.
             if !whole {
                 return true;

@@ -145,7 +145,7 @@ impl Connection {
                     self.end(Ending::ConnectError(error), env);
                 }
             },
-            // The event is a duplicate, or data arrived before it and has already caused the connection to be reported.
+            // This event is a duplicate, or the connection was already reported as up, because data arrived before the event.
             _ => {}
         }
         false
@@ -283,7 +283,7 @@ impl Connection {
         self.end(ending, env);
     }
 
-    /// Closes the connection, as requested by the program, without sending what it has queued.
+    /// Closes the connection, as requested by the program, without sending the messages that are still queued.
     pub(crate) fn abort(&mut self, env: &mut Env<'_>) {
         self.close(env);
         self.flush(env);
@@ -306,9 +306,9 @@ impl Connection {
     pub(crate) fn end(&mut self, ending: Ending, env: &mut Env<'_>) {
         match &mut self.state {
             State::Closing(closing) => return closing.learn(ending),
-            // The program has already closed the connection, so this cause only decides if the close is reported as complete. In
-            // `Draining`, sends have not ended. They count as sent only if the peer's program has closed the connection too. In `Leaving`,
-            // all sends ended before the goodbye, and the peer has ended the transport in response to the goodbye.
+            // The program has already closed the connection, so `ending` only decides if the close is reported as complete. In `Draining`,
+            // sends have not ended. They count as sent only if the peer's program has closed the connection too. In `Leaving`, all sends
+            // ended before the goodbye, and the peer has ended the transport in response to the goodbye.
             State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
             State::Leaving if !ending.is_local() => return self.flush_after(true, env),
             State::Refusing(_) if !ending.is_local() => return self.flush_after(false, env),
@@ -338,8 +338,8 @@ impl Connection {
         self.begin_flush(ending, env);
     }
 
-    /// Returns true if the connection is not up on the local side, but may be up on the peer's side. Then the message with which the peer
-    /// opens the connection may have arrived without being processed yet.
+    /// Returns true if the connection is not up on the local side, but may be up on the peer's side. In this case, the message with which
+    /// the peer opens the connection may have arrived without being processed yet.
     const fn may_be_up(&self) -> bool {
         match self.state {
             State::Accepting(_) | State::Greeting => !self.is_active(),
@@ -379,8 +379,8 @@ impl Connection {
         }
     }
 
-    /// Handles the peer's goodbye. The transport may have ended already. The peer sends nothing after the goodbye, so the local side ends
-    /// the connection for both sides.
+    /// Handles the peer's goodbye. The transport may have ended already. The peer sends nothing after the goodbye, so the local side can
+    /// disconnect.
     pub(super) fn peer_left(&mut self, env: &mut Env<'_>) {
         self.end(Ending::disconnect(Evidence::Goodbye), env);
     }
@@ -437,7 +437,7 @@ impl Connection {
     /// Ends the connection because the peer has violated the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
         if matches!(self.state, State::Refusing(_)) {
-            // The peer may not know yet that it was refused. Until then, all its messages are ignored, including illegal ones.
+            // The refusal may not have reached the peer yet. All messages of the peer are ignored now, including illegal ones.
             return;
         }
         let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);

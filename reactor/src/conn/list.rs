@@ -14,11 +14,10 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, Piece, TransferNotification, TransferOutcome};
 use crate::memory::region::Region;
 
-/// The largest number of bytes in a batch of several pieces. It is the amount that one connection may post before other connections may
-/// post.
+/// The largest number of bytes in a batch of several pieces. After this number of bytes, other connections may post before the next batch.
 const BATCH: usize = 256 << 10;
 
-/// The limit on the bytes of all posted pieces of a connection. Once it is reached, no more pieces are posted until some have ended.
+/// The limit on the bytes of all posted pieces of a connection. When it is reached, the next pieces are posted only after some have ended.
 const MOST: usize = 4 << 20;
 
 /// The maximum length of a confirmation, in bytes. A confirmation is a Read after the last piece of a list. When the Read ends, the peer's
@@ -28,7 +27,7 @@ pub(crate) const CONFIRMATION_LEN: usize = 8;
 /// The kind of a work request of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListPart {
-    /// A piece. `before`: the number of earlier pieces in the same batch. The completion of this piece also ends them.
+    /// A piece. `before`: the number of earlier pieces in the same batch. When this piece completes, those pieces have ended too.
     Piece { before: u16 },
     /// The Read after the last piece. When this Read ends, the peer's memory has all bytes.
     Confirmation,

@@ -123,11 +123,11 @@ pub(crate) struct Terms {
     pub(crate) max_message: u64,
     /// The largest message that is sent as fragments, in several buffers of the peer, in bytes. 0 if the peer does not join fragments.
     pub(crate) eager: usize,
-    /// True if the peer wants reports of the parts of its large messages that the local side has fetched.
+    /// True if the peer wants progress reports while the local side fetches a large message from it.
     pub(crate) progress: bool,
     /// True if the peer ends the connection when it receives a goodbye.
     pub(crate) parting: bool,
-    /// True if the peer accepts reports that the local side waits for memory before it fetches a message.
+    /// True if the peer accepts reports that the local side waits for memory for a message of the peer.
     pub(crate) waiting: bool,
     /// True if the peer accepts tags in offers, and refusals of its own offers.
     pub(crate) landings: bool,
@@ -145,7 +145,7 @@ struct Peer {
     private_data: Vec<u8>,
     /// The security mode of the connection, with the local keys or certificates.
     security: Security,
-    /// The peer's identity. Set once the peer has proven it.
+    /// The peer's identity. `None` until the peer has proven its identity.
     identity: Option<PeerIdentity>,
 }
 
@@ -262,7 +262,8 @@ impl Connection {
         &self.peer.private_data
     }
 
-    /// Returns the keys that encrypt the local messages. `None` if they are not encrypted, or not yet.
+    /// Returns the keys that encrypt the local messages. `None` if the connection is not secured, or if the local side has not started to
+    /// encrypt.
     pub(crate) fn sealer_mut(&mut self) -> Option<&mut Sealer> {
         self.sealer.as_deref_mut()
     }
@@ -412,11 +413,12 @@ impl Connection {
         refused.need = refused.need.either(need);
         self.sends.lists.reserve();
         if self.corked {
-            // Post the sends that the cork holds back. Otherwise none of them would ever end and free capacity.
+            // The cork delays the sends in the chain. They are posted now, because they must end before the refused send can be accepted.
             self.mark(env);
         }
         if need == Need::Place && !self.sends.request_signal() {
-            // No completion will report the posted sends. A signaled ping behind them completes and frees their slots.
+            // No completion will report the posted sends, because all of them are unsignaled. The completion of a signaled ping after them
+            // frees their slots.
             self.keepalive.owes_ping = true;
             self.mark(env);
         }

@@ -94,8 +94,8 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the buffer of a completed receive. `place`: the position in the shared queue, if the connection uses it. `None` if no such
-    /// receive is posted.
+    /// Returns the buffer of a completed receive. `place`: the position of the receive in the shared queue, if the connection uses that
+    /// queue. `None` if no such receive is posted.
     #[inline]
     pub(crate) fn complete(&mut self, buffers: &mut Buffers, place: u16) -> Option<Buffer> {
         match &mut self.source {
@@ -181,8 +181,8 @@ impl RecvQueue {
         }
     }
 
-    /// Takes buffers for all receives that can be posted, and writes their work requests to `chain`. Returns the number of these receives.
-    /// If the pool runs out of buffers, some receives are left for later.
+    /// Takes buffers for all receives that can be posted, and writes the work requests of these receives to `chain`. Returns the number of
+    /// these receives. If the pool runs out of buffers, the remaining receives are posted in a later call.
     pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {
         chain.clear();
         let free = self.to_post();
@@ -245,8 +245,8 @@ pub(crate) struct Completed {
 }
 
 impl Connection {
-    /// Handles a completed receive. `place`: its position in the shared queue, if the connection uses it. Returns false if no such receive
-    /// is posted.
+    /// Handles a completed receive. `place`: the position of the receive in the shared queue, if the connection uses that queue. Returns
+    /// false if no such receive is posted.
     #[inline]
     pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
         let Some(mut buffer) = self.receives.complete(env.buffers, place) else { return false };
@@ -382,8 +382,8 @@ impl Connection {
 
     fn receive_failed(&mut self, buffer: Buffer, failure: Failure, env: &mut Env<'_>) {
         self.discard(buffer, env);
-        // In `Connecting`, receives are flushed if connecting fails. The connection manager is about to report the cause, so it is not
-        // reported here.
+        // A failed receive is expected in two states. In `Closing`, the queues are being flushed. In `Connecting`, a flushed receive means
+        // that connecting has failed, and the connection manager is about to report the cause.
         let expected = match self.state {
             State::Closing(_) => true,
             State::Connecting(_) => failure.status == WcStatus::Flushed,
@@ -478,7 +478,7 @@ impl Connection {
         parsed.ok_or(PeerViolation::MalformedMessage)
     }
 
-    /// Handles data that cannot be delivered immediately: it must wait for a message before it, or the connection is ending.
+    /// Handles data that cannot be delivered now, because an earlier message must be delivered first, or the connection is ending.
     fn received_data(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         if self.is_holding() {
             self.hold_message(buffer, len, env.now);

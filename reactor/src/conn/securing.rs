@@ -22,7 +22,7 @@ use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
 use crate::log_limit::{Complaint, complain};
 use crate::security::{HandshakeRole, Opener, PeerIdentity, SecurityError, is_hidden};
 
-/// The longest reason of a refusal, in bytes. A longer one is cut off when it is sent, and when it is received.
+/// The maximum length of the reason of a refusal, in bytes. A longer reason is truncated when it is sent, and when it is received.
 const LONGEST_REASON: usize = 200;
 
 impl Connection {
@@ -109,7 +109,7 @@ impl Connection {
             self.peer.identity = Some(identity);
         }
         if part == HandshakePart::Last {
-            // Without these keys the peer has not proven its identity, so it must not end its handshake.
+            // If these keys are missing, the peer has not proven its identity, and `HandshakePart::Last` is a violation.
             self.opener = Some(securing.opener.take().ok_or(PeerViolation::MalformedMessage)?);
         }
         if identified {
@@ -126,8 +126,8 @@ impl Connection {
         let active = self.is_active();
         let State::Closing(closing) = &mut self.state else { return };
         match part {
-            // The peer has accepted the local side, and then closed the connection. Only this message was missing, so the connection was
-            // up.
+            // The peer has accepted the local side, and then closed the connection. Only this message was missing, so the connection was up
+            // on the peer's side.
             HandshakePart::Last if octets.is_empty() => {
                 let Some(opener) = closing.late.as_mut().and_then(|late| late.opener.take()) else { return };
                 self.opener = Some(opener);

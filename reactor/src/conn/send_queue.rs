@@ -30,7 +30,7 @@ use crate::security::channel::TAG;
 enum SendRole {
     /// A message in a buffer.
     Plain,
-    /// An operation on regions, or a message whose payload is in a region.
+    /// An operation on regions, or a message with its payload in a region.
     Regions,
     /// A Read of this many bytes of a large message that the peer has offered.
     Large(u32),
@@ -66,7 +66,7 @@ impl SendQueueEntry {
         Self { id: Some(id), ..Self::EMPTY }
     }
 
-    /// Creates an entry for a message. The program sends it if `id` is set. Otherwise it is a control message.
+    /// Creates an entry for a message. A message with an `id` is of the program. A message without an `id` is a control message.
     pub(super) const fn message(buffer: Posted, id: Option<SendId>) -> Self {
         Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
@@ -105,8 +105,8 @@ pub(crate) struct SendQueue {
     entries: VecDeque<SendQueueEntry>,
     /// The work requests that the next flush posts.
     chain: Vec<SendWr>,
-    /// The number of work requests at the front of the chain that must not be changed any more. They are encrypted already, or belong to
-    /// the unencrypted start of the connection.
+    /// The number of work requests at the front of the chain that must not be changed any more, because they are already encrypted, or must
+    /// stay unencrypted.
     sealed: usize,
     /// The number of entries with `answered` set.
     answers: usize,
@@ -125,13 +125,13 @@ pub(crate) struct SendQueue {
     wants_signal: bool,
     /// True if a message in the chain has a header that can take a grant of credits.
     has_carrier: bool,
-    /// True if the peer waits for a message in the chain. Then the chain is posted even while the program corks the connection.
+    /// True if the peer waits for a message in the chain. In this case, the chain is posted even while the program corks the connection.
     is_awaited: bool,
     /// The flags that the program has requested for the next send.
     next: SendFlags,
     /// True if the provider can complete sends when they are posted.
     immediate: bool,
-    /// The number of messages and Writes that were completed when they were posted, and whose doorbell was not rung yet.
+    /// The number of messages and Writes that were completed when they were posted, since the doorbell was last rung.
     unrung: usize,
     /// The lists of Reads and Writes whose pieces are added when slots become free.
     pub(super) lists: Lists,
@@ -180,8 +180,8 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// Returns the largest number of list pieces with one signal: a third of the queue. Half of the queue may be unsignaled before them.
-    /// Together this is less than the queue, so the signaled piece always gets a slot.
+    /// Returns the largest number of list pieces with one signal: a third of the queue. Up to half of the queue may be unsignaled sends
+    /// before these pieces. Both together are less than the queue, so the signaled piece always gets a slot.
     pub(super) fn batch(&self) -> usize {
         (self.slots / 3).max(1)
     }
@@ -247,7 +247,7 @@ impl SendQueue {
         self.has_carrier
     }
 
-    /// Notes that the peer waits for the last message in the chain, so that it is posted even while the program corks the connection.
+    /// Notes that the peer waits for the last message in the chain. The chain is then posted even while the program corks the connection.
     pub(super) const fn hurry(&mut self) {
         self.is_awaited = true;
     }
@@ -317,12 +317,12 @@ impl SendQueue {
         self.push(entry, op, locals.sges);
     }
 
-    /// Returns the flags of the next work request. `answered`: it completes with an answer of the peer. `message`: it is a message of the
-    /// program that uses a receive of the peer.
+    /// Returns the flags of the next work request. `answered`: the work request completes with an answer of the peer. `message`: the work
+    /// request is a message of the program, and uses a receive of the peer.
     #[inline]
     fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
-        // An unsignaled send releases its slot when a later signaled send completes. So at most half of the queue is consecutively
-        // unsignaled. It is a quarter if `quiet_sends` is set, because then the chain may end with unsignaled sends.
+        // An unsignaled send keeps its slot until a later signaled send completes. So at most half of the queue is consecutively
+        // unsignaled. With `quiet_sends` it is a quarter, because the chain may end with unsignaled sends.
         self.unsignaled += 1;
         let mut flags = SendFlags::empty();
         if answered || self.unsignaled << self.run_shift() >= self.slots {
@@ -479,8 +479,8 @@ impl SendQueue {
         };
     }
 
-    /// Requests a report of the last message, although its payload was copied. The program waits for that report before it reuses its
-    /// region.
+    /// Requests a report of the end of the last message, although its payload was copied. The program waits for that report before it uses
+    /// the region of the payload again.
     pub(super) fn tell_of_last(&mut self) {
         if let Some(entry) = self.entries.back_mut() {
             (entry.quiet, self.wants_signal) = (false, true);
@@ -769,7 +769,7 @@ impl Connection {
     }
 
     /// Adds bytes to the last message of the chain, or to a new message. `fill` receives space for at least one byte, writes to it, and
-    /// returns the number of bytes written. Returns that number. If it is 0, nothing is sent.
+    /// returns the number of bytes written. If `fill` returns 0, nothing is sent. Returns the number of bytes that `fill` has written.
     pub(crate) fn append(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> usize,
@@ -902,14 +902,15 @@ impl Connection {
             let mut holds = Holds::default();
             holds[0] = hold;
             self.sends.push_operation(entry, SendOp::Read(from), Locals { sges: SgeList::one(sge), holds });
-            // The peer may have described a region that wraps around the end of the address space. Then the device refuses the Read.
+            // The address may overflow if the peer has described a region at the end of the address space. The device refuses a Read from
+            // such a region.
             from.address = from.address.wrapping_add(sge.len() as u64);
         }
         self.mark(env);
         id
     }
 
-    /// Queues a Write, and behind it a message with the immediate data. Replaces a Write with Immediate on devices without that operation.
+    /// Queues a Write, followed by a message with the immediate data. Used on devices that have no Write with Immediate.
     pub(crate) fn write_and_tell(
         &mut self,
         to: RemoteAddress,
@@ -977,7 +978,7 @@ impl Connection {
             && (control || self.framing == Framing::Raw || self.receives.worth_posting(&self.rx))
     }
 
-    /// Counts receives that were posted, or claimed from the shared queue. From now on they can be granted to the peer.
+    /// Counts receives that were posted, or claimed from the shared queue. They can now be granted to the peer.
     #[inline]
     pub(crate) fn receives_posted(&mut self, count: u32) {
         if !cfg!(planted = "credit-at-completion") {
@@ -1002,8 +1003,8 @@ impl Connection {
             State::Open | State::Leaving => true,
             State::Draining => {
                 if self.sends.is_chained() {
-                    // The end of the connection waits for the sends in the queue. No completion reports unsignaled ones, so the end is
-                    // checked again after they are posted.
+                    // The end of the connection waits for the sends in the queue. No completion reports unsignaled sends, so the driver
+                    // checks the end again after the sends are posted.
                     self.want(env, Action::Ending);
                 }
                 true
@@ -1058,8 +1059,8 @@ impl Connection {
 
     // Completing.
 
-    /// Handles the completion of the send with this sequence number, which also ends the earlier sends. Returns false if no such send is
-    /// posted.
+    /// Handles the completion of the send with this sequence number. The completion also ends earlier sends. Returns false if no such send
+    /// is posted.
     #[inline]
     pub(crate) fn sent(&mut self, sequence: u16, result: Result<(), Failure>, env: &mut Env<'_>) -> bool {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
@@ -1144,8 +1145,8 @@ impl Connection {
         }
     }
 
-    /// Completes a send that is more than a message in a buffer: releases its regions, and notifies the large message or the list that it
-    /// is part of.
+    /// Completes a send that is more than a message in a buffer: releases its regions, and notifies the large message or the list to which
+    /// the send belongs.
     #[inline(never)]
     fn end_role(&mut self, role: SendRole, regions: u8, outcome: Outcome, env: &mut Env<'_>) {
         self.let_go(regions, env);

@@ -17,7 +17,7 @@ pub(crate) struct Setup {
     pub(super) early: VecDeque<Early>,
 }
 
-/// A message without a header, which arrived early.
+/// A message without a header that arrived before the connection was reported as up.
 #[derive(Debug)]
 pub(super) struct Early {
     pub(super) buffer: Buffer,

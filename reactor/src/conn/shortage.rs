@@ -23,11 +23,11 @@ use crate::memory::region::Region;
 /// The largest length of a probe, in bytes. If the message is shorter, the probe reads all of it.
 pub(crate) const PROBE: u64 = 64;
 
-/// The time for which a peer counts as answering after it has answered a Read.
+/// If a peer has answered a Read within this time, it counts as a peer that answers.
 const PROOF: Duration = Duration::from_secs(2);
 
-/// The interval at which the local side, while it waits for memory, repeats its report to the peer and its probe. It is shorter than
-/// `PROOF`, so the next answer arrives before the last answer expires.
+/// The interval at which the local side sends a report and a probe to the peer, while it waits for memory. It is shorter than `PROOF`, so
+/// that the next answer arrives before the last answer is older than `PROOF`.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A wait of the local side for memory.
@@ -158,7 +158,7 @@ impl Connection {
         self.watch_transfers(env);
     }
 
-    /// Notes that the next message cannot get memory now. A report to the peer becomes due, if the peer accepts such reports.
+    /// Notes that the next message cannot get memory now. If the peer accepts reports of this, such a report becomes due.
     pub(crate) fn wait_for_memory(&mut self, env: &mut Env<'_>) {
         let owed = self.terms.waiting;
         let Some(active) = self.transfers.active_mut() else { return };

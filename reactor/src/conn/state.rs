@@ -74,7 +74,7 @@ pub(super) struct Late {
 /// The way in which the program is notified of the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    /// The program receives an `on_disconnect`. If `delivers` is set, messages that the peer has sent are still delivered before that.
+    /// The program receives an `on_disconnect`. If `delivers` is set, the messages that the peer has sent are delivered before it.
     Disconnect { evidence: Evidence, delivers: bool },
     /// The program receives an `on_connect_error`.
     ConnectError(ConnectError),
@@ -123,7 +123,7 @@ impl Closing {
         }
     }
 
-    /// Returns true if better evidence may still arrive. Then the end of the connection is not reported yet.
+    /// Returns true if better evidence may still arrive. In this case, the end of the connection is not reported yet.
     pub(super) const fn is_guess(&self) -> bool {
         match &self.ending {
             Ending::Disconnect { evidence, .. } => evidence.is_guess(),
@@ -139,7 +139,7 @@ impl Closing {
         true
     }
 
-    /// Notes that the program has closed the connection. The program receives the callback for the end, and no messages before that.
+    /// Notes that the program has closed the connection. From now on, the only callback of the connection is the one that reports its end.
     pub(super) fn mute(&mut self) {
         // The program has closed the connection, so it is not reported as up, even if the peer's opening message arrives now.
         let late = self.late.take().is_some();

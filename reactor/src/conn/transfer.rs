@@ -31,8 +31,8 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::memory::region_memory::Hold;
 use crate::security::channel::tail;
 
-/// The number of transfer timeouts for which a peer may report that it waits for memory. Meanwhile the local side must keep the memory of
-/// the messages that it has offered.
+/// A peer may report that it waits for memory for this number of transfer timeouts. During this time, the local side must keep the memory
+/// of the messages that it has offered.
 const WAITS: u32 = 4;
 
 /// The memory of a message that the local side offers.
@@ -83,7 +83,8 @@ pub(super) struct Active {
     held: VecDeque<Held>,
     /// The numbers of messages that were fetched or refused, and for which no report was sent to the peer yet.
     fetched: VecDeque<(u32, MessageKind)>,
-    /// Memory of the program for messages that will not arrive. Reads may still write to it, so it is held until the end of the connection.
+    /// Memory of the program for messages that will not arrive. Reads in flight may still write to it, so it stays registered until the end
+    /// of the connection.
     lost: Vec<(Offered, Landing)>,
     /// The number of Reads in flight for large messages.
     pub(super) pieces: usize,
@@ -141,7 +142,7 @@ impl Transfers {
         })
     }
 
-    /// Returns true if the peer has not fetched all messages that were offered to it.
+    /// Returns true if there are messages that were offered to the peer and that the peer has not fetched.
     pub(crate) fn offers(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.outgoing.is_empty())
     }
@@ -157,8 +158,8 @@ impl Transfers {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
     }
 
-    /// Returns true if a message that arrives now must wait. It waits for an earlier message that is being fetched, or whose fragments have
-    /// not all arrived.
+    /// Returns true if a message that arrives now must wait until an earlier message is complete, which is being fetched, or whose
+    /// fragments have not all arrived.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.held.is_empty() || active.joining.is_some())
@@ -334,7 +335,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles the peer's report that it has fetched a part of a message. With `done` 0, the peer reports that it waits for memory.
+    /// Handles the peer's report that it has fetched a part of a message. If `done` is 0, the report says that the peer waits for memory.
     pub(super) fn progressed(&mut self, progress: TransferProgress, env: &Env<'_>) -> Result<(), PeerViolation> {
         const IMPOSSIBLE: PeerViolation = PeerViolation::MalformedMessage;
         let active = self.transfers.0.as_mut().ok_or(IMPOSSIBLE)?;

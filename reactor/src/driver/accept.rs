@@ -135,7 +135,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// Checks that a connection may be opened with these options. Returns its security settings.
+    /// Checks that a connection may be opened with these options. Returns the security settings of the connection.
     fn may_connect(&self, options: &ConnectOptions) -> Result<Security, Error> {
         options.check()?;
         let security = options.security.as_ref().unwrap_or(&self.config.security);
@@ -438,7 +438,8 @@ impl Driver {
         let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
         if let Err(error) = self.try_accept(request, answer) {
             let (reason, level) = match error {
-                // The program has made a mistake, which would recur if the peer tried again. So the reason is not `Busy`.
+                // The program has made a mistake, which would recur if the peer tried again. So the peer receives `Refused` as the reason,
+                // and not `Busy`.
                 Error::PrivateDataTooLong { .. } => (RejectReason::Refused, Level::Error),
                 _ => (RejectReason::Busy, Level::Warn),
             };

@@ -49,7 +49,7 @@ impl Driver {
         self.input(id, |conn, env| conn.close(env));
     }
 
-    /// Closes a connection, as requested by the program, without sending what it has queued.
+    /// Closes a connection, as requested by the program, without sending the messages that are still queued.
     pub(crate) fn abort(&mut self, id: ConnectionId) {
         self.input(id, |conn, env| conn.abort(env));
     }
@@ -283,7 +283,7 @@ impl Driver {
         log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
         let qp = slot.link.qp;
         slot.destroy(providers, owners, stats, *now);
-        // `vacate` needs the id of the destroyed queue pair: it notes in the shared queue that the remaining completions of this queue pair
+        // `vacate` needs the id of the destroyed queue pair, to tell the shared queue that the remaining completions of this queue pair
         // have no connection.
         slot.link.qp = qp;
         self.input(id, |conn, env| conn.finish(env));

@@ -26,7 +26,7 @@ pub(crate) struct DeviceEventReport {
 }
 
 impl Driver {
-    /// Handles the next event of a device. Ends the connections that cannot continue after it. `None` if there is no event.
+    /// Handles the next event of a device. If connections cannot continue after the event, ends them. Returns `None` if there is no event.
     pub(crate) fn next_device_event(&mut self) -> Option<DeviceEventReport> {
         let (provider, event) = self.providers.next_device_event()?;
         let event::DeviceEvent { device, kind } = event;

@@ -20,7 +20,7 @@ pub(super) struct Fallback {
     /// The number of providers that were tried for the first address in the list.
     tried: usize,
     /// The time limit that applies to the current attempt once its address is resolved. A shorter limit applies to the resolution itself,
-    /// because another provider can be tried if it fails. `None` if no other provider remains for the address.
+    /// because another provider can be tried if the resolution fails. `None` if no other provider remains for the address.
     limit: Option<Instant>,
     path: PathOptions,
     /// The port and the GID of a connection that is set up by exchange of queue pair numbers. `None` if a connection manager sets it up.
@@ -124,8 +124,8 @@ impl Fallback {
     }
 }
 
-/// Returns the addresses of a host in the order of the attempts. That is the system's order, except that IPv4 and IPv6 addresses alternate.
-/// So a host with many addresses of an unreachable family is soon tried with the other family (RFC 8305, section 4).
+/// Returns the addresses of a host in the order of the attempts. This is the order of the system's resolver, except that IPv4 and IPv6
+/// addresses alternate. So if one of the two families is unreachable, an address of the other one is tried soon (RFC 8305, section 4).
 pub(super) fn by_turns(addresses: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut preferred, mut other): (VecDeque<_>, VecDeque<_>) =

@@ -31,7 +31,7 @@ use crate::security::Security;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
-    /// The reactor with the fewest connections. Requests that are on their way to it count too.
+    /// The reactor with the fewest connections. Connect requests that are on their way to a reactor count as connections.
     #[default]
     LeastLoaded,
     /// The reactor with this index in the group. If that reactor accepts no connections, the least loaded reactor is chosen. A reactor
@@ -81,7 +81,7 @@ pub struct Reactors {
     members: Arc<[GroupMember]>,
 }
 
-/// The state of one reactor that the other reactors of its group use.
+/// The part of a reactor's state that is shared with the other reactors of its group.
 struct GroupMember {
     arrivals: Sender<Arrival>,
     wake: Arc<WakeFlag>,
@@ -202,7 +202,7 @@ impl Reactors {
         }
     }
 
-    /// Drains all reactors. None of them listens any more, and the `run` of each returns when its connections have ended.
+    /// Drains all reactors. All of them stop listening, and the `run` of each reactor returns when its connections have ended.
     pub fn drain_all(&self, deadline: Duration) {
         // All reactors stop accepting before the first one begins its drain. Otherwise a draining reactor that listens would continue to
         // listen for the reactors that still accept.
@@ -210,7 +210,8 @@ impl Reactors {
         self.members.iter().for_each(|member| member.wake.drain(deadline));
     }
 
-    /// Binds the calling thread to a processor core. The core is the `index`-th of those that this process may use, modulo their number.
+    /// Binds the calling thread to a processor core. The core is number `index` of the cores that this process may use, modulo the number
+    /// of these cores.
     ///
     /// # Errors
     /// The system does not report its cores, or refuses to bind the thread.

@@ -28,8 +28,8 @@ impl Driver {
         let security = security.as_ref().unwrap_or(&self.config.security).clone();
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
         let listener = ListenerId::new(self.tag(), listener);
-        // A listener on an IPv6 address may also accept IPv4. Then it reports IPv4 peers as mapped IPv6 addresses (RFC 4291, section
-        // 2.5.5.2).
+        // A listener on an IPv6 address may also accept IPv4 peers. It reports their addresses as IPv4-mapped IPv6 addresses (RFC 4291,
+        // section 2.5.5.2).
         let peer = match peer.ip().to_canonical() {
             ip @ IpAddr::V4(_) => SocketAddr::new(ip, peer.port()),
             IpAddr::V6(_) => peer,

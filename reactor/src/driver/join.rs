@@ -9,7 +9,7 @@ use crate::memory::budget::MemoryUse;
 
 impl Driver {
     /// Copies the fragments of a message to one block of memory. If the memory budget covers this block, the receives of the fragments are
-    /// freed now. Otherwise they stay occupied until the program releases the message, which limits the memory that a peer can use.
+    /// freed now. Otherwise the receives stay occupied until the program releases the message. This limits the memory that a peer can use.
     pub(crate) fn join(&mut self, id: ConnectionId, mut fragments: Box<Fragments>) -> JoinedMessage {
         let (device, len) = (fragments.device, fragments.len);
         let accounted = self.take_fetched(id, len);

@@ -109,9 +109,10 @@ impl LargePayload<'_> {
     }
 }
 
-/// Writes the encrypted segments of a large message to a region, and their authentication tags after them. The region is readable at any
-/// time, for the peer and for everyone who knows its remote key. So plaintext is never written to it. Returns false if no more segments can
-/// be numbered; then the peer cannot decrypt any later message.
+/// Writes the encrypted segments of a large message to a region, and their authentication tags after them. The peer, and everyone who knows
+/// the region's remote key, can read the region at any time, so plaintext is never written to it. Returns false if the payload cannot be
+/// read, the region cannot be written, or a segment cannot be encrypted. The caller must then end the connection, because the peer could
+/// not decrypt later large messages.
 fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> bool {
     let len = payload.len() as u64;
     let message = sealer.begin(len);
@@ -128,8 +129,8 @@ fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> boo
 }
 
 impl Driver {
-    /// Sends a payload that is too long for one buffer. If there is capacity for all its fragments, it is sent in several buffers.
-    /// Otherwise a copy is offered to the peer, which is encrypted if the connection is secured.
+    /// Sends a payload that is too long for one buffer. If there is capacity for all its fragments, the payload is sent in several buffers.
+    /// Otherwise a copy of the payload is offered to the peer. The copy is encrypted if the connection is secured.
     #[cold]
     pub(super) fn send_large(&mut self, id: ConnectionId, payload: LargePayload<'_>) -> Result<SendId, SendErrorKind> {
         // The program waits for the end of the send before it reuses its region, so the end must be reported.
@@ -165,7 +166,7 @@ impl Driver {
             }
         };
         let (slot, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
-        // If the copy fails, dropping the region releases its memory.
+        // If the copy cannot be made, `region` is dropped, which releases its memory.
         let copied = match slot.conn.sealer_mut() {
             Some(sealer) => seal(sealer, &payload, &mut region),
             None => payload.copy_to(&mut region),
@@ -179,7 +180,7 @@ impl Driver {
             .ok_or(SendErrorKind::Closed)
     }
 
-    /// Sends a range of a region. It is not copied, unless the connection is secured.
+    /// Sends a range of a region. The range is not copied, unless the connection is secured.
     pub(crate) fn send_region(
         &mut self,
         id: ConnectionId,
@@ -347,9 +348,9 @@ impl Driver {
         }
     }
 
-    /// Called while connections wait for memory. Ends connections whose peers have answered no Read for at least `GRACE`, if their memory
-    /// helps a waiting connection. Those that have stalled longest end first, and no more than necessary. Connections that make progress
-    /// keep their memory.
+    /// Called while connections wait for memory. Ends connections whose peers have answered no Read for at least `GRACE`, if the memory of
+    /// their messages helps a waiting connection. Begins with the connections that have stalled longest, and ends no more of them than
+    /// necessary. Connections that make progress keep their memory.
     pub(super) fn relieve_shortage(&mut self) {
         self.large.looks = false;
         if self.large.fetched.in_line().next().is_none() {

@@ -70,7 +70,7 @@ impl Driver {
         self.input(id, |conn, env| conn.begin_list(order, env)).ok_or(SendErrorKind::Closed)
     }
 
-    /// Cancels a list: no more of its pieces are posted. Returns false if there is no such list.
+    /// Cancels a list, so that no more of its pieces are posted. Returns false if there is no such list.
     pub(crate) fn cancel_transfer(&mut self, id: ConnectionId, transfer: TransferId) -> bool {
         // If the program has closed the connection, the close may have waited for this list.
         self.note(Stages::ENDS);

@@ -86,7 +86,8 @@ impl Driver {
         }
     }
 
-    /// Destroys the ids of a listener that will listen again later. Returns its address, or `None` if it has no ids.
+    /// Destroys the connection-manager ids of a listener that will listen again later. Returns the address of the listener, or `None` if it
+    /// has no ids.
     fn stop_listening(&mut self, key: Key) -> Option<SocketAddr> {
         let listener = self.listeners.get_mut(key)?;
         let (ids, address) = (std::mem::take(&mut listener.ids), listener.address);
@@ -124,8 +125,8 @@ impl Driver {
 
     // Choosing the providers.
 
-    /// Listens on an address. An unspecified address is listened on by all providers, any other address by the first provider that has a
-    /// device with it. Returns the new ids.
+    /// Listens on an address. All providers listen on an unspecified address. On any other address, only the first provider that has a
+    /// device with that address listens. Returns the new ids.
     fn listen_on(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
         if let Some(exchange) = &options.exchange {
             let provider = self.providers.exchanging()?;

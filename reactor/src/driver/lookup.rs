@@ -86,7 +86,7 @@ impl Driver {
         self.lookups.ask(HostQuery { of, host, port, path, exchange }, &self.os.wake)
     }
 
-    /// Handles the names that were resolved: connects to their addresses, or ends the connections whose names have none.
+    /// Handles the names that were resolved. Connects to the addresses of each name, or ends the connection if its name has no address.
     pub(super) fn take_lookups(&mut self) {
         while let Ok(HostAddresses { query, addresses }) = self.lookups.answers.1.try_recv() {
             let HostQuery { of, host, path, exchange, .. } = query;

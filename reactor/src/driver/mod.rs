@@ -320,7 +320,7 @@ impl Driver {
         }
     }
 
-    /// Returns the next callback, if it is for a message that arrived while no other callback was pending.
+    /// Returns the next callback if it is one for a message that arrived while no other callback was pending. Otherwise returns `None`.
     #[inline]
     pub(crate) fn next_arrived(&mut self) -> Option<(ConnectionId, Arrived)> {
         self.effects.arrived.take()
@@ -332,7 +332,7 @@ impl Driver {
         self.effects.next_event()
     }
 
-    /// Returns a connection, if the program was notified that it is up.
+    /// Returns a connection if the program was notified that the connection is up.
     pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
         self.table.get(id).map(|slot| &slot.conn).filter(|conn| conn.state().is_announced())
     }

@@ -23,12 +23,12 @@ pub(super) enum PendingSlot {
     ToEnd(Ticket),
 }
 
-/// The connections that were accepted and are not up yet.
+/// The connections that were accepted and are not up yet, and those of them that are ending.
 #[derive(Debug)]
 pub(super) struct PendingConnections {
     coming: Newcomers<ConnectionId>,
     ending: Newcomers<ConnectionId>,
-    /// A time for which holds: everything that peers had sent before it was handled.
+    /// The time up to which the reactor has handled everything that peers have sent.
     seen: Instant,
 }
 
@@ -73,12 +73,12 @@ impl PendingConnections {
         self.coming.count_of(host) + self.ending.count_of(host)
     }
 
-    /// Returns the oldest connection of a host if it has exceeded `GRACE`. A new connection of that host may evict it.
+    /// Returns the oldest connection of a host if that connection has exceeded `GRACE`. A new connection of the same host may evict it.
     pub(super) fn slow_of(&self, host: Host) -> Option<ConnectionId> {
         self.coming.oldest(Some(host)).filter(|oldest| self.is_slow(oldest)).map(|oldest| oldest.id)
     }
 
-    /// Returns true if a connection has exceeded `GRACE`, and everything that its peer sent in that time was handled.
+    /// Returns true if a connection has exceeded `GRACE`, and everything that its peer has sent within `GRACE` was handled.
     fn is_slow(&self, connection: &NewcomerEntry<ConnectionId>) -> bool {
         connection.since + GRACE <= self.seen
     }
@@ -93,8 +93,8 @@ impl PendingConnections {
         let chosen = if self.is_slow(&of_largest) || is_majority && has_more {
             of_largest
         } else if self.is_slow(&of_all) && !(is_majority && own == most) {
-            // If the host of the new connection uses more than half of the slots, as many as the largest host, it must not evict
-            // connections of other hosts.
+            // `of_all` may be a connection of any host. It is not chosen if the host of the new connection already uses more than half of
+            // the slots, and no other host uses more.
             of_all
         } else if has_more {
             of_largest

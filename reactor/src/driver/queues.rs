@@ -88,7 +88,7 @@ impl Queues {
         Ok(true)
     }
 
-    /// Polls a queue before stage 7, and keeps the completions for that stage. Returns true if there were any.
+    /// Polls a queue before stage 7, and keeps the completions for stage 7. Returns true if there were any completions.
     fn poll_early(
         &mut self,
         provider: &mut dyn Provider,
@@ -151,8 +151,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Registers a channel with the poller. The channel may be registered already, if its device was closed and opened again. Then it is
-    /// registered anew, because only a new registration reports that the channel is readable already.
+    /// Registers a channel with the poller. If the channel is already registered, because its device was closed and opened again, registers
+    /// it anew. Only a new registration reports a channel that is already readable.
     fn watch(&mut self, fd: RawFd, token: usize) -> Result<(), Error> {
         let poller = &mut self.os.poller;
         let watched = match poller.register(fd, token, Interest::READABLE) {

@@ -326,8 +326,8 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Returns true if one-sided operations are refused on this connection. They are not encrypted, so they are refused on secured
-    /// connections unless the configuration permits them.
+    /// Returns true if one-sided operations are refused on this connection. They are not encrypted, so a secured connection refuses them
+    /// unless the configuration permits them.
     #[inline]
     pub(super) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
         !self.config.plain_remote_memory && slot.conn.is_secured()

@@ -83,7 +83,7 @@ pub(crate) struct ConnectionLink {
     pub(super) ending: bool,
     /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set while the peer is suspected to be lost, until everything that it may have sent was handled.
+    /// Set while the peer is suspected to be lost. Cleared when everything that the peer may have sent was handled.
     pub(super) suspect: Option<Suspicion>,
     /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
@@ -142,7 +142,7 @@ pub(crate) struct ConnectionTable {
     entries: Vec<TableEntry>,
     vacant: Vec<u32>,
     live: usize,
-    /// The connections that peers opened and that are not up. A connection that never came up stays here until it has ended.
+    /// The connections that peers opened and that are not up. A connection that fails to come up stays here until it has ended.
     pub(super) pending: PendingConnections,
     /// The list of ending connections, which stage 10 checks.
     pub(super) ending: Vec<ConnectionId>,

@@ -23,8 +23,8 @@ bitflags::bitflags! {
     }
 }
 
-/// The readiness of a descriptor. The end of a stream or an error sets `readable` and `writable` as well. The next read or write shows
-/// which of the two it is.
+/// The readiness of a descriptor. At the end of a stream, and after an error, `readable` and `writable` are also set. The next read or
+/// write shows whether it was the end or an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {

@@ -37,7 +37,7 @@ impl<T> Timers<T> {
         key
     }
 
-    /// Cancels a timer and returns its value. `None` if it has expired or was cancelled before.
+    /// Cancels a timer and returns its value. `None` if the timer has expired or was cancelled before.
     pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
         let value = self.live.remove(key);
         // Remove the cancelled entries from the heap if they outnumber the live ones.
@@ -48,7 +48,7 @@ impl<T> Timers<T> {
         value
     }
 
-    /// Returns `true` if a timer may have expired. This check is cheap, and also true for a cancelled timer.
+    /// Returns `true` if a timer may have expired. This check is cheap, but it also returns `true` if the expired timer was cancelled.
     #[inline]
     pub(crate) fn may_be_due(&self, now: Instant) -> bool {
         self.earliest.is_some_and(|earliest| earliest <= now)

@@ -26,7 +26,7 @@ pub(crate) trait CipherKey: Send {
     /// Encrypts `body`, and authenticates it together with `header`. Returns the tag, or `None` if `body` is too long.
     fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]>;
 
-    /// Verifies `body`, which ends with its tag, and decrypts it. Returns `false` if it is not authentic.
+    /// Verifies `body`, which ends with its tag, and decrypts it. Returns `false` if `body` is not authentic.
     fn open(&self, number: u64, header: &[u8], body: &mut [u8]) -> bool;
 
     /// Replaces the key by the next one. The old key cannot be derived from the next one.
@@ -151,8 +151,8 @@ impl Opener {
         Self(Direction::new(first, second))
     }
 
-    /// Decrypts a message in place, which consists of `header` bytes, the body, and the tag. Returns the length without the tag. `None` if
-    /// this is not the next message that the peer has encrypted.
+    /// Decrypts a message in place. The message consists of `header` bytes, the body, and the tag. Returns the length without the tag.
+    /// `None` if this is not the next message that the peer has encrypted.
     #[inline]
     pub(crate) fn open(&mut self, message: &mut [u8], header: usize) -> Option<usize> {
         let end = message.len().checked_sub(TAG).filter(|&end| end >= header)?;
@@ -179,8 +179,8 @@ impl Opener {
         Segments { len, first: self.0.segments.take(segments(len), len as usize) }
     }
 
-    /// Decrypts segment `index` of a large message in place. Returns `false` if it is not authentic. `bytes` has the segment, and [`TAG`]
-    /// bytes behind it, which are overwritten and then restored.
+    /// Decrypts segment `index` of a large message in place. `bytes` has the segment, followed by [`TAG`] other bytes, which are
+    /// overwritten and then restored. Returns `false` if the segment is not authentic.
     #[must_use]
     pub(crate) fn open_segment(&self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
         let Some(rest) = bytes.last_chunk_mut::<TAG>() else { return false };

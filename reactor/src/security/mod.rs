@@ -174,7 +174,8 @@ impl Security {
         }
     }
 
-    /// Starts a handshake. It succeeds only if both sides pass the same `context`, so it verifies data that was exchanged before.
+    /// Starts a handshake. The handshake succeeds only if both sides pass the same `context`. So it verifies data that was exchanged
+    /// before, if both sides pass this data as `context`.
     pub(crate) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<Box<dyn Handshake>, SecurityError> {
         match self {
             Self::Plain => {

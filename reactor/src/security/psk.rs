@@ -76,8 +76,8 @@ impl Psk {
     /// Parses a set of keys. Each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#` are
     /// ignored.
     ///
-    /// The first key is used to connect, and all of them are accepted from peers. To replace a key, first add the new one on all members.
-    /// Then make it the first one on all members. Finally, remove the old one.
+    /// The first key is used to connect, and all keys are accepted from peers. To replace a key, first add the new key on all members. Then
+    /// make the new key the first one on all members. Finally, remove the old key.
     ///
     /// # Errors
     /// [`SecurityError::Settings`], with the number of the line if a line cannot be parsed. The error never contains digits of a key.

@@ -35,7 +35,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Issues an identity for a host. Its certificate is valid from the first to the second of these years.
+    /// Issues an identity for a host. Its certificate is valid from the first to the second of `years`.
     fn identity_in(&self, host: &str, years: (i32, i32)) -> TlsIdentity {
         let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
         (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
@@ -195,7 +195,7 @@ fn an_identity_is_replaced_for_the_handshakes_that_follow() {
     assert!(shake(&us, &us, "node").iter().all(Result::is_ok));
 }
 
-/// Key pairs without certificates. Two sides come up only if each accepts the key of the other.
+/// Two sides use key pairs without certificates. The connection comes up only if each side accepts the key of the other.
 #[test]
 fn raw_public_keys_stand_for_certificates() {
     let [ours, theirs, other] = [0; 3].map(|_| KeyPair::generate().unwrap());
@@ -339,8 +339,8 @@ fn no_handshake_survives_a_changed_octet() {
         let ends = talk(sides, usize::MAX, |from, octets| lens[from] += octets.len());
         assert!(ends.iter().all(Result::is_ok));
         for (from, len) in lens.into_iter().enumerate() {
-            // ECDSA signatures of TLS differ in length by a few bytes from one handshake to the next. So the last 12 bytes, which may not
-            // exist, are left out.
+            // The length of an ECDSA signature in TLS varies by a few bytes from one handshake to the next. So the last 12 bytes of the
+            // handshake are not changed here, because they may not exist.
             for at in (0..len - 12).step_by(if security.mode() == SecurityMode::Tls { 13 } else { 1 }) {
                 let mut seen = 0;
                 let ends = talk([active(&security, "node").unwrap(), passive(&security)], usize::MAX, |of, octets| {
@@ -488,13 +488,13 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
         let before = sealed_large(&mut a.sealer, &plain);
         assert!(opened_large(&mut b.opener, &mut before.clone(), 1000));
         for round in 0..3 {
-            // The keys count these as messages of 64 GiB, which is enough work for a renewal.
+            // `begin` counts a message of 64 GiB on both sides, which is enough work for a renewal of the key.
             let (of_a, of_b) = (a.sealer.begin(1 << 36), b.opener.begin(1 << 36));
             let _ = (of_a, of_b);
             let memory = sealed_large(&mut a.sealer, &plain);
             assert!(opened_large(&mut b.opener, &mut memory.clone(), 1000), "round {round}");
         }
-        // A side that has missed the last renewal opens nothing.
+        // One side counts enough work for another renewal, and the other side does not. The keys then differ, so nothing can be decrypted.
         let _ = a.sealer.begin(1 << 36);
         let memory = sealed_large(&mut a.sealer, &plain);
         let _ = b.opener.begin(1);
@@ -502,7 +502,8 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
     }
 }
 
-/// A tool can decrypt a connection with nothing but its key log. It derives the keys in the same way as for QUIC (RFC 9001, section 5.1).
+/// A tool can decrypt a connection with nothing but the key log of the connection. The tool derives the keys in the same way as for QUIC
+/// (RFC 9001, section 5.1).
 #[test]
 fn a_logged_secret_opens_messages() {
     use std::sync::Mutex;

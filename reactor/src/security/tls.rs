@@ -253,7 +253,7 @@ impl Tls {
         Ok(Self::from_rustls(Some(client), Some(server)))
     }
 
-    /// Returns settings to connect. Only the side that listens presents a certificate, which must be signed by `authorities` (in PEM).
+    /// Returns settings to connect. Only the side that listens presents a certificate. It must be signed by `authorities` (in PEM).
     ///
     /// # Errors
     /// [`SecurityError::Settings`] if the authorities cannot be used.
@@ -396,7 +396,7 @@ pub(crate) struct TlsHandshake {
     records: Records,
     /// The handshake keys. Set once the ServerHello was sent or received.
     handshake_keys: Option<HandshakeKeys>,
-    /// The channel. Set once its keys are known, which may be before the peer has proven its identity.
+    /// The channel. Set once the keys of the channel are known. This may be before the peer has proven its identity.
     channel: Option<Channel>,
     /// The greetings that both sides have exchanged in plaintext.
     context: Vec<u8>,

@@ -37,7 +37,7 @@ const COSTS: (f64, f64) = (2_000.0, 200_000.0);
 const LONGEST: f64 = 1_000_000.0;
 /// The share of a processor that polling may use in addition to the time that sleeping would have used.
 const SHARE: f64 = 0.5;
-/// The largest credit is the share of this time, in ns.
+/// The largest credit is `SHARE` of this time, in ns.
 const SAVED: f64 = 4_000_000.0;
 
 /// The plan for one idle time.

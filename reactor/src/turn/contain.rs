@@ -11,7 +11,7 @@ use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::id::ConnectionId;
 
-/// The connection or endpoint that a callback is for. It ends if the callback panics.
+/// The connection or endpoint for which a callback is made. If the callback panics, this connection or endpoint ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CallbackSubject {
     Connection(ConnectionId),
@@ -59,8 +59,8 @@ fn contained<R>(
         Ok(result) => Some(result),
         Err(panic) => {
             let why = format!("{name} panicked: {}", text(&*panic));
-            // Dropping the payload of a panic may panic too. The payload of that second panic is leaked, because dropping it may panic
-            // again.
+            // Dropping the payload of a panic may panic too. The payload of that second panic is leaked, because dropping it could cause a
+            // third panic.
             if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
                 std::mem::forget(again);
             }

@@ -62,7 +62,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         let early = self.driver.begin_polling();
         let found = self.batches(early, &mut budget);
-        // A call outside of a turn may have queued callbacks. They are made even if there was no completion.
+        // A call outside of a turn may have queued callbacks. They are made here, even if there was no completion.
         self.events();
         // Posting happens here and not only in stage 11, so that replies do not wait for timers and later stages.
         self.post_and_look(&mut budget) || found
@@ -93,8 +93,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Handles the completions of the queues that are ready, while `budget` lasts. Then reports capacity for sends, with `on_writable`.
     /// Returns true if there were completions.
     ///
-    /// `early`: a batch was polled earlier. It is handled regardless of `budget`, because its completions were already removed from the
-    /// queue.
+    /// `early`: a batch was polled earlier. This batch is handled even if `budget` is exceeded, because its completions were already
+    /// removed from the queue.
     #[inline]
     fn batches(&mut self, early: bool, budget: &mut usize) -> bool {
         let any = early || (*budget > 0 && self.driver.next_batch(*budget));
@@ -119,7 +119,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         any
     }
 
-    /// Passes completion `nth` of the batch to the endpoint `number`, which posted its work request.
+    /// Passes completion `nth` of the batch to the endpoint `number`, which posted the completed work request.
     #[cold]
     fn endpoint_completion(&mut self, number: u64, nth: usize) {
         if let Some(&wc) = self.driver.queues().completion(nth).map(|(_, wc)| wc) {

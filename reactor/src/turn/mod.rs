@@ -1,4 +1,4 @@
-//! The loop. It runs one turn, stage by stage, in the order that `docs/loop.md` describes.
+//! The loop of a reactor. It runs turns, each of them stage by stage, in the order that `docs/loop.md` describes.
 
 mod adaptive;
 mod contain;
@@ -44,7 +44,8 @@ pub struct Turn {
     pub more: bool,
 }
 
-/// The parts that a reactor uses. [`Reactor::new`] uses the real ones; a simulation provides its own.
+/// The parts that a reactor uses. [`Reactor::new`] uses the providers that the configuration selects, and the poller and the clock of the
+/// operating system. A simulation provides its own parts.
 #[derive(Debug)]
 pub struct Parts {
     /// The providers that carry the connections, 1 to 8, in the order of preference.
@@ -171,8 +172,8 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
-    /// Returns the operations of a callback, for use outside of a turn. The reactor's descriptor becomes readable, and the next turn
-    /// executes the operations that the program has requested. While a turn is open after [`Reactor::step`], this is
+    /// Returns a context with the operations that a callback has, for use outside of a turn. The reactor's descriptor becomes readable, and
+    /// the next turn executes the operations that the program has requested. While a turn is open after [`Reactor::step`], this is
     /// [`Reactor::quiet_context`].
     pub fn context(&mut self) -> Context<'_> {
         if self.phase == TurnPhase::Open {
@@ -183,11 +184,11 @@ impl<M> Reactor<M> {
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// Returns the same operations as [`Reactor::context`], for a caller that runs a turn before it waits for the descriptor. Requests do
-    /// not make the descriptor readable. A loop of [`Reactor::turn`] with a timeout is such a caller, because a turn posts requests before
-    /// it waits.
+    /// Returns a context with the same operations as that of [`Reactor::context`], but the requested operations do not make the reactor's
+    /// descriptor readable. Only for a caller that runs a turn before it waits for the descriptor. A loop of [`Reactor::turn`] with a
+    /// timeout is such a caller, because a turn posts requests before it waits.
     ///
-    /// While a turn is open after [`Reactor::step`], the time is that of this turn, as in a callback.
+    /// While a turn is open after [`Reactor::step`], the time of the context is that of this turn, as in a callback.
     pub fn quiet_context(&mut self) -> Context<'_> {
         match self.phase {
             TurnPhase::Open => self.driver.resume_turn(),
@@ -202,8 +203,8 @@ impl<M> Reactor<M> {
         self.receiver.commands.handle()
     }
 
-    /// Returns the names of the providers that were used so far, joined by `+`, such as `verbs`, `iwarp` or `verbs+iwarp`. If none was
-    /// used, returns the names of all. The name `shm` stands for connections in shared memory.
+    /// Returns the names of the providers that were used so far, joined by `+`, such as `verbs`, `iwarp` or `verbs+iwarp`. If none was used
+    /// yet, returns the names of all providers. The name `shm` stands for connections in shared memory.
     #[must_use]
     pub fn provider_name(&self) -> String {
         self.driver.providers().name()
@@ -232,11 +233,11 @@ impl<M> Reactor<M> {
     /// drained reactor runs no more turns.
     ///
     /// # Errors
-    /// The poller, or the provider as a whole, has failed. A failed connection is no such error: it is reported to the handler.
-    /// The error loses nothing, and the program may continue with another turn.
+    /// The poller, or a provider as a whole, has failed. If only a connection fails, `run` returns no error: the failure is reported to the
+    /// handler. After an error, nothing is lost, and the program may continue with another turn.
     ///
-    /// [`Error::Panicked`] if a callback has panicked and the program has caught the panic. Then the reactor can only be dropped, see
-    /// [`Config::contain_panics`].
+    /// [`Error::Panicked`] if a callback has panicked and the program has caught the panic. In this case, the reactor can only be dropped,
+    /// see [`Config::contain_panics`].
     pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
         while !self.driver.take_stop() && !self.driver.is_drained() {
             self.turn_once(handler, None)?;
@@ -293,9 +294,9 @@ impl<M> Reactor<M> {
         Ok(turn)
     }
 
-    /// Continues the turn that [`Reactor::step`] has left open, without waiting. Posts the requests that were made since, and handles
-    /// completions that arrive immediately, as a turn does after its callbacks. This takes a fraction of the time of a turn. The turn stays
-    /// open. If no turn is open, begins one.
+    /// Continues the turn that [`Reactor::step`] has left open, without waiting. Posts the requests that were made since [`Reactor::step`]
+    /// returned. Handles completions that arrive immediately, as a turn does after its callbacks. This takes a fraction of the time of a
+    /// turn. The turn stays open. If no turn is open, begins one.
     ///
     /// Example: [`Reactor::step`].
     ///

@@ -123,7 +123,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Runs the second part of stage 9: calls of other threads. They release buffers and regions, or request a stop.
+    /// Runs the second part of stage 9: handles calls of other threads, which release buffers and regions, or request a stop.
     fn calls(&mut self) {
         if self.driver.os().wake.take() {
             self.progressed = true;

@@ -29,7 +29,7 @@ use crate::error::DisconnectReason;
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
-/// The limit on the turns that a test waits until both sides have nothing to do. A test that reaches it fails.
+/// The number of turns in which both sides must complete all their work. If a side still has something to do after that, the test fails.
 const PATIENCE: usize = 20_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +152,7 @@ impl HistoryStep {
     }
 }
 
-/// Returns a message of a hostile peer. Most of these violate the protocol.
+/// Returns a message of a hostile peer. Most of these messages violate the protocol.
 fn hostile(n: usize, m: u64) -> WireBytes {
     let grant = (m >> 8) as u32;
     let near = grant % 64;
@@ -321,8 +321,8 @@ impl History {
         }
     }
 
-    /// Delivers the connection manager's event that the connection has ended, once everything that the peer had sent before has arrived.
-    /// Returns false if there is no such event.
+    /// Delivers the connection manager's event that the connection has ended, if everything that the peer had sent before the end has
+    /// arrived. Returns false if there is nothing to deliver.
     fn end_event(&mut self, end: usize) -> bool {
         let [side, peer] = pair(&mut self.sides, end);
         if side.deliver_end_event() {
@@ -335,8 +335,8 @@ impl History {
         gone && side.ended.is_none()
     }
 
-    /// Runs a turn of the reactor of one side. The device of that side first does everything that it can do. Returns false if neither had
-    /// anything to do.
+    /// Runs a turn of the reactor of one side. The device of that side first does everything that it can do. Returns false if neither the
+    /// reactor nor the device had anything to do.
     fn turn(&mut self, end: usize) -> bool {
         let honest = self.asserts_receives();
         let [side, peer] = pair(&mut self.sides, end);
@@ -522,10 +522,10 @@ fn steps() -> impl Strategy<Value = Vec<HistoryStep>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// The promises hold in any history:
+    /// These promises hold in any history:
     /// - No message is sent without a receive or a credit.
-    /// - Each send ends once, each connection ends once, and no callback follows the last one.
-    /// - Nothing is stuck.
+    /// - Each send ends exactly once, each connection ends exactly once, and no callback follows the one for the end.
+    /// - No send, message or connection waits forever.
     /// - Everything is delivered in order, or the connection has failed.
     /// - An honest peer is never accused of a violation.
     /// - Every buffer is returned.
@@ -555,8 +555,9 @@ fn connected(receive_depth: u32, send_depth: u32) -> History {
     history
 }
 
-/// On some devices, such as iWARP, a disconnect loses everything in flight. There, a side waits with its disconnect until the peer has
-/// received everything and ends the connection. A peer of an older version does not do that, so the side does not wait for it.
+/// On some devices, such as iWARP, a disconnect loses everything in flight. On such a device, a side does not disconnect itself, but waits
+/// until the peer has received everything and disconnects. A peer of an older version does not disconnect, so the side does not wait for
+/// such a peer.
 #[test]
 fn an_end_does_not_overtake_what_was_sent() {
     for (parting, lost) in [(true, 0), (false, 3)] {
@@ -702,7 +703,7 @@ fn a_message_that_moves_slowly_is_not_given_up() {
     }
 }
 
-/// A peer must not report impossible progress. Otherwise it could claim forever that it is fetching a message.
+/// A peer must not report impossible progress. Otherwise the peer could pretend forever that it is fetching a message.
 #[test]
 fn news_of_parts_that_cannot_be_is_refused() {
     const STRIDE: u64 = 4 << 20;
@@ -728,7 +729,8 @@ fn news_of_parts_that_cannot_be_is_refused() {
     }
 }
 
-/// If the greeting of a peer does not announce that it joins fragments, longer messages are offered to it.
+/// The greeting of an older peer does not announce that the peer joins fragments. Messages longer than one buffer are offered to such a
+/// peer.
 #[test]
 fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
     let mut request = connected(16, 8).sides[0].greeting();
@@ -772,8 +774,8 @@ fn parts_that_do_not_belong_together_are_refused() {
     }
 }
 
-/// A peer may grant no credit for the reports that its messages were fetched. At most as many messages of such a peer are fetched and
-/// unreported as the limit of transfers in flight allows.
+/// A peer may grant no credit for the reports that its messages were fetched. The number of its messages that are fetched but not reported
+/// is limited by the limit of transfers in flight.
 #[test]
 fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     let mut history = connected(16, 8);

@@ -135,7 +135,8 @@ impl Side {
             }
             Some(Ok(more)) => match self.said.back_mut() {
                 Some(Said::Message { tag, len }) => {
-                    // If the message was shorter than a tag, its tag is not in one piece, so it is not checked.
+                    // Bytes are added to a message that may be shorter than a tag. The tag of such a message is not contiguous, so the test
+                    // does not check the tag.
                     *tag = if *len < 4 { 0 } else { *tag };
                     *len += more;
                 }
@@ -347,7 +348,7 @@ impl Side {
         }
     }
 
-    /// Decides about an offer. Messages of even lengths are read into the program's memory, the others into the library's.
+    /// Decides about an offer. A message of even length is read into the program's memory, a message of odd length into the library's.
     fn answer(&mut self, offered: Offered) {
         assert!(!self.closed, "{offered:?} after close");
         if offered.len % 2 == 0 && self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) {

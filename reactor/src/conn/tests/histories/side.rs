@@ -144,7 +144,7 @@ pub(super) struct Side {
     pub(super) sends: VecDeque<Option<SendId>>,
     /// The large messages that were offered to the peer and have not ended.
     pub(super) offers: Vec<SendId>,
-    /// The large messages that are being read into memory of the program, with that memory.
+    /// The large messages that are being read into memory of the program, each with that memory.
     pub(super) landings: Vec<(Offered, Region)>,
     /// Everything that was sent and that the peer has not received yet.
     pub(super) said: VecDeque<Said>,
@@ -547,7 +547,7 @@ impl Side {
         !self.starved && self.buffers.shared.is_none() && self.kept.len() + CONTROL_CREDITS as usize + 2 <= depth
     }
 
-    /// Returns true if the program knows the connection: it has opened the connection, or was notified that it is up.
+    /// Returns true if the program knows the connection: the program has opened it, or was notified that it is up.
     pub(super) fn is_known(&self) -> bool {
         self.announced || self.conn.as_ref().is_some_and(Connection::is_active)
     }
