@@ -52,7 +52,7 @@ pub(super) enum Stage {
     Joining,
     /// The connection was up, and is ending.
     Ending,
-    /// The connection was up, and is ending after some fragments of a message have arrived.
+    /// The connection was up, and is ending. Some fragments of a message have arrived, and others have not.
     EndingJoining,
     /// The peer has opened the connection, which is ending, and the peer's hello was not processed. The hello may still arrive, if the peer
     /// sent it before the transport ended.

@@ -89,7 +89,7 @@ impl SendWindow {
 pub(crate) struct InvalidGrant {
     /// The limit in the grant.
     pub(crate) limit: u32,
-    /// The number of messages that the local side had sent, modulo 2^32.
+    /// The number of messages that the local side had sent when the grant arrived, modulo 2^32.
     pub(crate) sent: u32,
 }
 

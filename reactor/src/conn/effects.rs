@@ -65,9 +65,9 @@ pub(crate) struct Arrived {
 /// A message in several buffers of the pool. Its last parts may not have arrived yet.
 #[derive(Debug)]
 pub(crate) struct Fragments {
-    /// The parts in order: the buffer, and the offset at which the part ends in that buffer, in bytes. Each part begins with a header.
+    /// For each part, in order: its buffer, and the offset at which the part ends in that buffer, in bytes. Each part begins with a header.
     pub(crate) parts: Vec<(Buffer, u32)>,
-    /// The length of the parts that have arrived, in bytes.
+    /// The total length of the parts that have arrived, without their headers, in bytes.
     pub(crate) len: usize,
     /// The number of parts that have not arrived.
     pub(crate) following: u32,
@@ -118,7 +118,7 @@ pub(crate) struct Effects {
     pub(crate) actions: VecDeque<(ConnectionId, Action)>,
     /// Connections with work requests to post, without duplicates.
     pub(crate) to_post: Vec<ConnectionId>,
-    /// Connections on which a send was refused, and may be accepted now. The driver checks each of them.
+    /// Connections on which a send was refused. The driver checks for each of them if the send would be accepted now.
     pub(crate) to_ask: VecDeque<ConnectionId>,
     /// Limits the number of log lines that peers can cause.
     pub(crate) log_limit: LogLimit,

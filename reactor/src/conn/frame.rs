@@ -69,7 +69,7 @@ impl MessageKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum HandshakePart {
-    /// Handshake bytes. The sender's next message may be unencrypted too.
+    /// Handshake bytes, but not the last ones. The sender's next message is also unencrypted.
     More = 0,
     /// The last handshake bytes, possibly none. The sender has accepted its peer, and encrypts all later messages.
     Last = 1,
@@ -135,7 +135,7 @@ impl FrameHeader {
             .then_some(Self { kind: MessageKind::Fragment, grant: (word >> 32) as u32 })
     }
 
-    /// Returns the number of fragments that follow this one, from its header.
+    /// Returns the number of fragments that follow a fragment. Its header contains this number.
     pub(crate) fn following(message: &[u8]) -> u32 {
         message.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) >> 8)
     }

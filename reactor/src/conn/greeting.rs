@@ -21,7 +21,7 @@ const PARTING: u8 = 8;
 const WAITING: u8 = 64;
 /// The feature bit of a side that accepts tags in offers, and refusals of its own offers.
 const LANDINGS: u8 = 128;
-/// The position of the two feature bits that encode the [`SecurityMode`] of a side, as a number.
+/// The position of the two feature bits that contain the number of the [`SecurityMode`] of a side.
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
 /// The reject reason for a different security mode is encoded as this number plus the number of the mode that the rejecting side uses.

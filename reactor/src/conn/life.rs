@@ -48,7 +48,8 @@ impl Connection {
         self.rx = ReceiveWindow::new(window);
     }
 
-    /// Sets the window to `depth`, the number of receives that were posted first. The greeting grants these to the peer.
+    /// Sets the window to `depth`, the number of receives that were posted when the queue pair was created. The greeting grants these
+    /// receives to the peer.
     pub(crate) const fn grant_initial(&mut self, depth: u32) {
         self.rx = ReceiveWindow::new(depth);
     }
@@ -483,7 +484,7 @@ impl Connection {
             DisconnectCause::Local if !matches!(self.state, State::Closing(_)) => {
                 Evidence::Decided(DisconnectReason::Local { complete: false })
             }
-            // In `Closing`, the local side has disconnected only because the queues were flushed: the peer had ended the connection.
+            // `Local` in `Closing`: the local side has disconnected only to flush its queues, after the peer had ended the connection.
             DisconnectCause::Local | DisconnectCause::Peer => Evidence::Disconnected(self.framing),
             DisconnectCause::Truncated => Evidence::Truncated,
             DisconnectCause::TerminatedByPeer(what) => Evidence::Terminated(what),

@@ -224,7 +224,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the buffers of the posted receives to the pool. The queue pair must be destroyed.
+    /// Returns the buffers of the posted receives to the pool. The caller has destroyed the queue pair.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
         if let ReceiveSource::Own { posted, .. } = &mut self.source {
             posted.drain(..).for_each(|buffer| pool.give(buffer.done()));
@@ -304,7 +304,8 @@ impl Connection {
         true
     }
 
-    /// Requests the next steps after a message: a check of a refused send, and a flush if there is something to post.
+    /// Requests the steps that follow a message: a check if a refused send would be accepted now, and a flush if there is something to
+    /// post.
     #[inline]
     fn after_message(&mut self, env: &mut Env<'_>) {
         if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {

@@ -41,7 +41,7 @@ enum SendRole {
 /// A send in the queue.
 #[derive(Debug)]
 pub(crate) struct SendQueueEntry {
-    /// The buffer with the message, or with its header only if the payload is in a region.
+    /// The buffer with the message. If the payload is in a region, the buffer contains only the header.
     buffer: Option<Posted>,
     role: SendRole,
     /// The number of regions that the send uses. The holds of the oldest send are the first in `holds`. 0 for a piece of a list, because
@@ -714,7 +714,7 @@ impl Connection {
         Some(send)
     }
 
-    /// Queues a message whose payload is already in a buffer, behind space for the header.
+    /// Queues a message from a buffer that contains space for the header, followed by the payload.
     pub(crate) fn send_filled(
         &mut self,
         len: usize,
@@ -1038,8 +1038,8 @@ impl Connection {
         self.sends.chain()
     }
 
-    /// Returns the kind of the control message that must be sent now, if one is due. A message in the chain makes a pong or a grant
-    /// unnecessary.
+    /// Returns the kind of the control message that must be sent now, or `None` if none is due. A message in the chain makes a pong or a
+    /// separate grant unnecessary.
     #[inline]
     fn due_control(&self) -> Option<MessageKind> {
         let carried = self.sends.has_carrier();

@@ -158,8 +158,8 @@ impl Transfers {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
     }
 
-    /// Returns true if a message that arrives now must wait until an earlier message is complete, which is being fetched, or whose
-    /// fragments have not all arrived.
+    /// Returns true if a message that arrives now must wait for an earlier message: one that is being fetched, or one of which some
+    /// fragments have not arrived.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.held.is_empty() || active.joining.is_some())

@@ -77,8 +77,8 @@ fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Resul
 /// Returns the settings of the embedded provider. Each setting that the program has not set gets the value of the reactor's setting.
 fn settings(config: &Config) -> IwarpConfig {
     let mut settings = config.iwarp.clone();
-    // The reactor limits the handshakes in progress itself. The limit of the embedded provider must not be lower, because it evicts
-    // connections that are still silent.
+    // The reactor itself limits the handshakes in progress. The limit of the embedded provider must not be lower. Otherwise the embedded
+    // provider would evict connections that the reactor permits.
     settings.max_handshakes = settings.max_handshakes.max(config.max_pending as usize);
     settings.allowed_peers = settings.allowed_peers.or_else(|| config.allowed_peers.clone());
     settings.max_handshakes_per_peer = settings.max_handshakes_per_peer.or(config.max_handshakes_per_peer);

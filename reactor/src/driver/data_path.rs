@@ -97,7 +97,7 @@ impl Driver {
 
     // Posting.
 
-    /// Posts the work requests of all connections that were collected in this turn.
+    /// Posts the work requests that connections have collected in this turn.
     #[inline]
     pub(crate) fn flush(&mut self) {
         if self.config.shared_receives.is_some() {

@@ -38,8 +38,8 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Counts a completion. Returns false if the connection has used up its limits in this turn. Its first completion of a turn is always
-    /// allowed.
+    /// Counts a completion. Returns false if the connection has used up its limits in this turn. The first completion of a connection in a
+    /// turn is always allowed.
     #[inline]
     fn take(&mut self, wc: &WorkCompletion, limits: &TurnLimits) -> bool {
         if self.turn != limits.turn {

@@ -326,7 +326,7 @@ impl Driver {
         self.effects.arrived.take()
     }
 
-    /// Returns the next callback of a connection. `None` if none is pending.
+    /// Returns the next pending callback, with the id of its connection. `None` if no callback is pending.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
         self.effects.next_event()
@@ -425,7 +425,7 @@ impl Driver {
         Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if the buffers of this channel belong to the reactor.
+    /// Returns true if the buffers of this channel are those of a device of this reactor.
     pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
         self.devices.owns_buffers_of(channel)
     }

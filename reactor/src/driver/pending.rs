@@ -10,7 +10,8 @@ use rdma_transport::newcomers::{Host, NewcomerEntry, Newcomers, Ticket};
 
 use crate::id::ConnectionId;
 
-/// The time for which a new connection is protected from eviction, unless its host uses more slots than the host of the newcomer.
+/// A connection is not evicted until it is older than this, unless its host uses more slots than the host of the connection that needs a
+/// slot.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The slot that a connection uses while it is not up.

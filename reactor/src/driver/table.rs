@@ -171,7 +171,7 @@ impl ConnectionTable {
         entry.id
     }
 
-    /// Gives a connection that a peer opened a slot among those that are not up.
+    /// Assigns one of the slots for connections that are not up to a connection that a peer has opened.
     pub(super) fn add_pending(&mut self, id: ConnectionId, now: Instant) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         slot.link.waits = Some(self.pending.add(id, Host::of(slot.conn.peer().ip()), now));

@@ -113,8 +113,8 @@ pub enum SecurityError {
 
 /// Returns `true` if a character of untrusted text controls a terminal, changes the direction of text, or is invisible by itself.
 pub(crate) fn is_hidden(c: char) -> bool {
-    // `escape_debug` escapes characters that cannot be printed with more than two characters. Quotation marks are escaped with two, and
-    // stay visible.
+    // `escape_debug` replaces a character that cannot be printed by more than two characters. It replaces a quotation mark by two
+    // characters, so quotation marks do not count as hidden.
     c.is_control() || c.escape_debug().len() > 2
 }
 

@@ -1,4 +1,4 @@
-//! Makes the callbacks of the program. No other file does.
+//! Makes the callbacks of the program. No other file makes them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -112,8 +112,8 @@ enum TurnPhase {
     Outside,
     /// [`Reactor::step`] has run a turn and has left it open.
     Open,
-    /// A turn is running. If a panic has ended a turn early, the phase stays so, because nothing is known about the work that the turn has
-    /// not done.
+    /// A turn is running. If a panic has ended a turn early, the phase stays `Inside`, because nothing is known about the work that the
+    /// turn has not done.
     Inside,
 }
 

@@ -15,7 +15,7 @@ use crate::seam::poller::{Edge, give_way};
 /// doubles, up to [`Config::look_interval`](crate::Config::look_interval).
 const FIRST: u32 = 20;
 
-/// The number of times that the queues are polled in vain between two readings of the clock.
+/// The number of rounds of polling, without a completion, between two readings of the clock.
 const ROUNDS: u32 = 8;
 
 /// If polling finds no completion for this time, the thread yields its processor, because the peer may be waiting for the same processor.

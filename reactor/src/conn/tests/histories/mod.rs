@@ -379,7 +379,7 @@ impl History {
         }
     }
 
-    /// Ends the history. Nothing may be stuck, both connections must end, and all buffers must return to their pools.
+    /// Ends the history. No message may wait forever, both connections must end, and all buffers must return to their pools.
     fn end(mut self) {
         for end in 0..2 {
             self.establish(end);
