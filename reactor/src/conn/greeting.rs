@@ -26,7 +26,8 @@ const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
 /// The reject reason for a different security mode is encoded as this number plus the number of the mode that the rejecting side uses.
 const SECURITY: u8 = 5;
-/// The encoded reject reason of a draining reactor. The numbers from `SECURITY` up to this one, but without it, encode the security modes.
+/// The encoded reject reason of a draining reactor. The smaller numbers, from `SECURITY` on, encode the reason of a different security
+/// mode.
 const DRAINING: u8 = 8;
 const GREETING_LEN: usize = 20;
 

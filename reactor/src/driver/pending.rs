@@ -95,7 +95,7 @@ impl PendingConnections {
             of_largest
         } else if self.is_slow(&of_all) && !(is_majority && own == most) {
             // `of_all` may be a connection of any host. It is not chosen if the host of the new connection already uses more than half of
-            // the slots, and no other host uses more.
+            // the slots.
             of_all
         } else if has_more {
             of_largest

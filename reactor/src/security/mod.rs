@@ -174,8 +174,8 @@ impl Security {
         }
     }
 
-    /// Starts a handshake. The handshake succeeds only if both sides pass the same `context`. So it verifies data that was exchanged
-    /// before, if both sides pass this data as `context`.
+    /// Starts a handshake. The handshake succeeds only if both sides pass the same `context`. So it verifies that data which was exchanged
+    /// before, and which both sides pass as `context`, was not changed in transit.
     pub(crate) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<Box<dyn Handshake>, SecurityError> {
         match self {
             Self::Plain => {

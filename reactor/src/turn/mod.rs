@@ -185,8 +185,8 @@ impl<M> Reactor<M> {
     }
 
     /// Returns a context with the same operations as that of [`Reactor::context`], but the requested operations do not make the reactor's
-    /// descriptor readable. Only for a caller that runs a turn before it waits for the descriptor. A loop of [`Reactor::turn`] with a
-    /// timeout is such a caller, because a turn posts requests before it waits.
+    /// descriptor readable. So the caller must run a turn before it waits for the descriptor. A loop of [`Reactor::turn`] with a timeout
+    /// does so, because a turn posts requests before it waits.
     ///
     /// While a turn is open after [`Reactor::step`], the time of the context is that of this turn, as in a callback.
     pub fn quiet_context(&mut self) -> Context<'_> {
