@@ -14,11 +14,11 @@ use super::reply::{CallResult, Reply};
 use crate::DisconnectReason;
 use crate::call::{AnswerError, CallError, CallId, RefusedCall, RequestId};
 
-/// The calls of a connection: those that the local side makes, and those that it serves. `AsyncCalls::from(conn)` turns a connection into
-/// one that carries only calls, until the connection ends. The peer must use the connection for calls, too, and neither side may send
-/// other messages. Any number of tasks may use the calls of one connection, each with a clone of the `AsyncCalls`. When the last clone and
-/// the last handle of the connection are dropped, the connection is closed. It stays open until every request that a task holds is answered
-/// or dropped.
+/// The calls of a connection: the calls that the local side makes, and the requests of the peer that the local side answers.
+/// `AsyncCalls::from(conn)` turns a connection into one that carries only calls, until the connection ends. The peer must use the
+/// connection for calls, too, and neither side may send other messages. Any number of tasks may use the calls of one connection, each with
+/// a clone of the `AsyncCalls`. When the last clone and the last handle of the connection are dropped, the connection is closed. If tasks
+/// still hold requests of the peer, the connection stays open until the tasks have answered or dropped them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -87,7 +87,7 @@ impl AsyncCalls {
         &self.conn
     }
 
-    /// Makes a call, and waits for the answer, at most `within`. Returns the payload of the answer. The call is made when the future is
+    /// Makes a call, waits for the answer for at most `within`, and returns the payload of the answer. The call is made when the future is
     /// first polled. If the connection has no room for the request, the request is queued. If the future is dropped, the call is cancelled.
     ///
     /// Example: [`AsyncCalls`].
@@ -103,9 +103,9 @@ impl AsyncCalls {
         poll_fn(|task| wait.poll(task)).await
     }
 
-    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival, without those whose
-    /// callers do not wait any more. If several tasks wait, the first one gets the next request. [`crate::call::CallLimits`] limits the
-    /// number of requests that have arrived and that no task has received.
+    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival. A request is skipped if
+    /// its caller has stopped waiting. If several tasks wait, the task that has waited longest gets the next request.
+    /// [`crate::call::CallLimits`] limits the number of arrived requests that no task has received yet.
     ///
     /// Example: [`AsyncCalls`].
     ///
@@ -123,7 +123,7 @@ impl AsyncCalls {
     }
 }
 
-/// The wait of a task for the end of a call. Dropping it before the call has ended cancels the call.
+/// The state of a task that waits for the end of a call. If it is dropped before the end, the call is cancelled.
 struct CallWait<'a> {
     core: &'a Rc<Core>,
     reply: Rc<Reply>,
@@ -143,7 +143,8 @@ impl CallWait<'_> {
 impl Drop for CallWait<'_> {
     fn drop(&mut self) {
         if let Some(call) = self.call {
-            // Dropping a waker may drop its task, whose destructors may use this reactor. So the waker outlives the borrows below.
+            // Dropping a waker may drop its task, whose destructors may use this reactor. So `waker` is taken here, and is dropped only
+            // after `run_or_defer`, which borrows the reactor.
             let waker = self.reply.take_waker();
             self.core.run_or_defer(DropAction::CancelCall(call));
             drop(waker);
@@ -151,11 +152,12 @@ impl Drop for CallWait<'_> {
     }
 }
 
-/// A request of a peer. It dereferences to its payload. The task that receives a request may keep it, or pass it to another task, which
-/// answers it. If the request is dropped without an answer, its caller gets [`CallError::Unanswered`].
+/// A request of a peer. An `AsyncRequest` dereferences to the payload of the request. The task that receives a request may keep it, or pass
+/// it to another task, which answers it. If the `AsyncRequest` is dropped without an answer, the caller at the peer gets
+/// [`CallError::Unanswered`].
 pub struct AsyncRequest {
     core: Rc<Core>,
-    /// The id; `None` once the request was answered.
+    /// The id of the request; `None` once the request was answered.
     id: Option<RequestId>,
     payload: Vec<u8>,
 }
@@ -186,8 +188,8 @@ impl AsyncRequest {
         self.core.with(|cx, handler| handler.calls.answer(cx, id, payload))
     }
 
-    /// Returns the time for which the caller still waits for the answer. Returns `None` if the caller does not wait any more, as
-    /// [`crate::call::Calls::time_left`] does.
+    /// Returns the time that is left until the caller stops waiting for the answer. Returns `None` if the caller has already stopped
+    /// waiting: see [`crate::call::Calls::time_left`].
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.core.with(|cx, handler| handler.calls.time_left(cx, self.id?))

@@ -19,15 +19,15 @@ use crate::{
 };
 
 /// A connection of an [`super::AsyncReactor`]. Clones share the connection, so that one task can send while another receives. When the last
-/// clone is dropped, the reactor sends the accepted messages, then closes the connection. The reactor needs further turns for that: at the
-/// end of a program, [`super::AsyncReactor::shutdown`] takes them.
+/// clone is dropped, the reactor sends the accepted messages, then closes the connection. The reactor needs further turns for that. At the
+/// end of a program, call [`super::AsyncReactor::shutdown`], which takes these turns.
 #[derive(Clone)]
 pub struct AsyncConnection {
     hold: Rc<Connection_OneThreadOnly_UseSpawnLocal>,
 }
 
-/// The part that all clones of an [`AsyncConnection`] share. Dropping it closes the connection. The compiler prints the name of this type
-/// if the program moves a connection to another thread: therefore the name contains the remedy.
+/// The part that all clones of an [`AsyncConnection`] share. Dropping it closes the connection. If a program moves a connection to another
+/// thread, the compiler's error prints the name of this type: so the name says what to do instead.
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
 struct Connection_OneThreadOnly_UseSpawnLocal {
     core: Rc<Core>,
@@ -46,7 +46,7 @@ impl fmt::Debug for AsyncConnection {
     }
 }
 
-/// The error of a read, a write or another operation whose completion a task has waited for.
+/// The reason why an operation, such as an RDMA Read, has failed whose completion a task has waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OperationError {
@@ -130,8 +130,8 @@ impl AsyncConnection {
         })
     }
 
-    /// Returns `None` if [`AsyncConnection::try_send`] may attempt to send a message of `len` bytes. Returns the reason for its
-    /// `WouldBlock` if the waiting tasks need the room.
+    /// Returns `None` if [`AsyncConnection::try_send`] may attempt to send a message of `len` bytes. Returns a reason if the waiting tasks
+    /// need the room: `try_send` then fails with `WouldBlock` and that reason.
     fn refusal(&self, cx: &Context<'_>, len: usize) -> Option<Blocked> {
         let state = self.shared().state.borrow();
         if state.room_waiters.is_empty() {
@@ -141,8 +141,9 @@ impl AsyncConnection {
         state.room_waiters.refusal(need, FreeRoom::of(cx, self.id()))
     }
 
-    /// Attempts an operation that needs room on the connection. If the task must wait for the room, adds the task to one of the queues of
-    /// [`super::room_waiters`], and returns `Pending`. `ticket` is the position of the task in its queue; `None` while it is in no queue.
+    /// Attempts the operation `act`, which needs room on the connection. If the task must wait for room, puts the task into one of the
+    /// queues of [`super::room_waiters`], and returns `Pending`. `ticket` is the position of the task in that queue; it is `None` while the
+    /// task is in no queue.
     pub(super) fn attempt<R>(
         &self,
         task: &Task<'_>,
@@ -166,15 +167,16 @@ impl AsyncConnection {
         }
     }
 
-    /// Returns true if a task must wait before its next attempt. A task with a ticket waits until it is notified. A task without a ticket
-    /// is added to a queue, unless the connection has more room than the tasks in the queues need.
+    /// Returns true if a task must wait before its next attempt. A task with a ticket must wait until it is notified. A task without a
+    /// ticket must wait if the tasks in the queues need all the room of the connection. It is added to a queue in this case.
     #[cold]
     fn must_wait(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind) -> bool {
         if let Some(ticket) = ticket {
             let mut state = self.shared().state.borrow_mut();
             let old = state.room_waiters.set_waker(ticket, task.waker());
             let waits = !state.room_waiters.is_notified(ticket);
-            // Dropping a waker may drop its task, whose destructors may use this reactor. So the borrow of the state ends first.
+            // Dropping a waker may drop its task, whose destructors may use this reactor. So the borrow `state` ends before the waker `old`
+            // is dropped.
             drop(state);
             drop(old);
             return waits;
@@ -193,7 +195,7 @@ impl AsyncConnection {
         })
     }
 
-    /// Queues a task whose attempt was refused. Then notifies other tasks, for which there may be room because they need less.
+    /// Queues a task whose attempt was refused. Then notifies other tasks that need less room, if the connection has enough room for them.
     #[cold]
     fn wait_for_room(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind, why: Blocked) {
         self.core().with(|cx, handler| {
@@ -204,8 +206,8 @@ impl AsyncConnection {
         });
     }
 
-    /// Removes a task from the queues of tasks that wait for room. If the task was notified, the next tasks get the room that it has not
-    /// used.
+    /// Removes a task from the queue in which it waits for room. If the task was notified, the next tasks are notified instead, if the
+    /// connection has room for them.
     #[inline]
     pub(super) fn stop_waiting(&self, ticket: &mut Option<Ticket>) {
         if let Some(ticket) = ticket.take() {
@@ -244,7 +246,7 @@ impl AsyncConnection {
         message.map(|message| Received::new(Rc::clone(self.core()), message)).ok_or_else(|| self.end())
     }
 
-    /// Returns the reason for the end of a connection that has ended.
+    /// Returns the reason why the connection has ended. Call this only after the end of the connection.
     pub(super) fn end(&self) -> DisconnectReason {
         let state = self.shared().state.borrow();
         state.end.as_ref().map_or(DisconnectReason::Local { complete: false }, reason)
@@ -252,7 +254,7 @@ impl AsyncConnection {
 
     // Operations on remote memory.
 
-    /// Registers memory, as [`Context::register`] does. On a device this call may block.
+    /// Registers memory, as [`Context::register`] does. If the connection uses a hardware device, this call may block.
     ///
     /// ```
     /// use rdma_reactor::aio::AsyncConnection;
@@ -314,9 +316,9 @@ impl AsyncConnection {
         self.perform(AttemptKind::Operation, |cx| cx.write(self.id(), remote, local, range.clone())).await
     }
 
-    /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. `begin` requests the operation. If it fails with
-    /// `WouldBlock`, it is called again when the connection may have room for the operation. Dropping the future has the same effect as
-    /// with [`AsyncConnection::read`].
+    /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. The closure `begin` requests the operation. If
+    /// `begin` fails with `WouldBlock`, it is called again when the connection may have room for the operation. Dropping the future has the
+    /// same effect as with [`AsyncConnection::read`].
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -357,7 +359,7 @@ impl AsyncConnection {
         }
     }
 
-    /// Reads or writes a list of pieces, and waits for the end of the transfer. The wait takes at most the time that `options` allow, plus
+    /// Reads or writes a list of pieces, and waits for the end of the transfer. The wait takes at most the time limit of `options` plus
     /// `Timeouts::flush`. If the future is dropped, the transfer is cancelled: no more pieces are posted. Until the posted pieces have
     /// completed, the program cannot access their bytes in the regions.
     ///
@@ -395,7 +397,7 @@ impl AsyncConnection {
         self.core().with(|cx, _| cx.close(self.id()));
     }
 
-    /// Ends the connection immediately. Messages that are not sent are lost, and the peer sees [`DisconnectReason::Lost`].
+    /// Ends the connection immediately. Messages that are not yet sent are lost, and the peer sees [`DisconnectReason::Lost`].
     pub fn abort(&self) {
         self.core().with(|cx, _| cx.abort(self.id()));
     }
@@ -406,8 +408,8 @@ impl AsyncConnection {
     }
 }
 
-/// Converts an end to the reason that the program gets. The program has a handle only of a connection that was established, so
-/// `ConnectFailed` is not expected.
+/// Converts the recorded end of a connection to the [`DisconnectReason`] that the program gets. The program has handles only of connections
+/// that were established, so `ConnectFailed` is not expected here.
 fn reason(end: &EndReason) -> DisconnectReason {
     match end {
         EndReason::Disconnected(reason) => reason.clone(),
@@ -415,7 +417,7 @@ fn reason(end: &EndReason) -> DisconnectReason {
     }
 }
 
-/// The wait of a task for room. Dropping it removes the task from its queue.
+/// The state of a task that waits for room on a connection. Dropping it removes the task from its queue.
 struct RoomWait<'a> {
     conn: &'a AsyncConnection,
     ticket: Option<Ticket>,
@@ -446,7 +448,7 @@ impl Drop for RoomWait<'_> {
     }
 }
 
-/// The wait of a task for the completion of an operation.
+/// The state of a task that waits for the completion of an operation.
 struct OperationWait<'a> {
     shared: &'a SharedConnection,
     sequence: u64,
@@ -474,13 +476,13 @@ impl<'a> OperationWait<'a> {
 impl Drop for OperationWait<'_> {
     fn drop(&mut self) {
         let gone = self.shared.state.borrow_mut().operations.remove(&self.sequence);
-        // `gone` contains a waker. Dropping a waker may drop its task, whose destructors may use this reactor. So no `RefCell` is borrowed
-        // here.
+        // `gone` contains a waker. Dropping a waker may drop its task, whose destructors may use this reactor. So `gone` is dropped here,
+        // where no `RefCell` is borrowed.
         drop(gone);
     }
 }
 
-/// The wait of a task for the end of a transfer. Dropping it before the end cancels the transfer.
+/// The state of a task that waits for the end of a transfer. If it is dropped before the transfer has ended, the transfer is cancelled.
 struct TransferWait<'a> {
     conn: &'a AsyncConnection,
     transfer: TransferId,
@@ -508,8 +510,8 @@ impl<'a> TransferWait<'a> {
 
 impl Drop for TransferWait<'_> {
     fn drop(&mut self) {
-        // `gone` contains a waker. Dropping a waker may drop its task, whose destructors may use this reactor. So `gone` outlives the
-        // borrow of the state.
+        // `gone` contains a waker. Dropping a waker may drop its task, whose destructors may use this reactor. So `gone` is dropped only
+        // after the borrow of `state` has ended.
         let gone = self.conn.shared().state.borrow_mut().transfers.remove(&self.transfer);
         if gone.is_some() {
             self.conn.core().run_or_defer(DropAction::CancelTransfer(self.conn.id(), self.transfer));
@@ -518,11 +520,11 @@ impl Drop for TransferWait<'_> {
     }
 }
 
-/// A received message, in the registered buffer in which it arrived. Dropping it releases the buffer, and the peer gets a credit to send
-/// another message.
+/// A received message, in the registered buffer in which it arrived. Dropping a `Received` releases the buffer, so that the peer gets a
+/// credit for another message.
 pub struct Received {
     core: Rc<Core>,
-    /// The message; `None` once it was detached.
+    /// The message; `None` once [`Received::detach`] has taken it.
     message: Option<DetachedMessage>,
 }
 

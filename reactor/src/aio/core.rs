@@ -1,4 +1,4 @@
-//! The reactor and its handler, which all futures of a thread share.
+//! The shared part of an [`super::AsyncReactor`]: the reactor and its handler. All futures of the reactor use it.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
@@ -10,36 +10,36 @@ use super::turns::{PendingTurn, Turns};
 use crate::call::{CallId, RequestId};
 use crate::{ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, TimerId, TransferId, Turn};
 
-/// The action of a destructor, such as to close the connection of a dropped handle. If the reactor is borrowed when the value is dropped,
-/// the action is deferred until the next turn.
+/// The action of a destructor. For example, the destructor of the last handle of a connection closes the connection. If the reactor is
+/// borrowed while the destructor runs, the action is deferred until the next turn.
 #[derive(Debug)]
 pub(super) enum DropAction {
     Close(ConnectionId),
     StopListening(ListenerId),
-    /// Notifies the next tasks that wait for room, because a notified task was dropped before it used its room.
+    /// Notifies the next tasks that wait for room on this connection, because a notified task has left its queue.
     NotifyWaiters(ConnectionId),
     CancelTimer(TimerId),
     CancelTransfer(ConnectionId, TransferId),
     CancelCall(CallId),
-    /// Dismisses a request that was dropped without an answer.
+    /// Ends a request that was dropped without an answer: its caller gets `CallError::Unanswered`.
     Dismiss(RequestId),
-    /// Refuses the peers that wait for approval on a listener, and all that arrive later.
+    /// Refuses the peers that wait for approval on a listener, and all peers that arrive there later.
     RefusePeers(ListenerId),
     /// Refuses a peer whose `PendingPeer` was dropped.
     RefusePeer(ConnectionId),
 }
 
-/// The reactor and its handler, see the [module](self). A waker may run code of the program, which may use the reactor. So wakers are
-/// called only while `inner` is not borrowed.
+/// The shared reactor and its handler. Wakers are called only while the field `inner` is not borrowed, because a waker may run code of the
+/// program, and that code may use the reactor.
 pub(super) type Core = OneThreadOnly_UseSpawnLocal;
 
-/// The shared reactor. It is not `Send`, so the compiler prints this name if a program passes a future of this module to a function that
-/// may run it on another thread, such as `tokio::spawn`.
+/// The shared reactor. This type is not `Send`. If a program passes a future of this module to a function that may run it on another
+/// thread, such as `tokio::spawn`, the compiler's error prints the name of this type: so the name says what to do instead.
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
 pub(super) struct OneThreadOnly_UseSpawnLocal {
     inner: RefCell<Inner>,
     deferred: RefCell<Vec<DropAction>>,
-    /// The waker of the task that takes the reactor's turns. Set while that task waits in `TurnRequested`.
+    /// The waker of the task that takes the reactor's turns: `Some` while that task waits in `TurnRequested`, and `None` otherwise.
     pub(super) driver: Cell<Option<Waker>>,
     turns: Cell<Turns>,
 }
@@ -65,7 +65,7 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Changes the state of the turns, and returns the result of `change`.
+    /// Calls `change` with the state of the turns, stores the changed state, and returns the result of `change`.
     #[inline]
     pub(super) fn turns<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
         let mut turns = self.turns.get();
@@ -74,14 +74,14 @@ impl OneThreadOnly_UseSpawnLocal {
         result
     }
 
-    /// Calls `act` with the reactor, and returns the result. Unlike `with`, this requests no turn.
+    /// Calls `act` with the reactor, and returns the result of `act`. Unlike `with`, this function requests no turn.
     pub(super) fn reactor<R>(&self, act: impl FnOnce(&mut Reactor) -> R) -> R {
         act(&mut self.inner.borrow_mut().reactor)
     }
 
-    /// Ends `AsyncReactor::run`: closes its last turn, and makes the reactor's descriptor readable. The next driver then takes a turn,
-    /// which carries out the last requests of the tasks. If the reactor is borrowed, which is possible during a panic, only the state
-    /// changes.
+    /// Ends `AsyncReactor::run`: closes the last turn of `run`, and makes the reactor's descriptor readable. So the next driver takes a
+    /// turn, which carries out the last requests of the tasks. If the reactor is borrowed, which is possible during a panic, this function
+    /// only records that `run` has ended.
     pub(super) fn end_run(&self) {
         self.turns(Turns::end_run);
         if let Ok(mut inner) = self.inner.try_borrow_mut() {
@@ -102,8 +102,8 @@ impl OneThreadOnly_UseSpawnLocal {
         if self.turns(Turns::request) {
             return act(&mut reactor.quiet_context(), handler);
         }
-        // If a task drives the reactor, waking the task is enough: it takes a turn. That saves the system call that makes the descriptor
-        // readable.
+        // If a task drives the reactor, waking that task is enough: the task then takes a turn. This saves the system call that would make
+        // the descriptor readable.
         let Some(driver) = self.driver.take() else { return act(&mut reactor.context(), handler) };
         let result = act(&mut reactor.quiet_context(), handler);
         drop(inner);
@@ -111,8 +111,8 @@ impl OneThreadOnly_UseSpawnLocal {
         result
     }
 
-    /// Releases a message: its buffer returns to the connection immediately. If the reactor is borrowed, nothing happens here: the buffer
-    /// returns in the next turn after the caller drops the message.
+    /// Releases a message: its receive buffer returns to the connection immediately. If the reactor is borrowed, the message stays in
+    /// `message`. When the caller then drops `message`, the buffer returns in the next turn.
     #[inline]
     pub(super) fn release(&self, message: &mut Option<DetachedMessage>) {
         if let Ok(inner) = self.inner.try_borrow_mut() {
@@ -120,7 +120,7 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Runs the action of a destructor: immediately, or before the next turn if the reactor is borrowed.
+    /// Runs the action of a destructor immediately. If the reactor is borrowed, defers the action until the next turn.
     pub(super) fn run_or_defer(&self, action: DropAction) {
         match self.inner.try_borrow_mut() {
             Ok(inner) => self.lend(inner, |cx, handler| run_drop_action(cx, handler, action)),
@@ -128,12 +128,12 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Takes one turn, and wakes the tasks that it has notified. These tasks most likely send or request something. If the driver is a
-    /// task, the turn therefore stays open ([`Reactor::step`]): the next call carries out their requests and closes the turn, which costs
-    /// less than a new turn.
+    /// Takes one turn, and wakes the tasks that were notified. These tasks most likely request operations, such as sends. So if a task
+    /// drives the reactor, the turn stays open ([`Reactor::step`]): the next call of this function carries out the requests of the woken
+    /// tasks, and closes the turn. That costs less than a new turn.
     pub(super) fn turn(&self, timeout: Option<Duration>) -> Result<Turn, Error> {
         self.advance(|reactor, handler, pending| {
-            // If tasks were notified between turns, the turn must not sleep.
+            // If a task was notified since the last turn, this turn must not block.
             let timeout = if handler.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
             let rest = pending == PendingTurn::Rest && timeout == Some(Duration::ZERO);
             let mut turn = if rest { reactor.resume(handler)? } else { reactor.step(handler, timeout)? };
@@ -145,8 +145,9 @@ impl OneThreadOnly_UseSpawnLocal {
         })
     }
 
-    /// Takes one turn of `AsyncReactor::run`. First carries out the requests that tasks have made since the last turn. Then the turn waits
-    /// for events if `idle` is true, that is, if `run`'s future was not woken, and if no task was notified meanwhile.
+    /// Takes one turn of `AsyncReactor::run`. First carries out the requests that tasks have made since the last turn. Then polls for
+    /// events. The poll blocks only if `idle` is true and no task was notified meanwhile. `idle` is true if the future that `run` polls was
+    /// not woken.
     pub(super) fn turn_of_run(&self, idle: bool) -> Result<(), Error> {
         self.advance(|reactor, handler, pending| {
             if pending != PendingTurn::Nothing {
@@ -167,7 +168,8 @@ impl OneThreadOnly_UseSpawnLocal {
         self.advance(|reactor, handler, _| reactor.shutdown(handler, deadline))
     }
 
-    /// Runs the deferred actions of destructors, then `act`, then wakes the tasks that both have notified. Returns the result of `act`.
+    /// Runs the deferred actions of destructors, and then `act`. Then wakes the tasks that the actions and `act` have notified. Returns the
+    /// result of `act`.
     fn advance<R>(&self, act: impl FnOnce(&mut Reactor, &mut TaskHandler, PendingTurn) -> R) -> R {
         loop {
             let Some(action) = self.deferred.borrow_mut().pop() else { break };
@@ -183,8 +185,9 @@ impl OneThreadOnly_UseSpawnLocal {
             (result, std::mem::take(&mut handler.ready))
         };
         ready.drain(..).for_each(Waker::wake);
-        // The empty list is put back, so that the next turn uses its memory again. It must not replace a list with wakers: a waker that
-        // was just woken may have dropped a cancelled task, whose turn passed to the next task. The next turn wakes that task.
+        // Put back the empty vector, so that the next turn reuses its memory. If the current vector already contains wakers, keep the
+        // current one: a waker that was just called may have dropped a notified task, and the next task was notified instead. The next turn
+        // wakes that task.
         let notified = &mut self.inner.borrow_mut().handler.ready;
         if notified.is_empty() {
             *notified = ready;

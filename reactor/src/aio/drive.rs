@@ -9,9 +9,9 @@ use tokio::io::unix::AsyncFd;
 use super::AsyncReactor;
 use crate::Error;
 
-/// Takes the turns of a reactor as a task of tokio, beside the other tasks of the thread, until the reactor is drained. Use it in a
+/// Takes the turns of a reactor as a task of tokio, beside the other tasks of the thread, until the reactor is drained. Use `drive` in a
 /// single-threaded runtime, with tasks of `tokio::task::spawn_local`. For multi-threaded runtimes there is [`crate::threaded`]. If the
-/// future is dropped, the connections stall until the program takes turns in another way.
+/// future is dropped, the connections stall until the program takes turns itself, for instance with [`AsyncReactor::run`].
 ///
 /// ```
 /// use rdma_reactor::aio::{AsyncReactor, drive};
@@ -35,7 +35,7 @@ use crate::Error;
 /// ```
 ///
 /// # Errors
-/// As [`crate::Reactor::run`]; [`Error::Poll`] if the process has no descriptors left.
+/// As [`crate::Reactor::run`]; [`Error::Poll`] if the process has no file descriptor left.
 ///
 /// # Panics
 /// If it is polled outside of a tokio runtime, or in one without I/O or time.

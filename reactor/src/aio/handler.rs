@@ -19,10 +19,10 @@ use crate::{
     PeerIdentity, SendId, TimerId, TransferEnd, TransferId,
 };
 
-/// The reason for the refusal that is sent to a peer if no task of the program has accepted or refused it.
+/// The text that a peer receives with its refusal if no task of the program has accepted or refused the peer.
 pub(super) const NOT_APPROVED: &str = "no task of the program accepts or refuses peers";
 
-/// The callback that reported the end of a connection, with its reason.
+/// The end of a connection: the callback that has reported the end, and the reason.
 #[derive(Clone, Debug)]
 pub(super) enum EndReason {
     Disconnected(DisconnectReason),
@@ -43,11 +43,11 @@ pub(super) struct PendingTransfer {
     pub(super) waker: Option<Waker>,
 }
 
-/// The state of a connection, with the tasks that wait for its changes: the connection is established or ends, an operation completes, or
-/// room becomes available.
+/// The state of a connection, and the tasks that wait for a change of the state. A task may wait until the connection is established or
+/// ends, until an operation completes, or until room becomes available.
 #[derive(Debug, Default)]
 pub(super) struct WaitState {
-    /// True once the connection is established. It stays true after the end.
+    /// True once the connection was established. It stays true after the connection has ended.
     pub(super) up: bool,
     pub(super) end: Option<EndReason>,
     /// The operations whose completions tasks wait for. The key is [`SendId::sequence`].
@@ -66,15 +66,15 @@ impl WaitState {
     }
 }
 
-/// The data of a connection that [`TaskHandler`] shares with the program's handles of the connection.
+/// The data of a connection. [`TaskHandler`] and the program's handles of that connection share it.
 #[derive(Debug)]
 pub(super) struct SharedConnection {
     pub(super) id: ConnectionId,
     pub(super) state: RefCell<WaitState>,
-    /// The messages that have arrived, and that the program has not received. Each occupies a receive buffer of the connection, or memory
-    /// for large messages.
+    /// The messages that have arrived, and that no task has received yet. Each message occupies a receive buffer of the connection. A
+    /// message that is longer than one buffer occupies separate memory instead.
     pub(super) inbox: RefCell<AsyncQueue<DetachedMessage>>,
-    /// True if the program uses the connection for calls: it carries no other messages then.
+    /// True if the program uses the connection for calls. The connection then carries no other messages.
     pub(super) carries_calls: Cell<bool>,
     /// The requests that have arrived, and that no task has received. [`crate::call::CallLimits`] limits their number.
     pub(super) requests: RefCell<AsyncQueue<QueuedRequest>>,
@@ -93,7 +93,7 @@ impl SharedConnection {
     }
 }
 
-/// The wait of a task until the connection is established or ends.
+/// The state of a task that waits until the connection is established or ends.
 struct Watch<'a> {
     shared: &'a SharedConnection,
     waiter: Option<WaiterId>,
@@ -115,7 +115,8 @@ impl Watch<'_> {
     fn leave(&mut self) {
         let Some(waiter) = self.waiter.take() else { return };
         let waker = self.shared.state.borrow_mut().watchers.remove(waiter);
-        // Dropping a waker may drop its task, whose destructors may use this connection. So the borrow of the state ends first.
+        // Dropping a waker may drop its task, whose destructors may use this connection. So the waker is dropped only here, after the
+        // borrow of `state` has ended.
         drop(waker);
     }
 }
@@ -139,7 +140,7 @@ const MAX_PENDING_PEERS: usize = 1024;
 /// The state of a timer that a task waits for.
 #[derive(Debug)]
 pub(super) enum TimerState {
-    /// The timer has not expired. It will wake this task.
+    /// The timer has not expired. When it expires, this task is woken.
     Set(Waker),
     Fired,
 }
@@ -150,8 +151,8 @@ pub(super) struct TaskHandler {
     /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
     connections: Vec<Option<Rc<SharedConnection>>>,
     pub(super) listeners: BTreeMap<ListenerId, Backlog>,
-    /// The listeners whose peers need approval, with the peers that wait for it. The value is `None` once the program has dropped the
-    /// listener's `PendingPeers`: all peers are refused then.
+    /// The listeners whose peers need approval. Each has the queue of the peers that wait for approval. The queue is `None` once the
+    /// program has dropped the `PendingPeers` of the listener: all peers of that listener are then refused.
     pub(super) pending_peers: BTreeMap<ListenerId, Option<PeerQueue>>,
     pub(super) timers: BTreeMap<TimerId, TimerState>,
     pub(super) calls: Calls<Rc<Reply>>,
@@ -169,8 +170,8 @@ impl TaskHandler {
         self.connections[slot] = Some(Rc::clone(shared));
     }
 
-    /// Closes a connection, because the program has dropped its last handle. Requests that no task has received are dismissed. The close
-    /// waits until the requests that tasks hold are answered.
+    /// Closes a connection, because the program has dropped its last handle of that connection. The requests that no task has received are
+    /// dismissed. If tasks hold other requests, the connection is closed once they have answered or dropped them.
     pub(super) fn close(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let mut queued = Default::default();
         self.change(conn, |shared, _| queued = shared.requests.borrow_mut().take());
@@ -179,7 +180,8 @@ impl TaskHandler {
         self.calls.finish(cx, conn);
     }
 
-    /// Removes a connection from the table: it has ended, or the program has no handle of it any more.
+    /// Removes a connection from the table, because the connection has ended, or because the program has no handle of the connection any
+    /// more.
     pub(super) fn forget(&mut self, conn: ConnectionId) {
         let shared = self.connections.get_mut(conn.slot());
         if let Some(shared) = shared.filter(|shared| shared.as_ref().is_some_and(|shared| shared.id == conn)) {
@@ -187,7 +189,8 @@ impl TaskHandler {
         }
     }
 
-    /// Removes a listener. Returns its established connections that no task has accepted: the caller closes them.
+    /// Removes a listener. Returns the ids of its established connections that no task has accepted. The caller must close these
+    /// connections.
     pub(super) fn stop_listening(&mut self, listener: ListenerId) -> Vec<ConnectionId> {
         self.pending_peers.remove(&listener);
         let connections =
@@ -197,7 +200,7 @@ impl TaskHandler {
         left
     }
 
-    /// Refuses the peers that wait for approval on a listener, and all that arrive later.
+    /// Refuses the peers that wait for approval on a listener, and all peers that arrive there later.
     pub(super) fn refuse_peers(&mut self, cx: &mut Context<'_>, listener: ListenerId) {
         let Some(peers) = self.pending_peers.get_mut(&listener).and_then(Option::take) else { return };
         let mut peers = peers.borrow_mut();
@@ -206,7 +209,7 @@ impl TaskHandler {
     }
 
     /// Calls `change` with a connection's shared data and the list of wakers to call. Does nothing if the connection is not in the table,
-    /// for instance because it has ended.
+    /// for instance because the connection has ended.
     #[inline]
     fn change(&mut self, conn: ConnectionId, change: impl FnOnce(&SharedConnection, &mut Vec<Waker>)) {
         let Self { connections, ready, .. } = self;
@@ -229,7 +232,7 @@ impl TaskHandler {
     ) {
         let Self { calls, ready, .. } = self;
         match calls.on_recv(cx, shared.id, message) {
-            // The payloads of requests and answers are copied. So while they wait for their tasks, they occupy no receive buffers.
+            // The payloads of requests and answers are copied. So a payload that waits for its task occupies no receive buffer.
             Some(CallEvent::Request { id, payload }) => {
                 ready.extend(shared.requests.borrow_mut().add((id, payload.to_vec())));
             }
@@ -270,8 +273,9 @@ impl Handler for TaskHandler {
                 state.notify_watchers(ready);
             });
         }
-        // The connection is not in the table, so a listener has accepted it, or the program has dropped the future that opened it. Close it
-        // if no listener can queue it: it has no listener, the listener was dropped, or the reactor is being drained.
+        // This connection is not in the table: a listener has accepted the connection, or the program has dropped the future that opened
+        // it. Close the connection if no listener can queue it: it has no listener, the listener was dropped, or the reactor is being
+        // drained.
         let backlog = cx.listener(conn).and_then(|listener| self.listeners.get_mut(&listener));
         let Some(backlog) = backlog.filter(|backlog| !backlog.borrow().is_over()) else { return cx.close(conn) };
         let shared = SharedConnection::new(conn);
@@ -295,7 +299,8 @@ impl Handler for TaskHandler {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         let shared = self.connections.get(conn.slot()).and_then(Option::as_ref).filter(|shared| shared.id == conn);
-        // The program has no handle of this connection, but tasks may still have to answer requests of it. `calls` refuses new requests.
+        // The program has no handle of this connection, but tasks may still hold requests that arrived on it. `calls` handles the message,
+        // and refuses new requests.
         let Some(shared) = shared else { return drop(self.calls.on_recv(cx, conn, message)) };
         if shared.carries_calls.get() {
             let shared = Rc::clone(shared);
@@ -362,8 +367,8 @@ impl Handler for TaskHandler {
         if !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
             return cx.close_all();
         }
-        // `finish` closes a connection once its calls and requests have ended, for which they have time until the deadline of the drain. A
-        // connection that has none is closed immediately.
+        // `finish` closes a connection once the calls and requests on it have ended, or when the deadline of the drain passes. If a
+        // connection has no calls and no requests, `finish` closes it immediately.
         connections.iter().flatten().for_each(|shared| calls.finish(cx, shared.id));
     }
 }

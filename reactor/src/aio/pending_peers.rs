@@ -11,7 +11,7 @@ use super::queue::NextItem;
 use crate::{ConnectionId, ListenerId, PeerIdentity};
 
 /// The authenticated peers of a listener that wait for approval; see [`super::AsyncReactor::listen_with_approval`]. When `PendingPeers` is
-/// dropped, the reactor refuses the peers that wait, and all that arrive later.
+/// dropped, the reactor refuses the waiting peers, and all peers of the listener that arrive later.
 pub struct PendingPeers {
     core: Rc<Core>,
     listener: ListenerId,
@@ -29,12 +29,12 @@ impl PendingPeers {
         Self { core, listener, peers }
     }
 
-    /// Waits for the next authenticated peer, and returns it. Returns `None` if no further peer arrives, because the reactor is being
-    /// drained or the listener was dropped. Dropping the future loses no peer.
+    /// Waits for the next authenticated peer, and returns it. Returns `None` if the reactor is being drained or the listener was dropped:
+    /// no further peer arrives then. Dropping the future loses no peer.
     pub async fn next(&self) -> Option<PendingPeer> {
         loop {
             let id = NextItem::new(&self.peers).await?;
-            // A connection that has ended while its peer waited here has no identity: skip it.
+            // A connection that ended while its peer was in this queue has no identity. Skip such a peer.
             let identity = self.core.with(|cx, _| cx.identity(id).cloned());
             if let Some(identity) = identity {
                 return Some(PendingPeer { core: Rc::clone(&self.core), id, identity });
@@ -49,8 +49,8 @@ impl Drop for PendingPeers {
     }
 }
 
-/// An authenticated peer that waits for approval. Its connection ends if the approval takes longer than [`crate::Timeouts::handshake`].
-/// Dropping a `PendingPeer` refuses the peer.
+/// An authenticated peer that waits for approval. The connection of the peer ends if the approval takes longer than
+/// [`crate::Timeouts::handshake`]. Dropping a `PendingPeer` refuses the peer.
 pub struct PendingPeer {
     core: Rc<Core>,
     id: ConnectionId,
@@ -89,7 +89,7 @@ impl PendingPeer {
 
 impl Drop for PendingPeer {
     fn drop(&mut self) {
-        // The refusal has no effect if `accept` or `refuse` has consumed this peer: the first decision counts.
+        // If the program has called `accept` or `refuse` on this peer, this refusal has no effect: the first decision counts.
         self.core.run_or_defer(DropAction::RefusePeer(self.id));
     }
 }

@@ -8,12 +8,12 @@ use std::task::{Context as Task, Poll, Waker};
 
 use super::wait_queue::{WaitQueue, WaiterId};
 
-/// A queue of items, and of the tasks that wait for one. Each item notifies at most one task.
+/// A queue of items, and of the tasks that wait for an item. A new item notifies at most one task.
 #[derive(Debug)]
 pub(super) struct AsyncQueue<T> {
     items: VecDeque<T>,
     waiters: WaitQueue,
-    /// True once the queue has ended: no further item arrives. Tasks can still remove the items of the queue.
+    /// True once the queue has ended, that is, once no further item will be added. Tasks can still take the items that are in the queue.
     over: bool,
 }
 
@@ -31,7 +31,7 @@ impl<T> AsyncQueue<T> {
         self.notify()
     }
 
-    /// Ends the queue, because no further item arrives. Notifies all tasks: adds their wakers to `ready`.
+    /// Ends the queue: the caller adds no further item. Notifies all waiting tasks, that is, adds their wakers to `ready`.
     pub(super) fn end(&mut self, ready: &mut Vec<Waker>) {
         self.over = true;
         ready.extend(std::iter::from_fn(|| self.notify()));
@@ -51,15 +51,16 @@ impl<T> AsyncQueue<T> {
         std::mem::take(&mut self.items)
     }
 
-    /// Notifies the next task if the queue has an item for it or has ended. Returns the waker of that task; `None` if no task was notified.
+    /// Notifies the task that has waited longest, if the queue has more items than notified tasks, or if the queue has ended. Returns the
+    /// waker of the task; `None` if no task was notified.
     #[inline]
     fn notify(&mut self) -> Option<Waker> {
         let enough = self.over || self.items.len() > self.waiters.notified();
         if enough { self.waiters.notify() } else { None }
     }
 
-    /// Removes the next item and returns it, if the task was notified or no task is in the queue. Otherwise returns `Pending`, and adds the
-    /// task to the queue: `waiter` is its position there. Returns `Ready(None)` if the queue has no item and has ended.
+    /// Removes the next item and returns it, if the task was notified or no task is in the queue. Returns `Ready(None)` if the queue has
+    /// ended and has no item. Otherwise adds the task to the queue, sets `waiter` to the position of the task there, and returns `Pending`.
     pub(super) fn poll(queue: &RefCell<Self>, task: &Task<'_>, waiter: &mut Option<WaiterId>) -> Poll<Option<T>> {
         let mut this = queue.borrow_mut();
         let is_next = match waiter {
@@ -73,7 +74,8 @@ impl<T> AsyncQueue<T> {
             }
             return Poll::Ready(item);
         }
-        // Waking or dropping a waker may run code of the program, which may use this queue: both happen after the end of the borrow.
+        // Waking or dropping a waker may run code of the program, which may use this queue. So `next` is woken and `old` is dropped only
+        // after the borrow `this` has ended.
         let (old, next) = match waiter {
             Some(waiter) => (this.waiters.set_waker(waiter, task.waker()), None),
             None => {
@@ -87,7 +89,7 @@ impl<T> AsyncQueue<T> {
         Poll::Pending
     }
 
-    /// Removes a task from the queue. If the task was notified, its item goes to the next task, which is notified.
+    /// Removes a task from the queue, because its future was dropped. If the task was notified, the next task is notified instead.
     pub(super) fn stop_waiting(queue: &RefCell<Self>, waiter: &mut Option<WaiterId>) {
         let Some(waiter) = waiter.take() else { return };
         let mut this = queue.borrow_mut();
@@ -99,7 +101,7 @@ impl<T> AsyncQueue<T> {
     }
 }
 
-/// The future of the next item of a queue. Dropping it removes its task from the queue.
+/// The future that waits for the next item of a queue. Dropping it removes the waiting task from the queue.
 pub(super) struct NextItem<'a, T> {
     queue: &'a RefCell<AsyncQueue<T>>,
     waiter: Option<WaiterId>,

@@ -38,8 +38,8 @@ impl fmt::Debug for AsyncReactor {
 }
 
 impl AsyncReactor {
-    /// Creates a reactor. Sets [`Config::quiet_sends`]: the completions of messages are not reported, which saves work, because no task
-    /// waits for them. Messages of [`AsyncConnection::operate`] are an exception.
+    /// Creates a reactor. Sets [`Config::quiet_sends`]: the reactor does not report that a message was sent, because no task waits for
+    /// that. Only for messages that [`AsyncConnection::operate`] sends, the reactor reports it.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -74,9 +74,9 @@ impl AsyncReactor {
     }
 
     /// Listens on an address, with approval: an authenticated peer of a secured connection waits until a task accepts or refuses it.
-    /// Returns the listener, and the queue of the peers that wait. Before its decision the task may wait for something else, for instance
-    /// for a database. Set [`ListenOptions::security`] or [`Config::security`]. Without them connections are plain: their peers are not
-    /// authenticated, and are accepted without approval.
+    /// Returns the listener, and the queue of the peers that wait. Before the task decides, it may wait for other events, for instance for
+    /// the answer of a database. Set [`ListenOptions::security`] or [`Config::security`]. Without them connections are not secured: peers
+    /// are not authenticated, and are accepted without approval.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
@@ -94,7 +94,8 @@ impl AsyncReactor {
         Ok((listener, gate))
     }
 
-    /// Sets the limits of the calls of this reactor ([`super::AsyncCalls`]). `set` changes the limits that apply now.
+    /// Sets the limits of the calls of this reactor ([`super::AsyncCalls`]). The closure `set` receives the current limits, and changes
+    /// them.
     ///
     /// ```
     /// use rdma_reactor::aio::AsyncReactor;
@@ -192,7 +193,7 @@ impl AsyncReactor {
             handler.add(&shared);
             Ok::<_, Error>(shared)
         })?;
-        // If this future is dropped while it waits, `conn` is dropped with it, which cancels the attempt.
+        // If this future is dropped while it waits for the connection, `conn` is dropped, too. That cancels the connection attempt.
         let conn = AsyncConnection::new(Rc::clone(&self.core), shared);
         let up = conn.shared().watch(|state| match (&state.end, state.up) {
             (Some(EndReason::ConnectFailed(error)), _) => Some(Err(error.clone())),
@@ -239,8 +240,8 @@ impl AsyncReactor {
     /// Polls a future and takes turns until the future is done. Returns its output. To run several tasks, pass a future that polls them,
     /// such as `FuturesUnordered`.
     ///
-    /// When `run` returns, the last messages of the future are posted. Connections that the future has closed or dropped need more turns to
-    /// end in order: [`AsyncReactor::shutdown`] takes these turns.
+    /// When `run` returns, the last messages of the future have been posted. Connections that the future has closed or dropped need more
+    /// turns until they have ended. [`AsyncReactor::shutdown`] takes these turns.
     ///
     /// # Errors
     /// As [`Reactor::run`].
@@ -312,7 +313,7 @@ impl AsyncReactor {
     }
 
     /// Returns the time by which the program must take a turn, because a timer expires; `None` if no timer is set. Call this after every
-    /// turn, because the time may change.
+    /// turn, because every turn may change the time.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.next_deadline()
@@ -328,8 +329,8 @@ impl AsyncReactor {
 }
 
 impl From<Reactor> for AsyncReactor {
-    /// Converts a reactor that has no connections yet, such as one that was made of [`crate::Parts`]. Create the reactor with
-    /// [`Config::quiet_sends`]. Otherwise it reports the completion of each message, and these reports are discarded.
+    /// Converts a reactor that has no connections yet, for instance a reactor that was built from [`crate::Parts`]. Create that reactor
+    /// with [`Config::quiet_sends`]. Otherwise it reports the completion of each message, and these reports are discarded.
     fn from(reactor: Reactor) -> Self {
         Self { core: Rc::new(Core::new(reactor)) }
     }
@@ -359,7 +360,7 @@ impl Drop for TurnRequested {
     }
 }
 
-/// A guard for the time of [`AsyncReactor::run`]: `run` is the driver of the reactor until the guard is dropped.
+/// Makes [`AsyncReactor::run`] the driver of the reactor until this guard is dropped.
 struct RunGuard<'a>(&'a Core);
 
 impl<'a> RunGuard<'a> {
@@ -395,7 +396,7 @@ impl Wake for RunWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.woken.store(true, Ordering::Release);
-        // On the reactor's thread, `run` checks `woken` before its next turn. Another thread must also wake the reactor, which may be
+        // On the reactor's thread, `run` checks `woken` before its next turn. On another thread, also wake the reactor, because it may be
         // waiting for events.
         if std::thread::current().id() != self.thread {
             self.remote.wake();

@@ -11,12 +11,12 @@ pub(super) type QueuedRequest = (RequestId, Vec<u8>);
 /// The result of a call: the payload of the answer, or the error.
 pub(super) type CallResult = Result<Vec<u8>, CallError>;
 
-/// The result of a call, once the call has ended, and the waker of the task that waits for it.
+/// The state of a call: the result, once the call has ended, and the waker of the task that waits for the result.
 #[derive(Debug, Default)]
 pub(super) struct Reply(RefCell<(Option<CallResult>, Option<Waker>)>);
 
 impl Reply {
-    /// Sets the result. Returns the waker of the task that waits for it; `None` if no task waits yet.
+    /// Sets the result. Returns the waker of the task that waits for the result; `None` if no task waits for it yet.
     pub(super) fn set(&self, outcome: CallResult) -> Option<Waker> {
         let mut this = self.0.borrow_mut();
         this.0 = Some(outcome);

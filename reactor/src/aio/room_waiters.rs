@@ -4,9 +4,9 @@
 //! the send queue. If tasks of several queues need the same room, the task that has waited longest gets it. A task that gets room is
 //! *notified*: it is woken, and attempts its operation when it is polled. No more tasks are notified than there is room for.
 //!
-//! No task waits forever. As long as some task is not notified, the reactor will call `on_writable`, which notifies tasks again. It does
-//! so because it has refused an attempt of a task of the same queue ([`NeedQueue::blocked`]), or because [`Context::await_room`] has
-//! requested the callback ([`RoomWaiters::awaits_room`]).
+//! No task waits forever. As long as some task is not notified, the reactor will call `on_writable`, which notifies tasks again. The
+//! reactor calls it for one of two reasons: the reactor has refused an attempt of a task of the same queue ([`NeedQueue::blocked`]), or
+//! [`Context::await_room`] has requested the call ([`RoomWaiters::awaits_room`]).
 
 use std::task::Waker;
 
@@ -27,15 +27,15 @@ pub(super) enum AttemptKind {
 /// The resources that an attempt needs, as far as they are known before the attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NeedKind {
-    /// Slots in the send queue.
+    /// An operation that needs only slots in the send queue.
     Slots,
-    /// Slots in the send queue, and credits if the operation is a message.
+    /// An operation that needs slots in the send queue. It also needs credits if it turns out to be a message.
     Unknown,
-    /// A slot and a credit, for a message that fits one buffer.
+    /// A message that fits one buffer. It needs one slot in the send queue and one credit.
     Credit,
-    /// The resources of a message that is longer than one buffer. If it is sent in parts, each part needs a slot and a credit. If it is
-    /// offered to the peer, which then reads it, the offer needs one of each. The message may also have to wait for the end of another
-    /// large message, or for memory.
+    /// A message that is longer than one buffer. If the reactor sends it in parts, each part needs a slot and a credit. If the reactor
+    /// offers it to the peer, and the peer reads it, the offer needs one slot and one credit. The message may also have to wait for the end
+    /// of another large message, or for memory.
     Transfer,
 }
 
@@ -56,8 +56,9 @@ impl TaskNeed {
             AttemptKind::Operation => Self { kind: NeedKind::Slots, weight: 1 },
             AttemptKind::Any => Self { kind: NeedKind::Unknown, weight: 1 },
             AttemptKind::Message(len) => match cx.buffer_size(conn) {
-                // The reactor may offer such a message, which needs only one credit, but that is not known yet. So the task is counted
-                // with the credits of all parts. If there are too few, it must wait until no other task is notified.
+                // The reactor may offer this message to the peer, which needs only one credit. Before the attempt that is not known, so the
+                // task is counted with the credits of all parts of the message. If fewer credits are free, the task must wait until no
+                // other task is notified.
                 Some(size) if len > size => {
                     let parts = u16::try_from(len.div_ceil(size)).unwrap_or(u16::MAX);
                     Self { kind: NeedKind::Transfer, weight: parts.into() }
@@ -67,7 +68,8 @@ impl TaskNeed {
         }
     }
 
-    /// Returns the need of an attempt that was refused because of `why`, which may show that the attempt needs more than was known.
+    /// Returns the need of a task whose attempt was refused because of `why`. The refusal may show that the task needs other resources than
+    /// were known before the attempt.
     const fn after(self, why: Blocked) -> Self {
         let kind = match (self.kind, why) {
             (_, Blocked::Transfers | Blocked::Memory) => NeedKind::Transfer,
@@ -101,30 +103,32 @@ pub(super) struct Ticket {
     waiter: WaiterId,
 }
 
-/// The tasks whose needs are of one kind, in order of arrival.
+/// The tasks that have the same kind of need, in order of arrival.
 #[derive(Debug, Default)]
 struct NeedQueue {
     waiters: WaitQueue,
-    /// True if an attempt of a task of this queue was refused, and `on_writable` has not followed yet. Until then no task is notified.
+    /// True from the refusal of an attempt of a task of this queue until the reactor calls `on_writable`. While it is true, no task of this
+    /// queue is notified.
     blocked: bool,
 }
 
 impl NeedQueue {
-    /// Returns the arrival number and the weight of the task that is notified next. Returns `None` if the queue is blocked, or no task
-    /// waits.
+    /// Returns the arrival number and the weight of the task that is to be notified next. Returns `None` if the queue is blocked, or if no
+    /// task waits to be notified.
     fn next(&self) -> Option<(u64, u32)> {
         if self.blocked { None } else { self.waiters.oldest() }
     }
 }
 
-/// The precedence of a task that was notified, but whose attempt was refused. This happens if the reactor sends a control message after it
-/// has notified the task. A control message, nearly always a grant of credits, uses a credit and a slot as any message does. The task is
-/// notified again later. Other tasks that are notified at the same time, but polled earlier, could then use up the room again and again.
-/// So until the task is removed, at most one further task is notified at a time.
+/// The precedence of a task whose attempt was refused although the task had been notified. This happens if the reactor sends a control
+/// message, usually a grant of credits, between the notification and the attempt. The control message uses a slot and a credit, as any
+/// message does. The task will be notified again. Without precedence, other tasks that are notified together with it and polled earlier
+/// could use up the room again and again. So until this task is removed from its queue, [`RoomWaiters::notify`] stops when the notified
+/// tasks have more weight than at the time of the refusal.
 #[derive(Clone, Copy, Debug)]
 struct Precedence {
     arrival: u64,
-    /// The sum of the weights of the other tasks that were notified when the attempt was refused.
+    /// The sum of the weights of the other tasks that were notified at the time of the refusal.
     notified: usize,
 }
 
@@ -135,17 +139,18 @@ pub(super) struct RoomWaiters {
     queues: [NeedQueue; KINDS.len()],
     /// The number of tasks in all queues, including those that are notified.
     tasks: usize,
-    /// The number of tasks that were ever added. It numbers the next one, so it orders tasks of different queues by arrival.
+    /// The number of tasks that were added so far. It is also the arrival number of the newest task. Arrival numbers give the order of
+    /// tasks that are in different queues.
     arrivals: u64,
-    /// True if [`Context::await_room`] has requested `on_writable`, and the callback has not followed yet.
+    /// True from the call of [`Context::await_room`], which requests `on_writable`, until the reactor calls `on_writable`.
     awaits_room: bool,
     precedence: Option<Precedence>,
-    /// The reason why the last refused attempt was refused.
+    /// The reason for the most recent refusal of an attempt; `None` before the first refusal.
     last_refusal: Option<Blocked>,
 }
 
 impl RoomWaiters {
-    /// Returns true if no task is in a queue, including the notified tasks.
+    /// Returns true if all queues are empty. A notified task is still in its queue.
     #[inline]
     pub(super) const fn is_empty(&self) -> bool {
         self.tasks == 0
@@ -159,44 +164,46 @@ impl RoomWaiters {
         &mut self.queues[kind as usize]
     }
 
-    /// Returns the number of credits and slots that the notified tasks of all queues will use at most: the sum of their weights.
+    /// Returns the number of credits or slots that the notified tasks of all queues will use at most. It is the sum of their weights.
     fn notified(&self) -> usize {
         self.queues.iter().map(|queue| queue.waiters.notified()).sum()
     }
 
-    /// Returns true if the connection has room for `need`, beside the room that the notified tasks will use.
+    /// Returns true if the connection has room for `need` in addition to the room that the notified tasks will use.
     fn has_room(&self, need: TaskNeed, room: FreeRoom) -> bool {
         let notified = |kind| self.queue(kind).waiters.notified();
         let credits = notified(NeedKind::Unknown) + notified(NeedKind::Credit) + notified(NeedKind::Transfer);
         let enough = match need.kind {
             NeedKind::Slots => true,
-            // No message is possible, but the operation may be a read or a write: these need no credits.
+            // No message can be sent now. But an operation of unknown kind may be a read or a write, which needs no credit.
             NeedKind::Unknown if room.messages == 0 => true,
-            // If no other task is notified, a large message may be attempted with any number of credits: the reactor offers it to the peer
-            // if the credits do not suffice for its parts.
+            // If no notified task may use credits, a large message may be attempted even with fewer credits than it has parts: the reactor
+            // then offers the message to the peer.
             _ => room.messages > 0 && (credits == 0 || credits + need.weight as usize <= room.messages),
         };
         enough && credits + notified(NeedKind::Slots) < room.slots
     }
 
-    /// Returns true if a task that arrived before `arrival` was refused because its operation needs several slots. Then tasks that arrived
-    /// later must not use the free slots. Otherwise the earlier task might wait forever.
+    /// Returns true if the free slots are reserved for a task that arrived before `arrival`, and whose attempt was refused because its
+    /// operation needs several slots. Tasks that arrived later must not use these slots. Otherwise the earlier task might wait forever.
     fn reserves_slots(&self, arrival: u64) -> bool {
         let reserves =
             |queue: &NeedQueue| queue.blocked && queue.waiters.oldest().is_some_and(|(oldest, _)| oldest < arrival);
         [NeedKind::Slots, NeedKind::Unknown].iter().any(|&kind| reserves(self.queue(kind)))
     }
 
-    /// Returns the arrival number and the need of the task that is notified next among those that may use credits.
+    /// Returns the arrival number and the need of the next task to notify among the tasks that may use credits. Returns `None` if no such
+    /// task waits.
     fn next_message(&self, room: FreeRoom) -> Option<(u64, TaskNeed)> {
-        // While no message is possible, only tasks whose need is `Unknown` can proceed, because their operations may need no credits.
+        // While no message can be sent, only tasks with the need `Unknown` can proceed: their operations may be reads or writes, which need
+        // no credits.
         let kinds = if room.messages > 0 { &KINDS[1..] } else { &KINDS[1..2] };
         let oldest = |&kind| self.queue(kind).next().map(|(arrival, weight)| (arrival, TaskNeed { kind, weight }));
         kinds.iter().filter_map(oldest).min_by_key(|&(arrival, _)| arrival)
     }
 
-    /// Returns the need of the task that is to be notified next: among the tasks for which there is room, the one that has waited longest.
-    /// Returns `None` if no task can proceed.
+    /// Returns the need of the next task to notify: the task that has waited longest among the tasks for which there is room. Returns
+    /// `None` if no task can proceed.
     fn next(&self, room: FreeRoom) -> Option<TaskNeed> {
         let operation = self.queue(NeedKind::Slots).next();
         let operation = operation.map(|(arrival, weight)| (arrival, TaskNeed { kind: NeedKind::Slots, weight }));
@@ -206,26 +213,26 @@ impl RoomWaiters {
         if self.reserves_slots(arrival) { None } else { Some(need) }
     }
 
-    /// Returns true if there is room for a new task beside the room that the tasks before it need.
+    /// Returns true if there is room for a new task in addition to the room that the earlier tasks need.
     fn has_spare_room(&self, need: TaskNeed, room: FreeRoom) -> bool {
         let is_next = need.kind == NeedKind::Slots || self.next_message(room).is_none();
         is_next && self.has_room(need, room) && !self.reserves_slots(u64::MAX)
     }
 
-    /// Returns true if a new task may attempt its operation now. Returns false if it must wait in a queue first, because tasks before it
-    /// wait for the same room.
+    /// Returns true if a new task may attempt its operation now. Returns false if the new task must first wait in a queue, because earlier
+    /// tasks wait for the same room.
     pub(super) fn can_proceed(&self, need: TaskNeed, room: FreeRoom) -> bool {
         self.queue(need.kind).waiters.is_empty() && self.has_spare_room(need, room)
     }
 
-    /// Decides about a message whose sender does not wait for room. Returns `None` if the message may be attempted. Returns the reason for
-    /// its refusal if tasks in the queues need the room.
+    /// Checks if a message may be attempted whose sender does not wait for room. Returns `None` if the message may be attempted. Returns
+    /// the reason for the refusal if the tasks in the queues need the room.
     pub(super) fn refusal(&self, need: TaskNeed, room: FreeRoom) -> Option<Blocked> {
         let free = self.queue(need.kind).waiters.oldest().is_none() && self.has_spare_room(need, room);
         if free || room.messages == 0 { None } else { self.last_refusal }
     }
 
-    /// Adds a task at the end of the queue for its need. Returns its position.
+    /// Adds a task at the end of the queue for `need`. Returns the position of the task.
     pub(super) fn push(&mut self, need: TaskNeed, waker: &Waker) -> Ticket {
         (self.tasks, self.arrivals) = (self.tasks + 1, self.arrivals + 1);
         let arrival = self.arrivals;
@@ -242,16 +249,17 @@ impl RoomWaiters {
         self.queue_mut(ticket.need.kind).waiters.set_waker(&ticket.waiter, waker)
     }
 
-    /// Removes a task. Returns its waker; `None` if the task was notified, see [`WaitQueue::remove`].
+    /// Removes a task from its queue. Returns the waker of the task; `None` if the task was notified. The caller must drop the waker as
+    /// with [`WaitQueue::remove`].
     pub(super) fn remove(&mut self, ticket: Ticket) -> Option<Waker> {
         self.tasks -= 1;
         self.precedence = self.precedence.filter(|first| first.arrival != ticket.arrival);
         self.queue_mut(ticket.need.kind).waiters.remove(ticket.waiter)
     }
 
-    /// Records that an attempt was refused, and queues its task. Returns the position of the task. `ticket` is the previous position of a
-    /// notified task, or the need of a new task. A notified task gets its old position again. A new task, and a task whose need has
-    /// changed, is added at the end of the queue for its need.
+    /// Records that an attempt was refused, queues the task, and returns the position of the task. `ticket` is `Ok` with the position of a
+    /// task that was notified, or `Err` with the need of a new task. A notified task gets its old position again. A new task, and a task
+    /// whose need has changed, is added at the end of the queue for its need.
     pub(super) fn refused(
         &mut self,
         ticket: Result<Ticket, TaskNeed>,
@@ -261,8 +269,8 @@ impl RoomWaiters {
     ) -> Ticket {
         self.last_refusal = Some(why);
         let need = ticket.as_ref().map_or_else(|need| *need, |ticket| ticket.need).after(why);
-        // While no message of one buffer is possible, the `Credit` queue is not marked as blocked. The refused message may need more than
-        // the next message of the queue, so `notify` calls `await_room` for the next one.
+        // While no message can be sent, the `Credit` queue is not marked as blocked. The refused message may need more room than the next
+        // message of that queue needs. So `notify` calls `await_room` for that next message.
         self.queue_mut(need.kind).blocked = need.kind != NeedKind::Credit || room.messages > 0;
         match ticket {
             Ok(ticket) if ticket.need.kind == need.kind => {
@@ -306,8 +314,8 @@ impl RoomWaiters {
         }
     }
 
-    /// Requests the callback `on_writable` for when there is more room. If the connection is not open, the callback would not follow:
-    /// notifies all tasks instead, whose attempts then fail.
+    /// Requests the callback `on_writable`, which the reactor calls when the connection has more room. If the connection is not open, the
+    /// reactor would never call `on_writable`. So all tasks are notified instead: their attempts then fail.
     pub(super) fn await_room(&mut self, cx: &mut Context<'_>, id: ConnectionId, ready: &mut Vec<Waker>) {
         let for_slots = [NeedKind::Slots, NeedKind::Unknown].iter().any(|&kind| self.queue(kind).next().is_some());
         self.awaits_room = cx.await_room(id, if for_slots { Blocked::Queue } else { Blocked::Window });

@@ -14,19 +14,19 @@ use super::wait_queue::WaiterId;
 
 /// A byte stream over a connection: implements [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer must use a
 /// stream, too: an `AsyncStream` or a stream of [`crate::stream`]. Written bytes are sent in the next turn of the reactor. Small writes
-/// between two turns share a message. `poll_close` finishes writing: the peer reads all written bytes, then the end of the stream. If a
-/// stream is dropped without `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
+/// between two turns are sent in one message. `poll_close` finishes writing: the peer reads all written bytes, then the end of the stream.
+/// If a stream is dropped without `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
 ///
 /// To read in one task and write in another, clone the [`AsyncConnection`], and make a stream of each clone.
 pub struct AsyncStream {
     conn: AsyncConnection,
-    /// The position of this stream among the tasks that wait for a message; `None` while it does not wait to read. `writing` is its
-    /// position among the tasks that wait for room to send.
+    /// `reading` is the position of this stream among the tasks that wait for a message; `None` while the stream does not wait to read.
+    /// `writing` is the position among the tasks that wait for room to send.
     reading: Option<WaiterId>,
     writing: Option<Ticket>,
     /// The message that the program is reading, and the number of its bytes that were read.
     unread: Option<(Received, usize)>,
-    /// True if the program has read up to the peer's end of the stream.
+    /// True if the program has read the end of the stream that the peer has sent.
     peer_finished: bool,
     /// True if the program has finished writing: the end of the stream is queued for sending.
     finished: bool,
@@ -118,7 +118,8 @@ impl AsyncWrite for AsyncStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Finishes writing: sends the end of the stream to the peer, as an empty message. Waits while the connection has no room for it.
+    /// Finishes writing: sends the end of the stream to the peer, as an empty message. Waits while the connection has no room for that
+    /// message.
     fn poll_close(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         if !self.finished {
             let Self { conn, writing, .. } = &mut *self;

@@ -36,8 +36,8 @@ impl Future for Sleep {
     fn poll(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
         let delay = self.delay;
         let known = self.timer;
-        // `old` may contain a waker. Dropping a waker may drop its task, whose destructors may use the reactor. So
-        // `old` outlives the borrow in `with`.
+        // `old` may contain a waker. Dropping a waker may drop its task, whose destructors may use the reactor. So `old` is dropped only
+        // after `with`, which borrows the reactor, has returned.
         let (timer, old) = self.core.with(|cx, handler| {
             let timer = known.unwrap_or_else(|| cx.set_timer(delay, 0));
             (timer, handler.timers.insert(timer, TimerState::Set(task.waker().clone())))

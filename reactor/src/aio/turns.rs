@@ -1,26 +1,26 @@
 //! The state of the turns of a reactor. A turn is one iteration of its event loop. The driver is the code that takes the turns.
 
-/// The turn that the driver has to take, because tasks have requested operations.
+/// The turn that is pending, because tasks have requested operations. The driver must take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingTurn {
     Nothing,
     /// A whole turn, because a task has used the reactor since the last turn.
     Whole,
-    /// The rest of the last turn, which was left open: it still has to carry out the requests of the tasks that it woke.
+    /// The rest of the last turn. That turn was left open after it had woken tasks, and still has to carry out the requests of these tasks.
     Rest,
 }
 
-/// The driver of the reactor, with the requests for its next turn. While a turn is open, requests do not make the descriptor readable. So a
-/// turn is left open only if the driver takes the next one without waiting for the descriptor.
+/// The driver of the reactor, and the turn that the driver must take next. While a turn is open, requests do not make the descriptor
+/// readable. So a turn is left open only if the driver takes the next turn without waiting for the descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turns {
-    /// The program, which takes a turn when the descriptor is readable. `requested` is true if a task has used the reactor since the last
-    /// turn.
+    /// The program is the driver: it takes a turn when the descriptor is readable. `requested` is true if a task has used the reactor since
+    /// the last turn.
     Program { requested: bool },
-    /// A task, which waits for [`TurnRequested`](super::TurnRequested) as well as for the descriptor.
+    /// A task is the driver: it waits for [`TurnRequested`](super::TurnRequested) and for the descriptor.
     Task(PendingTurn),
-    /// [`AsyncReactor::run`](super::AsyncReactor::run), which leaves every turn open. `requested` is true if a task has used the reactor
-    /// since the last turn.
+    /// [`AsyncReactor::run`](super::AsyncReactor::run) is the driver: it leaves every turn open. `requested` is true if a task has used the
+    /// reactor since the last turn.
     Run { requested: bool },
 }
 
@@ -31,7 +31,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Requests a turn, because a task uses the reactor. Returns true if `run` is the driver: it takes the turn without being woken.
+    /// Requests a turn, because a task uses the reactor. Returns true if `run` is the driver: then the caller need not wake it.
     #[inline]
     pub(super) const fn request(&mut self) -> bool {
         match self {
@@ -43,7 +43,8 @@ impl Turns {
         matches!(self, Self::Run { .. })
     }
 
-    /// Records that a task is the driver and waits for `TurnRequested`. Returns true if a turn is already requested: the wait is over then.
+    /// Records that a task is the driver and waits for `TurnRequested`. Returns true if a turn is already requested, so that the task must
+    /// not wait.
     pub(super) const fn wait(&mut self) -> bool {
         match *self {
             Self::Program { requested } => {
@@ -55,7 +56,7 @@ impl Turns {
         }
     }
 
-    /// Begins a turn, which carries out everything that was requested. Returns the turn that was pending until now.
+    /// Records that a turn begins. The turn carries out everything that was requested. Returns the turn that was pending before.
     #[inline]
     pub(super) const fn begin(&mut self) -> PendingTurn {
         match self {
@@ -68,7 +69,8 @@ impl Turns {
         }
     }
 
-    /// Records that a turn has woken tasks. Returns true if the turn stays open for their requests; false if it must be closed.
+    /// Records that a turn has woken tasks. Returns true if the turn stays open, to carry out the requests of these tasks. Returns false if
+    /// the turn must be closed.
     pub(super) const fn keep_open(&mut self) -> bool {
         match self {
             Self::Task(pending) => {

@@ -2,10 +2,10 @@
 
 use std::task::Waker;
 
-/// The index that stands for no entry, in the first and the last entry of a chain.
+/// The index that means "no entry". It is the field `previous` of the first entry of a chain, and the field `next` of the last entry.
 const NONE: u32 = u32::MAX;
 
-/// The id of a task in a queue: the index of its entry. The future that waits holds it, and uses it to remove the task.
+/// The id of a task in a queue: the index of its entry. The waiting future keeps the id, and removes the task with it.
 #[derive(Debug)]
 pub(super) struct WaiterId(u32);
 
@@ -21,15 +21,15 @@ struct Waiter {
     next: u32,
 }
 
-/// A queue of tasks that wait. `notify` selects the first task that is not notified yet, and returns its waker. The task stays in the
-/// queue, as a notified one, until it is removed or queued again. The queue allocates memory only when it has more tasks than ever
-/// before. Pushing, notifying and removing a task take constant time.
+/// A queue of tasks that wait. `notify` selects the first task that is not notified yet, and returns its waker. The notified task stays in
+/// the queue until it is removed or queued again. The queue allocates memory only when the number of its tasks exceeds every earlier
+/// number. Pushing, notifying and removing a task take constant time.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     waiters: Vec<Waiter>,
-    /// The first unused entry of `waiters`. The field `next` of each unused entry is the index of another one.
+    /// The index of the first unused entry of `waiters`. The field `next` of an unused entry is the index of the next unused entry.
     free: u32,
-    /// The first task of the chain of tasks that are not notified. `last` is the last one.
+    /// `first` and `last` are the indices of the first and the last task in the chain of the tasks that are not notified.
     first: u32,
     last: u32,
     /// The sum of the weights of the notified tasks, which are not in the chain.
@@ -60,7 +60,8 @@ impl WaitQueue {
         self.waiters.get(self.first as usize).map(|waiter| (waiter.arrival, waiter.weight))
     }
 
-    /// Adds a task at the end of the queue. `weight` must be more than 0: [`WaitQueue::is_empty`] depends on that.
+    /// Adds a task at the end of the queue. `weight` must be more than 0: [`WaitQueue::is_empty`] recognizes notified tasks by the sum of
+    /// their weights.
     pub(super) fn push(&mut self, arrival: u64, weight: u32, waker: &Waker) -> WaiterId {
         let waiter = Waiter { arrival, weight, waker: Some(waker.clone()), previous: NONE, next: NONE };
         let at = self.free;
@@ -92,15 +93,16 @@ impl WaitQueue {
         self.waiters[id.0 as usize].waker.is_none()
     }
 
-    /// Sets the waker of a task that is not notified. Returns the old waker if it is replaced. The caller must drop it while no `RefCell`
-    /// is borrowed: that may drop a task, whose destructors may use this queue.
+    /// Sets the waker of a task that is not notified. Returns the old waker if it was replaced. Returns `None` if the old waker wakes the
+    /// same task. The caller must drop the returned waker while no `RefCell` is borrowed: dropping a waker may drop a task, whose
+    /// destructors may use this queue.
     pub(super) fn set_waker(&mut self, id: &WaiterId, waker: &Waker) -> Option<Waker> {
         let known = self.waiters[id.0 as usize].waker.as_mut()?;
         if known.will_wake(waker) { None } else { Some(std::mem::replace(known, waker.clone())) }
     }
 
-    /// Queues a notified task again, at its old position: before all tasks that arrived later. The search for the position is short,
-    /// because it passes only earlier tasks that were also queued again.
+    /// Queues a notified task again, at its old position: before all tasks that arrived later. The search for this position is short,
+    /// because it passes only earlier tasks that were also notified once and then queued again.
     pub(super) fn requeue(&mut self, id: &WaiterId, waker: &Waker) {
         let waiter = &mut self.waiters[id.0 as usize];
         waiter.waker = Some(waker.clone());
@@ -112,8 +114,8 @@ impl WaitQueue {
         self.link(id.0, previous, next);
     }
 
-    /// Removes a task. Returns `None` if the task was notified. Otherwise returns its waker, which the caller must drop while no `RefCell`
-    /// is borrowed, as with [`WaitQueue::set_waker`].
+    /// Removes a task. Returns `None` if the task was notified. Otherwise returns the waker of the task. The caller must drop the waker
+    /// while no `RefCell` is borrowed, as with [`WaitQueue::set_waker`].
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waker> {
         let at = id.0;
         let waiter = &mut self.waiters[at as usize];
@@ -127,7 +129,7 @@ impl WaitQueue {
         waker
     }
 
-    /// Inserts the entry `at` into the chain between two others. Each of them may be `NONE`.
+    /// Inserts the entry `at` into the chain between the entries `previous` and `next`. Each of these two may be `NONE`.
     #[inline]
     fn link(&mut self, at: u32, previous: u32, next: u32) {
         self.connect(previous, at);
@@ -168,7 +170,7 @@ mod tests {
         fn wake(self: Arc<Self>) {}
     }
 
-    /// A task in the queue, with the state that the test expects of it.
+    /// A task in the queue, and the state in which the test expects the task to be.
     struct Tried {
         arrival: u64,
         id: WaiterId,
@@ -180,8 +182,8 @@ mod tests {
         1 + arrival as u32 % 3
     }
 
-    /// Checks random sequences of operations: `notify` always selects the task that has waited longest, and the queue has allocated no more
-    /// entries than the largest number of tasks that it had.
+    /// Checks random sequences of operations. `notify` must always select the task that has waited longest. The number of allocated entries
+    /// must not exceed the largest number of tasks that the queue ever had.
     #[test]
     fn the_task_that_has_waited_longest_is_called() {
         let (mut waiters, mut tasks, mut state, mut most) = (WaitQueue::default(), Vec::<Tried>::new(), 1_u64, 0);
