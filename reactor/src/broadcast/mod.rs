@@ -38,42 +38,42 @@ use crate::{Access, ConnectionId, Context, Error, Outcome, RegionOptions, SendId
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OverflowPolicy {
-    /// Drops the oldest message of the queue. The receiver has a gap.
+    /// Drops the oldest message of the queue. The receiver never gets that message.
     Drop,
-    /// Closes the connection ([`Context::close`]). The messages that were sent have no gap.
+    /// Closes the connection ([`Context::close`]). The receiver gets every message up to the close, without a gap.
     Close,
-    /// Refuses [`Broadcast::publish`] until the queue of this receiver is not full any more. So all receivers wait for the slowest one with
-    /// this policy.
+    /// Refuses [`Broadcast::publish`] until the queue of this receiver has room again. So all receivers of the broadcast get messages only
+    /// as fast as this receiver.
     Wait,
 }
 
-/// The number of messages for a receiver in each state.
+/// Counts the messages that were published for a receiver: sent, dropped, lost and pending ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tally {
-    /// Messages whose sends have completed with [`Outcome::Sent`].
+    /// The number of messages whose sends have completed with [`Outcome::Sent`].
     pub sent: u64,
-    /// Messages that were dropped because the receiver was slow.
+    /// The number of messages that were dropped because the queue of the receiver was full, or because no slot was free.
     pub dropped: u64,
-    /// Messages that were not sent because the connection had ended or did not accept them, or because they were still queued when the
-    /// receiver was closed or left.
+    /// The number of messages that were not sent for another reason: the connection had ended, the connection did not accept the message,
+    /// or the message was still queued when the receiver left or was closed.
     pub lost: u64,
-    /// Messages that are queued or in flight.
+    /// The number of messages that are queued or in flight.
     pub pending: u64,
 }
 
-/// The result of publishing a message: the number of receivers for which it was accepted, queued or dropped, or that were closed.
+/// The result of publishing a message. Each field is a number of receivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// Receivers whose connections have accepted the message.
+    /// The number of receivers whose connections have accepted the message.
     pub accepted: usize,
-    /// Receivers for which the message was queued.
+    /// The number of receivers for which the message was queued.
     pub queued: usize,
-    /// Receivers for which a message was dropped: the published one, or an older one of the queue. In the second case the published message
-    /// was queued, so `queued` counts the receiver, too.
+    /// The number of receivers for which a message was dropped: the published message, or the oldest message of the queue. If the oldest
+    /// message was dropped, the published message was queued, so `queued` counts the receiver, too.
     pub dropped: usize,
-    /// Receivers that were closed because their queues were full.
+    /// The number of receivers that were closed because their queues were full.
     pub closed: usize,
 }
 
@@ -81,14 +81,14 @@ pub struct Published {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// A receiver with [`OverflowPolicy::Wait`] has a full queue, or no slot is free for its messages. Try again when
-    /// [`Broadcast::is_full`] returns false: check that after each of the three callbacks that the program forwards.
+    /// A receiver with [`OverflowPolicy::Wait`] cannot queue the message, because its queue is full or no slot is free. Publish again when
+    /// [`Broadcast::is_full`] returns false. Check `is_full` after each of the three callbacks that the program forwards to the broadcast.
     Full,
-    /// The message is longer than the limit of [`Broadcast::new`].
+    /// The message is longer than the argument `max_message` of [`Broadcast::new`].
     TooLong {
         /// The length of the message, in bytes.
         len: usize,
-        /// The limit of this broadcast, in bytes.
+        /// The longest message of this broadcast, in bytes.
         max: usize,
     },
 }
@@ -108,8 +108,8 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// A broadcast to many connections; see the [module](self). A program's [`Handler`](crate::Handler) contains it, adds connections as
-/// receivers, forwards three callbacks, and publishes:
+/// A broadcast to many connections; see the [module](self). A program's [`Handler`](crate::Handler) contains the broadcast, adds
+/// connections to it as receivers, forwards three callbacks to it, and publishes messages:
 ///
 /// ```
 /// use rdma_reactor::broadcast::{Broadcast, OverflowPolicy};
@@ -161,7 +161,7 @@ pub struct Broadcast {
 
 impl Broadcast {
     /// Creates a broadcast without receivers. `depth` is the largest number of messages in the queue of a receiver. `max_message` is the
-    /// length of the longest message in bytes. For both, 0 counts as 1.
+    /// length of the longest message in bytes. A value of 0 has the same effect as 1.
     ///
     /// Example: [`Broadcast`].
     #[must_use]
@@ -172,9 +172,9 @@ impl Broadcast {
     }
 
     /// Allows the peers of all connections to read the slots of messages. Messages longer than [`Context::buffer_size`] are then not copied
-    /// for each receiver: every peer reads them from the slot by RDMA Read. A malicious peer can read messages in the slots that were
-    /// published before it joined. Secured connections refuse memory that every peer may read, unless
-    /// [`crate::Config::allow_plain_remote_memory`] is set. Call this before the first receiver joins.
+    /// for each receiver: every peer reads them from the slot by RDMA Read. A malicious peer can also read messages that were published
+    /// before the peer joined, while they are in the slots. Secured connections refuse memory that every peer may read, unless
+    /// [`crate::Config::allow_plain_remote_memory`] is set. Call `fetchable` before the first receiver joins.
     #[must_use]
     pub fn fetchable(mut self) -> Self {
         self.slots.options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
@@ -182,8 +182,8 @@ impl Broadcast {
     }
 
     /// Makes an open connection a receiver of the messages that are published from now on. If the connection is a receiver already, only
-    /// its policy changes. If it has left, it joins again. When the first connection of a device joins, the slots are registered with that
-    /// device, which may block: see [`Context::register`].
+    /// its policy changes. A connection that has left may join again. When the first connection of a device joins, the slots are registered
+    /// with that device, which may block: see [`Context::register`].
     ///
     /// Example: [`Broadcast`].
     ///
@@ -196,15 +196,16 @@ impl Broadcast {
         Ok(())
     }
 
-    /// Removes a receiver. Its connection stays open. Messages in its queue are not sent.
+    /// Removes a receiver from the broadcast. The connection stays open. The messages in the queue of the receiver are not sent.
     pub fn leave(&mut self, conn: ConnectionId) {
         if let Some(receiver) = self.receivers.get_mut(&conn) {
             receiver.end(&mut self.slots);
         }
     }
 
-    /// Sends a message to each receiver, or queues it for receivers whose connections have no room. Each receiver gets its messages in the
-    /// order in which they were published. Returns the number of receivers for each result.
+    /// Sends a message to each receiver. If the connection of a receiver has no room, the message is queued for that receiver. Each
+    /// receiver gets its messages in the order in which they were published. Returns the number of receivers for which the message was
+    /// accepted, queued or dropped, and the number of receivers that were closed.
     ///
     /// Example: [`Broadcast`].
     ///
@@ -234,7 +235,8 @@ impl Broadcast {
                     published.closed += 1;
                     continue;
                 }
-                // Without a free slot, the new message cannot be queued: it is dropped, and the oldest one is kept.
+                // If no slot is free, the new message cannot be queued. So the new message is dropped instead of the oldest message of the
+                // queue.
                 (true, _) => {
                     if stored.is_some() {
                         receiver.drop_oldest(slots);
@@ -263,7 +265,8 @@ impl Broadcast {
         self.receivers.values().any(|receiver| waits(receiver) && full(receiver))
     }
 
-    /// Returns the number of messages for a receiver in each state. Returns `None` if the connection never joined or has ended.
+    /// Returns the numbers of messages that were sent, dropped, lost or are pending for a receiver. Returns `None` if the connection never
+    /// joined or has ended.
     #[must_use]
     pub fn tally(&self, conn: ConnectionId) -> Option<Tally> {
         self.receivers.get(&conn).map(BroadcastReceiver::tally)
@@ -279,7 +282,7 @@ impl Broadcast {
     }
 
     /// Handles the completion of a send. Call this in [`crate::Handler::on_send_complete`]. Returns true if the send was a message of this
-    /// broadcast; false if it was a send of the program.
+    /// broadcast. Returns false if the program made the send itself.
     ///
     /// Example: [`Broadcast`].
     pub fn on_send_complete(&mut self, conn: ConnectionId, send: SendId, outcome: Outcome) -> bool {
@@ -287,8 +290,8 @@ impl Broadcast {
         receiver.is_some_and(|receiver| receiver.completed(send, outcome, &mut self.slots))
     }
 
-    /// Removes a receiver whose connection has ended. Call this in [`crate::Handler::on_disconnect`]. Returns the final number of its
-    /// messages in each state; `None` if the connection never joined.
+    /// Removes a receiver whose connection has ended. Call this in [`crate::Handler::on_disconnect`]. Returns the final [`Tally`] of the
+    /// receiver; `None` if the connection never joined.
     pub fn on_disconnect(&mut self, conn: ConnectionId) -> Option<Tally> {
         let mut receiver = self.receivers.remove(&conn)?;
         receiver.end(&mut self.slots);

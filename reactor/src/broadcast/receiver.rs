@@ -9,14 +9,14 @@ use crate::{ConnectionId, Context, Outcome, SendErrorKind, SendId};
 #[derive(Debug)]
 pub(super) struct BroadcastReceiver {
     pub(super) policy: OverflowPolicy,
-    /// True while published messages are sent to this receiver; false once it has left or was closed.
+    /// True while this receiver gets published messages. False once the receiver has left or was closed.
     pub(super) open: bool,
-    /// The index of the connection's device in [`Slots`].
+    /// The index of the connection's device in `Slots::devices`.
     device: usize,
-    /// The messages that the connection has not accepted yet, the oldest first. The slot of each is not reused while it is in the queue.
+    /// The messages that the connection has not accepted yet, the oldest first. While a message is in the queue, its slot is not reused.
     pub(super) queue: VecDeque<StoredMessage>,
-    /// The messages that the connection has accepted, until their sends complete. Each has the slot that it is sent from; `None` if it is
-    /// sent from a copy. They complete roughly in this order, so a search from the front is short.
+    /// The messages that the connection has accepted, and whose sends have not completed. Each has the slot from which it is sent; `None`
+    /// if it is sent from a copy. Sends complete nearly in the order of this list, so a search from the front is short.
     in_flight: VecDeque<(SendId, Option<usize>)>,
     pub(super) tally: Tally,
 }
@@ -30,8 +30,8 @@ impl BroadcastReceiver {
         Tally { pending: (self.queue.len() + self.in_flight.len()) as u64, ..self.tally }
     }
 
-    /// Sends a message. Returns false if the message must be queued: other messages are in the queue before it, or the connection has no
-    /// room.
+    /// Sends a message. Returns false if the message must be queued, because older messages are queued, or because the connection has no
+    /// room. Otherwise returns true: the message was sent or lost.
     pub(super) fn try_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -49,7 +49,8 @@ impl BroadcastReceiver {
         self.accepted(sent, slots)
     }
 
-    /// Records the result of a send. Returns false if the message is to be sent later, because the connection has no room now.
+    /// Records the result of a send. Returns false if the message must be sent later, because the connection has no room now. Otherwise
+    /// returns true: the message was sent or lost.
     fn accepted(&mut self, sent: Result<(SendId, Option<usize>), SendErrorKind>, slots: &mut Slots) -> bool {
         match sent {
             Ok((send, slot)) => {
@@ -77,7 +78,7 @@ impl BroadcastReceiver {
         }
     }
 
-    /// Sends queued messages while the connection has room.
+    /// Sends queued messages, until the queue is empty or the connection has no room.
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, conn: ConnectionId, slots: &mut Slots) {
         while let Some(&stored) = self.queue.front() {
             let sent = slots.send(cx, conn, self.device, stored);
@@ -88,7 +89,7 @@ impl BroadcastReceiver {
         }
     }
 
-    /// Records the completion of a send. Returns false if the send is not a message of this receiver.
+    /// Records the completion of a send. Returns true if the send was a message to this receiver, and false otherwise.
     pub(super) fn completed(&mut self, send: SendId, outcome: Outcome, slots: &mut Slots) -> bool {
         let Some(at) = self.in_flight.iter().position(|&(known, _)| known == send) else { return false };
         let (_, slot) = self.in_flight.remove(at).unwrap_or((send, None));
@@ -97,7 +98,8 @@ impl BroadcastReceiver {
         true
     }
 
-    /// Stops sending, and drops the messages of the queue. The slots of messages in flight stay in use until the sends complete.
+    /// Sends no more messages to this receiver, and drops the messages of its queue. The slots of messages in flight stay in use until the
+    /// sends complete.
     pub(super) fn end(&mut self, slots: &mut Slots) {
         self.open = false;
         self.tally.lost += self.queue.len() as u64;

@@ -1,11 +1,11 @@
-//! The memory of published messages. Each slot holds one message, which all receivers on all devices send from there.
+//! The memory of published messages. Each slot holds one message. All receivers on all devices send the message from its slot.
 
 use std::sync::Arc;
 
 use crate::transport::mem::Memory;
 use crate::{ConnectionId, Context, Error, Region, RegionOptions, SendErrorKind, SendId, transport};
 
-/// A message in its slot.
+/// A message that is stored in a slot: the index of the slot, and the length of the message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoredMessage {
     pub(super) slot: usize,
@@ -16,15 +16,15 @@ pub(super) struct StoredMessage {
 #[derive(Debug)]
 struct MessageSlot {
     memory: Arc<Memory>,
-    /// The registrations of the memory, one per device, in the order of [`Slots::devices`].
+    /// The registrations of `memory`: one for each device, in the order of [`Slots::devices`].
     regions: Vec<Region>,
-    /// The number of queues and of sends in flight that use the message. The slot is free at 0.
+    /// The number of queues and sends in flight that use the message. If it is 0, the slot is free.
     holders: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// The slots. Empty until the first receiver joins.
+    /// The slots. The list is empty until the first receiver joins.
     slots: Vec<MessageSlot>,
     free: Vec<usize>,
     /// The names of the devices with which the memory of all slots is registered.
@@ -32,7 +32,7 @@ pub(super) struct Slots {
     pub(super) options: RegionOptions,
     count: usize,
     len: usize,
-    /// A buffer for the copy of a message that a connection cannot send from its slot.
+    /// A buffer for a copy of a message. It is used if a connection cannot send the message from its slot.
     scratch: Vec<u8>,
 }
 
@@ -50,7 +50,8 @@ impl Slots {
         !self.free.is_empty()
     }
 
-    /// Returns the index of a connection's device in `devices`. If the device is new, first registers the memory of all slots with it.
+    /// Returns the index of a connection's device in `devices`. If the device is not in the list yet, first registers the memory of all
+    /// slots with the device, and adds the device.
     pub(super) fn device(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<usize, Error> {
         let name = cx.device(conn).ok_or(Error::Gone("connection"))?.to_owned();
         if let Some(known) = self.devices.iter().position(|device| *device == name) {
@@ -69,8 +70,8 @@ impl Slots {
         Ok(self.devices.len() - 1)
     }
 
-    /// Copies a message to a free slot, and returns the index of the slot. The caller must call `release` for it when the message is sent
-    /// or queued for all receivers. Returns `None` if no slot is free.
+    /// Copies a message to a free slot, and returns the index of the slot. When the message was sent to or queued for all receivers, the
+    /// caller must call `release` with that index. Returns `None` if no slot is free.
     pub(super) fn take(&mut self, message: &[u8]) -> Option<usize> {
         let at = *self.free.last()?;
         let slot = &mut self.slots[at];
@@ -93,8 +94,8 @@ impl Slots {
         }
     }
 
-    /// Sends a message from its slot, or from a copy if the connection cannot send from the slot. Returns the id of the send, and the slot
-    /// if the send uses it until its completion.
+    /// Sends a message from its slot, or from a copy if the connection cannot send from the slot. Returns the id of the send. Also returns
+    /// the index of the slot if the message is sent from there, and `None` if it is sent from a copy.
     pub(super) fn send(
         &mut self,
         cx: &mut Context<'_>,
@@ -106,8 +107,8 @@ impl Slots {
         match cx.send_region(conn, &slot.regions[device], 0..len) {
             Ok(send) => return Ok((send, Some(at))),
             Err(refused @ (SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)) => return Err(refused),
-            // A copy can be sent nevertheless: the message is longer than one buffer and the peer may not read the slot, or the slot's
-            // registration ended when its device was removed.
+            // The message cannot be sent from the slot, but a copy of it can be sent. This happens if the message is longer than one buffer
+            // and the peer may not read the slot, or if the device was removed, which ended the registration of the slot.
             Err(_) => {}
         }
         self.scratch.resize(len, 0);

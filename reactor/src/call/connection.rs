@@ -1,4 +1,4 @@
-//! The calls of one connection, in both directions.
+//! The calls of one connection: the calls of the local side, and the requests of the peer.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,23 +9,24 @@ use super::limits::{CallLimits, CallStats, Load};
 use crate::transport::slab::{Key, Slab};
 use crate::{ConnectionId, Context, SendErrorKind};
 
-/// The largest number of refusals of requests that are queued on a connection, each a frame of 16 bytes. Further refusals are dropped. A
-/// peer that causes so many does not receive messages.
+/// The largest number of queued refusals on a connection. A refusal is a frame of 16 bytes. Further refusals are dropped: if so many are
+/// queued, the peer is not receiving messages.
 const MAX_REFUSALS: usize = 1024;
 
-/// The largest capacity of `Shared::frame`, in bytes, that is kept for the next frame. A larger buffer is freed after its use.
+/// If the capacity of `Shared::frame` is at most this number of bytes, the buffer is kept for the next frame. A larger buffer is freed
+/// after its use.
 const MAX_KEPT_FRAME: usize = 1 << 20;
 
 /// The state that the calls of all connections share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) limits: CallLimits,
-    /// The number and bytes of the unanswered requests and of the queued answers, for all connections.
+    /// The number of unanswered requests and queued answers of all connections, and the sum of the bytes of their payloads.
     pub(super) held: Load,
     /// The number of calls in flight, for all connections.
     pub(super) in_flight: usize,
     pub(super) stats: CallStats,
-    /// The frame that is being sent: its header and payload in one buffer, as `Context::send` needs them.
+    /// The frame that is being sent. The header and the payload are in one buffer, because `Context::send` sends one slice.
     frame: Vec<u8>,
 }
 
@@ -53,18 +54,18 @@ impl Shared {
 #[derive(Debug)]
 struct Call<T> {
     tag: T,
-    /// True while the request is queued, because the connection has no room for it.
+    /// True while the request of this call is queued, because the connection has no room for it.
     waits: bool,
 }
 
 /// A request of the peer that the program has not answered yet.
 #[derive(Debug)]
 struct HeldRequest {
-    /// The id that the peer chose for its call.
+    /// The id of the call, which the peer has chosen.
     id: u64,
-    /// The deadline of the call: its caller does not wait longer.
+    /// The deadline of the call. After it, the caller at the peer does not wait for the answer any more.
     until: Instant,
-    /// The length of the payload, in bytes.
+    /// The length of the request's payload, in bytes.
     bytes: usize,
     cancelled: bool,
 }
@@ -79,8 +80,8 @@ struct QueuedFrame {
 #[derive(Clone, Copy, Debug)]
 enum Frame {
     Request(Key, Instant),
-    /// An answer to the request with this id, and the deadline of its call. It counts as an unanswered request in `held`, with the length
-    /// of the answer.
+    /// An answer: the id of its request, and the deadline of the call. While the answer is queued, `held` counts it as an unanswered
+    /// request with the length of the answer.
     Answer(u64, Instant),
     Refusal(u64, Status),
     Cancel(u64),
@@ -92,20 +93,21 @@ pub(super) struct ConnectionCalls<T> {
     pub(super) id: ConnectionId,
     calls: Slab<Call<T>>,
     requests: Slab<HeldRequest>,
-    /// The number and bytes of the unanswered requests and of the queued answers of this connection.
+    /// The number of unanswered requests and queued answers of this connection, and the sum of the bytes of their payloads.
     held: Load,
     /// The frames that wait for room on the connection, in the order in which they are sent.
     queue: VecDeque<QueuedFrame>,
-    /// The number and bytes of the requests of the local side in `queue`.
+    /// The number of requests of the local side in `queue`, and the sum of the bytes of their payloads.
     queued: Load,
     /// The number of refusals in `queue`.
     refusals: usize,
-    /// True if the program has requested to close the connection once all calls and requests have ended and the queue is empty.
+    /// True once the program has called [`ConnectionCalls::finish`]. The connection is closed when all calls and requests have ended and
+    /// the queue is empty.
     finishing: bool,
     pub(super) violation: Option<Violation>,
 }
 
-/// Returns the id that a call's frames carry.
+/// Returns the id of a call in the headers of its frames.
 const fn wire_id(key: Key) -> u64 {
     (key.generation() as u64) << 32 | key.slot() as u64
 }
@@ -193,9 +195,9 @@ impl<T> ConnectionCalls<T> {
     pub(super) fn cancel(&mut self, cx: &mut Context<'_>, shared: &mut Shared, key: Key) -> Option<T> {
         let call = self.calls.remove(key)?;
         shared.in_flight -= 1;
-        // If the request is still queued, the peer does not know the call: `send_queued` drops the request. Otherwise a cancel is sent or
-        // queued. The queue has at most as many cancels as there may be calls in flight: calls that are made while it is not empty are
-        // queued, and need none.
+        // If the request is still queued, the peer does not know the call, so no cancel is needed: `send_queued` drops the request.
+        // Otherwise a cancel is sent or queued. A call that is made while the queue is not empty is itself queued, so it needs no cancel.
+        // So the queue never has more cancels than there may be calls in flight.
         if !call.waits {
             let header = CallHeader { kind: CallKind::Cancel, id: wire_id(key) };
             let waits = !self.queue.is_empty()
@@ -208,7 +210,7 @@ impl<T> ConnectionCalls<T> {
         Some(call.tag)
     }
 
-    /// Removes a call that ends, and returns its tag; `None` if there is no such call.
+    /// Removes a call, because it ends. Returns the tag of the call; `None` if there is no such call.
     #[inline]
     pub(super) fn end(&mut self, cx: &mut Context<'_>, shared: &mut Shared, key: Key) -> Option<T> {
         let call = self.calls.remove(key)?;
@@ -217,7 +219,8 @@ impl<T> ConnectionCalls<T> {
         Some(call.tag)
     }
 
-    /// Removes the call that an answer of the peer names by its id. Returns the key and tag of the call; `None` if there is no such call.
+    /// Removes the call to which an answer of the peer belongs. `id` is the id in the header of the answer. Returns the key and the tag of
+    /// the call; `None` if there is no such call.
     #[inline]
     pub(super) fn answered(&mut self, cx: &mut Context<'_>, shared: &mut Shared, id: u64) -> Option<(Key, T)> {
         let key = Key::new(id as u32, (id >> 32) as u32);
@@ -233,7 +236,8 @@ impl<T> ConnectionCalls<T> {
 
     // Requests of the peer.
 
-    /// Adds a request of the peer, and returns its key. Returns an error if the request must be refused: the status for the refusal.
+    /// Adds a request of the peer, and returns the key of the request. If the request must be refused, returns `Err` with the status that
+    /// the refusal carries.
     #[inline]
     pub(super) fn admit(&mut self, shared: &mut Shared, id: u64, bytes: usize, until: Instant) -> Result<Key, Status> {
         let CallLimits { requests_per_connection, bytes_per_connection, requests, bytes: all, .. } = shared.limits;
@@ -250,7 +254,8 @@ impl<T> ConnectionCalls<T> {
         Ok(self.requests.insert(HeldRequest { id, until, bytes, cancelled: false }))
     }
 
-    /// Sends a refusal of a request to the peer, or queues it if the connection has no room.
+    /// Sends a refusal of a request to the peer. If the connection has no room, queues the refusal; drops it if [`MAX_REFUSALS`] refusals
+    /// are queued.
     pub(super) fn refuse(&mut self, cx: &mut Context<'_>, shared: &mut Shared, id: u64, status: Status) {
         let header = CallHeader::answer(id, status);
         if self.queue.is_empty() && !matches!(shared.send(cx, self.id, header, &[]), Err(SendErrorKind::WouldBlock(_)))
@@ -265,21 +270,23 @@ impl<T> ConnectionCalls<T> {
         self.queue.push_back(QueuedFrame { frame: Frame::Refusal(id, status), payload: Vec::new() });
     }
 
-    /// Marks a request as cancelled by its caller. Returns the key of the request; `None` if there is no such request. The search passes
-    /// all unanswered requests. That is acceptable, because cancels are rare, and [`CallLimits`] limits the number of requests.
+    /// Marks a request as cancelled by the peer. Returns the key of the request; `None` if there is no such request. The search visits up
+    /// to all unanswered requests. That is acceptable, because cancels are rare, and [`CallLimits`] limits the number of requests.
     pub(super) fn cancelled(&mut self, id: u64) -> Option<Key> {
         let (key, _) = self.requests.iter().find(|(_, request)| request.id == id && !request.cancelled)?;
         self.requests.get_mut(key)?.cancelled = true;
         Some(key)
     }
 
-    /// Returns the deadline of a request. Returns `None` if the caller does not wait any more, or if there is no such request.
+    /// Returns the deadline of a request. Returns `None` if the deadline has passed, if the caller has cancelled the call, or if there is
+    /// no such request.
     pub(super) fn awaited_until(&self, key: Key, now: Instant) -> Option<Instant> {
         let request = self.requests.get(key).filter(|request| !request.cancelled)?;
         Some(request.until).filter(|until| *until > now)
     }
 
-    /// Ends a request. Sends or queues the answer, if `payload` has one. Otherwise sends a refusal with the status `UNANSWERED`.
+    /// Ends a request. If `payload` is `Some`, sends or queues it as the answer. If `payload` is `None`, sends or queues a refusal with the
+    /// status `UNANSWERED`.
     pub(super) fn answer(
         &mut self,
         cx: &mut Context<'_>,
@@ -333,7 +340,7 @@ impl<T> ConnectionCalls<T> {
         self.queue.push_back(QueuedFrame { frame: Frame::Answer(id, until), payload: payload.to_vec() });
     }
 
-    /// Refuses a request, because the connection did not accept its answer. Returns the error for the program.
+    /// Refuses a request, because the connection did not accept the answer to it. Returns the error for the program.
     #[cold]
     fn cannot_answer(
         &mut self,
@@ -363,7 +370,8 @@ impl<T> ConnectionCalls<T> {
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         while let Some(QueuedFrame { frame, payload }) = self.queue.pop_front() {
             let now = cx.now();
-            // `None` drops the frame: the request of a call that has ended, or an answer after the deadline of its call.
+            // The header is `None` if the frame is not to be sent: a request whose call has ended, or an answer after the deadline of its
+            // call.
             let header = match frame {
                 Frame::Request(key, until) => self
                     .is_in_flight(key)
@@ -388,7 +396,8 @@ impl<T> ConnectionCalls<T> {
                 Frame::Refusal(..) => self.refusals -= 1,
                 Frame::Cancel(_) => {}
             }
-            // An answer that cannot be sent is replaced by a refusal. If the send of a request fails here, its call ends at its deadline.
+            // If an answer cannot be sent, a refusal is sent instead. If a request cannot be sent, nothing is done here: the call ends at
+            // its deadline.
             if let (Err(error), Frame::Answer(id, _)) = (sent, frame) {
                 self.cannot_answer(cx, shared, id, error);
             }
@@ -396,7 +405,7 @@ impl<T> ConnectionCalls<T> {
         self.close_if_done(cx);
     }
 
-    /// Refuses new calls and requests from now on, and closes the connection once the existing ones have ended.
+    /// Refuses new calls and requests from now on. Closes the connection once the existing calls and requests have ended.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>) {
         self.finishing = true;
         self.close_if_done(cx);

@@ -10,15 +10,15 @@ use crate::{ConnectionId, Context, TimerId};
 /// The deadline of a call: the time, and the connection and key of the call.
 pub(super) type CallDeadline = (Instant, ConnectionId, Key);
 
-/// The heap may keep entries of calls that have ended: as many as there are calls in flight, plus this number.
+/// The number of entries of ended calls that the heap may keep, in addition to one for each call in flight.
 const MAX_STALE: usize = 64;
 
-/// The deadlines of a reactor's calls. When a call ends, its entry stays in the heap: it is removed when it becomes the first entry, or by
-/// [`Deadlines::prune`].
+/// The deadlines of a reactor's calls. When a call ends, its entry stays in the heap. The entry is removed when it becomes the first entry
+/// of the heap, or by [`Deadlines::prune`].
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
     heap: BinaryHeap<Reverse<CallDeadline>>,
-    /// The timer and the time at which it expires, which is not later than the first deadline. `None` if no timer is set.
+    /// The time at which the timer expires, and the timer. That time is not later than the first deadline. `None` if no timer is set.
     armed: Option<(Instant, TimerId)>,
 }
 
@@ -39,12 +39,13 @@ impl Deadlines {
         }
     }
 
-    /// Records that `timer` has expired. Returns true if it is the timer of the deadlines: it is not set any more.
+    /// Handles the expiry of a timer. Returns true if it was the timer of the deadlines, which must then be set again. Returns false if it
+    /// was another timer.
     pub(super) fn has_fired(&mut self, timer: TimerId) -> bool {
         self.armed.take_if(|(_, armed)| *armed == timer).is_some()
     }
 
-    /// Removes and returns the first deadline if it has passed; `None` if no deadline has passed.
+    /// Removes and returns the earliest deadline if it has passed; `None` if no deadline has passed.
     pub(super) fn next(&mut self, now: Instant) -> Option<CallDeadline> {
         let Reverse(due) = self.heap.peek().copied()?;
         if due.0 > now || cfg!(planted = "a-call-outlives-its-deadline") {
@@ -53,7 +54,7 @@ impl Deadlines {
         self.heap.pop().map(|Reverse(due)| due)
     }
 
-    /// Sets the timer for the first deadline of a call that is in flight. Removes the entries of ended calls before it.
+    /// Sets the timer for the earliest deadline of a call that is in flight. Removes the earlier entries of ended calls from the heap.
     pub(super) fn rearm(&mut self, cx: &mut Context<'_>, is_in_flight: impl Fn(&CallDeadline) -> bool) {
         while let Some(&Reverse(due)) = self.heap.peek() {
             if is_in_flight(&due) {

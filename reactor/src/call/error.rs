@@ -9,16 +9,17 @@ use crate::{DisconnectReason, SendErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The connection has reached a limit of [`super::CallLimits`]: the number of calls in flight, or the bytes of queued requests.
+    /// The connection has reached a limit of [`super::CallLimits`]: the largest number of calls in flight, or the largest number of bytes
+    /// of queued requests.
     #[error("the connection has reached its limit of calls in flight or of queued bytes: wait for an answer")]
     Full,
-    /// The connection does not accept the request: it is not open, or [`super::Calls::finish`] was called, or the request is too long. The
-    /// payload and the header of 16 bytes together must not exceed the longest message that the peer accepts.
+    /// The connection does not accept the request: the connection is not open, [`super::Calls::finish`] was called, or the request is too
+    /// long. The payload and the header of 16 bytes together must not exceed the longest message that the peer accepts.
     #[error(transparent)]
     Send(SendErrorKind),
 }
 
-/// A call that was not made, with its tag.
+/// A call that was not made. It contains the reason and the tag of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedCall<T> {
     /// The reason why the call was not made.
@@ -48,7 +49,7 @@ pub enum CallError {
     /// The peer has reached one of its limits, and has not served the request.
     #[error("the peer is overloaded: try again later, or elsewhere")]
     Overloaded,
-    /// The peer accepts no more requests on this connection, and has not served this one.
+    /// The peer accepts no more requests on this connection. It has not served the request of this call.
     #[error("the peer is being drained: try elsewhere")]
     Draining,
     /// The peer's program has dismissed the request without an answer.
@@ -60,7 +61,7 @@ pub enum CallError {
     /// The connection has ended. The peer may have served the request.
     #[error("the connection has ended: {0}")]
     Disconnected(DisconnectReason),
-    /// The reactor has ended, so the call was not made or its answer cannot arrive.
+    /// The reactor has ended. The call was not made, or its answer can no longer arrive.
     #[error("the reactor has ended")]
     Gone,
     /// The peer has refused the request with a status that this version does not know.
@@ -69,8 +70,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns true if the peer's program has certainly not received the request. Such a call can be made again without being served
-    /// twice.
+    /// Returns true if the peer's program has certainly not received the request. The program can then make the call again, and the peer
+    /// will not serve it twice.
     #[must_use]
     pub const fn is_unserved(&self) -> bool {
         matches!(self, Self::Refused(_) | Self::Overloaded | Self::Draining)
@@ -91,14 +92,14 @@ impl CallError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnswerError {
-    /// The caller does not wait any more: the time of the call is over, or the caller has cancelled it.
+    /// The caller does not wait any more: the deadline of the call has passed, or the caller has cancelled the call.
     #[error("the caller does not wait for the answer any more")]
     Late,
-    /// The connection has ended, or the request was answered before.
+    /// The connection has ended, or the request has already been answered or dismissed.
     #[error("there is no such request")]
     Gone,
-    /// The connection does not accept the answer, for instance because it is longer than the longest message that the peer accepts. The
-    /// caller gets an error instead.
+    /// The connection does not accept the answer, for instance because the answer is longer than the longest message that the peer accepts.
+    /// The caller gets an error instead.
     #[error(transparent)]
     Send(SendErrorKind),
 }

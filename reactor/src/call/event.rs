@@ -1,4 +1,4 @@
-//! The events of calls that [`super::Calls::on_recv`] returns, with the ids and payloads of calls and requests.
+//! The events of calls that [`super::Calls::on_recv`] returns, and the ids and payloads that these events contain.
 
 use std::ops::Deref;
 
@@ -7,7 +7,7 @@ use super::frame::{HEADER, Violation};
 use crate::transport::slab::Key;
 use crate::{ConnectionId, DetachedMessage, Message};
 
-/// Declares the id of a call or a request: a connection, and a key in that connection's table of calls or requests.
+/// Declares the id of a call or a request. The id contains a connection, and a key in that connection's table of calls or requests.
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -28,15 +28,16 @@ macro_rules! id {
 }
 
 id!(
-    /// The id of a call of the local side. It is stale once the call has ended.
+    /// The id of a call of the local side. Once the call has ended, the id refers to no call any more.
     CallId
 );
 id!(
-    /// The id of a request of the peer. It is stale once the request was answered or dismissed. The program may send it to other threads.
+    /// The id of a request of the peer. Once the request was answered or dismissed, the id refers to no request any more. The program may pass the
+    /// id to other threads.
     RequestId
 );
 
-/// The payload of a request or an answer. It contains the whole message `B`, and dereferences to the payload after the header.
+/// The payload of a request or an answer. It holds the whole message `B`, but dereferences only to the payload behind the header.
 #[derive(Debug)]
 pub struct CallPayload<B>(pub(super) B);
 
@@ -50,8 +51,9 @@ impl<B: Deref<Target = [u8]>> Deref for CallPayload<B> {
 }
 
 impl CallPayload<Message<'_>> {
-    /// Keeps the payload after the end of the callback without a copy, as [`Message::detach`] does. The payload occupies a receive buffer,
-    /// so the peer has one credit less until the payload is dropped. A server that holds many requests at a time should copy them instead.
+    /// Keeps the payload beyond the end of the callback without a copy, as [`Message::detach`] does. The payload still occupies a receive
+    /// buffer, so the peer has one credit less until the payload is dropped. A server that holds many requests at a time should copy their
+    /// payloads instead.
     #[must_use = "a payload that is dropped immediately need not be detached"]
     pub fn detach(self) -> CallPayload<DetachedMessage> {
         CallPayload(self.0.detach())
@@ -62,7 +64,7 @@ impl CallPayload<Message<'_>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailedCall<T> {
-    /// The id of the call, which is stale.
+    /// The id of the call. The call has ended.
     pub call: CallId,
     /// The tag of the call.
     pub tag: T,
@@ -70,23 +72,24 @@ pub struct FailedCall<T> {
     pub error: CallError,
 }
 
-/// The event of a received message, for the program.
+/// The event that a received message causes, for the program.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CallEvent<B, T> {
-    /// The peer has sent a request. The program must end it with [`super::Calls::answer`] or [`super::Calls::dismiss`], in this callback or
-    /// later.
+    /// The peer has sent a request. The program must end the request with [`super::Calls::answer`] or [`super::Calls::dismiss`], in this
+    /// callback or later.
     Request {
         /// The id of the request.
         id: RequestId,
         /// The payload of the request.
         payload: CallPayload<B>,
     },
-    /// The peer has cancelled a request. The program must still end the request with `answer` or `dismiss`, which then send nothing.
+    /// The peer has cancelled a request. The program must still end the request with `answer` or `dismiss`. Neither sends anything to the
+    /// peer for a cancelled request.
     Cancelled(RequestId),
     /// The answer to a call has arrived, and the call has ended.
     Answer {
-        /// The id of the call, which is stale.
+        /// The id of the call. The call has ended.
         call: CallId,
         /// The tag of the call.
         tag: T,

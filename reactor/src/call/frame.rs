@@ -1,15 +1,15 @@
 //! The header of a frame. A frame is a message of a connection that carries calls: a header of 16 bytes, then the payload. `docs/wire.md`
-//! has the layout.
+//! describes the layout.
 
 use std::time::Duration;
 
 /// The length of the header, in bytes.
 pub(super) const HEADER: usize = 16;
 
-/// The longest time until a deadline that a header can express: about 71 minutes.
+/// The longest remaining time that a header can carry: about 71 minutes.
 pub(super) const MAX_TIME: Duration = Duration::from_micros(u32::MAX as u64);
 
-/// The status in an answer: `DONE` if the answer has a payload, otherwise the reason for the refusal.
+/// The status in an answer. `DONE` means that the answer has a payload. Every other value is the reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Status(pub(super) u8);
 
@@ -24,11 +24,11 @@ impl Status {
 /// The kind of a frame, with the fields of that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallKind {
-    /// A request, with the time for which its caller still waits, in microseconds.
+    /// A request. The value is the time that is left until the deadline of the call, in microseconds.
     Request(u32),
-    /// An answer, or the refusal of a request: the status says which.
+    /// An answer, or the refusal of a request. The status distinguishes the two.
     Answer(Status),
-    /// The caller does not wait for an answer any more.
+    /// A cancel: the caller has stopped waiting for the answer.
     Cancel,
 }
 
@@ -36,11 +36,11 @@ pub(super) enum CallKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallHeader {
     pub(super) kind: CallKind,
-    /// The id of the call. The caller chooses it; the server only copies it to the answer.
+    /// The id of the call. The caller chooses the id; the server copies it into the answer.
     pub(super) id: u64,
 }
 
-/// The reason why a received message is not a valid frame. The connection is aborted.
+/// The reason why a received message is not a valid frame. The connection is aborted because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -137,12 +137,12 @@ mod tests {
             CallHeader::read(&octets)
         };
         assert_eq!(with(0, 3), Err(Violation::Kind(3)));
-        // Fields that a kind of frame does not use must be zero: an answer carries no time, and a cancel no status.
+        // Fields that a kind of frame does not use must be zero: an answer has no remaining time, and a cancel has no status.
         assert_eq!(with(4, 1), Err(Violation::Reserved));
         assert_eq!(with(2, 1), Err(Violation::Reserved));
         let cancel = [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(CallHeader::read(&cancel), Err(Violation::Reserved));
-        // The status of an answer may be one that a later version defines: every value is accepted.
+        // A later version may define further statuses of an answer, so every value is accepted.
         assert_eq!(with(1, 200).map(|header| header.kind), Ok(CallKind::Answer(Status(200))));
     }
 

@@ -1,20 +1,22 @@
-//! The limits on the requests of peers that the local side holds until they are answered, and the counters of calls.
+//! The limits on the unanswered requests of peers, and the counters of calls.
 
-/// The limits of the calls of a reactor. If a request of a peer would exceed one of them, the peer gets [`super::CallError::Overloaded`],
-/// and the payload of the request is not copied.
+/// The limits of the calls of a reactor. If a request of a peer would exceed a limit, the peer's call fails with
+/// [`super::CallError::Overloaded`], and the payload of the request is not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallLimits {
-    /// The largest number of unanswered requests of a connection. Answers that wait for room are included. Default: 1,024.
+    /// The largest number of unanswered requests of one connection. Answers that wait for room count as unanswered requests. Default:
+    /// 1,024.
     pub requests_per_connection: usize,
-    /// The largest number of bytes of the payloads of a connection's unanswered requests and waiting answers. Default: 8 MiB.
+    /// The largest sum of the bytes of the payloads of one connection's unanswered requests and waiting answers. Default: 8 MiB.
     pub bytes_per_connection: usize,
-    /// The largest number of unanswered requests of all connections together. Answers that wait for room are included. Default: 8,192.
+    /// The largest number of unanswered requests of all connections together. Answers that wait for room count as unanswered requests.
+    /// Default: 8,192.
     pub requests: usize,
-    /// The largest number of bytes of the payloads of all unanswered requests and waiting answers together. Default: 64 MiB.
+    /// The largest sum of the bytes of the payloads of all unanswered requests and waiting answers of all connections. Default: 64 MiB.
     pub bytes: usize,
-    /// The largest number of calls of the local side that are in flight on a connection. They include calls whose requests wait for room;
-    /// the payloads of these requests may have `bytes_per_connection` bytes together. Default: 1,024.
+    /// The largest number of calls of the local side that are in flight on one connection. Calls whose requests wait for room are included.
+    /// The payloads of these waiting requests may have at most `bytes_per_connection` bytes in total. Default: 1,024.
     pub calls_per_connection: usize,
 }
 
@@ -34,18 +36,18 @@ impl Default for CallLimits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallStats {
-    /// Requests that were delivered to the program.
+    /// The number of requests that were delivered to the program.
     pub admitted: u64,
-    /// Requests that were refused because one of the [`CallLimits`] was reached.
+    /// The number of requests that were refused because one of the [`CallLimits`] was reached.
     pub overloaded: u64,
-    /// Requests that were dropped because their deadlines had passed when they arrived.
+    /// The number of requests that were dropped because their deadlines had passed when they arrived.
     pub expired: u64,
-    /// Refusals of requests that were not sent, because 1,024 refusals already waited for room on the connection. The callers of these
-    /// requests wait until their deadlines.
+    /// The number of refusals that were not sent, because 1,024 refusals already waited for room on the connection. The callers of the
+    /// refused requests wait until their deadlines.
     pub refusals_dropped: u64,
-    /// Answers that match no call in flight, because they arrived after the deadline or were repeated.
+    /// The number of answers that match no call in flight, because they arrived after the call had ended or were repeated.
     pub unmatched: u64,
-    /// Calls that ended at their deadlines.
+    /// The number of calls that ended at their deadlines without an answer.
     pub deadlines: u64,
 }
 
@@ -57,7 +59,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Returns true if one more, with a payload of `bytes`, stays within both limits: `most` in number, and `most_bytes` in bytes.
+    /// Returns true if one more item, with a payload of `bytes` bytes, stays within both limits: `most` items, and `most_bytes` bytes.
     #[inline]
     pub(super) const fn has_room(&self, bytes: usize, most: usize, most_bytes: usize) -> bool {
         self.count < most && self.bytes.saturating_add(bytes) <= most_bytes

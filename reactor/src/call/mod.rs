@@ -9,14 +9,15 @@
 //!
 //! Each call has a deadline. The request carries the time that remains until the deadline, so the clocks of the two sides need not agree.
 //! If no time remains, the receiver drops the request. An answer is not sent after the deadline. The time of a call begins at
-//! [`Context::now`]. It is at most 71 minutes: a longer time is reduced to that.
+//! [`Context::now`]. The time of a call is at most 71 minutes: a longer time is reduced to 71 minutes.
 //!
 //! # Memory
 //!
-//! If the connection has no room for a request or an answer, its payload is copied, and sent when there is room. [`CallLimits`] limits the
-//! memory that the requests of a peer use. An answer that waits for room counts against the same limits, but is never refused, so the
-//! memory may exceed them by the program's answers. If a request would exceed a limit, its caller gets [`CallError::Overloaded`], and its
-//! payload is not copied. If the connection has room, a payload is copied once more than by [`Context::send`], and nothing is allocated.
+//! If the connection has no room for a request or an answer, the payload is copied, and is sent when the connection has room.
+//! [`CallLimits`] limits the memory that the requests of a peer use. An answer that waits for room counts against the same limits, but is
+//! never refused, so the program's answers may use memory beyond the limits. If a request would exceed a limit, the caller gets
+//! [`CallError::Overloaded`], and the payload is not copied. If the connection has room, a payload is copied once more than by
+//! [`Context::send`], and nothing is allocated.
 
 mod connection;
 mod deadlines;
@@ -40,7 +41,7 @@ use crate::transport::slab::Key;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
 /// The calls and requests of a reactor; see the [module](self). `T` is the type of the tag of a call: a value of the program that is stored
-/// with the call, and returned when the call ends. The program forwards four callbacks:
+/// with the call, and returned when the call ends. The program forwards four callbacks to `Calls`:
 ///
 /// ```
 /// use std::time::Duration;
@@ -160,7 +161,7 @@ impl<T> Calls<T> {
         Self::default()
     }
 
-    /// Returns the limits, which the program may change. Calls in flight and requests that have arrived are not affected.
+    /// Returns the limits. The program may change them. A change does not affect calls in flight or requests that have already arrived.
     ///
     /// ```
     /// let mut calls = rdma_reactor::call::Calls::<()>::new();
@@ -178,13 +179,13 @@ impl<T> Calls<T> {
     }
 
     /// Makes a call, which ends after `within` at the latest. [`CallEvent::Answer`], [`CallEvent::Failed`] or [`Calls::next_failed`]
-    /// reports the end, with the tag. If the connection has no room for the request, the request is queued. The time in the queue counts,
-    /// too.
+    /// reports the end of the call, with the tag. If the connection has no room for the request, the request is queued. The time in the
+    /// queue is a part of `within`.
     ///
     /// Example: [`Calls`].
     ///
     /// # Errors
-    /// [`RefusedCall`] if the call was not made. It contains the reason, and returns the tag.
+    /// [`RefusedCall`] if the call was not made. It contains the reason and the tag.
     #[inline]
     pub fn call(
         &mut self,
@@ -226,7 +227,8 @@ impl<T> Calls<T> {
         connection_of(&mut self.connections, call.conn)?.cancel(cx, &mut self.shared, call.key)
     }
 
-    /// Answers a request, in the callback that reported it or later. If the connection has no room for the answer, the answer is queued.
+    /// Answers a request. The program may call this in the callback that has reported the request, or later. If the connection has no room
+    /// for the answer, the answer is queued.
     ///
     /// Example: [`Calls`].
     ///
@@ -238,19 +240,19 @@ impl<T> Calls<T> {
         connection.answer(cx, &mut self.shared, request.key, Some(payload))
     }
 
-    /// Ends a request without an answer. Its caller gets [`CallError::Unanswered`].
+    /// Ends a request without an answer. The caller gets [`CallError::Unanswered`].
     ///
     /// Example: [`Calls::time_left`].
     pub fn dismiss(&mut self, cx: &mut Context<'_>, request: RequestId) {
         if let Some(connection) = connection_of(&mut self.connections, request.conn) {
-            // An error is ignored: it means that the caller does not wait any more, or that there is no such request.
+            // An error is ignored: the caller does not wait any more, or there is no such request.
             let _ = connection.answer(cx, &mut self.shared, request.key, None);
         }
     }
 
-    /// Returns the time for which the caller of a request still waits. Returns `None` if the caller does not wait any more: its deadline
-    /// has passed, it has cancelled the call, or the connection has ended. A server that queues requests should call this before it serves
-    /// one, and dismiss the request if the result is `None`.
+    /// Returns the time that is left until the deadline of a request. Returns `None` if the caller does not wait any more: the deadline has
+    /// passed, the caller has cancelled the call, or the connection has ended. A server that queues requests should call this before it
+    /// serves a request, and should dismiss the request if the result is `None`.
     ///
     /// ```
     /// use rdma_reactor::Context;
@@ -272,7 +274,8 @@ impl<T> Calls<T> {
     }
 
     /// Closes a connection once all of its calls and requests have ended. Until then, new requests of the peer are refused with
-    /// [`CallError::Draining`], and new calls of the local side with [`SendErrorKind::Closed`]. Use it in [`crate::Handler::on_drain`]:
+    /// [`CallError::Draining`], and new calls of the local side with [`SendErrorKind::Closed`]. Use `finish` in
+    /// [`crate::Handler::on_drain`]:
     ///
     /// ```
     /// use rdma_reactor::Context;
@@ -291,16 +294,16 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Returns the next call that has ended without an answer, because its deadline has passed or its connection has ended. Call this after
-    /// [`Calls::on_timer`] and [`Calls::on_disconnect`], until it returns `None`.
+    /// Returns the next call that has ended without an answer, because its deadline has passed or its connection has ended. After
+    /// [`Calls::on_timer`] and [`Calls::on_disconnect`], call `next_failed` until it returns `None`.
     ///
     /// Example: [`Calls`].
     pub fn next_failed(&mut self) -> Option<FailedCall<T>> {
         self.failed.pop_front()
     }
 
-    /// Handles a received message. Call this in [`crate::Handler::on_recv`], with the message or its bytes. Returns the event for the
-    /// program; `None` if the program has nothing to do.
+    /// Handles a received message. Call this in [`crate::Handler::on_recv`]. `message` is the message or a slice of its bytes. Returns the
+    /// event for the program; `None` if the program need not do anything.
     ///
     /// Example: [`Calls`].
     #[inline]
@@ -377,8 +380,8 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Ends the calls whose deadlines have passed. Call this in [`crate::Handler::on_timer`], then [`Calls::next_failed`]. Returns true if
-    /// `timer` is the timer of this `Calls`. Returns false, and does nothing, if it is a timer of the program.
+    /// Ends the calls whose deadlines have passed. Call this in [`crate::Handler::on_timer`], and call [`Calls::next_failed`] afterwards.
+    /// Returns true if `timer` is the timer of this `Calls`. Returns false, and does nothing, if `timer` is a timer of the program.
     ///
     /// Example: [`Calls`].
     pub fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
@@ -396,8 +399,8 @@ impl<T> Calls<T> {
         true
     }
 
-    /// Ends the calls and requests of a connection that has ended. Call this in [`crate::Handler::on_disconnect`], then
-    /// [`Calls::next_failed`].
+    /// Ends the calls and requests of a connection that has ended. Call this in [`crate::Handler::on_disconnect`], and call
+    /// [`Calls::next_failed`] afterwards.
     ///
     /// Example: [`Calls`].
     pub fn on_disconnect(&mut self, conn: ConnectionId, reason: &DisconnectReason) {
@@ -419,7 +422,8 @@ impl<T> Calls<T> {
         self.failed.extend(ended);
     }
 
-    /// Adds a connection when its first frame is sent or received. Returns false, and adds nothing, if the connection is not open.
+    /// Adds a connection to `connections`, because its first frame is sent or has arrived. Returns true if the connection was added.
+    /// Returns false if the connection is not open.
     #[cold]
     fn open(&mut self, cx: &Context<'_>, conn: ConnectionId) -> bool {
         if cx.max_message(conn).is_none() {
@@ -429,7 +433,8 @@ impl<T> Calls<T> {
         if self.connections.len() <= slot {
             self.connections.resize_with(slot + 1, || None);
         }
-        // The slot may still have a previous connection, if the program has not called `on_disconnect` for it. Its calls end now.
+        // The slot may still contain an earlier connection, if the program has not called `on_disconnect` for that connection. The calls of
+        // the earlier connection end now.
         if let Some(old) = self.connections[slot].as_ref().map(|connection| connection.id) {
             self.on_disconnect(old, &DisconnectReason::Lost);
         }

@@ -19,14 +19,14 @@ use crate::error::{DisconnectReason, Error};
 use crate::id::{ENDPOINT_WORK_BITS, SendId, SendKind, endpoint_wr_id};
 use crate::providers::Handle;
 
-/// A datagram that the endpoint has accepted from the program, until its send completes.
+/// A datagram that the endpoint has accepted from the program, and whose send has not completed.
 #[derive(Debug)]
 pub(super) struct DatagramSend {
     pub(super) buffer: Posted,
     pub(super) id: SendId,
 }
 
-/// A multicast group that the endpoint is a member of or is joining. `peer` is `None` until the endpoint has joined.
+/// A multicast group that the endpoint is a member of or is joining. `peer` is `None` until the endpoint is a member.
 #[derive(Debug)]
 pub(super) struct MulticastMembership {
     pub(super) group: IpAddr,
@@ -38,8 +38,8 @@ pub(super) struct MulticastMembership {
 pub(super) struct EndpointResources {
     /// The connection-manager id that owns the queue pair.
     pub(super) cm: Handle<CmId>,
-    /// The connection-manager id that listens at the endpoint's address: peers request the number of the queue pair
-    /// from it.
+    /// The connection-manager id that listens at the endpoint's address. It receives the requests of peers for the
+    /// number of the queue pair.
     pub(super) listener: Handle<CmId>,
     pub(super) address: SocketAddr,
     pub(super) qp: QpId,
@@ -55,7 +55,7 @@ pub(super) struct EndpointResources {
 #[derive(Debug)]
 pub(super) enum EndpointState {
     Open,
-    /// The endpoint is closed. Datagrams that were accepted before are still sent, until the timer expires.
+    /// The endpoint is closed. Datagrams that it accepted before the close are still sent, until `timer` expires.
     Draining {
         reason: DisconnectReason,
         timer: Key,
@@ -66,8 +66,8 @@ pub(super) enum EndpointState {
     },
 }
 
-/// The send and receive queues of an endpoint, including work requests that are not posted yet: `reposts` for receives,
-/// and `chain` for sends.
+/// The send and receive queues of an endpoint. They include work requests that are not posted yet: `reposts` contains
+/// receives, and `chain` contains sends.
 #[derive(Debug)]
 pub(super) struct EndpointQueues {
     pub(super) pool: Pool,
@@ -77,7 +77,8 @@ pub(super) struct EndpointQueues {
     pub(super) sends: VecDeque<DatagramSend>,
     pub(super) chain: Vec<SendWr>,
     pub(super) send_depth: usize,
-    /// The number of datagrams that were ever accepted. It is the sequence number of the next one.
+    /// The number of datagrams that the endpoint has accepted so far. It is also the sequence number of the next
+    /// datagram.
     pub(super) accepted: u64,
 }
 
@@ -87,11 +88,12 @@ pub(super) struct Endpoint {
     pub(super) resources: EndpointResources,
     pub(super) state: EndpointState,
     pub(super) queues: EndpointQueues,
-    /// The address handles of peers that the program has forgotten. The number is that of the first send after a peer
-    /// was forgotten: only earlier sends use its handle, so the handle is destroyed when they have completed.
+    /// The address handles of peers that the program has forgotten. The number is the sequence number of the first send
+    /// after the peer was forgotten. Only earlier sends use the address handle, so the handle is destroyed when all
+    /// earlier sends have completed.
     pub(super) forgotten: VecDeque<(u64, AddressId)>,
     pub(super) groups: Vec<MulticastMembership>,
-    /// True if a send was refused, and `on_datagram_writable` has not been called since.
+    /// True from the refusal of a send until `on_datagram_writable` is called.
     pub(super) blocked: bool,
     /// True while the endpoint is on the list `Endpoints::to_post`, because it has work requests to post.
     pub(super) marked: bool,
@@ -106,7 +108,7 @@ const SLOT_BITS: u32 = 20;
 /// sends from receives.
 pub(super) const GENERATION_BITS: u32 = ENDPOINT_WORK_BITS - SEQUENCE_BITS - SLOT_BITS - 1;
 
-/// The decoded part of a work request id that this module encodes: the endpoint, and the send or receive.
+/// The part of a work request id that this module encodes, in decoded form: the endpoint, and the send or receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EndpointWorkRequest {
     pub(super) endpoint: Key,
@@ -123,7 +125,7 @@ impl EndpointWorkRequest {
         endpoint_wr_id(number)
     }
 
-    /// Decodes the number in a work request id, which [`EndpointWorkRequest::pack`] has encoded.
+    /// Decodes a number that [`EndpointWorkRequest::pack`] has encoded in a work request id.
     pub(super) fn unpack(number: u64) -> Self {
         let slot = (number >> (1 + SEQUENCE_BITS)) as u32 & ((1 << SLOT_BITS) - 1);
         let generation = (number >> (1 + SEQUENCE_BITS + SLOT_BITS)) as u32 & ((1 << GENERATION_BITS) - 1);
@@ -141,8 +143,8 @@ impl EndpointQueues {
         self.sends.len() < self.send_depth
     }
 
-    /// Appends a datagram to the chain of sends that will be posted. Returns the id of the send. The caller has checked
-    /// that the send queue has a free slot and that the datagram is not too long.
+    /// Appends a datagram to the chain of sends that will be posted. Returns the id of the send. The caller must have
+    /// checked that the send queue has a free slot and that the datagram is not too long.
     pub(super) fn push_send(&mut self, endpoint: Key, buffer: Buffer, len: usize, op: SendOp) -> SendId {
         let id = SendId::new(self.accepted, SendKind::Datagram);
         let (posted, sge) = self.pool.post(buffer, len);
@@ -153,16 +155,17 @@ impl EndpointQueues {
         id
     }
 
-    /// Returns the number of sends that end with the completion of send `sequence`. Only the last send of a chain is
-    /// signaled, so its completion also ends all sends before it. Returns `None` if send `sequence` is not posted.
+    /// Returns the number of sends that have ended when the completion of send `sequence` arrives. Only the last send
+    /// of a chain is signaled. So a completion ends the send `sequence` and all unfinished sends before it. Returns
+    /// `None` if send `sequence` is not posted.
     pub(super) fn sends_ended_by(&self, sequence: u16) -> Option<usize> {
         let oldest = self.sends.front()?.id.sequence() as u16;
         let count = usize::from(sequence.wrapping_sub(oldest)) + 1;
         (count <= self.sends.len() - self.chain.len()).then_some(count)
     }
 
-    /// Returns the sequence number of the oldest send that has not ended. If all have ended, returns that of the next
-    /// send.
+    /// Returns the sequence number of the oldest send that has not ended. If all sends have ended, returns the sequence
+    /// number of the next send.
     pub(super) fn oldest(&self) -> u64 {
         self.sends.front().map_or(self.accepted, |send| send.id.sequence())
     }
@@ -194,7 +197,7 @@ impl EndpointQueues {
         })
     }
 
-    /// Posts the chain of sends, with a signaled last one.
+    /// Posts the chain of sends. Only the last send of the chain is signaled.
     pub(super) fn post_sends(&mut self, qp: QpId, provider: &mut dyn Provider) -> Result<(), Error> {
         let Some(last) = self.chain.last_mut() else { return Ok(()) };
         last.flags |= SendFlags::SIGNALED;
@@ -218,7 +221,8 @@ impl Endpoint {
         matches!(self.state, EndpointState::Over { .. })
     }
 
-    /// Removes and returns the address handle of a forgotten peer that no send uses any more. `None` if there is none.
+    /// Removes and returns the address handle of a forgotten peer, if no send uses that handle any more. Returns `None`
+    /// if there is no such handle.
     pub(super) fn next_unused(&mut self) -> Option<AddressId> {
         let &(until, address) = self.forgotten.front()?;
         if until > self.queues.oldest() {

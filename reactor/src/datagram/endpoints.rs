@@ -1,6 +1,6 @@
-//! All datagram endpoints of a reactor: their opening, sends, completions and end. The layers below do not know
-//! endpoints. They store a number for each event source and timer of an endpoint, and return it with the event: this
-//! file encodes the endpoint or lookup in that number.
+//! All datagram endpoints of a reactor: how they are opened, send, complete and end. The driver does not know
+//! endpoints. It stores a number for each event source and timer of an endpoint, and returns that number with each
+//! event. This file encodes the endpoint or lookup in the number.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -28,10 +28,10 @@ use crate::error::{Blocked, ConnectError, DisconnectReason, Error, Outcome, Send
 use crate::id::SendId;
 use crate::providers::{Handle, device_index, device_of, role};
 
-/// The name of the feature in the error of a provider without datagrams.
+/// The name of the missing feature, in the error for a provider that does not support datagrams.
 pub(super) const DATAGRAMS: &str = "datagrams";
 
-/// A callback of the program that is to be called.
+/// A callback of the program that the reactor will call.
 #[derive(Debug)]
 pub(crate) enum EndpointEvent {
     /// A datagram has arrived. `len` is its length in bytes, including the route header.
@@ -66,7 +66,7 @@ pub(crate) enum EndpointEvent {
     },
 }
 
-/// A peer of an endpoint: a destination of its datagrams.
+/// A peer of an endpoint, that is, a destination of the endpoint's datagrams.
 #[derive(Debug)]
 pub(super) struct EndpointPeer {
     pub(super) endpoint: Key,
@@ -75,8 +75,8 @@ pub(super) struct EndpointPeer {
     pub(super) destination: Destination,
 }
 
-/// A lookup in progress: the connection manager requests the route to an address and the number of the queue pair
-/// there.
+/// A lookup in progress. The connection manager resolves the route to an address, and requests the number of the queue
+/// pair there.
 #[derive(Debug)]
 pub(super) struct PeerLookup {
     pub(super) endpoint: Key,
@@ -85,7 +85,8 @@ pub(super) struct PeerLookup {
     pub(super) timer: Key,
 }
 
-/// The owner of a connection-manager id or of a timer: an endpoint or a lookup. The driver stores it as a number.
+/// The owner of a connection-manager id or of a timer: an endpoint or a lookup. The driver stores the owner as a
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndpointToken {
     Endpoint(Key),
@@ -116,9 +117,9 @@ pub(crate) struct Endpoints {
     events: VecDeque<EndpointEvent>,
     /// The endpoints that have work requests to post, without duplicates.
     to_post: Vec<Key>,
-    /// The endpoints that have refused a send, and whose send queues may have free slots again.
+    /// The endpoints that have refused a send, and that may have free slots in their send queues again.
     maybe_writable: Vec<Key>,
-    /// The endpoints that are closed, and not finished yet.
+    /// The endpoints that are closed, and that still have a queue pair.
     ending: Vec<Key>,
     receive_chain: Vec<RecvWr>,
 }
@@ -127,8 +128,8 @@ impl Default for Endpoints {
     fn default() -> Self {
         Self {
             all: Slab::with_generation_bits(GENERATION_BITS),
-            // The keys of peers are not encoded in numbers, so their generations may have 32 bits. Those of endpoints
-            // and of lookups have fewer bits.
+            // The keys of endpoints and lookups are encoded in numbers, so their generations have fewer than 32 bits.
+            // The keys of peers are not encoded, so their generations have 32 bits.
             peers: Slab::default(),
             lookups: Slab::with_generation_bits(31),
             events: VecDeque::new(),
@@ -145,7 +146,7 @@ impl Endpoints {
         self.all.is_empty()
     }
 
-    /// Returns an endpoint; `None` if it is not open.
+    /// Returns an open endpoint; `None` if the endpoint does not exist or is not open.
     pub(super) fn get_open(&mut self, key: Key) -> Option<&mut Endpoint> {
         self.all.get_mut(key).filter(|endpoint| endpoint.is_open())
     }
@@ -273,8 +274,7 @@ impl Endpoints {
             driver.owners_mut().own(cm, CmIdOwner::Endpoint(EndpointToken::Endpoint(key).pack()));
         }
         self.mark(key);
-        // The receives are posted immediately: otherwise datagrams that arrive before the end of the next turn would be
-        // lost.
+        // Post the receives now, not at the end of the next turn: datagrams that arrive before that would be lost.
         self.flush(driver);
         Ok(id)
     }
@@ -282,7 +282,7 @@ impl Endpoints {
     // Operations that the program calls.
 
     /// Returns four properties of an endpoint: the address at which peers find it, the number of its queue pair, the
-    /// index of its device, and the largest length of a datagram in bytes. `None` if there is no such endpoint.
+    /// index of its device, and the largest length of a datagram in bytes. Returns `None` if there is no such endpoint.
     pub(crate) fn info(&self, key: Key) -> Option<(SocketAddr, u32, usize, usize)> {
         let resources = &self.all.get(key)?.resources;
         Some((resources.address, resources.qp_number, resources.device, resources.max_datagram))
@@ -322,7 +322,7 @@ impl Endpoints {
 
     // Events from the driver.
 
-    /// Handles the completion of an endpoint's work request. `number` is the part of its id that
+    /// Handles the completion of a work request of an endpoint. `number` is the part of the work request id that
     /// [`EndpointWorkRequest`] encodes.
     #[cold]
     pub(crate) fn completed(&mut self, driver: &mut Driver, number: u64, wc: &WorkCompletion) {
@@ -343,7 +343,7 @@ impl Endpoints {
         };
         let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
         for nth in 1..=count {
-            // The sends before the last one are unsignaled, so they have no completions of their own: they have
+            // Only the last of these sends is signaled, so the sends before it have no completions. They have
             // succeeded.
             self.end_send(driver, key, if nth < count { Outcome::Sent } else { last });
         }
@@ -382,8 +382,8 @@ impl Endpoints {
         true
     }
 
-    /// Returns the memory of an endpoint, from which a received datagram will be delivered to the program. Counts the
-    /// datagram. `None` if the endpoint is not open any more: the datagram is not delivered then.
+    /// Returns the memory that contains a received datagram of an endpoint, and counts the datagram as received.
+    /// Returns `None` if the endpoint is not open any more: the datagram is then not delivered to the program.
     pub(crate) fn slabs_of(&mut self, driver: &mut Driver, key: Key) -> Option<Arc<Slabs>> {
         let slabs = self.get_open(key)?.queues.slabs();
         driver.counters().messages.datagrams_received += 1;
@@ -410,14 +410,15 @@ impl Endpoints {
     /// Handles the expiry of a timer of an endpoint or a lookup.
     pub(crate) fn on_timer(&mut self, driver: &mut Driver, number: u64) {
         match EndpointToken::unpack(number) {
-            // A closed endpoint has had `Timeouts::close` to send the datagrams that it had accepted.
+            // The endpoint was closed `Timeouts::close` ago. The datagrams that it has not sent in this time are
+            // dropped.
             EndpointToken::Endpoint(key) => self.stop_sending(driver, key),
             EndpointToken::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),
         }
     }
 
     /// Queues `on_datagram_writable` for one endpoint that has refused a datagram and would accept one now. Returns
-    /// `true` if there was such an endpoint, so that the caller calls again.
+    /// `true` if there was such an endpoint. The caller repeats the call until it returns `false`.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
         !self.maybe_writable.is_empty() && self.report_writable()
@@ -465,8 +466,9 @@ impl Endpoints {
 
     // The end of endpoints.
 
-    /// Closes an endpoint. If it is closed already, the first reason counts. If `immediately` is true, datagrams that
-    /// were accepted but not sent are dropped. Otherwise they are sent first, within `Timeouts::close`.
+    /// Closes an endpoint for `reason`. If the endpoint is closed already, its first reason stays. If `immediately` is
+    /// true, datagrams that were accepted but not sent are dropped. Otherwise these datagrams are sent first, within
+    /// `Timeouts::close`.
     pub(crate) fn end(&mut self, driver: &mut Driver, key: Key, reason: DisconnectReason, immediately: bool) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
@@ -489,7 +491,7 @@ impl Endpoints {
         self.end(driver, key, DisconnectReason::WorkRequest { device, failure }, true);
     }
 
-    /// Stops sending on an endpoint that is closed: datagrams that were not sent yet are dropped.
+    /// Stops sending on a closed endpoint. Datagrams that are not sent yet are dropped.
     fn stop_sending(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if let EndpointState::Draining { reason, timer } = &endpoint.state {
@@ -515,8 +517,8 @@ impl Endpoints {
         }
     }
 
-    /// Runs stage 10 of the turn, in which connections and endpoints end: destroys the queue pairs of closed endpoints
-    /// that have no more datagrams to send. Returns `true` if there were such endpoints. For each, the event
+    /// Destroys the queue pairs of closed endpoints that have no more datagrams to send. This is stage 10 of the turn,
+    /// in which connections and endpoints end. Returns `true` if there were such endpoints. For each of them,
     /// [`EndpointEvent::Closed`] is queued. The caller calls [`Endpoints::release`] after that event.
     pub(crate) fn finish_ended(&mut self, driver: &mut Driver) -> bool {
         let mut any = false;
@@ -537,8 +539,8 @@ impl Endpoints {
         self.stop_sending(driver, key);
         self.destroy_ids_of(driver, key);
         // The queue pair is destroyed, so the remaining sends have ended. If the device failed to destroy the queue
-        // pair, the device may still access the buffers. Only this endpoint uses their memory, which is deregistered at
-        // its end.
+        // pair, the device may still access the buffers of these sends. That does no harm: no other endpoint uses these
+        // buffers, and their memory is deregistered when the endpoint is released.
         while self.all.get(key).is_some_and(|endpoint| !endpoint.queues.sends.is_empty()) {
             self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed.into()));
         }
@@ -564,13 +566,13 @@ impl Endpoints {
         if let Err(error) = provider.destroy_id(id, now) {
             log::error!("{}: {error}: the device keeps the queue pair", endpoint.id);
             driver.counters().connections.undestroyed += 1;
-            // The queue pair may still complete work requests. So `release` must not return the entries that the
-            // endpoint has reserved in the completion queue.
+            // The device may still complete work requests of the queue pair. So `release` must not return the entries
+            // that the endpoint has reserved in the completion queue.
             endpoint.resources.room = 0;
         }
     }
 
-    /// Releases the peers, address handles, memory and completion-queue entries of an endpoint, and removes it.
+    /// Removes an endpoint, and releases its peers, address handles, memory and completion-queue entries.
     pub(crate) fn release(&mut self, driver: &mut Driver, key: Key) {
         self.forget_peers_of(driver, key);
         let Some(endpoint) = self.all.remove(key) else { return };

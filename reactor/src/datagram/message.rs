@@ -1,4 +1,4 @@
-//! Received datagrams, and the senders from which they come.
+//! Received datagrams, and their senders.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,9 +9,9 @@ use std::ops::Deref;
 use rdma_transport::datagram::GRH_LEN;
 use rdma_transport::wc::WorkCompletion;
 
-/// The sender of a datagram, as far as the network reports it. The origins of all datagrams of one sender are equal. A
-/// program may keep an origin, for instance as the key of a map: it is a small value, without a reference to the
-/// datagram.
+/// The sender of a datagram, as far as the network reports it. The origins of all datagrams of one sender are equal. An
+/// origin is a small value without a reference to the datagram, so a program may keep it, for instance as the key of a
+/// map.
 #[derive(Clone, Copy)]
 pub struct Origin {
     pub(super) completion: WorkCompletion,
@@ -25,8 +25,8 @@ impl Origin {
         self.completion.source.qp_number
     }
 
-    /// Returns the address of the sender. On RoCE it is an IP address; on InfiniBand it is the GID, if the datagram has
-    /// a route header. Returns `None` if the network does not report an address.
+    /// Returns the address of the sender. On RoCE the address is an IP address. On InfiniBand the address is the GID,
+    /// if the datagram has a route header. Returns `None` if the network does not report an address.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         if !self.completion.source.has_route_header() {
@@ -82,7 +82,7 @@ impl fmt::Display for Origin {
 }
 
 /// Reads the sender's address from a route header, which contains an IPv6 header, or an IPv4 header in its last 20
-/// bytes (InfiniBand annex A17). Returns `None` if it contains neither.
+/// bytes (InfiniBand annex A17). Returns `None` if the route header contains neither of the two.
 fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     if header[0] >> 4 == 6 {
         let source: [u8; 16] = header[8..24].try_into().ok()?;
@@ -92,15 +92,15 @@ fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     (header[20] >> 4 == 4).then(|| IpAddr::V4(Ipv4Addr::from(source)))
 }
 
-/// A received datagram, in the registered buffer in which it arrived. It dereferences to its payload. The buffer is
-/// posted as a receive again after the callback has returned.
+/// A received datagram, in the registered buffer in which it arrived. A `Datagram` dereferences to the payload. The
+/// buffer is posted as a receive again after the callback has returned.
 pub struct Datagram<'a> {
     origin: Origin,
     payload: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// Returns the datagram in a completed receive; `None` if the receive is too short for a route header.
+    /// Returns the datagram that a completed receive contains; `None` if `bytes` is too short for a route header.
     pub(crate) fn of(completion: &WorkCompletion, bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk()?;
         Some(Self { origin: Origin { completion: *completion, header: *header }, payload })
@@ -112,8 +112,8 @@ impl<'a> Datagram<'a> {
         self.origin
     }
 
-    /// Returns the immediate data: 32 bits that were sent with the payload. `None` if the datagram has no immediate
-    /// data.
+    /// Returns the immediate data: 32 bits that were sent together with the payload. Returns `None` if the datagram has
+    /// no immediate data.
     #[must_use]
     pub const fn immediate(&self) -> Option<u32> {
         self.origin.completion.immediate

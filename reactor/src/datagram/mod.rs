@@ -44,12 +44,12 @@ define_id!(
     EndpointId, "endpoint"
 );
 define_id!(
-    /// The id of a peer of an endpoint. It is stale once the program has forgotten the peer, the endpoint has left the peer's
-    /// group, or the endpoint has ended.
+    /// The id of a peer of an endpoint. The id becomes invalid when the program forgets the peer, when the peer is a group and the endpoint
+    /// leaves that group, or when the endpoint ends.
     PeerId, "peer"
 );
 
-/// The largest number of receives of an endpoint. The limit for its sends is the same.
+/// The largest number of receives of an endpoint, and the largest number of its sends in flight.
 const MAX_DEPTH: u32 = 16_384;
 
 /// The options of an endpoint.
@@ -73,8 +73,8 @@ impl EndpointOptions {
         Self::default()
     }
 
-    /// Sets the number of receives that are posted. If more datagrams arrive before the reactor posts receives again, that is,
-    /// during one turn, the further ones are lost. Range: 1 to 16,384, or the device's limit if that is lower. Default: 64.
+    /// Sets the number of receives that are posted. The reactor posts receives once per turn. If more datagrams arrive in between, the
+    /// excess datagrams are lost. Range: 1 to 16,384, or the device's limit if that is lower. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, datagrams: u32) -> Self {
         self.receive_depth = datagrams;

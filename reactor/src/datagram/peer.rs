@@ -43,15 +43,15 @@ impl Endpoints {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let (device, cm) = (endpoint.resources.device, endpoint.resources.cm.id);
         let route = datagrams(driver, device)?.route_back(cm, &origin.completion, &origin.header)?;
-        // An answer needs the queue key of the sender, which is not in the datagram. But all endpoints of one provider
-        // use the same key.
+        // To answer the sender, the endpoint needs the queue key of the sender, which is not in the datagram. It uses
+        // its own queue key: all endpoints of one provider have the same one.
         let embedded = driver.providers_mut().of_device(device).name() == iwarp::NAME;
         let queue_key = if embedded { driver.config().iwarp.roce.queue_key } else { QUEUE_KEY };
         let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key };
         self.add_peer(driver, key, &peer)
     }
 
-    /// Removes a peer. Datagrams to it that were accepted before are still sent.
+    /// Removes a peer. Datagrams to the peer that were already accepted are still sent.
     pub(crate) fn forget_peer(&mut self, driver: &mut Driver, peer: Key) {
         let Some(peer) = self.peers.remove(peer) else { return };
         let (key, device, address) = (peer.endpoint, peer.device, peer.destination.address);
@@ -72,8 +72,8 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the address handles of forgotten peers, if no send uses them any more: a device may use an address
-    /// handle until the last send with it has completed.
+    /// Destroys the address handles of forgotten peers that no send uses any more. A device may use an address handle
+    /// until the last send to that peer has completed.
     pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         while let Some(address) = endpoint.next_unused() {
@@ -81,7 +81,8 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the address handles of an endpoint that has ended: its queue pair, which could use them, is destroyed.
+    /// Destroys the address handles of an endpoint that has ended. Its queue pair is already destroyed, so nothing uses
+    /// the handles.
     pub(super) fn drop_addresses(
         driver: &mut Driver,
         device: usize,
@@ -171,8 +172,9 @@ impl Endpoints {
         }
     }
 
-    /// Answers a peer that looks up an endpoint: sends the number and key of the queue pair. If the endpoint is closed,
-    /// the request is dropped. Nothing is allocated, so such requests cannot exhaust memory.
+    /// Answers a peer that looks up an endpoint: sends the number and the queue key of the endpoint's queue pair. If
+    /// the endpoint is closed, the request of the peer is dropped. Nothing is allocated, so such requests cannot
+    /// exhaust memory.
     pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>) {
         let now = driver.now();
         let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };
