@@ -8,7 +8,7 @@ use rdma_transport::wc::Failure;
 
 use crate::security::{SecurityError, SecurityMode};
 
-/// An error of creating or running a reactor, of opening a connection, listener or endpoint, or of registering memory.
+/// The error of an operation that creates or runs a reactor, opens a connection, listener or endpoint, or registers memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,19 +27,19 @@ pub enum Error {
     NoProvider {
         /// The name of the provider.
         provider: &'static str,
-        /// The reason, and how to fix it.
+        /// The reason, and what to do about it.
         reason: String,
     },
     /// The provider returned an error.
     #[error(transparent)]
     Transport(#[from] rdma_transport::Error),
-    /// The poller, which waits for descriptors in the operating system, failed.
+    /// The reactor's poller failed. The poller is the part of the reactor that waits for descriptors in the operating system.
     #[error("polling failed: {0}")]
     Poll(#[source] io::Error),
     /// The connection, listener, timer, endpoint or device does not exist any more.
     #[error("the {0} is gone")]
     Gone(&'static str),
-    /// A callback panicked in an earlier turn, and the program caught the panic outside of the reactor.
+    /// A callback of the program panicked in an earlier turn, and the program caught that panic. The reactor takes no further turns.
     #[error("a callback panicked in an earlier turn: drop the reactor, or contain panics (Config::contain_panics)")]
     Panicked,
     /// The system could not start the thread that looks up a host name.
@@ -48,8 +48,8 @@ pub enum Error {
     /// The system could not start the reactor's thread.
     #[error("cannot start the thread of the reactor: {0}")]
     Thread(#[source] io::Error),
-    /// A drain has begun, so the reactor cannot listen any more; or its deadline has passed, so the reactor cannot open
-    /// anything any more.
+    /// The reactor is being drained. After a drain has begun, the reactor cannot listen any more. After the deadline of the drain, it
+    /// cannot open connections or endpoints either.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,
     /// A thread could not be bound to a core.
@@ -67,7 +67,7 @@ pub enum Error {
     /// peer.
     #[error("rights for a peer before there is one: set RegionOptions::any_peer, or register for a connection")]
     NoPeer,
-    /// Another reactor has prepared the region, or it was prepared for a device that is not the connection's.
+    /// The region was prepared by another reactor, or for a device that is not the device of the connection.
     #[error("the region was prepared for another device than the connection's")]
     ForeignDevice,
     /// The connection or listener cannot be secured with these settings.
@@ -81,12 +81,12 @@ pub enum Error {
         /// The value of the setting.
         value: u64,
     },
-    /// The private data of the program does not fit into the connect request beside the greeting of the reactor.
+    /// The private data of the program does not fit into the connect request, which also contains the greeting of the reactor.
     #[error("{len} bytes of private data: the limit is {max}")]
     PrivateDataTooLong {
         /// The length of the private data, in bytes.
         len: usize,
-        /// The largest possible length, in bytes.
+        /// The largest length that fits, in bytes.
         max: usize,
     },
 }
@@ -95,13 +95,13 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Blocked {
-    /// A slot of the send queue. All slots are in use: `Config::send_depth` sends are in flight.
+    /// A slot of the send queue. `Config::send_depth` sends are in flight, so no slot is free.
     #[error("the send queue is full")]
     Queue,
-    /// A credit. The peer has not granted the local side another message.
+    /// A credit. The local side has used all credits that the peer has granted.
     #[error("the peer's window is closed")]
     Window,
-    /// The end of another large message. The largest allowed number of messages longer than one buffer is in flight.
+    /// The end of another large message. As many messages longer than one buffer are in flight as the reactor allows on a connection.
     #[error("too many large messages are in flight")]
     Transfers,
     /// Memory for the copy of a message that is longer than one buffer; see `LargeMessageSettings::memory`.
@@ -121,7 +121,7 @@ pub enum SendErrorKind {
     TooLong {
         /// The length of the message, in bytes.
         len: usize,
-        /// The peer's limit, in bytes.
+        /// The length of the longest message that the peer accepts, in bytes.
         max: usize,
     },
     /// The device or the peer does not support a feature that this call needs.
@@ -132,7 +132,7 @@ pub enum SendErrorKind {
         /// The missing feature.
         feature: &'static str,
     },
-    /// A range exceeds its region, which may be a local or a remote one.
+    /// The range of an operation exceeds the local or remote region to which it applies.
     #[error("the range ends at byte {end} of a region of {len} bytes")]
     OutOfBounds {
         /// The end of the range, in bytes from the start of the region.
@@ -166,8 +166,8 @@ pub enum SendErrorKind {
         /// The number of regions in the list.
         count: usize,
     },
-    /// The message is longer than one buffer, so the peer would fetch it from its region by RDMA Read. But the peer may not
-    /// read that region: register it with `Access::REMOTE_READ`.
+    /// The message is longer than one buffer, so the peer would fetch the message from its region by RDMA Read. But the peer may not read
+    /// that region: register the region with `Access::REMOTE_READ`.
     #[error(
         "the peer may not read the region, but fetches messages of more than {max} bytes from there: register it with Access::REMOTE_READ"
     )]
@@ -175,11 +175,11 @@ pub enum SendErrorKind {
         /// The length of the longest message that the peer does not fetch, in bytes.
         max: usize,
     },
-    /// The device can read only into regions that are registered with `Access::READ_SINK`. This is so on devices with
-    /// `Features::OPEN_READ_SINKS`, such as iWARP adapters.
+    /// The region is not registered with `Access::READ_SINK`, so the device cannot place the data of an RDMA Read in it. Devices with
+    /// `Features::OPEN_READ_SINKS`, such as iWARP adapters, need this access right.
     #[error("this device reads only into regions with Access::READ_SINK: register the region with it")]
     NotASink,
-    /// The connection is secured, and one-sided operations cannot be encrypted. To allow them nevertheless, set
+    /// The connection is secured, and one-sided operations cannot be encrypted. To allow one-sided operations without encryption, set
     /// [`crate::Config::allow_plain_remote_memory`].
     #[error(
         "one-sided operations would travel in the clear on this secured connection: send messages, or set allow_plain_remote_memory"
@@ -196,26 +196,25 @@ pub enum SendErrorKind {
         /// The length of the message, in bytes.
         len: usize,
     },
-    /// The region is registered with another reactor or device than the connection's, or its device was removed. On a
-    /// device with `Features::OPEN_READ_SINKS` there is one more case: a received message that is longer than one
-    /// buffer is delivered as a copy that is not registered, so its memory cannot be used as a region.
+    /// The region is not registered with the reactor and the device of the connection, or its device was removed. On a device with
+    /// `Features::OPEN_READ_SINKS` there is one more case: a received message that is longer than one buffer is delivered as a copy that is
+    /// not registered, so its memory cannot be used as a region.
     #[error("the region is not registered on the connection's device")]
     ForeignRegion,
-    /// The buffer is one of another reactor or device, or the device of the buffer failed or was removed after the buffer
-    /// was taken.
+    /// The buffer belongs to another reactor or device, or its device failed or was removed after the program had taken the buffer.
     #[error("the buffer does not belong to the connection's device: get one with Context::buffer for this connection")]
     ForeignBuffer,
-    /// The offer cannot be answered any more: it was answered before, or its `on_offer` has returned.
+    /// The offer cannot be answered any more: the program has already answered it, or the call of `on_offer` for it has returned.
     #[error("no such offer waits for an answer: answer it within its on_offer, once")]
     NoOffer,
-    /// The message is empty, and an empty message cannot be offered.
+    /// The message is empty. An empty message can be sent, but not offered.
     #[error("an empty message cannot be offered: send it")]
     Empty,
-    /// The peer of a datagram is unknown: the program has forgotten it or left its group, or it is a peer of another
-    /// endpoint.
+    /// The peer of a datagram is unknown: the program has forgotten the peer, the endpoint has left the group that is the peer, or the peer
+    /// belongs to another endpoint.
     #[error("no such peer of this endpoint")]
     NoPeer,
-    /// The connection or endpoint is not open: it is being established, is closing, has ended, or never existed.
+    /// The connection or endpoint is not open. It is being established, is closing, has ended, or never existed.
     #[error("the connection is not open")]
     Closed,
 }
@@ -239,8 +238,8 @@ pub enum Outcome {
     /// posted, because it is copied into the TCP stream. `Sent` does not prove that the peer's program has received the
     /// message: only an answer of that program does.
     Sent,
-    /// The connection ended before the send completed. The peer may or may not have received the message.
-    /// [`crate::Context::device`] names the connection's device.
+    /// The connection ended before the send completed. The peer may or may not have received the message. [`crate::Context::device`]
+    /// returns the name of the connection's device.
     Failed(Failure),
     /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse only messages that are
     /// longer than one buffer.
@@ -261,12 +260,12 @@ impl Outcome {
 pub enum ConnectError {
     /// The peer rejected the connection.
     Rejected {
-        /// The reason that the reject contains.
+        /// The reason that the peer has sent in its reject.
         reason: RejectReason,
-        /// The private data that the peer's program added; empty if it added none.
+        /// The private data that the peer's program has added to the reject. Empty if it has added no data.
         private_data: Vec<u8>,
     },
-    /// The connection could not be secured: one side did not accept the other.
+    /// The connection could not be secured, for instance because one side did not accept the identity of the other side.
     Security(SecurityError),
     /// The connection was not established within `Timeouts::connect`, or a timeout of the transport expired before that
     /// ([`ConnectFailure::Timeout`]).
@@ -294,7 +293,7 @@ pub enum ConnectError {
         /// The value of the setting.
         value: u64,
     },
-    /// Another operation failed on the local side. The text says which.
+    /// Another operation failed on the local side. The text names the operation and the error.
     Local(String),
     /// The program closed the connection before it was established.
     Cancelled,
@@ -337,38 +336,38 @@ impl From<Error> for ConnectError {
 pub enum DisconnectReason {
     /// The local side closed the connection.
     Local {
-        /// `true` if every accepted send had completed with [`Outcome::Sent`] before the end. This includes sends whose
-        /// completions are not reported ([`crate::Config::quiet_sends`]). The reactor has also sent a goodbye message, so
-        /// the peer sees [`DisconnectReason::Closed`]. There are two exceptions: the peer closed the connection as well, or
-        /// its process or the path failed before all data had arrived. The meaning of "completed" depends on the device:
+        /// `true` if every accepted send had completed with [`Outcome::Sent`] before the connection ended. This includes sends whose
+        /// completions are not reported ([`crate::Config::quiet_sends`]). The reactor has also sent a goodbye message, so the peer sees
+        /// [`DisconnectReason::Closed`]. The peer may still see another reason in two cases: the peer closed the connection as well, or the
+        /// peer's process or the path failed before all data had arrived. The meaning of "completed" depends on the device:
         ///
         /// - InfiniBand and RoCE: the peer's device has received all data.
         /// - iWARP devices (siw): TCP has accepted all data, and the reactor has waited for the peer to end the connection.
-        /// - The embedded provider: TCP has accepted all data, and continues to deliver it after the end.
+        /// - The embedded provider: TCP has accepted all data, and continues to deliver the data after the end of the connection.
         ///
         /// Only an answer of the peer's program proves that the program has received a message.
         ///
-        /// `false` if the connection ended before that: by `abort`, at the deadline of `Timeouts::close`, of a drain or of
-        /// a shutdown, or because it failed after it was closed. Some sends may have failed, and the peer sees
-        /// [`DisconnectReason::Lost`]. [`crate::ConnectionStats::cut_off`] counts these ends.
+        /// `false` if the connection ended before every accepted send had completed. The cause was `abort`, the deadline of
+        /// `Timeouts::close`, of a drain or of a shutdown, or a failure of the connection after the local side had closed it. Some sends
+        /// may have failed, and the peer sees [`DisconnectReason::Lost`]. [`crate::ConnectionStats::cut_off`] counts these ends.
         complete: bool,
     },
-    /// The peer's program closed the connection, and its reactor sent a goodbye message. [`crate::Framing::Raw`] has no
-    /// goodbye. There, this is the reason for every orderly disconnect by the peer's transport, also if the peer's process
-    /// exited.
+    /// The peer's program closed the connection, and its reactor sent a goodbye message. [`crate::Framing::Raw`] has no goodbye message.
+    /// With it, `Closed` is the reason for every orderly disconnect by the peer's transport, even if the peer's process exited.
     Closed,
-    /// The connection ended without a goodbye message of the peer: its process exited, or its program called `abort`,
-    /// dropped the reactor, or could not send all messages within `Timeouts::close`.
+    /// The connection ended without a goodbye message of the peer. The peer's process exited, or the peer's program called `abort`, dropped
+    /// the reactor, or could not send all messages within `Timeouts::close`.
     Lost,
     /// Nothing was received from the peer for `Timeouts::keepalive`.
     KeepaliveTimeout,
-    /// A large message or a transfer of a list did not make progress in time, in one of these ways:
+    /// A large message or a transfer of a list did not make progress in time. A large message is offered to its receiver, which fetches it
+    /// by RDMA Read. One of these times has passed:
     ///
-    /// - A large message is offered to its receiver, which fetches it by RDMA Read. For `Timeouts::transfer`, the peer did
-    ///   not fetch a message that was offered to it, or did not answer the Reads of a message that it had offered.
-    /// - For 2 s, the peer answered no Read of its offered message, while other connections waited for the memory.
-    /// - For four times `Timeouts::transfer`, the peer reported that it waits for memory.
-    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of it were posted.
+    /// - For `Timeouts::transfer`, the peer did not fetch a message that the local side had offered, or did not answer the local side's
+    ///   Reads of a message that the peer had offered.
+    /// - For 2 s, the peer answered no Read of a message that it had offered, while other connections waited for memory for large messages.
+    /// - For four times `Timeouts::transfer`, the peer did not fetch an offered message, and reported that it was waiting for memory.
+    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of the transfer were posted.
     TransferTimeout,
     /// The peer violated the protocol of this library.
     PeerViolation(PeerViolation),
@@ -431,15 +430,15 @@ impl From<DisconnectReason> for io::Error {
 pub enum PeerViolation {
     /// The peer sent a message without a credit.
     CreditOverrun,
-    /// The peer granted more credits than the largest window has.
+    /// The peer granted more credits than the largest possible window contains.
     InvalidGrant,
     /// The peer offered a large message that is too long, empty or already offered, or it offered too many messages at the
     /// same time.
     InvalidOffer,
     /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in this state.
     MalformedMessage,
-    /// A message of a secured connection is not the next one that the peer has encrypted: a message was changed, repeated,
-    /// dropped or forged in the network.
+    /// A message of a secured connection is not the next message that the peer has encrypted. The message was changed, repeated or forged
+    /// in the network, or an earlier message was dropped.
     NotAuthentic,
 }
 
@@ -455,7 +454,7 @@ impl fmt::Display for PeerViolation {
     }
 }
 
-/// The reason why the peer rejected a connection. The private data of the reject contains it.
+/// The reason why the peer rejected a connection. The private data of the reject contains this reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RejectReason {
@@ -469,11 +468,11 @@ pub enum RejectReason {
     Limits,
     /// The peer has reached one of its limits.
     Busy,
-    /// The peer's reactor is being drained. A peer of an older version reports `Busy` instead.
+    /// The peer's reactor is being drained. Peers with an older version of this library report `Busy` instead.
     Draining,
-    /// The two sides secure their connections in different ways. The mode is that of the peer.
+    /// The two sides secure their connections in different ways. The value is the mode that the peer uses.
     Security(SecurityMode),
-    /// A reason that this version does not know.
+    /// A reason that this version of the library does not know.
     Other(u8),
 }
 

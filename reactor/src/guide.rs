@@ -25,9 +25,9 @@
 //! For the authors of this library: [the architecture](architecture), whose index has links to the pages about its parts, and [the wire
 //! protocol](wire).
 
-// The pages link to other files, by link definitions at their ends. If a Markdown label has two definitions, the first one counts. So each
-// module below defines the labels of its page before the page, with links to modules. The links to pictures are replaced by an empty
-// image, and the pictures follow the page. The test `tests/tests/links.rs` checks both.
+// A page links to other files by link definitions at its end. If Markdown has two definitions of one label, the first definition counts. So
+// each module below defines the labels of its page before the page itself, as links to modules. The links to pictures are replaced by an
+// empty image, and the pictures follow the page. The test `tests/tests/links.rs` checks the definitions and the pictures.
 
 #[doc = "[connecting.md]: self::connecting"]
 #[doc = "[credits.md]: self::credits"]

@@ -1,7 +1,8 @@
 //! The ids of connections, listeners, timers, sends and other objects, and the ids of work requests.
 //!
-//! The id of an object consists of its slot in a table, of a generation, and of the number of its reactor. When a slot is used
-//! again, the generation changes. So an id never refers to another object: a stale id, or an id of another reactor, is an error.
+//! The id of an object consists of its slot in a table, of a generation, and of the number of its reactor. When a slot is used again, the
+//! generation changes. So an id never refers to an object other than its own. If the object does not exist any more, or belongs to another
+//! reactor, an operation with its id fails.
 
 use std::fmt;
 
@@ -17,13 +18,13 @@ const REACTOR_BITS: u32 = 20;
 pub(crate) struct ReactorTag(u32);
 
 impl ReactorTag {
-    /// Returns the number.
+    /// Returns the number of the reactor.
     pub(crate) const fn number(self) -> u32 {
         self.0
     }
 
-    /// Returns the number for a new reactor: one more than that of the last one. Numbers repeat after 2^20 reactors, about a
-    /// million.
+    /// Returns the number for a new reactor. It is one more than the number of the reactor created before. Numbers repeat after 2^20
+    /// reactors, which is about a million.
     pub(crate) fn next() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -31,7 +32,8 @@ impl ReactorTag {
     }
 }
 
-/// The id of a connection. It never refers to another connection: a stale id, or an id of another reactor, is an error.
+/// The id of a connection. The id never refers to another connection: if the connection has ended, or belongs to another reactor, an
+/// operation with its id fails.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
@@ -40,8 +42,8 @@ impl ConnectionId {
         Self(((reactor.0 as u64) << (SLOT_BITS + GENERATION_BITS)) | ((generation as u64) << SLOT_BITS) | slot as u64)
     }
 
-    /// Returns a small number that is unique among the current connections of a reactor. The program may use it as an index of
-    /// tables. After the last callback of the connection, another connection may get the number.
+    /// Returns a small number that is unique among the current connections of a reactor. The program may use it as an index into its
+    /// tables. After the last callback of this connection, a new connection may get the same number.
     #[must_use]
     #[inline]
     pub const fn slot(self) -> usize {
@@ -54,7 +56,7 @@ impl ConnectionId {
         (self.0 >> SLOT_BITS) as u32 & ((1 << GENERATION_BITS) - 1)
     }
 
-    /// Returns the slot and the generation in one number, without the number of the reactor, as a work request id contains them.
+    /// Returns the slot and the generation as one number, without the number of the reactor. Work request ids contain this number.
     #[inline]
     pub(crate) const fn place(self) -> u64 {
         self.0 & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1)
@@ -73,7 +75,7 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Defines the type of an id that consists of a slab key and of the number of the reactor that has the slab.
+/// Defines the type of an id. The id consists of a slab key, and of the number of the reactor that contains the slab.
 macro_rules! define_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
@@ -88,7 +90,7 @@ macro_rules! define_id {
                 Self { key, reactor }
             }
 
-            /// Returns the key in the slab of `reactor`; `None` if the id is one of another reactor.
+            /// Returns the key in the slab of `reactor`; `None` if the id belongs to another reactor.
             #[inline]
             pub(crate) fn key(self, reactor: $crate::id::ReactorTag) -> Option<rdma_transport::slab::Key> {
                 (self.reactor == reactor).then_some(self.key)
@@ -120,7 +122,7 @@ define_id!(
     TimerId, "timer"
 );
 define_id!(
-    /// The id of a registered descriptor. It is stale once the descriptor was deregistered.
+    /// The id of a registered descriptor. Once the descriptor was deregistered, the id refers to no descriptor any more.
     IoId, "io"
 );
 
@@ -142,8 +144,8 @@ pub enum SendKind {
     Datagram,
 }
 
-/// The id of a send: a message, a one-sided operation or a datagram. It contains the position among all sends of the connection
-/// or endpoint, counted from 0.
+/// The id of a send: a message, a one-sided operation or a datagram. The id contains the position of the send among all sends of its
+/// connection or endpoint, counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SendId {
     sequence: u64,
@@ -161,7 +163,7 @@ impl SendId {
         Self::new(self.sequence + count as u64, self.kind)
     }
 
-    /// Returns the position among all sends of the connection or endpoint, counted from 0.
+    /// Returns the position of the send among all sends of its connection or endpoint, counted from 0.
     #[must_use]
     pub const fn sequence(self) -> u64 {
         self.sequence
@@ -180,8 +182,8 @@ impl fmt::Debug for SendId {
     }
 }
 
-/// The id of a large message that the peer of a connection offers ([`crate::Handler::on_offer`]). After the message has arrived
-/// or was refused, another offer may get the id.
+/// The id of a large message that the peer of a connection offers ([`crate::Handler::on_offer`]). After the message has arrived or was
+/// refused, a new offer may get the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OfferId(pub(crate) u32);
 
@@ -194,7 +196,7 @@ impl TransferId {
         Self(number)
     }
 
-    /// Returns the position among all transfers of the connection, counted from 0.
+    /// Returns the position of the transfer among all transfers of its connection, counted from 0.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
@@ -207,19 +209,19 @@ impl fmt::Debug for TransferId {
     }
 }
 
-/// A decoded work request id: the owner and the purpose of the work request. An id is not a pointer, but the key of an entry in a
-/// table. So the reactor detects a late completion of a connection that does not exist any more, even if another connection uses
-/// its slot.
+/// A decoded work request id: the owner and the purpose of the work request. A work request id is not a pointer, but the key of an entry in
+/// a table. So if a completion arrives after its connection has ended, the reactor detects that, even if another connection uses the same
+/// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkRequestId {
-    /// A send of a connection. `place` contains the slot and the generation of the connection. `sequence` contains the low bits
-    /// of the position among all sends of the connection.
+    /// A send of a connection. `place` contains the slot and the generation of the connection. `sequence` contains the low bits of the
+    /// position of the send among all sends of the connection.
     Send { place: u64, sequence: u16 },
-    /// A receive of a connection with its own receive queue.
+    /// A receive of a connection that does not use a shared receive queue. `place` contains the slot and the generation of the connection.
     Recv { place: u64 },
-    /// A receive of a device's shared receive queue. `place` is its slot in that queue.
+    /// A receive of a device's shared receive queue. `place` is the slot of the receive in that queue.
     SharedRecv { place: u16 },
-    /// A work request of a datagram endpoint. The module `datagram` decodes the number.
+    /// A work request of a datagram endpoint. The module `datagram` has encoded the number, and decodes it.
     Endpoint(u64),
     /// An id that the reactor has not created.
     Unknown,
@@ -229,11 +231,11 @@ const SEND: u64 = 1;
 const RECV: u64 = 2;
 const SHARED_RECV: u64 = 3;
 const ENDPOINT: u64 = 4;
-/// The position of the lowest bit of the kind in a work request id. The provider uses the highest bit, see
-/// [`rdma_transport::wr::SendWr::wr_id`].
+/// The position of the lowest bit of the kind in a work request id. Bits 60 to 62 contain the kind of the work request. The provider uses
+/// bit 63, see [`rdma_transport::wr::SendWr::wr_id`].
 const KIND: u32 = 60;
 
-/// The number of bits for the number of an endpoint in a work request id.
+/// The number of bits for the number that the module `datagram` encodes in a work request id.
 pub(crate) const ENDPOINT_WORK_BITS: u32 = KIND;
 
 /// Returns the work request id of a send of a connection.
@@ -254,7 +256,7 @@ pub(crate) const fn shared_recv_wr_id(place: u16) -> u64 {
     (SHARED_RECV << KIND) | place as u64
 }
 
-/// Returns the work request id of a datagram endpoint. `number` must fit in [`ENDPOINT_WORK_BITS`] bits.
+/// Returns the work request id of a work request of a datagram endpoint. `number` must fit in [`ENDPOINT_WORK_BITS`] bits.
 #[inline]
 pub(crate) const fn endpoint_wr_id(number: u64) -> u64 {
     (ENDPOINT << KIND) | number

@@ -1,5 +1,5 @@
-//! Lengths and limits that the protocol between two reactors fixes. The settings of the program, and the greetings of
-//! peers, are checked against them.
+//! Lengths and limits that the protocol between two reactors fixes. The reactor checks the settings of the program and
+//! the greetings of peers against these limits.
 
 use crate::security::channel::TAG;
 
@@ -12,12 +12,12 @@ pub(crate) const MAX_CONTROL: usize = 36;
 /// The alignment of buffers in memory, in bytes: the size of a cache line.
 pub(crate) const BUFFER_ALIGN: usize = 64;
 
-/// The length in bytes of the space after every message for the authentication tag of a secured connection. Every
-/// buffer has this space, because plain and secured connections share buffers.
+/// The length in bytes of the space for an authentication tag after every message. Only secured connections need this
+/// space. But every buffer has it, because secured and plain connections use the same buffers.
 pub(crate) const TAG_ROOM: usize = if cfg!(any(feature = "tls", feature = "psk")) { TAG } else { 0 };
 
-/// Returns the length in bytes of the longest message in one buffer, with its header. The payload is one of the
-/// program, of at most `buffer_size` bytes, or that of a control message.
+/// Returns the length in bytes of the longest message that fits in one buffer, with its header. The longest payload is
+/// either a message of the program with `buffer_size` bytes, or a control message with [`MAX_CONTROL`] bytes.
 pub(crate) const fn message_len(buffer_size: u32) -> usize {
     let payload = buffer_size as usize;
     HEADER_LEN + if payload > MAX_CONTROL { payload } else { MAX_CONTROL }
@@ -31,19 +31,21 @@ pub(crate) const fn buffer_len(buffer_size: u32) -> usize {
 /// The largest number of bytes that a peer may send in a security handshake.
 pub(crate) const MAX_HANDSHAKE: usize = 64 << 10;
 
-/// The largest window, in messages. A grant is a count of messages, modulo 2^32. With windows of about 2^31 messages,
-/// the receiver of a grant could not distinguish a new one from an old one.
+/// The largest window, in messages. A grant contains a count of messages modulo 2^32. If a window could have about 2^31
+/// messages, the receiver could not tell if a grant is newer or older than another one.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 
-/// The number of credits that messages of the program never use, so that control messages can always be sent.
+/// The number of credits that are reserved for control messages. Messages of the program do not use them, so control
+/// messages can always be sent.
 pub(crate) const CONTROL_CREDITS: u32 = 3;
 
-/// The smallest window, in messages. Messages of the program may use two credits of it. When they have used both, the
-/// peer sends a grant, because it grants at least two credits at a time. With a smaller window it would never send one.
+/// The smallest window, in messages. Messages of the program may use two credits of this window. When both are used,
+/// the peer sends a grant, because a grant has at least two credits. With a smaller window, messages of the program
+/// could use at most one credit, and the peer would never send a grant.
 pub(crate) const MIN_WINDOW: u32 = CONTROL_CREDITS + 2;
 
-/// The number of slots of the send queue that messages of the program never use, so that control messages can always be
-/// posted.
+/// The number of slots in the send queue that are reserved for control messages. Messages of the program do not use
+/// them, so control messages can always be posted.
 pub(crate) const CONTROL_SENDS: u32 = 2;
 
 /// The largest number of messages longer than one buffer that may be in flight on a connection, in each direction.

@@ -2,8 +2,8 @@
 //!
 //! Without a limit, a peer that connects as fast as it can, and fails each time, would fill the log. So within
 //! [`INTERVAL`], a host causes at most one line of each kind and level, and all hosts together cause at most
-//! [`MAX_LINES`] lines. Further lines are left out. The next line that is written contains their number. Lines of a
-//! level that is not logged do not count.
+//! [`MAX_LINES`] lines. Further lines are left out. The next line that is written contains the number of lines that
+//! were left out before it. Lines of a level that is not logged are not counted.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use log::Level;
 use rdma_transport::newcomers::Host;
 
-/// The time after a line during which no second line of the same host, kind and level is written.
+/// The length of an interval. After a line is written, no further line with the same host, kind and level is written
+/// for this time.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// The largest number of lines of all hosts that are written within [`INTERVAL`].
@@ -30,23 +31,24 @@ pub(crate) enum Complaint {
     Violation,
 }
 
-/// The properties of a line that are compared: two lines with equal keys are not written within [`INTERVAL`].
+/// The host, the kind and the level of a log line. Within [`INTERVAL`], only one line with the same key is written.
 type LineKey = (Host, Complaint, Level);
 
-/// The lines that were written within the last interval, and the number of lines that were left out since the last one.
+/// The lines that were written within the last [`INTERVAL`], and the number of lines that were left out since the most
+/// recent one.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
-    /// The lines that were written within the last interval, the oldest first.
+    /// The lines that were written within the last [`INTERVAL`], the oldest first.
     lines: VecDeque<(Instant, LineKey)>,
-    /// The keys of `lines`, for a fast search.
+    /// The keys of all entries of `lines`, for a fast search.
     recent: BTreeSet<LineKey>,
     left_out: u64,
 }
 
 impl LogLimit {
-    /// Decides if a line about a peer may be written now. If so, returns the number of lines left out before it, which
-    /// the caller appends to the line. Otherwise counts the line as left out, and returns `None`. The caller,
-    /// [`complain`], has checked that the level is logged.
+    /// Decides if a line about a peer may be written now. If the line may be written, returns the number of lines that
+    /// were left out since the previous line: the caller appends this number to the line. Otherwise counts the line as
+    /// left out, and returns `None`. The caller, [`complain`], has already checked that `level` is logged.
     pub(crate) fn admit(&mut self, kind: Complaint, level: Level, peer: IpAddr, now: Instant) -> Option<LeftOut> {
         while let Some(&(at, line)) = self.lines.front().filter(|(at, _)| *at + INTERVAL <= now) {
             self.lines.pop_front();
@@ -75,7 +77,8 @@ macro_rules! complain {
 }
 pub(crate) use complain;
 
-/// The number of lines that were left out before a line. Its text, empty for 0, is appended to that line.
+/// The number of lines that were left out before a line that is written. The formatted number is appended to that line;
+/// it is an empty string if the number is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut(u64);
 
@@ -104,7 +107,7 @@ mod tests {
         assert_eq!(limit.admit(Complaint::Refused, Level::Warn, host(1), ms(9_999)), Some(LeftOut(1)), "another kind");
         assert_eq!(limit.admit(Complaint::NotUp, Level::Info, host(1), ms(9_999)), Some(LeftOut(0)), "another level");
         assert_eq!(limit.admit(Complaint::NotUp, Level::Warn, host(1), ms(10_000)), Some(LeftOut(0)));
-        // A million failures, each of another host, within 100 s.
+        // A million hosts fail once each, within 100 s.
         for nth in 0..1_000_000 {
             if let Some(LeftOut(count)) = limit.admit(Complaint::NotUp, Level::Warn, host(nth), ms(20_000 + nth / 10)) {
                 (written, reported) = (written + 1, reported + count);

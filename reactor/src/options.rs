@@ -1,4 +1,4 @@
-//! The options of one connection or one listener. The settings for all of them are in [`crate::Config`].
+//! The options of one connection or one listener. The settings for all connections and listeners are in [`crate::Config`].
 
 use rdma_transport::cm::{self, ConnectParam, ExchangeOptions, PathOptions, ReadDepth, Retries, Source};
 
@@ -6,12 +6,13 @@ use crate::config::Framing;
 use crate::error::Error;
 use crate::security::{Security, SecurityError};
 
-/// The properties that a connection requests from its device. The options of a listener contain them, too, for its connections.
+/// The properties that a connection requests from its device. The options of a listener contain the properties for the connections that the
+/// listener accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Service {
     retries: Retries,
     read_depth: ReadDepth,
-    /// True if the program declares that the peer supports the extensions of RFC 7306 ([`ConnectOptions::extensions`]).
+    /// True if the program has declared, with [`ConnectOptions::extensions`], that the peer supports the extensions of RFC 7306.
     pub(crate) extensions: bool,
 }
 
@@ -23,8 +24,8 @@ impl Service {
     }
 }
 
-/// Checks that connections with this framing can be secured as `security` says. `connects` is true for the side that connects, and false
-/// for the side that listens.
+/// Returns an error if connections with `framing` cannot be secured with the settings `security`. `connects` is true for the side that
+/// connects, and false for the side that listens.
 pub(crate) fn check_security(security: &Security, framing: Framing, connects: bool) -> Result<(), SecurityError> {
     if framing == Framing::Raw && !security.is_plain() {
         let why = "Framing::Raw has nothing that could be secured: use Framing::Credits, or Security::Plain";
@@ -33,8 +34,9 @@ pub(crate) fn check_security(security: &Security, framing: Framing, connects: bo
     security.check(connects)
 }
 
-/// The options of a new connection. If the transport does not support an option, it ignores the option, and writes one line to the log at
-/// `info`. A value out of its range, and a source that the transport cannot select, are errors of [`crate::Context::connect_with`].
+/// The options of a new connection. If the transport does not support an option, the transport ignores the option, and writes one line to
+/// the log at `info`. [`crate::Context::connect_with`] returns an error if the value of an option is out of range, or if the transport
+/// cannot select the source address or device.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
     pub(crate) private_data: Vec<u8>,
@@ -67,9 +69,9 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the type of service of every packet, from 0 to 255. Its upper six bits are the DSCP (RFC 2474). On InfiniBand and RoCE, the
-    /// packets of the peer have the same value. On InfiniBand, the subnet manager uses the value to choose the service level. Default: the
-    /// setting of the system or of the administrator (`rdma_set_option`(3), `RDMA_OPTION_ID_TOS`).
+    /// Sets the type of service of every packet, from 0 to 255. The upper six bits of the value are the DSCP (RFC 2474). On InfiniBand and
+    /// RoCE, the peer's packets have the same value as the local side's packets. On InfiniBand, the subnet manager uses the value to choose
+    /// the service level. Default: the setting of the system or of the administrator (`rdma_set_option`(3), `RDMA_OPTION_ID_TOS`).
     #[must_use]
     pub const fn type_of_service(mut self, octet: u8) -> Self {
         self.path.type_of_service = Some(octet);
@@ -85,7 +87,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the local address or device of the connection. Default: those that the routes of the system select.
+    /// Sets the local address or the device of the connection. Default: the routes of the system select both.
     #[must_use]
     pub fn source(mut self, source: Source) -> Self {
         self.path.source = source;
@@ -93,7 +95,7 @@ impl ConnectOptions {
     }
 
     /// Sets how often the devices retransmit a request before the connection fails, and how long the peer's device waits before it
-    /// retransmits a message that found no posted receive on the local side (`rdma_connect`(3)). The option has no effect on iWARP, where
+    /// retransmits a message for which the local side had no posted receive (`rdma_connect`(3)). The option has no effect on iWARP, where
     /// TCP retransmits. Default: [`Retries::default`].
     #[must_use]
     pub const fn retries(mut self, retries: Retries) -> Self {
@@ -102,7 +104,7 @@ impl ConnectOptions {
     }
 
     /// Sets the largest number of RDMA Reads and atomics that may be in flight in each direction. A number above the limit of the device is
-    /// reduced to that limit. 0, the default, stands for the limit of the device.
+    /// reduced to that limit. 0, the default, selects the limit of the device.
     #[must_use]
     pub const fn read_depth(mut self, depth: ReadDepth) -> Self {
         self.service.read_depth = depth;
@@ -110,10 +112,10 @@ impl ConnectOptions {
     }
 
     /// Declares that the peer supports the extensions of RFC 7306: RDMA Writes with immediate data, and atomics. The option applies only to
-    /// connections of the embedded provider with [`Framing::Raw`]. There, the two sides cannot negotiate the extensions, because MPA has no
-    /// field for them. A peer without the extensions ends the connection when the local side uses one. In all other cases the option has no
-    /// effect: with [`Framing::Credits`] the greetings negotiate the extensions, and on RDMA devices only the device decides. Default:
-    /// false.
+    /// connections of the embedded provider with [`Framing::Raw`]. The two sides of such a connection cannot negotiate the extensions,
+    /// because MPA has no field for them. A peer that does not support the extensions ends the connection when the local side uses an
+    /// extension. The option has no effect on other connections: with [`Framing::Credits`] the greetings negotiate the extensions, and on
+    /// RDMA devices only the device decides if they are used. Default: false.
     #[must_use]
     pub const fn extensions(mut self, of_peer: bool) -> Self {
         self.service.extensions = of_peer;
@@ -122,7 +124,7 @@ impl ConnectOptions {
 
     /// Connects by exchange, without rdma_cm: the two sides exchange the parameters of their queue pairs over a TCP connection to the
     /// peer's address. The peer must listen with [`ListenOptions::exchange`]. `options` select the port and the GID of the local queue
-    /// pair, if they do not follow from the address. See the [page about exchange](crate::guide::exchange). Default: not set, which means
+    /// pair, if the address does not determine them. See the [page about exchange](crate::guide::exchange). Default: not set, which means
     /// rdma_cm.
     #[must_use]
     pub fn exchange(mut self, options: ExchangeOptions) -> Self {
@@ -137,7 +139,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Checks that the values are in their ranges.
+    /// Returns an error if the value of an option is out of range.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.path.check()?;
         self.service.retries.check()?;
@@ -145,8 +147,8 @@ impl ConnectOptions {
     }
 }
 
-/// The options of a listener and of its connections. If the transport does not support an option, it ignores the option, and writes one
-/// line to the log at `info`. A value out of its range is an error of [`crate::Context::listen_with`].
+/// The options of a listener and of its connections. If the transport does not support an option, the transport ignores the option, and
+/// writes one line to the log at `info`. [`crate::Context::listen_with`] returns an error if the value of an option is out of range.
 #[derive(Clone, Debug, Default)]
 pub struct ListenOptions {
     pub(crate) framing: Framing,
@@ -185,32 +187,32 @@ impl ListenOptions {
         self
     }
 
-    /// Sets the number of connect requests that may wait until the reactor accepts them. The system refuses further ones (`rdma_listen`(3),
-    /// `listen`(2)). Default: 1,024.
+    /// Sets the number of connect requests that may wait until the reactor accepts them. The system refuses further requests
+    /// (`rdma_listen`(3), `listen`(2)). Default: 1,024.
     #[must_use]
     pub const fn backlog(mut self, requests: u32) -> Self {
         self.path.backlog = requests;
         self
     }
 
-    /// Sets the address families that a listener on an IPv6 address accepts: only IPv6 if `only` is true, otherwise IPv4, too
-    /// (`rdma_set_option`(3), `RDMA_OPTION_ID_AFONLY`). Default: the setting of the system.
+    /// Sets the address families of the peers that a listener on an IPv6 address accepts: only IPv6 if `only` is true; IPv6 and IPv4 if
+    /// `only` is false (`rdma_set_option`(3), `RDMA_OPTION_ID_AFONLY`). Default: the setting of the system.
     #[must_use]
     pub const fn ipv6_only(mut self, only: bool) -> Self {
         self.path.ipv6_only = Some(only);
         self
     }
 
-    /// Sets the retries, like [`ConnectOptions::retries`]. [`Retries::path`], the number of retransmissions, is ignored here: the value of
-    /// the side that connects counts for both.
+    /// Sets the retries, like [`ConnectOptions::retries`]. [`Retries::path`], the number of retransmissions, is ignored here: both sides
+    /// use the value of the side that connects.
     #[must_use]
     pub const fn retries(mut self, retries: Retries) -> Self {
         self.service.retries = retries;
         self
     }
 
-    /// Sets the largest number of RDMA Reads and atomics in flight, like [`ConnectOptions::read_depth`]. It cannot exceed the number that
-    /// the peer requests when it connects.
+    /// Sets the largest number of RDMA Reads and atomics in flight, like [`ConnectOptions::read_depth`]. The number in flight cannot exceed
+    /// the number that the peer requests when it connects.
     #[must_use]
     pub const fn read_depth(mut self, depth: ReadDepth) -> Self {
         self.service.read_depth = depth;
@@ -225,7 +227,7 @@ impl ListenOptions {
     }
 
     /// Listens for peers that connect by exchange ([`ConnectOptions::exchange`]), on a TCP port. The listener may have any address of this
-    /// host. `options` select the port and the GID of the queue pairs, if they do not follow from the address to which a peer connects.
+    /// host. `options` select the port and the GID of the queue pairs, if the address to which a peer connects does not determine them.
     /// Default: not set, which means rdma_cm.
     #[must_use]
     pub fn exchange(mut self, options: ExchangeOptions) -> Self {
@@ -240,7 +242,8 @@ impl ListenOptions {
         self
     }
 
-    /// Checks the ranges that the transport does not check before a connection arrives.
+    /// Returns an error if the value of an option is out of range. Checks only those options that the transport would check too late, when
+    /// a connection arrives.
     pub(crate) fn check(&self) -> Result<(), Error> {
         Ok(self.service.retries.check()?)
     }

@@ -130,9 +130,9 @@ families! {
 impl Stats {
     /// Writes the counters of one or several reactors in the text format of Prometheus, version 0.0.4. Each field is a
     /// metric with the prefix `rdma_reactor_`. The type of a metric is `counter` if its name ends with `_total`, and
-    /// `gauge` otherwise. Times are in seconds. The samples of a reactor have its labels, which are pairs of a name and
-    /// a value. If there are several reactors, give each one different labels. The program may append its own metrics
-    /// to the text.
+    /// `gauge` otherwise. Times are in seconds. `reactors` contains the labels and the counters of each reactor. A
+    /// label is a pair of a name and a value. All samples of a reactor have the labels of that reactor. If there are
+    /// several reactors, give each reactor different labels. The program may append its own metrics to the text.
     ///
     /// ```
     /// use rdma_reactor::{Config, ProviderChoice, Reactor, Stats};
@@ -192,7 +192,7 @@ mod tests {
 
     type Labels = Vec<(String, String)>;
 
-    /// The samples of a metric: the labels and the value of each.
+    /// The samples of a metric. Each sample has labels and a value.
     type Samples = Vec<(Labels, f64)>;
 
     fn is_name(text: &str) -> bool {
@@ -200,7 +200,7 @@ mod tests {
         text.chars().all(word) && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
     }
 
-    /// Parses the labels of a sample. Returns the labels and the remaining part of the line.
+    /// Parses the labels of a sample. Returns the labels, and the part of the line after the labels.
     fn labels(mut text: &str) -> Result<(Labels, &str), String> {
         let Some(inner) = text.strip_prefix('{') else { return Ok((Labels::new(), text)) };
         let mut labels = Labels::new();
@@ -232,9 +232,9 @@ mod tests {
         }
     }
 
-    /// Parses the text format strictly. Each metric must have a HELP line, a TYPE line and samples, once and in this
-    /// order. The last line must end with a newline. Returns the help text, the type and the samples of each metric by
-    /// its name.
+    /// Parses the text format strictly. Each metric must have one HELP line, one TYPE line and then its samples, in
+    /// this order. The last line must end with a newline. Returns a map from the name of each metric to its help text,
+    /// type and samples.
     fn parse(text: &str) -> Result<BTreeMap<String, (String, String, Samples)>, String> {
         let mut families = BTreeMap::new();
         let mut lines = text.strip_suffix('\n').ok_or("the last line has no end")?.split('\n').peekable();

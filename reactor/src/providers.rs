@@ -1,5 +1,5 @@
-//! The providers of a reactor: the implementations of RDMA that it can use. Their order is that in which the reactor tries them for an
-//! address.
+//! The providers of a reactor, that is, the implementations of RDMA that the reactor can use. For an address, the reactor tries the
+//! providers in the order of this list.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -18,13 +18,13 @@ pub(crate) const MAX_PROVIDERS: usize = 8;
 /// The provider name that the reactor reports for connections in shared memory.
 pub(crate) const SHARED_MEMORY: &str = "shm";
 
-/// The name of a feature, for the error of a provider whose queue pairs cannot connect by exchange.
+/// The name of the feature "connecting by exchange". An error contains it if a provider does not have this feature.
 pub(crate) const EXCHANGE: &str = "connecting by exchange";
 
-/// The name of a feature, for the error of a provider that cannot pass a connect request to another reactor.
+/// The name of the feature that passes a connect request to another reactor. An error contains it if a provider does not have this feature.
 pub(crate) const HANDOVER: &str = "connect requests to hand over";
 
-/// A handle of an object of a provider, with the index of that provider.
+/// The handle of an object that belongs to a provider: the index of the provider, and the id that the provider uses for the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<T> {
     pub(crate) provider: usize,
@@ -32,16 +32,18 @@ pub(crate) struct Handle<T> {
 }
 
 impl Handle<CmId> {
-    /// The value for a connection that has no connection-manager id yet, because its address is not known. It identifies no object.
+    /// A handle that identifies no object. A connection has this handle until it gets a connection-manager id, for instance while the
+    /// address of its host is looked up.
     pub(crate) const NONE: Self = Self { provider: 0, id: CmId(Key::NONE) };
 }
 
-/// Returns the index of a device in the reactor. The index also contains the index of the device's provider.
+/// Returns the index that the reactor uses for a device. The index combines the index of the provider and the id of the device.
 pub(crate) const fn device_index(provider: usize, device: DeviceId) -> usize {
     device.0 as usize * MAX_PROVIDERS + provider
 }
 
-/// Decodes the index of a device: returns the index of its provider, and the id that the provider uses for the device.
+/// Decodes the index that the reactor uses for a device. Returns the index of the provider, and the id that the provider uses for the
+/// device.
 pub(crate) const fn device_of(index: usize) -> (usize, DeviceId) {
     (index % MAX_PROVIDERS, DeviceId((index / MAX_PROVIDERS) as u32))
 }
@@ -50,7 +52,8 @@ pub(crate) const fn device_of(index: usize) -> (usize, DeviceId) {
 #[derive(Debug)]
 pub(crate) struct Providers {
     all: Vec<Box<dyn Provider>>,
-    /// The provider that is polled first for the next event. It changes with each event, so no provider can starve another.
+    /// The index of the provider that is polled first for the next connection-manager event. After each poll the next provider is first, so
+    /// that no provider starves another.
     first: usize,
     /// The providers that the reactor has used, for instance for a connection. Each bit stands for one provider.
     used: u8,
@@ -58,11 +61,13 @@ pub(crate) struct Providers {
     in_memory: u8,
     /// The providers that have carried a connection that is not in shared memory. Each bit stands for one provider.
     on_wire: u8,
-    /// The number of providers, counted from the first one, whose connection-manager channels the poller watches.
+    /// The number of providers whose connection-manager channels the poller watches. These are the first `watched` providers of the list.
     watched: usize,
 }
 
 impl Providers {
+    /// Creates the list of the providers of a reactor.
+    ///
     /// # Errors
     /// [`Error::NoProvider`] if the list is empty, or has more than [`MAX_PROVIDERS`] providers.
     pub(crate) fn new(all: Vec<Box<dyn Provider>>) -> Result<Self, Error> {
@@ -102,7 +107,7 @@ impl Providers {
         self.numbered(device_of(index).0)
     }
 
-    /// Returns the provider of a device, as [`Providers::of_device`] does, but as a shared reference.
+    /// Returns a shared reference to the provider of a device. [`Providers::of_device`] returns a mutable reference.
     pub(crate) fn get_of_device(&self, index: usize) -> &dyn Provider {
         self.get(device_of(index).0)
     }
@@ -112,13 +117,14 @@ impl Providers {
         self.used |= 1 << provider;
     }
 
-    /// Returns the index of the next provider whose connection-manager channel the poller does not watch yet. `None` if it watches all.
+    /// Returns the index of the next provider whose connection-manager channel the poller does not watch yet. Returns `None` if the poller
+    /// watches the channels of all providers.
     #[inline]
     pub(crate) fn unwatched(&self) -> Option<usize> {
         (self.watched < self.len()).then_some(self.watched)
     }
 
-    /// Records that the poller watches the channel of the provider that [`Providers::unwatched`] has returned.
+    /// Records that the poller now watches the channel of the provider whose index [`Providers::unwatched`] has returned.
     pub(crate) const fn note_watched(&mut self) {
         self.watched += 1;
     }
@@ -138,9 +144,9 @@ impl Providers {
         self.numbered(provider).shared_memory().is_some_and(|role| role.is_shared(qp))
     }
 
-    /// Returns the names of the providers that were used so far, separated by `+`. If no provider was used, returns the names of all. If a
-    /// provider has carried connections in shared memory, [`SHARED_MEMORY`] follows its name. If it has carried no other connections,
-    /// [`SHARED_MEMORY`] replaces its name.
+    /// Returns the names of the providers that were used so far, separated by `+`. If no provider was used, returns the names of all
+    /// providers. If a provider has carried connections in shared memory, [`SHARED_MEMORY`] follows the name of the provider. If the
+    /// provider has carried only such connections, [`SHARED_MEMORY`] replaces the name.
     pub(crate) fn name(&self) -> String {
         let has = |bits: u8, index: usize| bits & 1 << index != 0;
         let counts = |&index: &usize| self.used == 0 || has(self.used, index);
@@ -156,14 +162,14 @@ impl Providers {
         names.join("+")
     }
 
-    /// Returns the index of the provider that the reactor tries as the `nth` one for a peer, from 0. For loopback addresses the order is
-    /// reversed, because the last provider needs no device.
+    /// Returns the index of the provider that the reactor tries for a peer in attempt `nth`, counted from 0. For loopback addresses the
+    /// order of the providers is reversed, because the last provider needs no device.
     pub(crate) fn nth_for(&self, peer: IpAddr, nth: usize) -> usize {
         if peer.is_loopback() { self.len() - 1 - nth } else { nth }
     }
 
-    /// Returns the index of the first provider that has a device with this local address. If no provider has one, returns the index of the
-    /// last provider.
+    /// Returns the index of the first provider that has a device with this local address. If no provider has such a device, returns the
+    /// index of the last provider.
     pub(crate) fn serving(&mut self, local: IpAddr) -> usize {
         let last = self.len() - 1;
         for (index, provider) in self.all[..last].iter_mut().enumerate() {
@@ -178,7 +184,7 @@ impl Providers {
     /// Returns the index of the first provider that can connect by exchange.
     ///
     /// # Errors
-    /// No provider can connect by exchange.
+    /// `Unsupported` if no provider can connect by exchange.
     pub(crate) fn exchanging(&mut self) -> rdma_transport::Result<usize> {
         let found = self.all.iter_mut().position(|provider| provider.exchange().is_some());
         let provider = self.get(0).name();
@@ -189,14 +195,15 @@ impl Providers {
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match &self.all[..] {
-            // A reactor with one provider, the usual case, avoids the search: this function is called several times in each turn.
+            // A reactor usually has one provider, and does not search then. The search would cost time, because this function is called
+            // several times in each turn.
             [only] => only.next_deadline(),
             all => all.iter().filter_map(|provider| provider.next_deadline()).min(),
         }
     }
 
-    /// Lets each provider transfer data and run its timers. Returns `true` if a provider has more work than its budget for one call: then
-    /// it must be called again.
+    /// Lets each provider transfer data and run its timers. Returns `true` if a provider had more work than its budget for one call allows.
+    /// The caller must then call `progress` again.
     pub(crate) fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let mut more = false;
         for provider in &mut self.all {
@@ -205,7 +212,8 @@ impl Providers {
         more
     }
 
-    /// Returns the next event of a connection manager, and the index of its provider. `None` if no provider has an event.
+    /// Returns the next event of a connection manager, and the index of the provider of that connection manager. Returns `None` if no
+    /// provider has an event.
     pub(crate) fn next_cm_event(&mut self, now: Instant) -> rdma_transport::Result<Option<(usize, CmEvent)>> {
         let first = self.first;
         self.first = (first + 1) % self.len();
@@ -218,15 +226,16 @@ impl Providers {
         Ok(None)
     }
 
-    /// Returns the next event of a device, and the index of its provider. `None` if no device has an event.
+    /// Returns the next event of a device, and the index of the provider of that device. Returns `None` if no device has an event.
     pub(crate) fn next_device_event(&mut self) -> Option<(usize, DeviceEvent)> {
         let next = |provider: &mut Box<dyn Provider>| provider.device_events()?.next_device_event();
         self.all.iter_mut().enumerate().find_map(|(index, provider)| Some((index, next(provider)?)))
     }
 
-    /// Attaches a connect request that another reactor has detached, to accept it here. Returns the new id of the request, and the index of
-    /// its device. The request needs a provider with the same name as the provider that detached it. If several providers have that name,
-    /// one of them must have the same index as that provider had in the other reactor. Otherwise the call fails.
+    /// Attaches a connect request that another reactor has detached, so that this reactor can accept it. Returns the new id of the request,
+    /// and the index of its device. This reactor must have a provider with the same name as the provider that detached the request. If this
+    /// reactor has several such providers, one of them must have the index that the detaching provider has in the other reactor. Otherwise
+    /// the call fails.
     pub(crate) fn attach(
         &mut self,
         request: Handle<Detached>,
@@ -248,10 +257,10 @@ impl Providers {
     }
 }
 
-/// Returns a role of a provider: a trait for a feature that not all providers have.
+/// Returns a role of a provider. A role is a trait for a feature that not all providers have.
 ///
 /// # Errors
-/// The provider does not have the role. The error names the provider and the feature.
+/// `Unsupported` if the provider does not have the role. The error contains the names of the provider and of the feature.
 pub(crate) fn role<'a, T: ?Sized>(
     provider: &'a mut dyn Provider,
     role: impl FnOnce(&'a mut dyn Provider) -> Option<&'a mut T>,
@@ -278,8 +287,8 @@ mod tests {
         Box::new(Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("good settings"))
     }
 
-    /// Waits for an event of the last provider, and returns it. Drops the events of the other providers, and all but the last one of the
-    /// last provider.
+    /// Waits until the last provider has an event, and returns its newest event. Drops all older events of that provider, and all events of
+    /// the other providers.
     fn event(all: &mut [&mut dyn Provider]) -> CmEvent {
         let (start, mut found) = (SystemClock.now(), None);
         while found.is_none() {

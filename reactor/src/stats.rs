@@ -1,5 +1,5 @@
-//! The statistics of a reactor: counters, which count events since the start of the reactor, and levels, which are
-//! current values.
+//! The statistics of a reactor. They contain counters, which count events since the start of the reactor, and levels,
+//! which are current values.
 
 use std::time::Duration;
 
@@ -31,28 +31,30 @@ pub struct TurnStats {
     pub waits: u64,
     /// Number of waits that returned no event.
     pub empty_waits: u64,
-    /// Number of rounds of busy polling.
+    /// Number of rounds of busy polling. In each round the reactor polls every completion queue.
     pub spins: u64,
     /// Number of periods of busy polling that ended with a completion.
     pub spin_hits: u64,
     /// Number of periods of busy polling that ended without a completion.
     pub spin_misses: u64,
-    /// Number of times that the poller reported a connection-manager channel as ready. It is edge-triggered: it reports
-    /// a descriptor once after each change.
+    /// Number of times that the poller reported a connection-manager channel as ready. The poller is edge-triggered: it
+    /// reports a descriptor once after each change.
     pub cm_edges: u64,
     /// Number of times that the poller reported a completion channel as ready.
     pub completion_edges: u64,
     /// Number of times that the poller reported a descriptor that was registered with [`crate::Context::register_io`]
     /// as ready.
     pub io_edges: u64,
-    /// Number of times that a ready descriptor woke the reactor and the turn then found completions.
+    /// Number of turns that began because a descriptor became ready while the reactor waited, and that then found
+    /// completions.
     pub wakes: u64,
-    /// Number of completions that were polled in the turns that `wakes` counts.
+    /// Number of completions that were polled in the turns that the counter `wakes` counts.
     pub wake_completions: u64,
-    /// Number of messages and sends that other threads passed to the reactor ([`crate::ReactorHandle`]).
+    /// Number of messages to the reactor and of sends on connections that other threads requested through a
+    /// [`crate::ReactorHandle`].
     pub handle_commands: u64,
-    /// Largest number of messages and sends of other threads that the reactor received in one turn. A large number
-    /// means that the reactor's thread had been busy or suspended for a long time.
+    /// Largest number of requests of other threads (see `handle_commands`) that the reactor processed in one turn. A
+    /// large number means that the reactor's thread had been busy or suspended for a long time.
     pub handle_commands_max: u64,
     /// Number of callbacks of the program that panicked, see [`crate::Config::contain_panics`].
     pub panics: u64,
@@ -65,20 +67,21 @@ pub struct TurnStats {
 pub struct CompletionStats {
     /// Number of completions that the reactor polled.
     pub polled: u64,
-    /// Number of completions that were deferred to a later turn, so that other connections are served first.
+    /// Number of completions that were not processed in the turn in which they were polled. They are deferred to a
+    /// later turn, so that one connection cannot delay the others.
     pub deferred: u64,
-    /// Number of completions of work requests that were not posted any more, usually because their connections had
+    /// Number of completions that belong to no posted work request, usually because their connections had already
     /// ended.
     pub stale: u64,
     /// Number of events that completion channels delivered.
     pub events: u64,
-    /// Number of calls that acknowledged completion events. Each call acknowledges several events, and locks a mutex.
-    /// The embedded provider needs no such calls.
+    /// Number of calls that acknowledged completion events. Each call acknowledges several events, and locks a mutex of
+    /// libibverbs. The embedded provider needs no such calls.
     pub acknowledgements: u64,
-    /// Number of times that a completion queue was armed to request an event.
+    /// Number of times that the reactor armed a completion queue, that is, requested an event for its next completion.
     pub arms: u64,
-    /// Number of times that the reactor, after it armed a completion queue, polled it once more and found a completion.
-    /// No event would have reported that completion.
+    /// Number of times that the reactor armed a completion queue, polled the queue once more, and found a completion.
+    /// Without that poll the completion would have been missed, because no event reports it.
     pub arm_races: u64,
 }
 
@@ -114,11 +117,13 @@ pub struct ConnectionStats {
     /// Number of connections that ended because the peer sent nothing for too long, see
     /// [`crate::DisconnectReason::KeepaliveTimeout`].
     pub keepalive_timeouts: u64,
-    /// Number of connections whose device did not flush their work requests within [`crate::Timeouts::flush`].
+    /// Number of connections for which the device did not complete all flushed work requests within
+    /// [`crate::Timeouts::flush`].
     pub unflushed: u64,
     /// Number of queue pairs and shared receive queues that a device failed to destroy. A queue pair is destroyed when
-    /// its connection or endpoint ends, a shared receive queue when it is unused. If that fails, the buffers of the
-    /// queue, and the regions that its operations used, stay allocated until the reactor stops using the device.
+    /// its connection or endpoint ends, and a shared receive queue when no connection uses it any more. If the device
+    /// fails to destroy the queue, its buffers, and the regions that its operations used, stay allocated until the
+    /// reactor stops using the device.
     pub undestroyed: u64,
 }
 
@@ -142,12 +147,13 @@ pub struct MessageStats {
     pub datagrams_sent: u64,
     /// Number of datagrams received.
     pub datagrams_received: u64,
-    /// Number of chains of send work requests that were posted, each with one call of the device.
+    /// Number of chains of send work requests that the reactor posted. Each chain is posted with one call to the
+    /// device.
     pub doorbells: u64,
-    /// Number of grants of credits that were sent as separate messages, and not within other messages.
+    /// Number of grants of credits that were sent in a separate message. Grants inside other messages are not counted.
     pub credit_updates: u64,
-    /// Number of sends that were refused because a resource was used up: credits, slots of the send queue, or the
-    /// number or memory of large messages.
+    /// Number of sends that were refused because a resource was used up: credits, slots of the send queue, the allowed
+    /// number of large messages, or the memory for large messages.
     pub send_stalls: u64,
     /// Sum of the times, over all connections, from a refused send to the next `on_writable`.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
@@ -163,13 +169,13 @@ pub struct MessageStats {
 pub struct MemoryStats {
     /// Number of registered regions.
     pub regions: usize,
-    /// Number of registrations of regions and buffers that a device failed to release, since the reactor's start. The
-    /// memory of such a registration is never freed. If a peer may write to the memory, the program never gets it as a
-    /// slice.
+    /// Number of registrations of regions and buffers that a device has failed to release since the start of the
+    /// reactor. The memory of such a registration is never freed. If a peer may write to the memory, the program never
+    /// gets the memory as a slice again.
     pub unreleased: usize,
-    /// Number of times that a device failed to invalidate the remote key of a region, since the reactor's start. Until
-    /// such a region is deregistered, peers may continue to access it, and the program does not get its memory as a
-    /// slice. A key is invalidated in these cases:
+    /// Number of times that a device has failed to invalidate the remote key of a region since the start of the
+    /// reactor. Until such a region is deregistered, peers may continue to access it, and the program does not get its
+    /// memory as a slice. The reactor invalidates a key in these cases:
     ///
     /// - The program called [`crate::Context::revoke`].
     /// - [`crate::RegionOptions::lifetime`] has passed since peers got access.
@@ -185,13 +191,14 @@ pub struct MemoryStats {
     /// Number of receives of shared receive queues that are not reserved for a connection. Each new connection reserves
     /// five.
     pub shared_unclaimed: usize,
-    /// Number of bytes of received messages longer than one buffer: those that the reactor is fetching from peers, and
-    /// those that the program keeps.
+    /// Number of bytes of received messages that are longer than one buffer. It includes messages that the reactor is
+    /// still fetching from peers, and messages that the program keeps.
     pub fetched_bytes: usize,
-    /// Number of bytes of unused memory that stays registered for later messages longer than one buffer, see
-    /// [`crate::LargeMessageSettings::cache`].
+    /// Number of bytes of unused memory that stays registered, so that later messages longer than one buffer can use
+    /// it. See [`crate::LargeMessageSettings::cache`].
     pub kept_bytes: usize,
-    /// Number of bytes of sent messages longer than one buffer: the copies that peers have not fetched yet.
+    /// Number of bytes of the copies of sent messages that are longer than one buffer and that peers have not fetched
+    /// yet.
     pub copied_bytes: usize,
 }
 

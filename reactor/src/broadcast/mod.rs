@@ -42,8 +42,8 @@ pub enum OverflowPolicy {
     Drop,
     /// Closes the connection ([`Context::close`]). The receiver gets every message up to the close, without a gap.
     Close,
-    /// Refuses [`Broadcast::publish`] until the queue of this receiver has room again. So all receivers of the broadcast get messages only
-    /// as fast as this receiver.
+    /// Refuses [`Broadcast::publish`] until the queue of this receiver has room again. So this receiver limits the rate at which all
+    /// receivers of the broadcast get messages.
     Wait,
 }
 

@@ -32,8 +32,8 @@ id!(
     CallId
 );
 id!(
-    /// The id of a request of the peer. Once the request was answered or dismissed, the id refers to no request any more. The program may pass the
-    /// id to other threads.
+    /// The id of a request of the peer. Once the request was answered or dismissed, the id refers to no request any more. The program may
+    /// pass the id to other threads.
     RequestId
 );
 

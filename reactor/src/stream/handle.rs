@@ -8,8 +8,8 @@ use super::table::{StreamTable, Writing};
 use super::unread::Unread;
 use crate::{ConnectionId, Context, Readiness, SendErrorKind};
 
-/// A stream, borrowed from its [`super::StreamContext`]. No call blocks. If a call can make no progress, it fails with
-/// [`ErrorKind::WouldBlock`]. A callback follows when a further call can make progress. All calls fail with
+/// A stream, borrowed from its [`super::StreamContext`]. No call blocks. If a read or a write can make no progress, it fails with
+/// [`ErrorKind::WouldBlock`]. When it can make progress again, the reactor calls `on_readable` or `on_writable`. All calls fail with
 /// [`ErrorKind::NotConnected`] once the stream has ended.
 pub struct Stream<'a> {
     pub(super) table: &'a mut StreamTable,
@@ -18,7 +18,7 @@ pub struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Returns the connection that carries the stream.
+    /// Returns the id of the connection that carries the stream. It is also the id of the stream.
     #[must_use]
     pub const fn id(&self) -> ConnectionId {
         self.id
@@ -43,12 +43,13 @@ impl Stream<'_> {
         Readiness::new(readable, record.writing == Writing::Open && self.cx.writable(self.id) > 0, closed)
     }
 
-    /// Writes without a copy. `fill` gets the free part of a registered send buffer, which has at least one byte and at most
-    /// the size of a message. `fill` returns the number of bytes that it has written there, and `write_with` returns that
-    /// number. The reactor posts the buffer at the end of the turn.
+    /// Writes bytes without copying them. The closure `fill` gets the free part of a registered send buffer. That part has at least one
+    /// byte, and at most the length of the longest message in one buffer. `fill` returns the number of bytes that it has written to the
+    /// part, and `write_with` returns the same number. The reactor posts the buffer at the end of the turn.
     ///
     /// # Errors
-    /// As `write`. If there is an error, `fill` was not called.
+    /// [`ErrorKind::WouldBlock`] if the connection has no room, [`ErrorKind::BrokenPipe`] if the program has finished writing or the
+    /// connection is ending, and [`ErrorKind::NotConnected`] if the stream has ended. If there is an error, `fill` was not called.
     pub fn write_with(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> io::Result<usize> {
         let record = self.table.get(self.id).ok_or(ErrorKind::NotConnected)?;
         if record.writing != Writing::Open {
@@ -56,18 +57,18 @@ impl Stream<'_> {
         }
         self.cx.append(self.id, fill).map_err(|kind| match kind {
             SendErrorKind::WouldBlock(_) => ErrorKind::WouldBlock.into(),
-            // The connection is ending. Reads fail with the reason.
+            // The connection is ending: this write fails with `BrokenPipe`. Reads fail with the reason for the end.
             _ => ErrorKind::BrokenPipe.into(),
         })
     }
 
-    /// Ends one direction of the stream, or both. After `Shutdown::Write`, local writes fail with `BrokenPipe`. The peer
-    /// reads all bytes that were written, then the end, and the program may still read. After `Shutdown::Read`, unread bytes
-    /// and bytes that arrive later are dropped. When both sides have finished writing, the connection is closed. Repeating
-    /// the call has no effect.
+    /// Ends one direction of the stream, or both. After `Shutdown::Write`, local writes fail with `BrokenPipe`. The peer reads all bytes
+    /// that were written, and then the end of the stream. The program may still read. After `Shutdown::Read`, unread bytes and bytes that
+    /// arrive later are dropped. When both sides have finished writing, the connection is closed. A second call with the same direction has
+    /// no effect.
     ///
     /// # Errors
-    /// [`ErrorKind::NotConnected`].
+    /// [`ErrorKind::NotConnected`] if the stream has ended.
     pub fn shutdown(&mut self, how: Shutdown) -> io::Result<()> {
         self.table.get(self.id).ok_or(ErrorKind::NotConnected)?;
         if how != Shutdown::Write {
@@ -79,26 +80,26 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Removes and returns the unread bytes. The program may read them later, or on another thread. The last opportunity for
-    /// that is the last callback of the stream: [`super::StreamHandler::on_close`] or `on_error`. The bytes occupy receive
-    /// buffers, so the peer gets new credits only as they are read or dropped. The result is empty if there are no unread
-    /// bytes or the stream has ended.
+    /// Removes the unread bytes from the stream, and returns them. The program may read the returned bytes later, or on another thread.
+    /// Call `take_unread` no later than in the last callback of the stream, [`super::StreamHandler::on_close`] or `on_error`. The bytes
+    /// occupy receive buffers, so the peer gets new credits only when the program reads or drops the bytes. The result is empty if there
+    /// are no unread bytes, or if the stream has ended.
     pub fn take_unread(&mut self) -> Unread {
         self.table.get_mut(self.id).map(|record| std::mem::take(&mut record.unread)).unwrap_or_default()
     }
 
-    /// Closes the stream. The only further callback of the stream is `on_close` or `on_error`. All bytes that were written
-    /// are sent, then the end of the stream. If the connection has no room for the end, the end waits for up to
-    /// [`super::Streams::linger`]. If there are unread bytes, the end is not sent, and the peer gets an error, as with TCP.
-    /// Repeating the call has no effect.
+    /// Closes the stream. The only further callback of the stream is `on_close` or `on_error`. All bytes that were written are sent, and
+    /// then the end of the stream, which is an empty message. If the connection has no room for this message, it waits for up to
+    /// [`super::Streams::linger`]. If the program has left received bytes unread, the end is not sent, and the peer gets an error, as with
+    /// TCP. A second call has no effect.
     pub fn close(mut self) {
         self.table.close(&mut self.cx, self.id);
     }
 }
 
 impl Read for Stream<'_> {
-    /// Reads the bytes that have arrived, up to the length of `out`. Returns `Ok(0)` if the peer has finished writing, or if
-    /// `out` is empty.
+    /// Reads bytes that have arrived into `out`, and returns their number. Returns `Ok(0)` if all bytes were read and the peer has finished
+    /// writing, or if `out` is empty.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.unread.is_empty())) {
@@ -116,8 +117,8 @@ impl Read for Stream<'_> {
 }
 
 impl BufRead for Stream<'_> {
-    /// Returns the next unread bytes, in the buffer in which they arrived. Returns an empty slice if there are none and the
-    /// peer has finished writing.
+    /// Returns the next unread bytes, in the buffer in which they arrived. Returns an empty slice if all bytes were read and the peer has
+    /// finished writing.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
         let early_end = cfg!(planted = "stream-ends-before-its-bytes") && record.peer_finished;
@@ -131,8 +132,8 @@ impl BufRead for Stream<'_> {
         }
     }
 
-    /// Marks the first `len` bytes of `fill_buf` as read. When all bytes of a message are read, its buffer is released, and
-    /// the peer gets a new credit.
+    /// Marks the first `len` bytes that `fill_buf` returns as read. When all bytes of a message are read, its buffer is released, and the
+    /// peer gets a new credit.
     fn consume(&mut self, len: usize) {
         if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.advance(len)) {
             self.cx.release(message);
@@ -141,8 +142,8 @@ impl BufRead for Stream<'_> {
 }
 
 impl Write for Stream<'_> {
-    /// Copies as many bytes as fit into send buffers, and returns their number. The reactor posts the buffers at the end of
-    /// the turn.
+    /// Copies bytes to send buffers, until all are copied or the connection has no room. Returns the number of copied bytes. The reactor
+    /// posts the buffers at the end of the turn.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < bytes.len() {

@@ -34,23 +34,23 @@
 //!
 //! # Readiness is edge-triggered
 //!
-//! - `on_readable` is called when bytes, or the end of the peer's direction, arrive at a stream that has no unread bytes. It
-//!   is called again only after the program has read all bytes. A program that leaves bytes unread gets no callback for
-//!   them, and must read them later.
-//! - `on_writable` is called after a write has accepted fewer bytes than it was given, when there is room for more. A new
-//!   stream is writable.
+//! - `on_readable` is called when bytes, or the end of the peer's direction, arrive at a stream that has no unread bytes. It is called
+//!   again only after the program has read all bytes. If a program leaves bytes unread, no callback reports these bytes again, and the
+//!   program must read them later.
+//! - `on_writable` is called after a write has accepted fewer bytes than it was given, as soon as the connection has room for more bytes. A
+//!   new stream is writable.
 //! - `on_hangup` is called once, when the peer has finished writing. Bytes of the peer may still be unread. Reads return
 //!   `Ok(0)` after the last byte.
-//! - `on_close` or `on_error` is the last callback of each stream that was open. Exactly one of the two is called. In that
-//!   callback, the program can still read the bytes that have arrived, or remove them with [`Stream::take_unread`]. When the
-//!   callback returns, the stream is dropped, and its id is stale.
+//! - `on_close` or `on_error` is the last callback of each stream that was open. Exactly one of the two is called. In that callback, the
+//!   program can still read the bytes that have arrived, or remove them with [`Stream::take_unread`]. When the callback returns, the stream
+//!   is dropped, and its id cannot be used any more.
 //!
 //! # Memory
 //!
-//! Received bytes stay in the registered buffers in which they arrived, until the program reads them. Then the peer gets new
-//! credits. So if the program does not read, the bytes occupy all receive buffers of the connection, and the peer must stop.
-//! Unread bytes are dropped with the stream, if the program has not removed them before. Writes fill send buffers, which the
-//! reactor posts at the end of the turn. Several small writes share a buffer.
+//! Received bytes stay in the registered buffers in which they arrived, until the program reads them. When the bytes of a buffer are read,
+//! the peer gets a new credit. So if the program does not read, the bytes occupy all receive buffers of the connection, and the peer must
+//! stop. When the stream is dropped, its unread bytes are dropped, unless the program has removed them before. Writes fill send buffers,
+//! which the reactor posts at the end of the turn. Several small writes share a buffer.
 
 mod handle;
 mod table;
@@ -67,8 +67,8 @@ use crate::{
     Message, Place, Readiness, TimerId,
 };
 
-/// The callbacks of streams; the [module](self) says when each is called. All run on the reactor's thread. In every
-/// callback, the program may use every stream, and call all of its methods.
+/// The callbacks of streams. The [module](self) describes when they are called. All callbacks run on the reactor's thread. In every
+/// callback, the program may use every stream, and may call every method of [`Stream`].
 #[allow(unused_variables)]
 pub trait StreamHandler<M = ()> {
     /// A peer requests a connection. Default: accepts it.
@@ -76,8 +76,8 @@ pub trait StreamHandler<M = ()> {
         Decision::Accept
     }
 
-    /// A connection to a group of reactors must be assigned to one of them, as with [`Handler::on_place`]. Default: the
-    /// reactor with the lowest load.
+    /// A connection to a group of reactors was requested. The callback selects the reactor that gets the connection, as with
+    /// [`Handler::on_place`]. Default: the reactor with the lowest load.
     fn on_place(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }
@@ -87,47 +87,47 @@ pub trait StreamHandler<M = ()> {
         cx.close_all();
     }
 
-    /// A stream has opened: a connection was established, which the local side or the peer has requested. The stream is
+    /// A stream has opened, because a connection was established. The local side or the peer had requested the connection. The stream is
     /// writable.
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// Bytes, or the end of the peer's direction, have arrived at a stream that had no unread bytes. Read until a read fails
-    /// with `WouldBlock` or returns the end.
+    /// Bytes, or the end of the peer's direction, have arrived at a stream that had no unread bytes. Read until a read fails with
+    /// `WouldBlock` or returns `Ok(0)`.
     fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId);
 
-    /// A write accepts bytes again, after it had accepted fewer bytes than it was given.
+    /// The stream accepts bytes again. An earlier write had accepted fewer bytes than it was given.
     fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
     /// The peer has finished writing. Bytes that it wrote before may still be unread.
     fn on_hangup(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The stream has ended in order, for one of these reasons: both sides have finished writing, the peer has finished
-    /// writing and closed the connection, or the program has closed the stream.
+    /// The stream has ended without an error, for one of these reasons: both sides have finished writing, the peer has finished writing and
+    /// closed the connection, or the program has closed the stream.
     fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The stream has not ended in order, for instance because the connection was lost. Reads return the bytes that have
-    /// arrived, then fail with `reason`. If the peer has finished writing, they return the end instead.
+    /// The stream has ended with an error, for instance because the connection was lost. Reads return the bytes that have arrived, and then
+    /// fail with `reason`. If the peer has finished writing, reads return `Ok(0)` after the last byte instead of failing.
     fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {}
 
-    /// An attempt of [`Context::connect`] has failed.
+    /// A connection attempt of the program ([`Context::connect`]) has failed.
     fn on_connect_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, error: ConnectError) {}
 
-    /// A device in use, or one of its ports, has changed.
+    /// The state of a device that the reactor uses, or the state of a port of such a device, has changed.
     fn on_device_event(&mut self, cx: &mut StreamContext<'_>, event: &DeviceEvent) {}
 
-    /// A timer of [`Context::set_timer`] has expired.
+    /// A timer that the program has set with [`Context::set_timer`] has expired.
     fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {}
 
-    /// The readiness of a descriptor of [`Context::register_io`] has changed.
+    /// The readiness of a descriptor that the program has registered with [`Context::register_io`] has changed.
     fn on_io_ready(&mut self, cx: &mut StreamContext<'_>, io: IoId, readiness: Readiness) {}
 
-    /// Another thread has sent a message, see [`crate::ReactorHandle::post`].
+    /// Another thread has sent a message to the reactor with [`crate::ReactorHandle::post`].
     fn on_wake(&mut self, cx: &mut StreamContext<'_>, message: M) {}
 }
 
-/// A handler that turns all connections of a reactor into streams. Pass it to [`crate::Reactor::run`] or
-/// [`crate::Reactor::turn`]. If only some connections are to carry streams, the program's handler contains a `Streams`, and
-/// forwards the callbacks of these connections and of all timers to it.
+/// A handler that turns all connections of a reactor into streams. Pass it to [`crate::Reactor::run`] or [`crate::Reactor::turn`]. If only
+/// some connections carry streams, the program uses its own handler. That handler contains a `Streams`, and forwards to it the callbacks of
+/// these connections and of all timers.
 ///
 /// The connections must have [`crate::Framing::Credits`], because only credits make a writer wait for a slow reader.
 pub struct Streams<H> {
@@ -143,20 +143,20 @@ impl<H: fmt::Debug> fmt::Debug for Streams<H> {
 }
 
 impl<H> Streams<H> {
-    /// Creates a `Streams` that has no streams yet, and calls `handler`.
+    /// Creates a `Streams` without streams. It will call the callbacks of `handler`.
     pub fn new(handler: H) -> Self {
         Self { handler, table: StreamTable::default() }
     }
 
-    /// Sets the time for which the end of a closed stream may wait for room on the connection. Default: 2 s.
+    /// Sets how long a closed stream may wait for room on the connection to send its end. Default: 2 s.
     #[must_use]
     pub fn linger(mut self, time: Duration) -> Self {
         self.table.linger = time;
         self
     }
 
-    /// Returns a context for the use of the streams outside of callbacks. `cx` must be the [`crate::Reactor::context`] of
-    /// the reactor that has these streams. Bytes that are written through it are sent in the next turn.
+    /// Returns a context for the use of the streams outside of callbacks. `cx` must be the [`crate::Reactor::context`] of the reactor that
+    /// has these streams. Bytes that the program writes to streams of this context are sent in the next turn.
     pub fn context<'a>(&'a mut self, cx: Context<'a>) -> StreamContext<'a> {
         StreamContext { table: &mut self.table, cx }
     }
@@ -174,8 +174,8 @@ pub struct StreamContext<'a> {
 }
 
 impl StreamContext<'_> {
-    /// Returns a stream, to read and write. If the id is stale or the program has closed the stream, all calls of the result
-    /// fail.
+    /// Returns a stream, to read and write. If the stream has ended, or the program has closed it, all reads and writes of the returned
+    /// [`Stream`] fail.
     pub fn stream(&mut self, id: ConnectionId) -> Stream<'_> {
         Stream { table: self.table, cx: self.cx.reborrow(), id }
     }
@@ -187,8 +187,8 @@ impl StreamContext<'_> {
         }
     }
 
-    /// Returns the context of the reactor, to connect, listen, set timers and stop. Do not send messages through it on a
-    /// connection that carries a stream: the peer would read them as bytes of the stream.
+    /// Returns the context of the reactor, to connect, listen, set timers and stop. Do not send messages with this context on a connection
+    /// that carries a stream: the peer would read these messages as bytes of the stream.
     pub fn context(&mut self) -> Context<'_> {
         self.cx.reborrow()
     }
@@ -228,8 +228,8 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             return self.table.violated(cx, id);
         }
         let finished = message.is_empty();
-        // If the program has closed the stream or shut it down for reading, the bytes are dropped: the buffer is posted
-        // again when this callback returns.
+        // If the program has closed the stream or shut it down for reading, the received bytes are dropped. Their buffer is posted again
+        // when this callback returns.
         let keeps_bytes = record.keeps_bytes();
         let edge = keeps_bytes && record.unread.is_empty();
         if finished {
@@ -242,7 +242,7 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             handler.on_readable(&mut cx, id);
         }
         if finished {
-            // The program may have closed the stream in `on_readable`. Then `on_hangup` must not follow.
+            // Do not call `on_hangup` if the program has closed the stream in `on_readable`.
             if cx.table.get(id).is_some() {
                 handler.on_hangup(&mut cx, id);
             }

@@ -1,4 +1,4 @@
-//! The table of the streams of a reactor, and the end of a stream.
+//! The table of the streams of a reactor. It also handles the end of each stream.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use super::unread::Unread;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
-/// The state of the local direction of a stream, in which the program writes.
+/// The state of the local direction of a stream, that is, of the bytes that the program writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writing {
     Open,
-    /// The program has finished writing. The end of the stream waits for room on the connection.
+    /// The program has finished writing. The empty message that ends the stream waits for room on the connection.
     Finishing,
-    /// The program has finished writing. The end of the stream is queued for sending, or the connection accepts no more
-    /// messages.
+    /// The program has finished writing, and nothing more will be sent: the empty message that ends the stream is queued for sending, or
+    /// the connection accepts no more messages.
     Finished,
 }
 
@@ -23,17 +23,17 @@ pub(super) struct Record {
     id: ConnectionId,
     pub(super) unread: Unread,
     pub(super) writing: Writing,
-    /// The peer has finished writing.
+    /// True if the peer has finished writing.
     pub(super) peer_finished: bool,
-    /// The program has shut the stream down for reading.
+    /// True if the program has shut the stream down for reading.
     pub(super) read_closed: bool,
-    /// The program has closed the stream. The only further callback is `on_close` or `on_error`.
+    /// True if the program has closed the stream. The only further callback of the stream is `on_close` or `on_error`.
     pub(super) closed: bool,
-    /// True if the peer has sent bytes after the end of its direction.
+    /// True if the peer has sent bytes after it had finished writing.
     violated: bool,
-    /// The timer that limits how long the end of a closed stream waits for room; `None` if it does not wait.
+    /// The timer that limits how long a closed stream waits for room to send its end. `None` if the stream does not wait.
     linger: Option<TimerId>,
-    /// The reason for the end of the connection; `None` before it has ended.
+    /// The reason for the end of the connection; `None` while the connection has not ended.
     pub(super) reason: Option<DisconnectReason>,
 }
 
@@ -52,12 +52,12 @@ impl Record {
         }
     }
 
-    /// Returns true if bytes that arrive are kept until the program reads them; false if they are dropped.
+    /// Returns true if arriving bytes must be kept until the program reads them. Returns false if arriving bytes are dropped.
     pub(super) const fn keeps_bytes(&self) -> bool {
         !self.closed && !self.read_closed
     }
 
-    /// Drops the unread bytes. Returns true if there were unread bytes.
+    /// Drops the unread bytes of the stream. Returns true if the stream had unread bytes.
     fn discard(&mut self, cx: &mut Context<'_>) -> bool {
         let some = !self.unread.is_empty();
         while let Some(message) = self.unread.pop() {
@@ -74,9 +74,9 @@ pub(super) struct StreamTable {
     live: Vec<Option<Record>>,
     /// The stream whose last callback, `on_close` or `on_error`, is running.
     last: Option<Record>,
-    /// The timers of closed streams whose ends wait for room on their connections.
+    /// The timers of closed streams that wait for room on their connections to send their ends.
     lingering: BTreeMap<TimerId, ConnectionId>,
-    /// The time for which the end of a closed stream may wait for room.
+    /// The longest time that a closed stream may wait for room to send its end.
     pub(super) linger: Duration,
 }
 
@@ -94,21 +94,22 @@ impl StreamTable {
         self.live[id.slot()] = Some(Record::new(id));
     }
 
-    /// Returns a stream whose connection has not ended, even if the program has closed the stream. `None` if there is no
-    /// such stream.
+    /// Returns a stream whose connection has not ended, even if the program has closed the stream. Returns `None` if there is no such
+    /// stream.
     #[inline]
     pub(super) fn live(&mut self, id: ConnectionId) -> Option<&mut Record> {
         self.live.get_mut(id.slot())?.as_mut().filter(|record| record.id == id)
     }
 
-    /// Returns a stream that the program may use: it has not closed the stream, and the last callback has not returned.
+    /// Returns a stream that the program may use. Returns `None` if the program has closed the stream, or if the last callback of the
+    /// stream has returned.
     #[inline]
     pub(super) fn get(&self, id: ConnectionId) -> Option<&Record> {
         let live = self.live.get(id.slot()).and_then(Option::as_ref).filter(|record| record.id == id);
         live.or_else(|| self.last.as_ref().filter(|record| record.id == id)).filter(|record| !record.closed)
     }
 
-    /// Returns a stream that the program may use, as [`StreamTable::get`] does.
+    /// Returns a mutable reference to a stream that the program may use; `None` in the same cases as [`StreamTable::get`].
     #[inline]
     pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Record> {
         let live = self.live.get_mut(id.slot()).and_then(Option::as_mut).filter(|record| record.id == id);
@@ -120,7 +121,7 @@ impl StreamTable {
         self.live.iter().flatten().map(|record| record.id).collect()
     }
 
-    /// Ends the local direction of a stream. The end is sent now, or when the connection has room for it.
+    /// Finishes writing on a stream. The empty message that ends the stream is sent now, or later if the connection has no room for it.
     pub(super) fn shut_down_writing(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id).filter(|record| record.writing == Writing::Open) {
             record.writing = Writing::Finishing;
@@ -148,7 +149,7 @@ impl StreamTable {
         let Some(record) = self.live(id).filter(|record| !record.closed) else { return };
         record.closed = true;
         if record.discard(cx) {
-            // As with TCP, a side that drops unread bytes does not send its end: the peer gets an error.
+            // As with TCP, a side that drops unread bytes does not send the end of its stream. The peer gets an error instead.
             cx.close(id);
             return;
         }
@@ -163,12 +164,12 @@ impl StreamTable {
         }
     }
 
-    /// Sends the end of the local direction, if the program has finished writing, the end was not sent before, and the
-    /// connection has room. Returns true if the program has finished writing.
+    /// Sends the empty message that ends the stream. Does nothing if the program has not finished writing, if the message was sent before,
+    /// or if the connection has no room. Returns true if the program has finished writing.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>, id: ConnectionId) -> bool {
         let Some(record) = self.live(id).filter(|record| record.writing != Writing::Open) else { return false };
         if record.writing == Writing::Finishing && !matches!(cx.send(id, &[]), Err(SendErrorKind::WouldBlock(_))) {
-            // The end is queued for sending, or the connection is ending and accepts no more messages.
+            // The empty message that ends the stream is queued for sending, or the connection is ending and accepts no more messages.
             record.writing = Writing::Finished;
             if record.closed {
                 cx.close(id);
@@ -185,7 +186,7 @@ impl StreamTable {
         }
     }
 
-    /// Aborts a connection, because the peer has sent bytes after the end of its direction.
+    /// Aborts a connection, because the peer has sent bytes after it had finished writing.
     pub(super) fn violated(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id) {
             log::warn!("{id}: the peer has written after its end");
@@ -194,9 +195,9 @@ impl StreamTable {
         }
     }
 
-    /// Handles the end of a connection. Returns the reason for the program, and true if the stream has ended in order, so
-    /// that `on_close` is called instead of `on_error`. `None` if there is no such stream. The stream becomes `last`: its
-    /// unread bytes can be read until [`StreamTable::forget_last`].
+    /// Handles the end of a connection. Returns the reason for the program, and a flag: if it is true, the stream has ended without an
+    /// error, and the caller calls `on_close`; otherwise the caller calls `on_error`. Returns `None` if there is no such stream. The stream
+    /// becomes `last`: the program can read its unread bytes until [`StreamTable::forget_last`].
     pub(super) fn ended(
         &mut self,
         cx: &mut Context<'_>,
@@ -228,8 +229,8 @@ impl StreamTable {
         }
     }
 
-    /// Handles a timer that has expired. If it limits the wait of a closed stream, closes the connection and returns true.
-    /// Returns false if it is a timer of the program.
+    /// Handles a timer that has expired. If the timer limits the wait of a closed stream, closes the connection of the stream, and returns
+    /// true. Returns false if `timer` is a timer of the program.
     pub(super) fn on_linger_timer(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
         let Some(id) = self.lingering.remove(&timer) else { return false };
         if let Some(record) = self.live(id) {

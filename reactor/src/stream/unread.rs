@@ -13,7 +13,7 @@ use crate::DetachedMessage;
 /// reactor.
 pub struct Unread<M = DetachedMessage> {
     messages: VecDeque<M>,
-    /// The number of bytes of the first message that were read.
+    /// The number of bytes of the first message that the program has already read.
     read: usize,
 }
 
@@ -36,25 +36,25 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
         self.messages.iter().map(|message| message.len()).sum::<usize>() - self.read
     }
 
-    /// Adds a message. It must not be empty, because an empty message is the end of a stream.
+    /// Adds a message to the unread bytes. The message must not be empty, because an empty message ends a stream.
     pub(super) fn push(&mut self, message: M) {
         debug_assert!(!message.is_empty(), "an empty message is the end of a stream");
         self.messages.push_back(message);
     }
 
-    /// Returns the unread bytes of the first message; an empty slice if there are none.
+    /// Returns the unread bytes of the first message; an empty slice if there is no message.
     pub(super) fn front(&self) -> &[u8] {
         self.messages.front().map_or(&[], |message| &message[self.read..])
     }
 
-    /// Marks the next `len` unread bytes of the first message as read, or all of them if there are fewer. Removes and
-    /// returns the message if all of its bytes were read.
+    /// Marks the next `len` bytes of the first message as read. If fewer bytes are unread, marks all of them as read. If all bytes of the
+    /// message are read now, removes the message and returns it; otherwise returns `None`.
     pub(super) fn advance(&mut self, len: usize) -> Option<M> {
         self.read += len.min(self.front().len());
         if self.front().is_empty() { self.pop() } else { None }
     }
 
-    /// Removes and returns the first message, also if some of its bytes are unread.
+    /// Removes and returns the first message, even if some of its bytes are unread. Returns `None` if there is no message.
     pub(super) fn pop(&mut self) -> Option<M> {
         self.read = 0;
         self.messages.pop_front()

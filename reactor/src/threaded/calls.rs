@@ -1,4 +1,4 @@
-//! Remote calls of [`crate::call`], for tasks of any thread: [`Caller`] makes calls, and [`Requests`] receives those of the peer.
+//! Remote calls of [`crate::call`], for tasks of any thread. [`Caller`] makes calls, and [`Requests`] receives the requests of the peer.
 
 use std::fmt;
 use std::ops::Deref;
@@ -80,9 +80,9 @@ impl Caller {
         Self { handle }
     }
 
-    /// Makes a call, and waits for the answer, at most `within`. Returns the payload of the answer. If 64 messages and calls of the
-    /// connection are queued, the request waits. If the deadline passes meanwhile, the request is not sent. If the future is dropped, the
-    /// call is cancelled.
+    /// Makes a call, waits for the answer for at most `within`, and returns the payload of the answer. While 64 messages and calls of the
+    /// connection are queued, the call waits before its request is queued. If the deadline passes during this wait, the request is not
+    /// sent. If the future is dropped, the call is cancelled.
     ///
     /// Example: [`Caller`].
     ///
@@ -90,12 +90,13 @@ impl Caller {
     /// [`CallError`].
     pub async fn call(&self, payload: impl Into<Bytes>, within: Duration) -> Result<Bytes, CallError> {
         let begun = now();
-        // If the deadline does not fit in an `Instant`, this one is used. It is later than the longest time of a call, 71 minutes.
+        // If the deadline does not fit in an `Instant`, use an earlier one. It is still later than any call can last: a call lasts at most
+        // 71 minutes.
         let until = begun.checked_add(within).unwrap_or(begun + Duration::from_secs(1 << 13));
         let ConnectionHandle { link, id, state } = &*self.handle;
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| ended(state))?;
-        // The wait for the permit may have passed the deadline. The reactor's thread might not notice that, because it compares deadlines
-        // with the time at which its turn began.
+        // The deadline may have passed while this task waited for the permit. The reactor's thread might not notice that, because it
+        // compares deadlines with the time at which its turn began.
         if until <= now() {
             return Err(CallError::Deadline);
         }
@@ -115,7 +116,7 @@ impl Caller {
 /// A guard that cancels a call when it is dropped before the call has ended.
 struct CancelOnDrop<'a> {
     link: &'a ThreadLink,
-    /// The cell in which the reactor's thread stores the id when it makes the call. `None` once the call has ended.
+    /// The cell in which the reactor's thread stores the id of the call when it makes the call. `None` once the call has ended.
     call_id: Option<Arc<OnceLock<CallId>>>,
 }
 
@@ -127,7 +128,8 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
-/// The requests that the peer of a connection makes. Dropping it dismisses the requests that no task has received.
+/// The requests that the peer of a connection makes. If the `Requests` is dropped, the requests that no task has received are dismissed:
+/// their callers get [`CallError::Unanswered`].
 pub struct Requests {
     handle: Arc<ConnectionHandle>,
     receiver: mpsc::UnboundedReceiver<ReceivedRequest>,
@@ -144,13 +146,13 @@ impl Requests {
         Self { handle, receiver }
     }
 
-    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival, without those whose
-    /// deadlines have passed. [`crate::call::CallLimits`] limits the number of requests that have arrived and that no task has received.
+    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival. Requests whose
+    /// deadlines have passed are skipped. [`crate::call::CallLimits`] limits the number of arrived requests that no task has received yet.
     ///
     /// Example: [`Caller`].
     ///
     /// # Errors
-    /// [`ConnectionEnd::Disconnected`] or [`ConnectionEnd::Reactor`].
+    /// [`ConnectionEnd::Disconnected`] if the connection has ended, or [`ConnectionEnd::Reactor`] if the reactor's thread has ended.
     pub async fn next(&mut self) -> Result<ThreadedRequest, ConnectionEnd> {
         loop {
             let received = self.receiver.recv().await;
@@ -172,11 +174,11 @@ impl Drop for Requests {
     }
 }
 
-/// A request of a peer. It dereferences to its payload. A task of any thread may keep it and answer it. If it is dropped without an answer,
-/// its caller gets [`CallError::Unanswered`].
+/// A request of a peer. A `ThreadedRequest` dereferences to the payload of the request. A task of any thread may keep it, and may answer it
+/// later. If it is dropped without an answer, the caller at the peer gets [`CallError::Unanswered`].
 pub struct ThreadedRequest {
     link: Arc<ThreadLink>,
-    /// The id; `None` once the request was answered.
+    /// The id of the request; `None` once the request was answered.
     id: Option<RequestId>,
     payload: Bytes,
     until: Instant,
@@ -206,7 +208,7 @@ impl ThreadedRequest {
         }
     }
 
-    /// Returns the time for which the caller still waits for the answer; `None` if its deadline has passed.
+    /// Returns the time that is left until the deadline of the request; `None` if the deadline has passed.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.until.checked_duration_since(now()).filter(|left| !left.is_zero())

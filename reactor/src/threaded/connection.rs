@@ -12,7 +12,7 @@ use super::error::{ConnectionEnd, DeliverError};
 use super::link::{ConnectionHandle, ConnectionParts, QueuedMessage, ThreadCommand};
 use crate::{ConnectionId, DetachedMessage, Outcome};
 
-/// A connection of a [`super::ThreadedReactor`]. To send in one task and receive in another, split it into two halves with
+/// A connection of a [`super::ThreadedReactor`]. To send in one task and receive in another, split the connection into two halves with
 /// [`ThreadedConnection::split`].
 #[derive(Debug)]
 pub struct ThreadedConnection {
@@ -37,7 +37,7 @@ impl ThreadedConnection {
         &self.sender
     }
 
-    /// Turns this connection into one that carries only calls, in both directions, until it ends. The peer must use it for calls, too.
+    /// Uses this connection only for calls, in both directions, until the connection ends. The peer must use the connection for calls, too.
     /// Returns the handle that makes calls, and the requests of the peer.
     ///
     /// Example: [`Caller`].
@@ -56,7 +56,7 @@ impl ThreadedConnection {
         self.sender.id()
     }
 
-    /// Returns the address of the peer. Returns `None` if the reactor did not know it when the connection was established.
+    /// Returns the address of the peer. Returns `None` if the reactor did not know the address when the connection was established.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.sender.handle.state.peer.get().and_then(|&(_, address)| address)
@@ -79,7 +79,8 @@ impl ThreadedConnection {
     }
 }
 
-/// The half of a connection that sends. Clones share the connection. The messages that one task sends arrive in that order.
+/// The half of a connection that sends. Clones share the connection. The messages that one task sends arrive in the order in which the task
+/// sends them.
 #[derive(Clone)]
 pub struct Sender {
     handle: Arc<ConnectionHandle>,
@@ -99,9 +100,9 @@ impl Sender {
         self.handle.id
     }
 
-    /// Queues a message for sending. Waits while 64 messages of this connection are queued. If several tasks wait, the first one is served
-    /// first. If the future is dropped before it is done, the message is not sent. If the connection fails before a queued message is
-    /// sent, the message is lost without an error here: use [`Sender::deliver`] to be notified of that.
+    /// Queues a message for sending. Waits while 64 messages of this connection are queued. If several tasks wait, they continue in the
+    /// order in which they began to wait. If the future is dropped before it is done, the message is not sent. If the connection fails
+    /// before a queued message is sent, the message is lost, and `send` does not report the loss. [`Sender::deliver`] reports it.
     ///
     /// Example: the [module](super).
     ///
@@ -111,7 +112,7 @@ impl Sender {
         self.queue(payload.into(), None).await
     }
 
-    /// Queues a message as [`Sender::send`] does, and waits until it is sent. The meaning of "sent" is that of [`Outcome::Sent`].
+    /// Queues a message as [`Sender::send`] does, and waits until the message is sent, in the sense of [`Outcome::Sent`].
     ///
     /// ```
     /// use rdma_reactor::threaded::{DeliverError, Sender};
@@ -158,19 +159,19 @@ impl fmt::Debug for Receiver {
 }
 
 impl Receiver {
-    /// Waits for the next message, and returns it. Once the connection has ended, the messages that arrived before the end are returned
-    /// first, then the error. A message occupies a receive buffer: when it is dropped, the peer gets a credit to send another one.
-    /// Dropping the future loses no message.
+    /// Waits for the next message, and returns it. Once the connection has ended, `recv` first returns the messages that arrived before the
+    /// end, and then the error. A message occupies a receive buffer. When the program drops the message, the peer gets a credit for another
+    /// message. Dropping the future loses no message.
     ///
     /// Example: the [module](super).
     ///
     /// # Errors
-    /// [`ConnectionEnd::Disconnected`] or [`ConnectionEnd::Reactor`].
+    /// [`ConnectionEnd::Disconnected`] if the connection has ended, or [`ConnectionEnd::Reactor`] if the reactor's thread has ended.
     pub async fn recv(&mut self) -> Result<DetachedMessage, ConnectionEnd> {
         self.inbox.recv().await.ok_or_else(|| self.handle.state.ended())
     }
 
-    /// Returns the next message if one has arrived; otherwise `None`. Does not wait, and does not report the end of the connection.
+    /// Returns the next message; `None` if no message has arrived. Does not wait, and does not report the end of the connection.
     pub fn try_recv(&mut self) -> Option<DetachedMessage> {
         self.inbox.try_recv().ok()
     }

@@ -39,15 +39,15 @@ pub enum DeliverError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ThreadError {
-    /// The reactor failed. The text is that of the [`crate::Error`].
+    /// The reactor failed. The string is the text of the [`crate::Error`].
     #[error("the reactor failed: {0}")]
     Failed(String),
-    /// The thread panicked. The text is the message of the panic.
+    /// The reactor's thread panicked. The string is the message of the panic.
     #[error("the reactor's thread panicked: {0}")]
     Panicked(String),
 }
 
-/// The error of [`super::ThreadedReactor::block_on`] if it is called on the reactor's own thread. There it would wait
+/// The error of [`super::ThreadedReactor::block_on`] if it is called on the reactor's thread. That thread would wait
 /// for itself forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("block_on was called on the reactor's own thread: use the Context there, or call it on another thread")]

@@ -1,5 +1,5 @@
-//! The [`Handler`] that runs on the reactor's thread. It carries out the commands of tasks, and passes messages,
-//! requests and the ends of connections to tasks through channels.
+//! The [`Handler`] that runs on the reactor's thread. It carries out the commands of tasks, and notifies tasks of
+//! messages, requests and ended connections through channels.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -23,20 +23,21 @@ use crate::{
 /// The channel to the task that waits for the end of a call.
 type AnswerSender = oneshot::Sender<Result<Bytes, CallError>>;
 
-/// The state of a connection that has not ended, as the reactor's thread needs it.
+/// The data that the reactor's thread keeps for a connection that has not ended.
 struct ConnectionEntry {
     id: ConnectionId,
     state: Arc<SharedState>,
     inbox: mpsc::UnboundedSender<DetachedMessage>,
     /// The channel to the program's `Requests`; `None` if the connection is not used for calls.
     requests: Option<mpsc::UnboundedSender<ReceivedRequest>>,
-    /// The channel to the task that waits until the connection is established; `None` once it is.
+    /// The channel to the task that waits until the connection is established; `None` once the connection is
+    /// established.
     opening: Option<oneshot::Sender<Result<(), ConnectError>>>,
     /// The messages that wait for room on the connection, in the order in which they are sent.
     waiting: VecDeque<QueuedMessage>,
-    /// The channels to the tasks that wait for the completions of their sends, in the order of the sends.
+    /// The sends whose completions tasks wait for, in the order of the sends. Each has the channel to the waiting task.
     reports: VecDeque<(SendId, oneshot::Sender<Outcome>)>,
-    /// True if the connection is to be closed once `waiting` is empty.
+    /// True if the connection must be closed when `waiting` is empty.
     closing: bool,
 }
 
@@ -50,8 +51,8 @@ pub(super) struct ThreadHandler {
 }
 
 impl ConnectionEntry {
-    /// Sends waiting messages until none waits or the connection has no room. If none waits and a close was requested,
-    /// closes the connection.
+    /// Sends the messages in `waiting`, until `waiting` is empty or the connection has no room. If `waiting` is empty
+    /// and the program has requested to close the connection, closes it.
     fn send_queued(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         while let Some(first) = self.waiting.pop_front() {
             if let Err(first) = self.send(cx, first) {
@@ -64,13 +65,14 @@ impl ConnectionEntry {
         }
     }
 
-    /// Requests to close the connection, once its waiting messages are sent and its calls and requests have ended.
+    /// Requests that the connection is closed when its waiting messages are sent and its calls and requests have ended.
     fn close(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         self.closing = true;
         self.send_queued(cx, calls);
     }
 
-    /// Sends a message. Returns the message as an error if the connection has no room for it now.
+    /// Sends a message. If the connection has no room for the message now, returns the message as `Err`, so that the
+    /// caller can queue it.
     fn send(&mut self, cx: &mut Context<'_>, message: QueuedMessage) -> Result<(), QueuedMessage> {
         let sent = match message.report {
             None => cx.send(self.id, &message.payload),
@@ -80,10 +82,11 @@ impl ConnectionEntry {
             Ok(send) => self.reports.extend(message.report.map(|report| (send, report))),
             Err(SendErrorKind::WouldBlock(_)) => return Err(message),
             // The connection is ending, so the message is dropped. Dropping `message.report` wakes the task that waits
-            // for it.
+            // for the send.
             Err(SendErrorKind::Closed) => {}
-            // The program believes that the message will be sent, because `Sender::send` has succeeded. If it cannot be
-            // sent, the connection must end, so that the peer does not receive later messages without it.
+            // The program believes that the message will be sent, because `Sender::send` has succeeded. If the message
+            // cannot be sent, the connection must end. Otherwise the peer would receive later messages, but not this
+            // one.
             Err(error) => {
                 log::warn!("{}: {error}", self.id);
                 cx.abort(self.id);
@@ -156,7 +159,7 @@ impl ThreadHandler {
         Ok((handle, address, backlog))
     }
 
-    /// Uses a connection for calls from now on. Handles the messages that have arrived before as frames of calls.
+    /// Switches a connection to calls. The messages that have arrived until now are handled as frames of calls.
     fn enable_calls(
         &mut self,
         cx: &mut Context<'_>,
@@ -181,23 +184,24 @@ impl ThreadHandler {
         requests: &mpsc::UnboundedSender<ReceivedRequest>,
     ) {
         match self.calls.on_recv(cx, conn, message) {
-            // The payloads of requests and answers are copied. So while they wait for their tasks, they occupy no
-            // receive buffers.
+            // The payloads of requests and answers are copied. So a payload that waits for its task occupies no receive
+            // buffer.
             Some(CallEvent::Request { id, payload }) => {
                 let until = cx.now() + self.calls.time_left(cx, id).unwrap_or_default();
                 if requests.send((id, Bytes::copy_from_slice(&payload), until)).is_err() {
                     self.calls.dismiss(cx, id);
                 }
             }
-            // `tag` is the channel to the task that made the call. If the send fails, the task does not wait any more.
+            // `tag` is the channel to the task that made the call. If sending on this channel fails, the task has
+            // stopped waiting, and the answer is dropped.
             Some(CallEvent::Answer { tag, payload, .. }) => _ = tag.send(Ok(Bytes::copy_from_slice(&payload))),
             Some(CallEvent::Failed(failed)) => _ = failed.tag.send(Err(failed.error)),
             _ => {}
         }
     }
 
-    /// Makes a call for the time that remains until its deadline. If the deadline has passed, the call ends in the next
-    /// turn.
+    /// Makes a call that a task has queued. The call gets the time that is left until its deadline. If the deadline has
+    /// passed, the call ends in the next turn.
     fn call(&mut self, cx: &mut Context<'_>, conn: ConnectionId, call: QueuedCall) {
         let QueuedCall { payload, until, answer, call_id, _permit } = call;
         let within = until.saturating_duration_since(cx.now());
@@ -207,14 +211,14 @@ impl ThreadHandler {
         }
     }
 
-    /// Sends the errors of the calls that have ended without an answer to their tasks.
+    /// Sends the error of each call that has ended without an answer to the task that waits for the call.
     fn report_failed_calls(&mut self) {
         while let Some(failed) = self.calls.next_failed() {
             let _ = failed.tag.send(Err(failed.error));
         }
     }
 
-    /// Removes and returns the entry of a connection that has ended.
+    /// Removes and returns the entry of a connection. Returns `None` if the connection has no entry.
     fn take(&mut self, conn: ConnectionId) -> Option<ConnectionEntry> {
         self.entries.get_mut(conn.slot())?.take_if(|entry| entry.id == conn)
     }
@@ -223,10 +227,12 @@ impl ThreadHandler {
 impl Handler<ThreadCommand> for ThreadHandler {
     fn on_wake(&mut self, cx: &mut Context<'_>, command: ThreadCommand) {
         match command {
-            // If the task does not wait any more, the result is dropped, which closes the connection or the listener.
+            // If the task has stopped waiting, the new connection or listener cannot be sent to it, and is dropped.
+            // Dropping it closes it.
             ThreadCommand::Connect(connect, answer) => _ = answer.send(self.connect(cx, connect)),
             ThreadCommand::Listen(address, options, answer) => _ = answer.send(self.listen(cx, address, options)),
-            // The program has dropped its handle. The waiting messages are sent, then the connection is closed.
+            // The program has dropped its last handle of the connection. The connection is closed after its waiting
+            // messages are sent.
             ThreadCommand::Close(conn) => {
                 if let Some((entry, calls)) = self.entry_and_calls(conn) {
                     entry.close(cx, calls);
@@ -241,13 +247,12 @@ impl Handler<ThreadCommand> for ThreadHandler {
             ThreadCommand::EnableCalls(conn, arrived, requests) => self.enable_calls(cx, conn, arrived, requests),
             ThreadCommand::Call(conn, call) => self.call(cx, conn, call),
             ThreadCommand::CancelCall(call_id) => _ = call_id.get().and_then(|&call| self.calls.cancel(cx, call)),
-            // An error is ignored: it means that the caller does not wait any more, or that the connection did not
-            // accept the answer.
+            // An error is ignored: the caller has stopped waiting, or the connection did not accept the answer.
             ThreadCommand::Answer(request, payload) => _ = self.calls.answer(cx, request, &payload),
             ThreadCommand::Dismiss(request) => self.calls.dismiss(cx, request),
             ThreadCommand::Send(conn, message) => {
-                // If the connection has ended, the message is dropped, which wakes the task that waits for its
-                // completion.
+                // If the connection has ended, the message is dropped. That wakes the task that waits for the
+                // completion of the send.
                 if let Some((entry, calls)) = self.entry_and_calls(conn) {
                     entry.waiting.push_back(message);
                     if entry.waiting.len() == 1 {
@@ -271,7 +276,8 @@ impl Handler<ThreadCommand> for ThreadHandler {
         let Some((accepted, link)) = accepted.zip(self.link.upgrade()) else { return cx.close(conn) };
         let parts = self.add(link, conn, None);
         let _ = parts.handle.state.peer.set(peer);
-        // If the program has dropped the listener meanwhile, `parts` is dropped, which closes the connection.
+        // If the program has dropped the listener meanwhile, nobody receives `parts`: it is dropped, which closes the
+        // connection.
         let _ = accepted.send(parts);
     }
 
@@ -321,7 +327,8 @@ impl Handler<ThreadCommand> for ThreadHandler {
     }
 
     fn on_drain(&mut self, cx: &mut Context<'_>, _: Duration) {
-        // Dropping the channels of the listeners ends `accept`, which returns `None`.
+        // Each listener has a channel to its task. When the channel is dropped, `ThreadedListener::accept` returns
+        // `None`.
         self.listeners.clear();
         let Self { entries, calls, .. } = self;
         entries.iter_mut().flatten().for_each(|entry| entry.close(cx, calls));
@@ -330,7 +337,8 @@ impl Handler<ThreadCommand> for ThreadHandler {
 
 impl Drop for ThreadHandler {
     fn drop(&mut self) {
-        // The reactor's thread ends, so no room becomes available: wakes the tasks that wait for it.
+        // The reactor's thread ends, so no more messages are sent. Closing `room` wakes the tasks that wait to queue a
+        // message or a call.
         self.entries.iter().flatten().for_each(|entry| entry.state.room.close());
     }
 }

@@ -15,18 +15,18 @@ use crate::{
     ReactorHandle,
 };
 
-/// The deadline of the drain that begins when the program drops the last handle of the reactor.
+/// The time limit of the drain that begins when the program drops the last handle of the reactor.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// A command of a task, which the reactor's thread carries out.
+/// A command that a task posts to the reactor's thread, which carries it out.
 pub(super) enum ThreadCommand {
     Send(ConnectionId, QueuedMessage),
     Connect(Connect, oneshot::Sender<Result<NewConnection, Error>>),
     Close(ConnectionId),
     Listen(SocketAddr, ListenOptions, oneshot::Sender<Result<NewListener, Error>>),
     StopListening(ListenerId),
-    /// Uses a connection for calls. The messages that have arrived, in the first channel, and all later ones are frames of calls. The
-    /// second channel is for the requests of the peer.
+    /// Switches a connection to calls. The first channel contains the messages that have already arrived. They and all later messages are
+    /// frames of calls. The reactor's thread sends the requests of the peer to the second channel.
     EnableCalls(ConnectionId, mpsc::UnboundedReceiver<DetachedMessage>, mpsc::UnboundedSender<ReceivedRequest>),
     Call(ConnectionId, QueuedCall),
     CancelCall(Arc<OnceLock<CallId>>),
@@ -45,48 +45,48 @@ pub(super) type Act = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 /// A connection that is being opened, and the channel on which the reactor's thread reports that it is established or has failed.
 pub(super) type NewConnection = (ConnectionParts, oneshot::Receiver<Result<(), ConnectError>>);
 
-/// A listener, its address, and the channel of the connections that it has accepted.
+/// A listener, the address of the listener, and the channel on which the connections arrive that the listener accepts.
 pub(super) type NewListener = (ListenerHandle, SocketAddr, mpsc::UnboundedReceiver<ConnectionParts>);
 
-/// A message that a task sends, until the connection has accepted it.
+/// A message that a task sends, and that the connection has not accepted yet.
 pub(super) struct QueuedMessage {
     pub(super) payload: Bytes,
-    /// The channel to the task that waits for the completion of the send; `None` if no task waits for it.
+    /// The channel to the task that waits for the completion of the send; `None` if no task waits.
     pub(super) report: Option<oneshot::Sender<Outcome>>,
-    /// A permit of [`SharedState::room`]. Dropped, with the message, when the connection has accepted the message.
+    /// A permit of [`SharedState::room`]. When the connection accepts the message, the message and its permit are dropped.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A call that a task makes, until the reactor's thread makes it on the connection.
+/// A call that a task makes, and that the reactor's thread has not made on the connection yet.
 pub(super) struct QueuedCall {
     pub(super) payload: Bytes,
     pub(super) until: Instant,
     pub(super) answer: oneshot::Sender<Result<Bytes, CallError>>,
-    /// The cell in which the reactor's thread stores the id when it makes the call.
+    /// The cell in which the reactor's thread stores the id of the call when it makes the call.
     pub(super) call_id: Arc<OnceLock<CallId>>,
-    /// A permit of [`SharedState::room`]. Dropped when the call is made.
+    /// A permit of [`SharedState::room`]. The permit is dropped when the reactor's thread makes the call.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A request of a peer that waits for a task: its id, payload and deadline.
+/// A request of a peer that no task has received yet: the id, the payload and the deadline of the request.
 pub(super) type ReceivedRequest = (RequestId, Bytes, Instant);
 
-/// The parts of a new connection, which the reactor's thread sends to a task.
+/// The parts of a new connection. The reactor's thread sends them to the task that gets the connection.
 pub(super) struct ConnectionParts {
     pub(super) handle: Arc<ConnectionHandle>,
     pub(super) inbox: mpsc::UnboundedReceiver<DetachedMessage>,
 }
 
-/// The state of a connection that tasks and the reactor's thread share.
+/// The state of a connection. The tasks that use the connection share it with the reactor's thread.
 #[derive(Debug)]
 pub(super) struct SharedState {
-    /// The permits for queued messages and calls: each needs one, so the permits limit their number. Closed at the end of the
-    /// connection.
+    /// The permits for queued messages and calls. Each message or call needs one permit, so the number of permits limits how many are
+    /// queued. The semaphore is closed when the connection ends.
     pub(super) room: Arc<Semaphore>,
-    /// The reason for the end of the connection. Empty before the end.
+    /// The reason for the end of the connection. It is not set before the connection has ended.
     pub(super) end: OnceLock<DisconnectReason>,
-    /// The length in bytes of the longest message that the peer accepts, and the address of the peer. Empty before the connection is
-    /// established.
+    /// The length in bytes of the longest message that the peer accepts, and the address of the peer. Both are not set before the
+    /// connection is established.
     pub(super) peer: OnceLock<(u64, Option<SocketAddr>)>,
 }
 
@@ -96,13 +96,14 @@ impl SharedState {
         Arc::new(Self { room, end: OnceLock::new(), peer: OnceLock::new() })
     }
 
-    /// Returns the reason for the end of the connection. If the connection has no reason, the reactor's thread has ended before it.
+    /// Returns the reason for the end of the connection. If no reason is set, returns `ConnectionEnd::Reactor`: the reactor's thread has
+    /// ended before the connection.
     pub(super) fn ended(&self) -> ConnectionEnd {
         self.end.get().map_or(ConnectionEnd::Reactor, |reason| ConnectionEnd::Disconnected(reason.clone()))
     }
 }
 
-/// The part that all handles of a connection share. When the last handle drops it, the connection is closed.
+/// The part that all handles of a connection share. It is dropped with the last of these handles, and then closes the connection.
 pub(super) struct ConnectionHandle {
     pub(super) link: Arc<ThreadLink>,
     pub(super) id: ConnectionId,
@@ -115,7 +116,7 @@ impl Drop for ConnectionHandle {
     }
 }
 
-/// The part of a `ThreadedListener` that closes the listener when it is dropped.
+/// The part of a `ThreadedListener` that closes the listener: when this part is dropped, the reactor stops listening.
 pub(super) struct ListenerHandle {
     pub(super) link: Arc<ThreadLink>,
     pub(super) id: ListenerId,
@@ -127,25 +128,25 @@ impl Drop for ListenerHandle {
     }
 }
 
-/// The link to the reactor's thread, which all handles of the program share. When the last handle drops it, the reactor is drained, and
-/// the thread ends.
+/// The link to the reactor's thread. All handles of the program share it. It is dropped with the last of these handles: then the reactor is
+/// drained, and the thread ends.
 pub(super) struct ThreadLink {
     pub(super) handle: ReactorHandle<ThreadCommand>,
     pub(super) thread: ThreadId,
-    /// The result of the thread; `None` before it has ended.
+    /// The result with which the reactor's thread has ended; `None` while the thread runs.
     pub(super) end: watch::Receiver<Option<Result<(), ThreadError>>>,
     /// The largest number of queued messages and calls of a connection.
     pub(super) depth: usize,
 }
 
 impl ThreadLink {
-    /// Drains the reactor. The reactor's thread first carries out the commands that were posted before.
+    /// Drains the reactor. The reactor's thread first carries out all commands that were posted earlier.
     pub(super) fn drain(&self, deadline: Duration) {
         self.post(ThreadCommand::Run(Box::new(move |cx| cx.drain(deadline))));
     }
 
-    /// Posts a command to the reactor's thread. If the thread has ended, the command is dropped with its channel, which wakes the task
-    /// that waits for the result.
+    /// Posts a command to the reactor's thread. If the thread has ended, the command is dropped. A command contains the channel for its
+    /// result, so dropping it wakes the task that waits for the result.
     pub(super) fn post(&self, command: ThreadCommand) {
         let _ = self.handle.post(command);
     }

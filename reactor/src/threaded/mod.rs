@@ -33,8 +33,8 @@
 //! # Back-pressure
 //!
 //! [`Sender::send`] waits while 64 messages of its connection are queued, because the peer has granted no credits or the reactor's thread
-//! is busy. Messages that the program has not received occupy receive buffers of their connection. When all are occupied, the peer gets no
-//! credits, and waits.
+//! is busy. Messages that the program has not received occupy receive buffers of their connection. When all receive buffers of the
+//! connection are occupied, the peer gets no credits, and waits.
 //!
 //! # Cancellation
 //!
@@ -52,11 +52,12 @@
 //!
 //! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. Queued messages are sent first. The reactor's
 //! thread ends when the last [`ThreadedReactor`], connection and listener is dropped, or after [`ThreadedReactor::drain`].
-//! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future that waits for it ends with an error.
+//! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future that waits for a result of the thread
+//! ends with an error.
 //!
 //! # Without an executor
 //!
-//! [`ThreadedReactor::block_on`] blocks the calling thread until any of these futures is done.
+//! [`ThreadedReactor::block_on`] blocks the calling thread until one future is done. It accepts every future of this module.
 
 mod calls;
 mod connection;
@@ -86,11 +87,11 @@ pub use self::listener::ThreadedListener;
 use crate::call::CallLimits;
 use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor};
 
-/// The largest number of messages and calls of a connection that may be queued.
+/// The largest number of queued messages and calls of one connection.
 const MAX_QUEUED: u32 = 64;
 
 /// The length of the command queue of the reactor's thread. `ThreadedReactor::start` limits the queued messages of all connections together
-/// to 15/16 of it, so other commands always find room.
+/// to 15/16 of this length, so the queue always has room for other commands.
 const COMMAND_QUEUE: u32 = 1 << 24;
 
 /// A handle of a reactor on a separate thread; see the [module](self). Clones share the reactor.
@@ -107,11 +108,11 @@ impl fmt::Debug for ThreadedReactor {
 
 impl ThreadedReactor {
     /// Creates a reactor and starts its thread. Sets [`Config::quiet_sends`] to true, and [`Config::handle_queue`] to its maximum. Each
-    /// connection may have at most 64 queued messages, or fewer if [`Config::max_connections`] is above 240,000: so the queue has room for
-    /// all of them.
+    /// connection may have at most 64 queued messages, or fewer if [`Config::max_connections`] is above 240,000: the command queue then has
+    /// room for the messages of all connections.
     ///
     /// # Errors
-    /// Those of [`Reactor::new`], and [`Error::Thread`].
+    /// The errors of [`Reactor::new`]; [`Error::Thread`] if the system could not start the thread.
     pub fn start(config: Config) -> Result<Self, Error> {
         let config = config.quiet_sends(true).handle_queue(COMMAND_QUEUE);
         let depth =
@@ -131,13 +132,13 @@ impl ThreadedReactor {
             if let Err(error) = &end {
                 log::error!("{error}");
             }
-            // Dropping the reactor also drops the commands that are still queued, which wakes the tasks that wait for their results.
+            // The reactor contains the commands that are still queued. Dropping these commands wakes the tasks that wait for their results.
             drop(reactor);
             end_sender.send_replace(Some(end));
         };
         let spawned = thread::Builder::new().name("rdma-reactor".into()).spawn(work).map_err(Error::Thread)?;
         let link = Arc::new(ThreadLink { handle, thread: spawned.thread().id(), end, depth });
-        // The send cannot fail, because the thread waits for the link.
+        // This send cannot fail: the new thread waits for this message before it does anything else.
         let _ = link_sender.send(Arc::downgrade(&link));
         Ok(Self { link })
     }
@@ -170,8 +171,8 @@ impl ThreadedReactor {
         opening.map(|(handle, address, backlog)| ThreadedListener::new(handle, address, backlog))
     }
 
-    /// Sets the limits of the calls of this reactor ([`ThreadedConnection::calls`]). `set` runs on the reactor's thread, and changes the
-    /// limits that apply then.
+    /// Sets the limits of the calls of this reactor ([`ThreadedConnection::calls`]). The closure `set` runs on the reactor's thread. It
+    /// receives the limits that apply at that time, and changes them.
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
@@ -245,13 +246,14 @@ impl ThreadedReactor {
         connect: impl FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error> + Send + 'static,
     ) -> Result<ThreadedConnection, ConnectError> {
         let (parts, up) = self.request(|answer| ThreadCommand::Connect(Box::new(connect), answer)).await?;
-        // If this future is dropped while it waits, `parts` is dropped with it, which cancels the attempt.
+        // If this future is dropped while it waits for the connection, `parts` is dropped, too. That cancels the connection attempt.
         up.await.unwrap_or_else(|_| Err(Error::Gone("reactor").into()))?;
         Ok(ThreadedConnection::new(parts))
     }
 
-    /// Runs a closure on the reactor's thread, waits for its result, and returns it. Use it for operations of [`Context`] that have no
-    /// async version, such as [`Context::stats`]. While the closure runs, all connections of the reactor wait, so it must not block.
+    /// Runs a closure on the reactor's thread, waits for the result of the closure, and returns that result. Use `with` for operations of
+    /// [`Context`] that have no async version, such as [`Context::stats`]. While the closure runs, all connections of the reactor wait, so
+    /// it must not block.
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
@@ -271,7 +273,7 @@ impl ThreadedReactor {
         self.request(|answer| ThreadCommand::Run(Box::new(move |cx| _ = answer.send(Ok(act(cx)))))).await
     }
 
-    /// Posts a command to the reactor's thread, waits for its result, and returns it.
+    /// Posts a command to the reactor's thread, waits for the result of the command, and returns that result.
     async fn request<R>(
         &self,
         command: impl FnOnce(oneshot::Sender<Result<R, Error>>) -> ThreadCommand,
@@ -281,8 +283,8 @@ impl ThreadedReactor {
         answered.await.unwrap_or(Err(Error::Gone("reactor")))
     }
 
-    /// Drains the reactor, as [`Context::drain`] does: the reactor accepts no more connections, and closes the existing ones. They have the
-    /// time `deadline` to send their queued messages. Then the reactor's thread ends.
+    /// Drains the reactor, as [`Context::drain`] does: the reactor accepts no more connections, and closes the existing connections. The
+    /// connections have the time `deadline` to send their queued messages. When all connections have ended, the reactor's thread ends.
     pub fn drain(&self, deadline: Duration) {
         self.link.drain(deadline);
     }
@@ -290,11 +292,11 @@ impl ThreadedReactor {
     /// Waits until the reactor's thread has ended.
     ///
     /// # Errors
-    /// The reason why the thread has ended, if it was not a drain.
+    /// The reason why the thread has ended. There is no error if the thread has ended after a drain.
     pub async fn ended(&self) -> Result<(), ThreadError> {
         let mut end = self.link.end.clone();
         let ended = end.wait_for(Option::is_some).await;
-        // The result is always available, because the thread sends it even after a panic.
+        // The thread sends its result even after a panic, so the result is always available here.
         ended.ok().and_then(|end| end.clone()).unwrap_or(Ok(()))
     }
 
