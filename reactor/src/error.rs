@@ -361,7 +361,7 @@ pub enum DisconnectReason {
     /// Nothing was received from the peer for `Timeouts::keepalive`.
     KeepaliveTimeout,
     /// A large message or a transfer of a list did not make progress in time. A large message is offered to its receiver, which fetches it
-    /// by RDMA Read. One of these times has passed:
+    /// by RDMA Read. The reason is one of these:
     ///
     /// - For `Timeouts::transfer`, the peer did not fetch a message that the local side had offered, or did not answer the local side's
     ///   Reads of a message that the peer had offered.

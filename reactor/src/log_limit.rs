@@ -35,7 +35,7 @@ pub(crate) enum Complaint {
 type LineKey = (Host, Complaint, Level);
 
 /// The lines that were written within the last [`INTERVAL`], and the number of lines that were left out since the most
-/// recent one.
+/// recently written line.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
     /// The lines that were written within the last [`INTERVAL`], the oldest first.

@@ -195,8 +195,8 @@ impl Providers {
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match &self.all[..] {
-            // A reactor usually has one provider, and does not search then. The search would cost time, because this function is called
-            // several times in each turn.
+            // With one provider, which is the usual case, no search is needed. That saves time, because this function is called several
+            // times in each turn.
             [only] => only.next_deadline(),
             all => all.iter().filter_map(|provider| provider.next_deadline()).min(),
         }

@@ -46,7 +46,7 @@ impl fmt::Debug for AsyncConnection {
     }
 }
 
-/// The reason why an operation, such as an RDMA Read, has failed whose completion a task has waited for.
+/// The reason why an operation that a task has waited for, such as an RDMA Read, has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OperationError {
@@ -168,7 +168,7 @@ impl AsyncConnection {
     }
 
     /// Returns true if a task must wait before its next attempt. A task with a ticket must wait until it is notified. A task without a
-    /// ticket must wait if the tasks in the queues need all the room of the connection. It is added to a queue in this case.
+    /// ticket must wait if the tasks in the queues need all the room of the connection. In this case the task is added to a queue.
     #[cold]
     fn must_wait(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind) -> bool {
         if let Some(ticket) = ticket {
@@ -206,8 +206,8 @@ impl AsyncConnection {
         });
     }
 
-    /// Removes a task from the queue in which it waits for room. If the task was notified, the next tasks are notified instead, if the
-    /// connection has room for them.
+    /// Removes a task from the queue in which it waits for room. If the task was notified, also notifies the next tasks for which the
+    /// connection has room.
     #[inline]
     pub(super) fn stop_waiting(&self, ticket: &mut Option<Ticket>) {
         if let Some(ticket) = ticket.take() {

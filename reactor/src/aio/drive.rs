@@ -38,7 +38,7 @@ use crate::Error;
 /// As [`crate::Reactor::run`]; [`Error::Poll`] if the process has no file descriptor left.
 ///
 /// # Panics
-/// If it is polled outside of a tokio runtime, or in one without I/O or time.
+/// If the future is polled outside of a tokio runtime, or in a tokio runtime that has not enabled I/O and time.
 pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
     let descriptor = net.descriptor().map_err(Error::Poll)?;
     // SAFETY: `descriptor` is an owned duplicate, so no other code closes or replaces it. It stays open until `AsyncFd` drops it.

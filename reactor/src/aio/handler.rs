@@ -19,7 +19,7 @@ use crate::{
     PeerIdentity, SendId, TimerId, TransferEnd, TransferId,
 };
 
-/// The text that a peer receives with its refusal if no task of the program has accepted or refused the peer.
+/// The text of the refusal that a peer receives if no task of the program has accepted or refused the peer.
 pub(super) const NOT_APPROVED: &str = "no task of the program accepts or refuses peers";
 
 /// The end of a connection: the callback that has reported the end, and the reason.
@@ -367,8 +367,8 @@ impl Handler for TaskHandler {
         if !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
             return cx.close_all();
         }
-        // `finish` closes a connection once the calls and requests on it have ended, or when the deadline of the drain passes. If a
-        // connection has no calls and no requests, `finish` closes it immediately.
+        // `finish` closes a connection once the calls and requests on it have ended. If a connection has no calls and no requests, `finish`
+        // closes it immediately. The drain ends the remaining connections at its deadline.
         connections.iter().flatten().for_each(|shared| calls.finish(cx, shared.id));
     }
 }

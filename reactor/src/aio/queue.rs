@@ -60,7 +60,8 @@ impl<T> AsyncQueue<T> {
     }
 
     /// Removes the next item and returns it, if the task was notified or no task is in the queue. Returns `Ready(None)` if the queue has
-    /// ended and has no item. Otherwise adds the task to the queue, sets `waiter` to the position of the task there, and returns `Pending`.
+    /// ended and has no item. Otherwise returns `Pending`, and adds the task to the queue unless it is already there: `waiter` is then the
+    /// position of the task in the queue.
     pub(super) fn poll(queue: &RefCell<Self>, task: &Task<'_>, waiter: &mut Option<WaiterId>) -> Poll<Option<T>> {
         let mut this = queue.borrow_mut();
         let is_next = match waiter {

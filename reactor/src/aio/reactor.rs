@@ -39,7 +39,7 @@ impl fmt::Debug for AsyncReactor {
 
 impl AsyncReactor {
     /// Creates a reactor. Sets [`Config::quiet_sends`]: the reactor does not report that a message was sent, because no task waits for
-    /// that. Only for messages that [`AsyncConnection::operate`] sends, the reactor reports it.
+    /// that. The only exceptions are the messages that [`AsyncConnection::operate`] sends.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -330,7 +330,7 @@ impl AsyncReactor {
 
 impl From<Reactor> for AsyncReactor {
     /// Converts a reactor that has no connections yet, for instance a reactor that was built from [`crate::Parts`]. Create that reactor
-    /// with [`Config::quiet_sends`]. Otherwise it reports the completion of each message, and these reports are discarded.
+    /// with [`Config::quiet_sends`]. Otherwise the reactor reports the completion of each message, and these reports are discarded.
     fn from(reactor: Reactor) -> Self {
         Self { core: Rc::new(Core::new(reactor)) }
     }

@@ -225,8 +225,8 @@ impl RoomWaiters {
         self.queue(need.kind).waiters.is_empty() && self.has_spare_room(need, room)
     }
 
-    /// Checks if a message may be attempted whose sender does not wait for room. Returns `None` if the message may be attempted. Returns
-    /// the reason for the refusal if the tasks in the queues need the room.
+    /// Checks if a message that cannot wait for room may be attempted now. Returns `None` if the message may be attempted. Returns the
+    /// reason for the refusal if the tasks in the queues need the room.
     pub(super) fn refusal(&self, need: TaskNeed, room: FreeRoom) -> Option<Blocked> {
         let free = self.queue(need.kind).waiters.oldest().is_none() && self.has_spare_room(need, room);
         if free || room.messages == 0 { None } else { self.last_refusal }

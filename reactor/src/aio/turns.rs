@@ -31,7 +31,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Requests a turn, because a task uses the reactor. Returns true if `run` is the driver: then the caller need not wake it.
+    /// Requests a turn, because a task uses the reactor. Returns true if `run` is the driver: the caller then need not wake `run`.
     #[inline]
     pub(super) const fn request(&mut self) -> bool {
         match self {

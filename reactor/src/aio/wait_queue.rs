@@ -22,8 +22,8 @@ struct Waiter {
 }
 
 /// A queue of tasks that wait. `notify` selects the first task that is not notified yet, and returns its waker. The notified task stays in
-/// the queue until it is removed or queued again. The queue allocates memory only when the number of its tasks exceeds every earlier
-/// number. Pushing, notifying and removing a task take constant time.
+/// the queue until it is removed or queued again. The queue allocates memory only when it has more tasks than at any earlier time. Pushing,
+/// notifying and removing a task take constant time.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     waiters: Vec<Waiter>,

@@ -40,7 +40,7 @@ use crate::{Access, ConnectionId, Context, Error, Outcome, RegionOptions, SendId
 pub enum OverflowPolicy {
     /// Drops the oldest message of the queue. The receiver never gets that message.
     Drop,
-    /// Closes the connection ([`Context::close`]). The receiver gets every message up to the close, without a gap.
+    /// Closes the connection ([`Context::close`]). Until the close, the receiver gets the messages without a gap.
     Close,
     /// Refuses [`Broadcast::publish`] until the queue of this receiver has room again. So this receiver limits the rate at which all
     /// receivers of the broadcast get messages.

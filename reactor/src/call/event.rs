@@ -72,7 +72,7 @@ pub struct FailedCall<T> {
     pub error: CallError,
 }
 
-/// The event that a received message causes, for the program.
+/// The event that [`super::Calls::on_recv`] returns for a received message.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CallEvent<B, T> {

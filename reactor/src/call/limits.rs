@@ -45,7 +45,8 @@ pub struct CallStats {
     /// The number of refusals that were not sent, because 1,024 refusals already waited for room on the connection. The callers of the
     /// refused requests wait until their deadlines.
     pub refusals_dropped: u64,
-    /// The number of answers that match no call in flight, because they arrived after the call had ended or were repeated.
+    /// The number of answers that match no call in flight, because they arrived after the call had ended, or because the peer sent them
+    /// twice.
     pub unmatched: u64,
     /// The number of calls that ended at their deadlines without an answer.
     pub deadlines: u64,

@@ -343,8 +343,8 @@ impl Endpoints {
         };
         let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
         for nth in 1..=count {
-            // Only the last of these sends is signaled, so the sends before it have no completions. They have
-            // succeeded.
+            // Only the last of these sends is signaled. The sends before it have no completions, because they have
+            // succeeded: a failed send always has a completion.
             self.end_send(driver, key, if nth < count { Outcome::Sent } else { last });
         }
         self.drop_unused_addresses(driver, key);
@@ -410,7 +410,7 @@ impl Endpoints {
     /// Handles the expiry of a timer of an endpoint or a lookup.
     pub(crate) fn on_timer(&mut self, driver: &mut Driver, number: u64) {
         match EndpointToken::unpack(number) {
-            // The endpoint was closed `Timeouts::close` ago. The datagrams that it has not sent in this time are
+            // The time `Timeouts::close` has passed since the endpoint was closed. Datagrams that are not sent yet are
             // dropped.
             EndpointToken::Endpoint(key) => self.stop_sending(driver, key),
             EndpointToken::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),

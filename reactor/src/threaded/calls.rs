@@ -90,8 +90,8 @@ impl Caller {
     /// [`CallError`].
     pub async fn call(&self, payload: impl Into<Bytes>, within: Duration) -> Result<Bytes, CallError> {
         let begun = now();
-        // If the deadline does not fit in an `Instant`, use an earlier one. It is still later than any call can last: a call lasts at most
-        // 71 minutes.
+        // If the deadline does not fit in an `Instant`, use a deadline that is more than two hours away. No call lasts longer than 71
+        // minutes.
         let until = begun.checked_add(within).unwrap_or(begun + Duration::from_secs(1 << 13));
         let ConnectionHandle { link, id, state } = &*self.handle;
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| ended(state))?;

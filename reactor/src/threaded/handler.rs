@@ -227,8 +227,7 @@ impl ThreadHandler {
 impl Handler<ThreadCommand> for ThreadHandler {
     fn on_wake(&mut self, cx: &mut Context<'_>, command: ThreadCommand) {
         match command {
-            // If the task has stopped waiting, the new connection or listener cannot be sent to it, and is dropped.
-            // Dropping it closes it.
+            // If the task has stopped waiting, the result is dropped. That closes the new connection or listener.
             ThreadCommand::Connect(connect, answer) => _ = answer.send(self.connect(cx, connect)),
             ThreadCommand::Listen(address, options, answer) => _ = answer.send(self.listen(cx, address, options)),
             // The program has dropped its last handle of the connection. The connection is closed after its waiting

@@ -145,8 +145,8 @@ impl ThreadLink {
         self.post(ThreadCommand::Run(Box::new(move |cx| cx.drain(deadline))));
     }
 
-    /// Posts a command to the reactor's thread. If the thread has ended, the command is dropped. A command contains the channel for its
-    /// result, so dropping it wakes the task that waits for the result.
+    /// Posts a command to the reactor's thread. If the thread has ended, the command is dropped. If a task waits for the result of the
+    /// command, dropping the command wakes that task.
     pub(super) fn post(&self, command: ThreadCommand) {
         let _ = self.handle.post(command);
     }

@@ -57,7 +57,7 @@
 //!
 //! # Without an executor
 //!
-//! [`ThreadedReactor::block_on`] blocks the calling thread until one future is done. It accepts every future of this module.
+//! [`ThreadedReactor::block_on`] polls one future of this module on the calling thread, and blocks that thread until the future is done.
 
 mod calls;
 mod connection;
