@@ -73,7 +73,8 @@ impl Backoff {
         half + half.mul_f64(share)
     }
 
-    /// Returns the number of pauses that were returned since the start, or since the last [`Backoff::reset`].
+    /// Returns the number of pauses that were returned since the backoff was created, or since the last
+    /// [`Backoff::reset`].
     #[must_use]
     pub const fn attempts(&self) -> u32 {
         self.attempts

@@ -172,7 +172,7 @@ pub enum SendErrorKind {
         "the peer may not read the region, but fetches messages of more than {max} bytes from there: register it with Access::REMOTE_READ"
     )]
     NotReadable {
-        /// The length of the longest message that the peer does not fetch, in bytes.
+        /// The length in bytes of the longest message that fits in one buffer. The peer fetches only longer messages.
         max: usize,
     },
     /// The region is not registered with `Access::READ_SINK`, so the device cannot place the data of an RDMA Read in it. Devices with

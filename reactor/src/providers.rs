@@ -191,7 +191,7 @@ impl Providers {
         found.ok_or(rdma_transport::Error::Unsupported { provider, feature: EXCHANGE })
     }
 
-    /// Returns the latest time for the next call of [`Providers::progress`]; `None` if no provider has a timer.
+    /// Returns the time by which the reactor must call [`Providers::progress`] again; `None` if no provider has a timer.
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match &self.all[..] {

@@ -1,4 +1,4 @@
-//! A connection, with a future for each operation that may wait.
+//! A connection of an async reactor. Each operation that may wait is a future.
 
 use std::error::Error;
 use std::fmt;
@@ -93,7 +93,8 @@ impl AsyncConnection {
         &self.hold.shared
     }
 
-    /// Returns the id of the connection. The operations of [`Context`], to which [`super::AsyncReactor::with`] gives access, need it.
+    /// Returns the id of the connection. The program passes it to the operations of [`Context`], to which [`super::AsyncReactor::with`]
+    /// gives access.
     #[must_use]
     pub fn id(&self) -> ConnectionId {
         self.shared().id
@@ -224,8 +225,9 @@ impl AsyncConnection {
         drop(waker);
     }
 
-    /// Waits for the next message, and returns it. If several tasks wait, the first one gets the next message. Once the connection has
-    /// ended, the messages that arrived before the end are returned first, then the error. Dropping the future loses no message.
+    /// Waits for the next message, and returns it. If several tasks wait, the task that has waited longest gets the next message. Once the
+    /// connection has ended, `recv` first returns the messages that arrived before the end, and then the error. Dropping the future loses
+    /// no message.
     ///
     /// # Errors
     /// The reason why the connection has ended.
@@ -273,7 +275,7 @@ impl AsyncConnection {
     }
 
     /// Fills `range` of `local` with the first bytes of `remote` by RDMA Read, and waits for the completion. If the future is dropped after
-    /// the read was posted, the read continues. Until it completes, the program cannot access that range of `local`.
+    /// the read was posted, the read continues. Until the read completes, the program cannot access that range of `local`.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -297,8 +299,8 @@ impl AsyncConnection {
         self.perform(AttemptKind::Operation, |cx| cx.read(self.id(), remote, local, range.clone())).await
     }
 
-    /// Writes `range` of `local` to the first bytes of `remote` by RDMA Write, and waits for the completion. Dropping the future has the
-    /// same effect as with [`AsyncConnection::read`].
+    /// Writes `range` of `local` to the first bytes of `remote` by RDMA Write, and waits for the completion. If the future is dropped after
+    /// the write was posted, the write continues. Until the write completes, the program cannot access that range of `local`.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -317,8 +319,8 @@ impl AsyncConnection {
     }
 
     /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. The closure `begin` requests the operation. If
-    /// `begin` fails with `WouldBlock`, it is called again when the connection may have room for the operation. Dropping the future has the
-    /// same effect as with [`AsyncConnection::read`].
+    /// `begin` fails with `WouldBlock`, it is called again when the connection may have room for the operation. If the future is dropped
+    /// after the operation was posted, the operation continues.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};

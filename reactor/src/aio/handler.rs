@@ -127,7 +127,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The established connections of a listener that no task has accepted yet.
+/// The connections of a listener that are established, and that no task has accepted yet.
 pub(super) type Backlog = Rc<RefCell<AsyncQueue<Rc<SharedConnection>>>>;
 
 /// The authenticated peers of a listener that wait for approval.

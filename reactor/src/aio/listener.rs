@@ -36,14 +36,14 @@ impl AsyncListener {
     }
 
     /// Waits for the next established connection, and returns it. Returns `None` if the reactor is being drained and all established
-    /// connections were returned. Connections are returned in the order in which they were established. If several tasks wait, the first
-    /// one gets the next connection. Dropping the future loses no connection.
+    /// connections were returned. Connections are returned in the order in which they were established. If several tasks wait, the task
+    /// that has waited longest gets the next connection. Dropping the future loses no connection.
     pub async fn accept(&self) -> Option<AsyncConnection> {
         let shared = NextItem::new(&self.backlog).await?;
         Some(AsyncConnection::new(Rc::clone(&self.core), shared))
     }
 
-    /// Returns the address that the listener is bound to; `None` if its device was removed.
+    /// Returns the address that the listener is bound to. Returns `None` if the device that has this address was removed.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.core.with(|cx, _| cx.local_address(self.id))

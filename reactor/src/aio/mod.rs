@@ -38,8 +38,8 @@
 //! # Flow control
 //!
 //! [`AsyncConnection::send`] waits while the peer's window is closed, that is, until the peer grants further credits. Messages that the
-//! program has not received occupy receive buffers of their connection. When all are occupied, the peer gets no credits, and waits. So
-//! every queue is bounded.
+//! program has not received occupy receive buffers of their connection. When all receive buffers of the connection are occupied, the peer
+//! gets no credits, and waits. So every queue is bounded.
 //!
 //! # Several tasks
 //!
@@ -50,8 +50,8 @@
 //!
 //! - RDMA Reads and Writes need no credit. While the peer's window is closed, they proceed although messages have waited longer. The same
 //!   is true for an operation of [`AsyncConnection::operate`], until an attempt shows that the operation is a message.
-//! - Messages that fit one buffer proceed although a longer message has waited longer, if that one waits for the end of another large
-//!   message or for memory.
+//! - Messages that fit one buffer proceed although a longer message has waited longer, if the longer message waits for the end of another
+//!   large message or for memory.
 //!
 //! [`AsyncConnection::try_send`] gets only the room that the waiting tasks do not need.
 //!

@@ -1,4 +1,4 @@
-//! A queue of arrived items, such as messages, and of the tasks that wait for one.
+//! A queue of arrived items, such as messages, and of the tasks that wait for an item.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -307,7 +307,7 @@ impl AsyncReactor {
     /// executor or of another event loop.
     ///
     /// # Errors
-    /// Fails if the process has no descriptors left.
+    /// Fails if the process has no file descriptor left.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.core.reactor(|reactor| reactor.as_fd().try_clone_to_owned())
     }

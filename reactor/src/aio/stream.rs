@@ -24,7 +24,7 @@ pub struct AsyncStream {
     /// `writing` is the position among the tasks that wait for room to send.
     reading: Option<WaiterId>,
     writing: Option<Ticket>,
-    /// The message that the program is reading, and the number of its bytes that were read.
+    /// The message that the program is reading, and the number of bytes of this message that the program has read.
     unread: Option<(Received, usize)>,
     /// True if the program has read the end of the stream that the peer has sent.
     peer_finished: bool,

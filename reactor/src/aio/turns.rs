@@ -4,9 +4,10 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingTurn {
     Nothing,
-    /// A whole turn, because a task has used the reactor since the last turn.
+    /// A whole turn is pending, because a task has used the reactor since the last turn.
     Whole,
-    /// The rest of the last turn. That turn was left open after it had woken tasks, and still has to carry out the requests of these tasks.
+    /// The rest of the last turn is pending. That turn was left open after it had woken tasks, and still has to carry out the requests of
+    /// these tasks.
     Rest,
 }
 

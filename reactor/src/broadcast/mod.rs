@@ -21,7 +21,7 @@
 //!
 //! - The queues and sends of slow receivers occupy all slots. Then each message is copied as by [`Context::send`].
 //! - The message is longer than [`Context::buffer_size`], and [`Broadcast::fetchable`] is not set.
-//! - The embedded provider sends the message with a CRC.
+//! - The embedded provider sends the message, and the connection uses a CRC ([`CrcPolicy`](crate::transport::iwarp::CrcPolicy)).
 //! - The connection is secured: it encrypts a copy of the message.
 
 mod receiver;

@@ -82,7 +82,7 @@ pub trait StreamHandler<M = ()> {
         Place::LeastLoaded
     }
 
-    /// The reactor is being drained, as with [`Handler::on_drain`]. Default: closes every stream.
+    /// A drain of the reactor has begun, see [`Handler::on_drain`]. Default: closes every stream.
     fn on_drain(&mut self, cx: &mut StreamContext<'_>, deadline: Duration) {
         cx.close_all();
     }

@@ -49,8 +49,8 @@ impl ThreadedConnection {
         (Caller::new(Arc::clone(&handle)), Requests::new(handle, requests))
     }
 
-    /// Returns the id of the connection. The operations of [`crate::Context`], to which [`super::ThreadedReactor::with`] gives access,
-    /// need it.
+    /// Returns the id of the connection. The program passes it to the operations of [`crate::Context`], to which
+    /// [`super::ThreadedReactor::with`] gives access.
     #[must_use]
     pub fn id(&self) -> ConnectionId {
         self.sender.id()
@@ -93,8 +93,8 @@ impl fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// Returns the id of the connection. The operations of [`crate::Context`], to which [`super::ThreadedReactor::with`] gives access,
-    /// need it.
+    /// Returns the id of the connection. The program passes it to the operations of [`crate::Context`], to which
+    /// [`super::ThreadedReactor::with`] gives access.
     #[must_use]
     pub fn id(&self) -> ConnectionId {
         self.handle.id
