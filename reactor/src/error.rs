@@ -166,13 +166,14 @@ pub enum SendErrorKind {
         /// The number of regions in the list.
         count: usize,
     },
-    /// The message is longer than one buffer, so the peer would fetch the message from its region by RDMA Read. But the peer may not read
-    /// that region: register the region with `Access::REMOTE_READ`.
+    /// The message is longer than one buffer, or the program offers it. So the peer would fetch the message from its region by RDMA Read.
+    /// But the peer may not read that region: register the region with `Access::REMOTE_READ`.
     #[error(
         "the peer may not read the region, but fetches messages of more than {max} bytes from there: register it with Access::REMOTE_READ"
     )]
     NotReadable {
-        /// The length in bytes of the longest message that fits in one buffer. The peer fetches only longer messages.
+        /// The length in bytes of the longest message that the peer does not fetch. For an offer it is 0, because the peer fetches every
+        /// offered message.
         max: usize,
     },
     /// The region is not registered with `Access::READ_SINK`, so the device cannot place the data of an RDMA Read in it. Devices with
