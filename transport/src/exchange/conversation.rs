@@ -1,11 +1,12 @@
-//! [`Conversation`]: the state machine of one side. Input: the bytes that arrive on the stream. Output: bytes to send, and events.
+//! [`Conversation`]: the state machine of one side of a connection. Input: the bytes that arrive on the stream. Output: bytes to send, and
+//! events.
 //!
 //! ```text
 //! active                        passive
 //! Request  ->                              the passive queue pair can receive
-//!          <-  Accept or Refuse            the passive queue pair can also send
+//!          <-  Accept or Refuse            after Accept, the passive queue pair can also send
 //! Ready    ->                              the connection is established on both sides
-//! Goodbye  <->  Goodbye                    from Request on; either side may send Goodbye first
+//! Goodbye  <->  Goodbye                    either side may send Goodbye at any time after Request
 //! ```
 //!
 //! A conversation reads no bytes past the next message, and a peer may send at most three messages. So a peer can neither fill the memory
@@ -55,9 +56,9 @@ pub(crate) enum ConversationEvent {
 #[derive(Debug)]
 pub(crate) struct Conversation {
     state: ConversationState,
-    /// True once the local side needs to send no Goodbye: it has sent Goodbye or Refuse, or has disconnected before Request.
+    /// True once this side must not send Goodbye any more: it has sent Goodbye or Refuse, or it has called `disconnect` before Request.
     goodbye_sent: bool,
-    /// The first bytes of a message of which other bytes have not arrived.
+    /// The received bytes of a message that is still incomplete.
     input: Vec<u8>,
     output: Vec<u8>,
     /// The number of bytes at the front of `output` that were written to the stream.
@@ -79,7 +80,7 @@ impl Conversation {
         Self::new(ConversationState::AwaitingRequest)
     }
 
-    // Output: each method appends one message to `output` and changes the state.
+    // The methods below produce output: each appends at most one message to `output` and changes the state.
 
     pub(crate) fn request(&mut self, own: Endpoint, private_data: &[u8]) {
         debug_assert_eq!(self.state, ConversationState::Idle);
@@ -101,8 +102,8 @@ impl Conversation {
         self.send(ConversationState::Established, &ExchangeMessage::Ready);
     }
 
-    /// Sends Goodbye, but at most once. Sends nothing if the peer has no connection to end: no Request was sent or received, or the local
-    /// side has sent Refuse.
+    /// Appends Goodbye to `output`, but at most once. Appends nothing if the peer has no connection to end: no Request was sent or
+    /// received, or the local side has sent Refuse.
     pub(crate) fn disconnect(&mut self) {
         if !std::mem::replace(&mut self.goodbye_sent, true)
             && !matches!(self.state, ConversationState::Idle | ConversationState::AwaitingRequest)
@@ -130,8 +131,8 @@ impl Conversation {
         }
     }
 
-    /// Returns the largest number of bytes to read from the stream next, so that no byte after the next message is read. Returns 0 if the
-    /// conversation has ended.
+    /// Returns how many bytes the caller may read from the stream next: at most the missing bytes of the current message, so that no byte
+    /// of a later message is read. Returns 0 if the conversation has ended.
     pub(crate) fn wanted(&self) -> usize {
         if self.state == ConversationState::Closed {
             return 0;
@@ -147,8 +148,8 @@ impl Conversation {
         self.input.first_chunk().map(|octets| ExchangeHeader::parse(*octets))
     }
 
-    /// Consumes at most [`Conversation::wanted`] bytes. Returns an event if the bytes complete a message or violate the protocol, and
-    /// `None` if the message is still incomplete.
+    /// Consumes the first [`Conversation::wanted`] bytes of `octets`, or all of them if there are fewer. Returns an event if these bytes
+    /// complete a message or violate the protocol, and `None` if the message is still incomplete.
     pub(crate) fn received(&mut self, octets: &[u8]) -> Option<ConversationEvent> {
         self.input.extend_from_slice(&octets[..octets.len().min(self.wanted())]);
         let header = match self.header()? {
@@ -267,7 +268,7 @@ mod tests {
         assert!(matches!(passive.received(&octets), Some(ConversationEvent::Violated(_))), "ready before the answer");
         let mut garbage = Conversation::passive();
         assert!(matches!(garbage.received(b"GET / HT"), Some(ConversationEvent::Violated(_))));
-        // The active side may disconnect before the passive side answers: the passive side receives both messages.
+        // The active side may disconnect before the passive side answers. The passive side then receives Request and Goodbye.
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
         active.request(endpoint(), b"");
         active.disconnect();
@@ -276,7 +277,7 @@ mod tests {
     }
 
     proptest! {
-        /// The input is random and arrives in random pieces. The memory stays bounded, and the conversation ends after few events.
+        /// The input is random and arrives in random pieces. The memory stays bounded, and the conversation ends after at most six events.
         #[test]
         fn any_octets_end(mut octets in prop::collection::vec(any::<u8>(), 0..600), cuts in prop::collection::vec(1usize..40, 1..40), answers: bool) {
             if octets.len() > 8 {

@@ -22,23 +22,26 @@ pub(crate) enum Network {
     RoceV2 = 2,
 }
 
-/// The attributes of a queue pair. Request has the attributes that the active side requests, and Accept those that the passive side uses.
+/// The attributes of a queue pair. Request contains the attributes that the active side requests. Accept contains the attributes that the
+/// passive side uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) network: Network,
-    /// The code of the MTU, 1 (256 bytes) to 5 (4096 bytes). Request has the MTU of the active side's port, and Accept that of the path.
+    /// The code of the MTU, 1 (256 bytes) to 5 (4096 bytes). Request contains the MTU of the active side's port, and Accept the MTU of the
+    /// path.
     pub(crate) mtu: u8,
-    /// The code of the acknowledgement timeout, after which the sender of this message retransmits.
+    /// The InfiniBand code of the acknowledgement timeout: the sender of this message retransmits packets that are not acknowledged in this
+    /// time.
     pub(crate) ack_timeout: u8,
     /// The number of times that an unacknowledged packet is retransmitted. The active side chooses it for both sides.
     pub(crate) retry_count: u8,
-    /// The number of times that the peer retries a message for which the sender of this endpoint has posted no receive (RNR).
+    /// The number of times that the peer retries a message if the sender of these attributes has posted no receive for it (RNR).
     pub(crate) rnr_retry_count: u8,
     /// The traffic class of every packet. The active side chooses it for both sides.
     pub(crate) traffic_class: u8,
-    /// The number of outstanding Reads that the sender of this endpoint can serve.
+    /// The number of outstanding Reads that the sender of these attributes can serve.
     pub(crate) responder_resources: u8,
-    /// The number of outstanding Reads that the sender of this endpoint issues at most.
+    /// The number of outstanding Reads that the sender of these attributes issues at most.
     pub(crate) initiator_depth: u8,
     /// The LID of the port; 0 on RoCE.
     pub(crate) lid: u16,
@@ -51,7 +54,7 @@ pub(crate) struct Endpoint {
 /// The reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeRefusal {
-    /// The program of the passive side refuses. The private data is its answer.
+    /// The program of the passive side refuses. The private data of Refuse comes from that program.
     Program,
     /// No RDMA port of the passive side has the address at which the stream arrived.
     NoPort,

@@ -12,8 +12,8 @@ use crate::patience::until;
 use crate::provider::{CqId, DeviceId, Drive, Provider};
 use crate::qp::{QpAttr, QpId};
 
-/// The provider under test and its completion queue. `now` is the time that is passed to the provider. `events` are those that it has
-/// raised.
+/// The provider under test and its completion queue. `now` is the time that is passed to the provider. `events` are the events that the
+/// provider has raised.
 pub(super) struct Bench {
     pub(super) iwarp: Iwarp<TcpNet>,
     pub(super) cq: CqId,
@@ -49,7 +49,7 @@ impl Bench {
         (id, peer)
     }
 
-    /// Starts to connect the provider to `listener`.
+    /// Starts a connection of the provider to `listener`. Returns the connection's id.
     pub(super) fn connect(&mut self, listener: &TcpListener) -> CmId {
         let deadline = self.now + Duration::from_secs(60);
         let id = self.iwarp.resolve(listener.local_addr().unwrap(), &PathOptions::default(), deadline).unwrap();

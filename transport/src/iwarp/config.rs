@@ -14,9 +14,9 @@ pub(crate) const MAX_READ_DEPTH: u16 = 128;
 /// The policy for the CRC32c of FPDUs (RFC 5044 §4.4). A connection uses a CRC if either peer requests it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrcPolicy {
-    /// Request a CRC, unless both ends of the TCP connection are on this host. They are if their addresses are equal, or both are loopback
-    /// addresses. TCP itself has no checksum for data that stays in the memory of one host. If a proxy may forward such a connection to
-    /// another host, use [`CrcPolicy::Require`].
+    /// Request a CRC, unless both ends of the TCP connection are on this host: their addresses are equal, or both are loopback addresses.
+    /// Such a connection needs no CRC, because its data stays in the memory of this host. TCP has no checksum for such data. If a proxy may
+    /// forward such a connection to another host, use [`CrcPolicy::Require`].
     #[default]
     BetweenHosts,
     /// Always request a CRC. TCP's own checksum misses about one in ten million damaged packets.
@@ -25,8 +25,8 @@ pub enum CrcPolicy {
     Off,
 }
 
-/// The policy for connections within the host, which can leave their TCP stream for memory that both processes map. This needs the consent
-/// of both peers, and both processes must belong to the same user.
+/// The policy for connections within the host. Such a connection can move from its TCP stream to memory that both processes map. It moves
+/// only if both peers agree and both processes belong to the same user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedMemoryPolicy {
     /// Never use shared memory. The connection uses iWARP on TCP.
@@ -46,7 +46,8 @@ pub struct WithinHost {
     /// system. The system also chooses if it lacks the named algorithm or does not allow it (`net.ipv4.tcp_allowed_congestion_control`).
     /// BBR, the default of some systems, paces traffic even within the host, which costs one timer per chunk.
     pub congestion: Option<String>,
-    /// The time in which the peer must answer the setup of shared memory. After this time, the connection stays on TCP.
+    /// The time in which the peer must answer the setup of shared memory. After this time, the connection stays on TCP with
+    /// [`SharedMemoryPolicy::Prefer`], and fails with [`SharedMemoryPolicy::Require`].
     pub meeting_timeout: Duration,
 }
 
@@ -65,13 +66,14 @@ pub struct IwarpConfig {
     /// The largest number of incoming connections with an unfinished handshake, at least 1. Each of them uses one descriptor and less than
     /// 2 KiB.
     ///
-    /// At the limit, a new connection evicts the oldest one that has not sent its request and whose `request_grace` is over. Connections
-    /// for which the program must accept or reject are never evicted. While no other connection can be evicted, new ones wait in the
-    /// backlog of the listener.
+    /// At the limit, a new connection evicts the oldest connection that has not sent its request, if the `request_grace` of that connection
+    /// is over. Connections that wait for the program to accept or reject them are never evicted. While no connection can be evicted, new
+    /// ones wait in the backlog of the listener.
     pub max_handshakes: usize,
     /// The largest number of incoming connections from one address that have not sent their request, at least 1. IPv6 addresses with the
-    /// same first 64 bits count as one address. At the limit, a new connection evicts the oldest one from that address, after its
-    /// `request_grace`. `None`, the default, means half of `max_handshakes`, so that no single address can exclude the others.
+    /// same first 64 bits count as one address. At the limit, a new connection from that address evicts the oldest of them, if the
+    /// `request_grace` of the oldest one is over. `None`, the default, means half of `max_handshakes`, so that no single address can
+    /// exclude the others.
     pub max_handshakes_per_peer: Option<usize>,
     /// The networks that may connect. `None`, the default, admits every address. A connection from any other address is reset before
     /// anything is read from it or allocated for it. A datagram from any other address is dropped.
@@ -84,30 +86,33 @@ pub struct IwarpConfig {
     /// The time that a new connection has to send its request before a newer one may evict it. A longer time favors slow clients in a burst
     /// that exceeds the limits. A shorter time admits new connections sooner while an attacker fills the limits with silent connections.
     pub request_grace: Duration,
-    /// The longest time from the request to the program's accept or reject. After this time, the peer is rejected.
+    /// The longest time from the arrival of the peer's MPA request to the program's accept or reject. After this time, the peer is
+    /// rejected.
     pub accept_timeout: Duration,
     /// The longest time from the program's accept to the first message of a peer that has agreed to send first. After this time, the
     /// connection fails.
     pub ready_timeout: Duration,
     /// The longest time from the end of the local stream to the end of the peer's stream. After this time, the socket is closed.
     pub linger: Duration,
-    /// The time for which a server holds its sends after the reply, so that the client can read the reply separately. It applies to clients
-    /// that have not agreed to send first.
+    /// The time for which a server holds its sends after the MPA reply, so that the client does not read the reply and the first FPDU in
+    /// one call. It applies to clients that have not agreed to send first.
     pub reply_grace: Duration,
     /// The time for which a listener pauses when the system has no descriptor for a new connection.
     pub accept_backoff: Duration,
-    /// If true, a connection attempt with MPA revision 2 whose peer closes the connection is tried once more with revision 1.
+    /// If true, a connection attempt is retried once with MPA revision 1 if the peer closes the TCP connection on which it was sent
+    /// revision 2.
     pub retry_v1: bool,
-    /// The number of RDMA Reads that may be outstanding in each direction, 1 to 128, if the program gives no number. A connection keeps
-    /// memory for the largest number of Reads that were ever outstanding at the same time, about 80 bytes per Read on each peer.
+    /// The number of RDMA Reads that may be outstanding in each direction, 1 to 128. Used if the program gives no number for a connection.
+    /// A connection keeps memory for the largest number of Reads that were ever outstanding at the same time, about 80 bytes per Read on
+    /// each peer.
     pub read_depth: u16,
     /// If true, MPA markers are sent to a peer that requires them, as some adapters do. If false, such a peer is rejected.
     pub markers: bool,
     /// If true, the extensions of RFC 7306 (immediate data and atomic operations) can be used. Each connection also needs a call of
     /// [`crate::roles::Extensions::enable_extensions`].
     pub extensions: bool,
-    /// The number of bytes that one connection may receive per call of `progress` before other connections are served. Each FPDU counts
-    /// 1,024 bytes more than its length, which also bounds the number of FPDUs without payload.
+    /// The number of bytes that one connection may receive per call of `progress` before other connections are served. Each FPDU counts as
+    /// 1,024 bytes more than its length, so that the number of FPDUs without payload is limited, too.
     pub receive_budget: usize,
     /// The policy for shared memory on connections within the host.
     pub shared_memory: SharedMemoryPolicy,
@@ -156,7 +161,8 @@ impl Default for IwarpConfig {
 }
 
 impl IwarpConfig {
-    /// Returns the largest number of half-open connections from one host: those that have not sent their request.
+    /// Returns the largest allowed number of half-open connections from one host. A connection is half-open until its MPA request has
+    /// arrived.
     pub(super) fn handshakes_per_peer(&self) -> usize {
         self.max_handshakes_per_peer.unwrap_or(self.max_handshakes.div_ceil(2))
     }

@@ -29,7 +29,7 @@ use crate::wc::WorkCompletion;
 
 /// The hop limit in the routes to peers.
 const HOPS: u8 = 64;
-/// The service ports from which one is chosen, lowest first, for a listener at port 0 that shares its UDP port with others.
+/// The service ports for listeners at port 0 that share their UDP port with other listeners. Such a listener gets the lowest free one.
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 impl<N: Net> Iwarp<N> {
@@ -121,7 +121,8 @@ impl<N: Net> Iwarp<N> {
         Some(address)
     }
 
-    /// Creates the queue pair of an id. The caller has reserved entries on the completion queues; on failure they are released.
+    /// Creates the queue pair of an id. The caller has reserved entries on the completion queues. On failure, this function releases these
+    /// entries.
     pub(super) fn add_datagram_qp(&mut self, key: Key, attr: &QpAttr) -> Result<()> {
         let mut salt = [0];
         (self.entropy)(&mut salt);
@@ -144,7 +145,7 @@ impl<N: Net> Iwarp<N> {
         Ok(Box::new(DatagramQueuePair::new(QpId(key), attr, number, port)))
     }
 
-    /// Ends the query of an id, or rejects the query that it was created for, and flushes its work queues.
+    /// Ends the query that an id has sent, or rejects the query for which the id was created. Flushes the work queues of the id.
     pub(super) fn end_datagrams(&mut self, key: Key) -> Result<()> {
         match &self.datagram(key)?.phase {
             DatagramPhase::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
@@ -163,7 +164,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Releases everything that an id owns, before the id is destroyed. A peer whose query the program has not answered is rejected.
+    /// Releases everything that an id owns, before the id is destroyed. If the id was created for a query and the program has not answered
+    /// it, rejects the query.
     pub(super) fn release_datagram(&mut self, key: Key, mut id: DatagramId) {
         self.forget_query(key, &id.phase);
         if let DatagramPhase::Offered(query, to) = &id.phase {
@@ -291,7 +293,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Rejects the query from a peer that the id `key` was created for.
+    /// Rejects the query for which the id `key` was created.
     pub(super) fn reject_query(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
         let DatagramPhase::Offered(query, to) = &id.phase else {

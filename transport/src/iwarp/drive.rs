@@ -1,4 +1,4 @@
-//! The progress of the completion channel: receives and sends bytes, ends connections, handles deadlines.
+//! The implementation of `progress`: receives and sends bytes, ends connections, and handles deadlines.
 
 use std::cmp::Reverse;
 use std::io;
@@ -19,7 +19,7 @@ use crate::provider::Drive;
 use crate::slab::Key;
 use crate::soft::resources::Resources;
 
-/// With one connection, a busy poll checks all sockets only in one of this number of rounds. In the other rounds, it only reads from that
+/// With one connection, a busy poll checks all sockets only in every `SPIN_FULL`-th round. In the other rounds, it only reads from that
 /// connection.
 pub(super) const SPIN_FULL: u32 = 8;
 /// The largest number of receive calls for one connection before other connections are served.
@@ -40,7 +40,8 @@ impl<N: Net> Iwarp<N> {
     /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive_round(now, drive);
-        // If all completion queues are armed, the caller may sleep after this call. So peers in shared memory must be able to wake it.
+        // If all completion queues are armed, the caller may sleep after this call. So peers in shared memory must be able to wake the
+        // caller.
         let sleeps = self.links.unarmed && (drive == Drive::Full || self.resources.cqs.are_all_armed());
         (sleeps && self.arm_links()) || more
     }
@@ -53,7 +54,7 @@ impl<N: Net> Iwarp<N> {
             }
         }
         let spins = drive == Drive::Spin && self.ready.is_empty();
-        // If a connection waits for room in its socket, the edges of the socket must be read.
+        // If the send buffer of a connection's socket is full, the edges of the socket must be read to notice when it is writable.
         let blocked = |hot| self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked());
         if let Some(hot) = self.hot.filter(|&hot| spins && !blocked(hot)) {
             self.spins = self.spins.wrapping_add(1);
@@ -70,7 +71,8 @@ impl<N: Net> Iwarp<N> {
                 return more;
             }
         }
-        // Without a connection, a busy poll has nothing to read. Unsent bytes cause edges, and deadlines are reported separately.
+        // Without a connection, a busy poll has nothing to read. Other work needs no poll here: an edge reports that lingering sockets can
+        // send, and the caller is informed of deadlines separately.
         if drive == Drive::Spin && self.live == 0 && self.ready.is_empty() {
             return false;
         }
@@ -211,7 +213,7 @@ impl<N: Net> Iwarp<N> {
             }
             let cost = endpoint.pace.cost(octets, fpdus, self.config.receive_budget);
             endpoint.readable = !drained;
-            // If sending fails below, `transmit` itself queues the connection again.
+            // If `transmit` fails below, it queues the connection again. This function does so only if sending had already failed before.
             let is_broken = endpoint.broken.is_some();
             if qp.is_held() && qp.has_received() {
                 if self.config.shared_memory == SharedMemoryPolicy::Require {
@@ -320,8 +322,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a live connection: flushes its work queues and raises one event. Unless the stream is already lost, the FPDUs that are framed
-    /// are still sent, and the Terminate if there is one.
+    /// Ends a live connection: flushes its work queues and raises one event, `Disconnected` or `ConnectFailed`. Unless the stream is
+    /// already lost, the FPDUs that are already framed are still sent, and then the Terminate, if one is given.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -423,8 +425,8 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Returns the reason why a connection ended whose peer has closed the stream. `at_boundary` is true if the stream ended between two
-/// messages.
+/// Returns the cause for a connection that ended because the peer has closed the stream. `at_boundary` is true if the stream ended between
+/// two messages.
 pub(super) const fn peer_has_gone(at_boundary: bool) -> DisconnectCause {
     if at_boundary { DisconnectCause::Peer } else { DisconnectCause::Truncated }
 }

@@ -17,7 +17,7 @@ use crate::roce::id::DatagramId;
 use crate::shm::link::Link;
 use crate::slab::Key;
 
-/// An attempt to connect to a peer, until its MPA reply has arrived.
+/// An attempt to connect to a peer. It exists until the MPA reply has arrived or the attempt has failed.
 #[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) terms: StartupTerms,
@@ -27,8 +27,8 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// Returns the failure to report if the TCP connection of the attempt has failed with `error`. An attempt opens a second TCP
-    /// connection, for MPA revision 1, only after the peer has closed the first one. In that case the failure of the first connection is
-    /// reported, whatever happens to the second.
+    /// connection, for MPA revision 1, only if the peer has closed the first one. If the second connection fails too, the failure of the
+    /// first one is reported.
     pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
         if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
     }
@@ -111,18 +111,19 @@ pub(crate) struct CmEndpoint<S> {
     pub(crate) announced: bool,
     /// True if the socket may have bytes to read.
     pub(crate) readable: bool,
-    /// True if the peer's stream has ended or failed. Unread bytes may remain in front of the end. After a short read, the end must still
-    /// be read.
+    /// True if the peer's stream has ended or failed. Unread bytes may remain before the end. Even after a short read, the socket must be
+    /// read until it returns 0 or an error.
     pub(crate) closed: bool,
     /// True if the connection is in the ready queue.
     pub(crate) queued: bool,
     /// True if the last transmission stopped at its budget, so that more output is ready.
     pub(crate) unfinished: bool,
-    /// The error with which sending failed. The connection ends after the peer's remaining bytes are read.
+    /// The error with which sending failed, or `None`. After such an error, the connection ends once the peer's remaining bytes are read.
     pub(crate) broken: Option<io::Error>,
-    /// The number of transmissions, modulo 2^32. TCP's segment size is read again in one of 1,024 transmissions.
+    /// The number of transmissions, modulo 2^32. TCP's segment size is read again once in 1,024 transmissions.
     pub(crate) transmissions: u32,
-    /// The time of the peer's last sign of life ([`Pace::is_sign_of_life`]). It begins as the time at which the connection became live.
+    /// The time of the peer's last sign of life ([`Pace::is_sign_of_life`]). Before the first one, the time at which the connection became
+    /// live.
     pub(crate) last_heard: Option<Instant>,
     /// The pace, which limits the length of receive calls.
     pub(super) pace: Pace,
@@ -194,7 +195,7 @@ impl<S> CmEndpoint<S> {
     }
 }
 
-/// Returns the reason why an established connection ended whose socket has failed with `error`.
+/// Returns the cause for an established connection that ended because its socket has failed with `error`.
 pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
@@ -204,7 +205,7 @@ pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     }
 }
 
-/// Returns the reason why a connection attempt failed whose socket has failed with `error`.
+/// Returns the failure for a connection attempt that ended because its socket has failed with `error`.
 pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
@@ -220,8 +221,8 @@ pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// Converts the cause with which a connection ended to a connect failure. The program had accepted the connection, but `Established` was
-/// not raised.
+/// Converts the cause of a disconnect to a connect failure. Used for a connection that the program had accepted or requested, and that
+/// ended before `Established` was raised.
 pub(crate) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
         DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,

@@ -8,7 +8,8 @@ use crate::wc::WcStatus;
 /// The reason why a stream cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The peer has violated the protocol. A Terminate with this cause is sent; it quotes the headers of the segment at fault.
+    /// The peer has violated the protocol. A Terminate with this cause is sent. If there is a quote, the Terminate includes it: the headers
+    /// of the invalid segment.
     Violation(TerminateCause, Option<Quote>),
     /// The peer has sent this Terminate. `None` if its payload could not be parsed.
     Terminated(Option<Terminate>),

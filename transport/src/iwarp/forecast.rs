@@ -8,7 +8,7 @@ use super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::CRC_LEN;
 use crate::soft::receive_queue::ReceiveQueue;
 
-/// The least length of a payload, bytes, after which more segments of the same kind are expected.
+/// If the payload of a segment has at least this length in bytes, more segments of the same kind are expected.
 const BULK: usize = 8 * 1024;
 
 /// The kinds of segments whose payload is the program's data.
@@ -26,7 +26,8 @@ pub(crate) struct Start {
     pub(crate) gap: usize,
     /// The number of octets of the next header that have already arrived.
     pub(crate) carried: usize,
-    /// The number of octets of the current payload that are still to arrive. `last` is true if its segment is the last one of a Send.
+    /// The number of octets of the current payload that are still to arrive. `last` is true if the current payload belongs to the last
+    /// segment of a Send.
     pub(crate) left: usize,
     pub(crate) last: bool,
 }
@@ -35,7 +36,7 @@ pub(crate) struct Start {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forecast {
     kind: PayloadKind,
-    /// The length of the payload in the first segment of the last message, bytes.
+    /// The length in bytes of the payload in the first segment of the most recent message. That message may be incomplete.
     segment: usize,
     /// The length of the last complete Send, bytes.
     message: usize,
@@ -46,7 +47,7 @@ impl Forecast {
         Self { kind: PayloadKind::Send, segment: 0, message: 0 }
     }
 
-    /// Records a segment that has arrived. `first` is true if it is the first segment of a message.
+    /// Records a segment that has arrived. `len` is the length of its payload. `first` is true if it is the first segment of a message.
     #[inline]
     pub(crate) fn record_segment(&mut self, kind: PayloadKind, len: usize, first: bool) {
         if first || kind != self.kind {
@@ -66,7 +67,7 @@ impl Forecast {
         self.segment >= BULK
     }
 
-    /// Returns true if the next segments are expected to be of Writes.
+    /// Returns true if the next segments are expected to belong to RDMA Writes.
     pub(crate) fn is_of_writes(&self) -> bool {
         self.kind == PayloadKind::Write
     }
@@ -81,7 +82,7 @@ impl Forecast {
         requester: &Requester,
     ) {
         let header = if self.kind == PayloadKind::Send { UNTAGGED_FPDU_HEADER_LEN } else { TAGGED_FPDU_HEADER_LEN };
-        // More octets of a header have arrived than a header of the expected kind has. So the next segment is of another kind.
+        // If at least a whole header of the expected kind had arrived, it would be parsed. So the next segment is of another kind.
         let Some(gap) = header.checked_sub(start.carried).filter(|&left| left > 0).map(|left| start.gap + left) else {
             return;
         };
@@ -118,8 +119,8 @@ impl Forecast {
         let mut begun = start.left;
         for (nth, read) in requester.reads().enumerate() {
             let mut done = read.done as usize + std::mem::take(&mut begun);
-            // Two sinks that overlap are not received in one call: octets of a wrong forecast could overwrite others before they are copied
-            // out.
+            // Two overlapping sinks are never planned for the same receive call. If the forecast was wrong, octets in one sink could
+            // overwrite octets in the other one before the provider copies them out.
             if requester.reads().take(nth).any(|other| read.overlaps(other)) {
                 return intake.end(gap);
             }
@@ -137,7 +138,7 @@ impl Forecast {
     }
 }
 
-/// Returns the length of the pad and the CRC of an FPDU. `fpdu` is the length of its length field and its ULPDU.
+/// Returns the length of the pad and the CRC of an FPDU. `fpdu` is the length of the length field and the ULPDU together.
 const fn trailer(fpdu: usize) -> usize {
     (fpdu.wrapping_neg() & 3) + CRC_LEN
 }

@@ -16,7 +16,7 @@ pub(super) struct Handshakes {
     pub(super) unfinished: usize,
     /// The endpoints of half-open connections.
     pub(super) half_open: Newcomers<Key>,
-    /// A host with more half-open connections than the limit per host, if there is one.
+    /// A host with more half-open connections than the limit per host. `None` if no host exceeds the limit.
     pub(super) crowd: Option<Host>,
     /// The listeners that are paused because the limit of handshakes was reached.
     pub(super) paused: Vec<Key>,

@@ -1,4 +1,4 @@
-//! The handover of connect requests to another provider. It moves a socket whose MPA request is read and not answered.
+//! The handover of connect requests to another provider. A handover moves a socket on which the MPA request was read but not answered.
 
 use std::io;
 use std::io::Write;
@@ -25,7 +25,7 @@ struct DetachedRequest {
 
 impl Drop for DetachedRequest {
     fn drop(&mut self) {
-        // No provider has adopted the request, so the peer is rejected. The reply fits into the socket, on which nothing was sent before.
+        // No provider has adopted the request, so the peer is rejected. The send buffer of the socket is empty, so the reply fits into it.
         if let Some(socket) = self.socket.take() {
             if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[])) {
                 log::debug!("cannot send a rejection to a peer: {error}");

@@ -49,7 +49,7 @@ impl<N: Net> Iwarp<N> {
         Ok(self.cm_events.pop_front())
     }
 
-    /// Accepts connections from a listener, until none wait or a limit is reached.
+    /// Accepts connections from a listener, until no connection waits or a limit is reached.
     pub(super) fn accept_some(&mut self, key: Key, now: Instant) {
         let Some(CmEndpoint { state: EndpointState::Listening(Accepting::Yes), socket: Some(socket), .. }) =
             self.endpoints.get(key)
@@ -87,7 +87,8 @@ impl<N: Net> Iwarp<N> {
         self.handshakes.backlog.push_back(key);
     }
 
-    /// Sets the state of a listener. If the state is a pause, it ends at `until` at the latest.
+    /// Sets the state of a listener. `until` is the time at which a pause ends, unless another event ends it earlier; `None` sets no such
+    /// time.
     fn pause(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.state = EndpointState::Listening(accepting);
@@ -107,8 +108,9 @@ impl<N: Net> Iwarp<N> {
         self.net.wake(NetChannel::Cm);
     }
 
-    /// Evicts the oldest half-open connections until one more handshake is within the limits. If it cannot, returns the time at which the
-    /// next eviction will be allowed, if any. Room may also appear earlier, when another handshake finishes.
+    /// Evicts the oldest half-open connections until one more handshake is within the limits. If too few can be evicted now, returns the
+    /// time at which the next eviction will be allowed, or `None` if there is no half-open connection. A handshake that finishes earlier
+    /// also makes room.
     fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
         while let Some(host) = self.handshakes.crowd {
             if self.handshakes.half_open.count_of(host) <= self.config.handshakes_per_peer() {
@@ -123,8 +125,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Evicts the oldest half-open connection of a host, or of all hosts. This is only allowed after its `request_grace`. On failure,
-    /// returns the time at which it will be allowed, or `None` if there is no such connection.
+    /// Evicts the oldest half-open connection of a host, or of all hosts. A connection may only be evicted after its `request_grace`. On
+    /// failure, returns the time at which the eviction will be allowed, or `None` if there is no half-open connection.
     fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
         let oldest = self.handshakes.half_open.oldest(host).ok_or(None)?;
         let due = oldest.since + self.config.request_grace;
@@ -320,8 +322,8 @@ impl<N: Net> Iwarp<N> {
         let header = match read_frame(&mut self.net, socket, &mut attempt.reader) {
             Ok(Some(header)) => header,
             Ok(None) => {
-                // Sending the request has failed, so no reply will arrive. The failure is only reported now, because the peer's bytes that
-                // had already arrived say more about the cause.
+                // If sending the request had failed, no reply will arrive. The failure is reported only after all received bytes were read,
+                // because they say more about the cause.
                 if let Err(error) = sent {
                     let failure = attempt.failure(&error);
                     self.fail(key, Some(failure), None, now);
@@ -383,8 +385,8 @@ impl<N: Net> Iwarp<N> {
             }
         }
         if role == Role::Responder {
-            // An initiator that has agreed to send a first message gets `ready_timeout` for that. Any other gets `reply_grace` to read the
-            // reply before this side sends.
+            // An initiator that has agreed to send a first message gets `ready_timeout` to send it. Any other initiator gets `reply_grace`
+            // to read the reply, before this side sends FPDUs.
             let wait = if agreement.rtr.is_some() {
                 self.config.ready_timeout
             } else {

@@ -39,11 +39,11 @@ pub(crate) struct Intake {
     steps: Vec<PlanStep>,
     /// The largest number of octets to stage behind the last destination.
     tail: usize,
-    /// The number of octets that the call may still receive, without the rest of the current payload.
+    /// The number of octets for which destinations can still be added to the plan. The rest of the current payload does not count.
     room: usize,
     /// The staging buffer: a fixed part for each gap, then the part behind the last destination.
     staging: Box<[u8]>,
-    /// The octets that were received into a wrong destination, copied out of it.
+    /// The octets that were received into wrong destinations and copied out of them.
     spilled: Vec<u8>,
 }
 
@@ -63,8 +63,8 @@ impl Intake {
         &mut self.staging
     }
 
-    /// Begins the plan of a call that receives at most `room` octets, without the rest of the current payload. Until destinations are
-    /// added, all of them are staged.
+    /// Begins the plan of a call that receives at most `room` octets. The rest of the current payload does not count. Until a destination
+    /// is added, all octets of the call are staged.
     #[inline]
     pub(crate) fn begin(&mut self, room: usize) {
         self.steps.clear();
@@ -72,13 +72,13 @@ impl Intake {
         self.tail = room.min(STAGED);
     }
 
-    /// Adds the destination of the rest of the current payload. It is the first destination.
+    /// Adds the destination of the rest of the current payload. This destination must be the first one of the plan.
     pub(crate) fn add_remaining(&mut self, place: PayloadBuffer) {
         self.steps.push(PlanStep { gap: 0, place });
     }
 
-    /// Adds the destination of an expected payload, which follows `gap` octets behind the previous destination. Returns false, and adds
-    /// nothing, if the call would receive too much.
+    /// Adds the destination of an expected payload. Between it and the previous destination are `gap` octets of the stream. Returns false,
+    /// and adds nothing, if the plan has too many destinations, the gap is too long, or the call would receive more than its room.
     pub(crate) fn expect(&mut self, gap: usize, place: PayloadBuffer) -> bool {
         let fits = self.steps.len() < PLACES && gap <= GAP && gap + place.len() <= self.room;
         if fits {
@@ -93,7 +93,8 @@ impl Intake {
         self.tail = self.tail.min(tail);
     }
 
-    /// Returns the destination with this index, and the length of the gap in front of it.
+    /// Returns the destination with this index, and the length of the gap in front of it. Returns `None` if the plan has no such
+    /// destination.
     #[inline]
     pub(crate) fn step(&self, index: usize) -> Option<PlanStep> {
         self.steps.get(index).copied()
@@ -110,8 +111,8 @@ impl Intake {
         self.staging.get(PLACES * GAP..PLACES * GAP + len).unwrap_or_default()
     }
 
-    /// Receives according to the plan. Returns the number of received octets, and true if the call received less than it could: the socket
-    /// was drained. `held` is the buffer of [`PayloadBuffer::Held`].
+    /// Receives according to the plan. Returns the number of received octets, and true if the socket was drained: the call received less
+    /// than the plan has room for. `held` is the buffer of [`PayloadBuffer::Held`].
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -153,7 +154,8 @@ impl Intake {
             used += 1;
         }
         if used < steps.len() {
-            // A region was revoked after the plan was made. The octets from there on are staged.
+            // The region of a destination was revoked after the plan was made. The octets for this destination and all later ones are
+            // staged.
             *tail = STAGED;
         }
         slices[count] = RecvSlice::new(&mut rest[..*tail]);
@@ -163,8 +165,8 @@ impl Intake {
         Ok((n.min(capacity), n < capacity))
     }
 
-    /// Copies the last `left` octets of a receive call out of the wrong destinations and the gaps. They begin in the destination with this
-    /// index, behind its first `from` octets. Returns `None` if a region was revoked meanwhile.
+    /// Copies the last `left` octets of a receive call out of the wrong destinations and the gaps. The first of these octets is in the
+    /// destination with this index, behind its first `from` octets. Returns `None` if the region of a destination was revoked meanwhile.
     pub(crate) fn spill(&mut self, index: usize, from: usize, mut left: usize, keys: &KeyTable) -> Option<Vec<u8>> {
         let mut out = std::mem::take(&mut self.spilled);
         out.clear();

@@ -39,7 +39,7 @@ impl Linger {
             self.finished = true;
             net.shutdown(self.socket);
         }
-        // One edge reads a bounded number of times. A peer that never stops sending is cut off at the deadline.
+        // After one edge, the socket is read a bounded number of times. A peer that never stops sending is cut off at the deadline.
         for _ in 0..16 {
             match net.recv(self.socket, &mut [RecvSlice::new(scratch)]) {
                 Ok(0) => return true,

@@ -1,8 +1,8 @@
-//! The connections in shared memory (links): decides which rings a busy poll checks and which peers are called.
+//! The connections in shared memory (links). This module decides which rings a busy poll checks and which peers are woken.
 //!
-//! A peer calls this side only if the link is *armed*: the local side has announced that it waits. So all links are armed before the caller
-//! sleeps. The links that have received something recently are *hot*: in most rounds, a busy poll only checks their rings. Each link that
-//! is not armed is hot.
+//! A link is *armed* if the local side has announced in the shared memory that it sleeps. A peer wakes this side only if the link is armed.
+//! So all links are armed before the caller sleeps. The links that have received something recently are *hot*: in most rounds, a busy poll
+//! only checks their rings. Each link that is not armed is hot.
 
 use std::io;
 use std::time::Instant;
@@ -25,8 +25,8 @@ use crate::slab::Key;
 const MAX_HOT: usize = 32;
 /// The number of rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;
-/// A busy poll checks all connections in one of this number of rounds, and only the rings of hot links in the others. The second number
-/// applies while there are also connections on TCP.
+/// A busy poll checks all connections once in this number of rounds. In the other rounds, it only checks the rings of hot links. The first
+/// number applies if all connections are links, and the second one if there are also connections on TCP.
 const ROUNDS: (u32, u32) = (64, 2);
 /// The largest number of packets that are read from a link's Unix socket at a time.
 const PACKETS: usize = 16;
@@ -76,7 +76,7 @@ impl<N: Net> Iwarp<N> {
         self.links.hot.push((key, 0));
     }
 
-    /// Removes a link from the hot ones and arms it, so that its peer calls if there is input.
+    /// Removes a link from the hot ones and arms it, so that its peer wakes this side when there is input.
     fn cool(&mut self, at: usize) {
         let (key, _) = self.links.hot.swap_remove(at);
         if self.arm_link(key) {
@@ -85,7 +85,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Arms all links, before the caller may sleep. Returns true if there is input already.
+    /// Arms all links, before the caller may sleep. Returns true if input has already arrived on a link.
     pub(super) fn arm_links(&mut self) -> bool {
         self.links.unarmed = false;
         let mut news = false;
@@ -99,7 +99,7 @@ impl<N: Net> Iwarp<N> {
         news
     }
 
-    /// Arms a link. Returns true if there is input already; then the caller must serve the link.
+    /// Arms a link. Returns true if input has already arrived; then the caller must serve the link.
     fn arm_link(&mut self, key: Key) -> bool {
         let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), socket: Some(socket), queued, .. }) =
             self.endpoints.get_mut(key)
@@ -117,7 +117,8 @@ impl<N: Net> Iwarp<N> {
         news
     }
 
-    /// Calls the peer of a link to wake it. An error is ignored: the peer has unread calls, or has ended.
+    /// Wakes the peer of a link. An error is ignored: either the socket is full of wake-ups that the peer has not read, or the peer has
+    /// ended.
     #[inline]
     fn call(&mut self, socket: SocketId) {
         let _ = self.net.pass(socket, &CALL_PACKET, None);
@@ -141,7 +142,8 @@ impl<N: Net> Iwarp<N> {
         self.heat(key);
         let mut received = self.consume(key);
         if received.as_ref().is_ok_and(|received| received.unknown_window) {
-            // The peer sends the packet that announces a window before the first record that uses it. So the packet must have arrived.
+            // The peer sends the packet that announces a window before it writes the first record that uses the window. So the packet is
+            // already in the socket.
             self.read_packets(key);
             received = self.consume(key).and_then(|received| match received.unknown_window {
                 false => Ok(received),
@@ -165,7 +167,7 @@ impl<N: Net> Iwarp<N> {
         else {
             return false;
         };
-        // The peer has closed its socket, and then no records were left in the ring. So no records can follow.
+        // The peer has closed its socket, and the ring was found empty after that. So no more records can arrive.
         if *closed && !received.more && !link.has_news() {
             let cause = peer_has_gone(link.is_at_boundary());
             self.end(key, cause, None, now);
@@ -206,7 +208,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.readable = true;
     }
 
-    /// Writes the pending output of a link to its ring, and calls the peer if it sleeps.
+    /// Writes the pending output of a link to its ring, and wakes the peer if the peer sleeps.
     #[inline]
     pub(super) fn pump(&mut self, key: Key) {
         let Some(endpoint @ CmEndpoint { state: EndpointState::Live, link: Some(_), .. }) = self.endpoints.get_mut(key)
@@ -220,8 +222,8 @@ impl<N: Net> Iwarp<N> {
         }
         let calls = link.publish() | link.release();
         let more = sent == TransmitProgress::More || link.has_fault();
-        // The link may now wait for room as well. It is armed for that if it was armed for records only. It is also armed if the caller may
-        // sleep without another call.
+        // The output may now wait for room in the ring. If the link was armed for records only, it is armed for room, too. It is also armed
+        // if all completion queues are armed, because the caller may then sleep without another call.
         let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
         endpoint.unfinished |= more;
@@ -253,7 +255,7 @@ impl<N: Net> Iwarp<N> {
         self.end(key, cause, None, now);
     }
 
-    /// Publishes the last output of a link that is destroyed, and calls the peer if it sleeps.
+    /// Publishes the last output of a link that is destroyed, and wakes the peer if the peer sleeps.
     pub(super) fn leave_link(&mut self, key: Key) {
         let Some(CmEndpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else {
             return;
@@ -291,7 +293,7 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Sends the announcements of new lendings to the peer. A lending whose announcement cannot be sent stays unused.
+/// Sends the announcements of new lendings to the peer. If the announcement of a lending cannot be sent, the lending is never used.
 fn announce<N: Net>(net: &mut N, socket: SocketId, link: &mut Link<N::Segment>) {
     while let Some(announcement) = link.next_announcement() {
         if let Err(error) = net.pass(socket, &announcement.emit(), announcement.file()) {

@@ -1,4 +1,4 @@
-//! MPA markers (RFC 5044 §4.3), which are in the stream at every 512 octets. A marker points back to the start of its FPDU. This provider
+//! MPA markers (RFC 5044 §4.3). The stream contains a marker every 512 octets. A marker points back to the start of its FPDU. This provider
 //! sends markers if the peer requires them, and never requires them itself.
 
 use super::wire::mpa::CRC_LEN;
@@ -8,8 +8,8 @@ pub(crate) const LEN: usize = 4;
 /// The distance from the start of one marker to the next, octets. Positions are counted from the first octet behind the startup frame.
 pub(crate) const SPACING: usize = 512;
 
-/// Appends an FPDU to `out` and inserts the markers, including one that falls directly in front of the CRC. `fpdu` has no CRC, and its
-/// length is a multiple of 4. It begins at `position` of the stream.
+/// Appends an FPDU to `out` and inserts the markers, including a marker directly in front of the CRC. `fpdu` does not include the CRC, and
+/// its length is a multiple of 4. `position` is the position of the FPDU in the stream.
 pub(crate) fn insert(fpdu: &[u8], position: u64, out: &mut Vec<u8>) {
     let mut at = (position % SPACING as u64) as usize;
     let mut behind = 0;

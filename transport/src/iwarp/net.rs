@@ -35,11 +35,11 @@ pub struct Ready {
 }
 
 /// Non-blocking sockets with edge-triggered readiness (`epoll`(7), EPOLLET). A new condition raises an edge. Several edges may be merged
-/// into one, and spurious edges may occur. After an edge, the caller reads until `WouldBlock` or a short read, or continues later without
-/// an edge.
+/// into one, and spurious edges may occur. After an edge, the caller must read until `WouldBlock` or a short read. If the caller stops
+/// earlier, no new edge reports the remaining bytes, so the caller must continue later without one.
 ///
-/// Connections within the host can leave their byte streams for memory that both processes map. An implementation without such memory
-/// returns false from [`Net::is_local`] for every socket. Then it does not need the methods that only such connections use.
+/// Connections within the host can move from their byte streams to memory that both processes map. An implementation without such memory
+/// returns false from [`Net::is_local`] for every socket. Such an implementation does not need the methods that only these connections use.
 pub trait Net: Send + fmt::Debug {
     /// The memory that a connection shares with its peer. The system's implementation is [`MappedSegment`](crate::shm::MappedSegment).
     type Segment: Segment;
@@ -92,8 +92,8 @@ pub trait Net: Send + fmt::Debug {
     /// Returns true if the peer's TCP has acknowledged all bytes that were sent (`TCP_INFO`), or if the implementation does not know.
     fn all_acknowledged(&self, socket: SocketId) -> bool;
 
-    /// Receives into the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices. Returns the number of bytes, or 0
-    /// at the end of the stream.
+    /// Receives into the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices. Returns the number of received
+    /// bytes, or 0 at the end of the stream.
     fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize>;
 
     /// Sends the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices. Returns the number of bytes that were
@@ -106,7 +106,7 @@ pub trait Net: Send + fmt::Debug {
     /// Closes a socket. With `reset`, the connection is reset (RST), and data in flight is lost.
     fn close(&mut self, socket: SocketId, reset: bool);
 
-    /// Returns true if both ends of a TCP connection are on this host, which is judged by their addresses.
+    /// Returns true if both ends of a TCP connection are on this host. The addresses of the two ends decide this.
     fn is_local(&self, socket: SocketId) -> bool {
         let _ = socket;
         false
@@ -115,7 +115,7 @@ pub trait Net: Send + fmt::Debug {
     /// Creates the segment of a connection from mapped memory.
     fn segment(&mut self, memory: Memory) -> Self::Segment;
 
-    /// Opens a Unix listener for packets on the CM channel, at an abstract name (`unix`(7)).
+    /// Opens a Unix listener (SOCK_SEQPACKET) on the CM channel, at an abstract name (`unix`(7)).
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())
@@ -140,14 +140,15 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Receives a packet from a Unix socket, and the descriptor that is attached to it. Returns the length, which is 0 if the peer has
-    /// closed the socket. Returns `WouldBlock` if there is no packet.
+    /// Receives a packet from a Unix socket, and the descriptor that is attached to it, if any. Returns the length of the packet, which is
+    /// 0 if the peer has closed the socket. Returns `WouldBlock` if there is no packet.
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let _ = (socket, room);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    // UDP packets, for datagrams. An implementation without them returns false from `has_packets` and does not need the other methods.
+    // The methods below send and receive UDP packets, for datagrams. An implementation without UDP returns false from `has_packets` and
+    // does not need the others.
 
     /// Returns true if the implementation supports UDP packets.
     fn has_packets(&self) -> bool {
@@ -180,8 +181,8 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Sends the packets in `packets` from the index `first` on. Returns the number of packets that were sent. An error belongs to the
-    /// first of them, or is a network error that an earlier packet has caused.
+    /// Sends the packets in `packets` from the index `first` on. Returns the number of packets that were sent. If the call fails, the
+    /// packet at `first` was not sent: sending it has failed, or the error is a network error that an earlier packet has caused.
     fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
         let _ = (socket, packets, first);
         Err(io::ErrorKind::Unsupported.into())
@@ -193,8 +194,8 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Returns the next network error that a sent packet has caused: the destination of the packet, and the error. Returns `WouldBlock` if
-    /// there is none.
+    /// Returns the next network error that a sent packet has caused. The address is the destination of that packet, or `None` if it is not
+    /// known. Returns `WouldBlock` if there is no such error.
     fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
         let _ = socket;
         Err(io::ErrorKind::WouldBlock.into())

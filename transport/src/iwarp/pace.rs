@@ -1,21 +1,23 @@
-//! The pace of one connection: limits how much of its stream is received at a time, so that no connection starves the others.
+//! The pace of one connection: limits how many octets of its stream are received at a time, so that no connection starves the others.
 //!
 //! A limit of octets alone would not suffice, because each FPDU takes processing time, too. A peer may send any number of RDMA Writes
-//! without payload: 13,000 of them are in 256 KiB. Therefore each FPDU costs additional octets of the budget.
+//! without payload: 13,000 of them fit into 256 KiB. Therefore each FPDU costs additional octets of the budget.
 //!
 //! Everything that a receive call returns is processed, so the length of the call must be limited beforehand. The pace assumes that the
 //! stream continues as in the last call, and chooses a length that costs no more than the budget.
 
 /// The number of octets that each FPDU costs in addition to its own length.
 const FPDU_COST: usize = 1024;
-/// The least number of octets in a receive call from which the pace learns. Shorter calls say too little about the stream.
+/// The pace adapts only after receive calls that returned at least this number of octets. Shorter calls are too small a sample of the
+/// stream.
 const SAMPLE: usize = 4096;
-/// `FIRST` is the room of the first receive call. `LEAST` is the least room of any call. Any header fits in both.
+/// The room is the number of octets that a receive call may return. `FIRST` is the room of the first call, and `LEAST` is the least room of
+/// any call. Any header fits in both.
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
-/// The number of octets of an incomplete frame that is a sign of life. A TCP segment in the middle of a frame has more. So a live peer is
-/// noticed, but not one that sends its frames octet by octet.
+/// If at least this number of octets of an incomplete frame arrives, that is a sign of life. A TCP segment in the middle of a frame has
+/// more octets, so a live peer is noticed. A peer that sends its frames octet by octet is not.
 const SIGN: usize = 512;
 
 /// The pace of one connection: the room for its next receive call.
@@ -31,14 +33,14 @@ impl Pace {
         Self { room: FIRST, trickled: 0 }
     }
 
-    /// Returns the number of octets that the next receive call may receive, without the rest of the current payload.
+    /// Returns the number of octets that the next receive call may return. The rest of the current payload does not count.
     #[inline]
     pub(super) const fn room(self) -> usize {
         self.room
     }
 
-    /// Returns true if a receive call is a sign of life of the peer. It returned this number of octets, in which `fpdus` headers were
-    /// complete.
+    /// Returns true if a receive call is a sign of life of the peer. `octets` is the number of octets that the call returned. `fpdus` is
+    /// the number of FPDU headers that it completed.
     #[inline]
     pub(super) const fn is_sign_of_life(&mut self, octets: usize, fpdus: usize) -> bool {
         self.trickled += octets;
@@ -50,7 +52,7 @@ impl Pace {
     }
 
     /// Records a receive call that returned this number of octets and FPDUs, and adapts the room. Returns the cost of the call. `budget` is
-    /// the cost that one connection may have per call of `progress`.
+    /// the largest cost that one connection may cause per call of `progress`.
     #[inline]
     pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
         let cost = octets + fpdus * FPDU_COST;

@@ -11,7 +11,7 @@ use crate::soft::srq::SharedReceiveQueue;
 /// The objects outside the receive direction that an incoming segment may access.
 #[derive(Debug)]
 pub(crate) struct PlacementContext<'a> {
-    /// The connection, which decides about STags that are restricted to one connection.
+    /// The key of the connection. An STag that is restricted to one connection is only valid in that connection.
     pub(crate) scope: Key,
     pub(crate) keys: &'a mut KeyTable,
     pub(crate) srq: Option<&'a mut SharedReceiveQueue>,
@@ -35,7 +35,7 @@ pub(crate) enum PayloadBuffer {
 }
 
 impl PayloadBuffer {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) const fn len(&self) -> usize {
         match self {
             Self::Receive(sge) => sge.len(),
@@ -56,8 +56,8 @@ impl PayloadBuffer {
         }
     }
 
-    /// Returns the memory as a slice for a receive call. Returns `None` if the region was revoked. `held` is the buffer of
-    /// [`PayloadBuffer::Held`].
+    /// Returns the destination as a slice for a receive call. Returns `None` if the region of the destination was revoked. `held` is the
+    /// buffer of [`PayloadBuffer::Held`].
     pub(crate) fn receive_slice<'a>(
         &'a self,
         held: &mut Option<&'a mut [u8]>,
@@ -74,13 +74,13 @@ impl PayloadBuffer {
         }
     }
 
-    /// Appends the `len` bytes at the offset `from` to `out`. Returns `None` if the region was revoked. Used for the destinations of a
-    /// wrong forecast.
+    /// Appends `len` bytes of the destination, from the offset `from` on, to `out`. Returns `None` if the region of the destination was
+    /// revoked. Used for the destinations of a wrong forecast.
     pub(crate) fn append_to(&self, from: usize, len: usize, keys: &KeyTable, out: &mut Vec<u8>) -> Option<()> {
         match *self {
             Self::Receive(sge) => sge.part(from, len).append_to(out),
             Self::Sink { stag, offset, .. } => keys.sink(stag, offset.wrapping_add(from as u64), len)?.append_to(out),
-            // No payload is expected there, because others can read this memory at any time.
+            // A forecast never uses these kinds of destinations, because others can read a target region at any time.
             Self::Target { .. } | Self::Held { .. } => return None,
         }
         Some(())

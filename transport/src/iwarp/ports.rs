@@ -20,12 +20,12 @@ use crate::roce::queue_pair::Arrival;
 use crate::slab::Key;
 
 /// `PACKETS` is the largest number of packets that are read from a port before the next port is served. `CALLS` is the largest number of
-/// receive calls for them.
+/// receive calls in which these packets are read.
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
-/// The largest number of network errors that are read from a port at a time. A socket's error queue holds fewer.
+/// The largest number of network errors that are read from a port at a time. A socket's error queue holds fewer errors.
 const REFUSALS: usize = 1024;
-/// The time after which a query without a reply is sent again for the first time. It doubles with each attempt, up to `LAST_WAIT`.
+/// The time after which a query without a reply is sent again for the first time. The time doubles with each attempt, up to `LAST_WAIT`.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
@@ -52,7 +52,7 @@ impl<N: Net> Iwarp<N> {
                         port.waiting.push_back(key);
                         return;
                     }
-                    // The error may belong to an earlier datagram, so this one is tried once more.
+                    // The error may belong to an earlier datagram, so the current datagram is tried once more.
                     Err(_) if again => again = false,
                     result => {
                         log::debug!("a datagram from {} is lost: {result:?}", port.address);
@@ -64,7 +64,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sends a management datagram. If the system refuses it, it is lost. That does no harm, because a query without a reply is sent again.
+    /// Sends a management datagram. A datagram that the system refuses is lost. That does no harm, because a query without a reply is sent
+    /// again.
     pub(super) fn send_mad(&mut self, port: Key, to: SocketAddr, octets: &MadOctets) {
         let Some(port) = self.datagrams.ports.get(port) else { return };
         let header = DatagramHeader {
@@ -90,7 +91,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Handles an edge on the socket of a port: notes that the port is readable, or sends the datagrams that wait for room.
+    /// Handles an edge on the socket of a port: notes that the port is readable, or sends the datagrams that could not be sent while the
+    /// socket's buffer was full.
     pub(super) fn port_edge(&mut self, key: Key, ready: Ready) {
         if ready.closed {
             self.read_network_errors(key);
@@ -146,8 +148,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads from the port that received most recently, in most rounds of a busy poll. Returns true if more packets may remain. Returns
-    /// `None`, and reads nothing, if this round must check all sockets.
+    /// In most rounds of a busy poll, reads only from the port that received most recently, and returns true if more packets may remain. If
+    /// this round must check all sockets, reads nothing and returns `None`.
     #[cold]
     pub(super) fn spin_port(&mut self, now: Instant) -> Option<bool> {
         let key = self.datagrams.hot?;
@@ -157,7 +159,7 @@ impl<N: Net> Iwarp<N> {
         };
         self.spins = self.spins.wrapping_add(1);
         let full = if self.live > self.datagrams.ports.len() { 2 } else { SPIN_FULL };
-        // If datagrams wait for room in the socket, its edges must be read.
+        // If datagrams wait because the buffer of the socket is full, the edges of the socket must be read.
         if self.spins % full == 0 || !port.waiting.is_empty() {
             return None;
         }
@@ -186,7 +188,7 @@ impl<N: Net> Iwarp<N> {
             if result.is_ok() {
                 self.datagrams.hot = Some(key);
             } else if more {
-                // The error belongs to a packet that was sent earlier, or a signal interrupted the call.
+                // The call has failed: the error belongs to a packet that was sent earlier, or a signal interrupted the call.
                 self.read_network_errors(key);
             }
             if !more {
@@ -247,7 +249,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn arrival(&self, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
-        // With one UDP port for all ids, replies go to that port, whatever the port of the sender is.
+        // If all ids of a provider share one UDP port, replies go to that port, even if the datagram came from another port.
         let lid = self.config.roce.port.unwrap_or(from.port());
         let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
         Arrival {
@@ -270,7 +272,7 @@ impl<N: Net> Iwarp<N> {
         let mut to = from;
         to.set_port(self.config.roce.port.unwrap_or(from.port()));
         if let Some(&known) = self.datagrams.received_queries.get(&(to, query.request)) {
-            // The peer has repeated a known query. Send the reply again; without one, the program has not decided yet.
+            // The peer has repeated a known query. If the program has decided about it, send the same reply again.
             let id = self.datagram_mut(known);
             if let Some((port, DatagramPhase::Replied(_, _, reply))) = id.map(|id| (id.port, &id.phase)) {
                 let reply = reply.clone();
@@ -336,7 +338,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sets the resend time of queries that were sent by a call that did not know the time.
+    /// Sets the time at which new queries are sent again. The calls that send queries cannot set it, because they do not know the current
+    /// time.
     #[inline]
     pub(super) fn time_queries(&mut self, now: Instant) {
         while let Some(key) = self.datagrams.fresh.pop() {

@@ -72,11 +72,11 @@ pub struct Iwarp<N: Net> {
     device: DeviceInfo,
     pub(super) endpoints: Slab<CmEndpoint<N::Segment>>,
     pub(super) lingers: Lingers,
-    /// The owner of each socket, at the index that is the slot of the socket's key.
+    /// The owner of each socket. The slot of a socket's key is the index in this vector.
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) resources: Resources,
     pub(super) cm_events: VecDeque<CmEvent>,
-    /// Deadlines, the earliest first. Deadlines that were replaced stay in the heap. [`Iwarp::is_due`] returns false for them.
+    /// Deadlines, the earliest first. Deadlines that were replaced stay in the heap. [`Iwarp::is_due`] returns false for the replaced ones.
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
     /// The ready queue: connections that may have something to read or to send.
     pub(super) ready: VecDeque<Key>,
@@ -90,7 +90,7 @@ pub struct Iwarp<N: Net> {
     /// The number of live connections and open UDP ports.
     pub(super) live: usize,
     pub(super) spins: u32,
-    /// True during [`Iwarp::next_event`], which returns the events that are raised during the call. So they need not wake the CM channel.
+    /// True during [`Iwarp::next_event`]. An event that is raised then need not wake the CM channel, because the call returns it.
     pub(super) within_cm: bool,
 }
 
@@ -108,10 +108,9 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
 
 impl<N: Net> Iwarp<N> {
     /// Creates a provider on the sockets of `net`. `entropy` produces the STags of memory regions and other secrets. A peer must not be
-    /// able to predict its output.
+    /// able to predict the output of `entropy`.
     ///
-    /// # Errors
-    /// If a setting is out of range.
+    /// # Errors Returns an error if a setting is out of range.
     pub fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Result<Self> {
         config.check()?;
         let features = Features::SERVER_SENDS_FIRST
@@ -209,7 +208,7 @@ impl<N: Net> Iwarp<N> {
         self.push_deadline(deadline, owner);
     }
 
-    /// Sets or clears the deadline of an endpoint. An endpoint has at most one.
+    /// Sets or clears the deadline of an endpoint. An endpoint has at most one deadline.
     pub(super) fn set_deadline(&mut self, key: Key, deadline: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.deadline = deadline;
@@ -247,8 +246,8 @@ impl<N: Net> Iwarp<N> {
         self.cm_events.push_back(CmEvent { id: CmId(key), kind });
     }
 
-    /// Changes the state of an endpoint, and updates the counters of states. Returns the previous state, or `None` without such an
-    /// endpoint.
+    /// Changes the state of an endpoint, and updates the counters of states. Returns the previous state, or `None` if the endpoint does not
+    /// exist.
     pub(super) fn transition(&mut self, key: Key, state: EndpointState) -> Option<EndpointState> {
         let endpoint = self.endpoints.get_mut(key)?;
         self.handshakes.unfinished += usize::from(state.is_handshake());
@@ -271,7 +270,8 @@ impl<N: Net> Iwarp<N> {
         Some(previous)
     }
 
-    /// Wakes the completion channel if an armed completion queue has a new completion. Calls other than `progress` use it.
+    /// Wakes the completion channel if an armed completion queue has a new completion. Used by every call that may add completions, except
+    /// `progress`.
     pub(super) fn wake_completions(&mut self) {
         if self.resources.cqs.take_edge() {
             self.net.wake(NetChannel::Completion);
@@ -294,7 +294,8 @@ impl<N: Net> Iwarp<N> {
     fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
-        // There may be no socket yet, so this treats the peer as remote. The caller decides again once TCP is connected.
+        // An id may have no socket yet, so these terms treat the peer as remote. The caller decides about the CRC again once TCP is
+        // connected.
         StartupTerms::new(self.config.crc.is_requested(|| false), ird, ord, self.config.markers)
     }
 
@@ -341,14 +342,14 @@ impl<N: Net> Iwarp<N> {
 }
 
 // SAFETY: Each number is a duty in the documentation of `Provider`.
-// 1. The scatter-gather entries of a work request are in the queues of its queue pair or of the shared queue. They are there from the post
-//    until the call that adds the completion to the completion queue. An FPDU that still refers to such an entry is sent or copied before
-//    that call. `destroy_id` and `destroy_srq` drop the queues; `QueuePair::end` and `abandon` drop the FPDUs. An entry is only written for
+// 1. The scatter-gather entries of a work request are in the queues of its queue pair or of the shared queue. They stay there from the post
+//    until the call that adds the completion to the completion queue. Before that call, an FPDU that still refers to such an entry is sent
+//    or copied. `destroy_id` and `destroy_srq` drop the queues; `QueuePair::end` and `abandon` drop the FPDUs. An entry is only written for
 //    receives, Reads and atomic operations.
 // 2. A completion is created when its work request leaves the queue. A receive is only filled within its entries.
 // 3. Work requests leave their queue in order, and completions leave the completion queue in order.
-// 4. The table of STags holds the memory of regions. For every access by a peer, the region is looked up there; the access ends within the
-//    same call.
+// 4. The table of STags holds the memory of regions. For every access by a peer, the region is looked up in this table; the access ends
+//    within the same call.
 // 5. The provider owns all of this, and uses it only within calls.
 // 6. Handles are keys of slabs, which never reuse a key.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
@@ -380,13 +381,13 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         if self.is_due(at, owner) {
             return Some(at);
         }
-        // The earliest entry was replaced: search for the earliest one that was not.
+        // The deadline at the top of the heap was replaced. Search for the earliest deadline that is still valid.
         self.deadlines.iter().filter(|Reverse((at, owner))| self.is_due(*at, *owner)).map(|Reverse((at, _))| *at).min()
     }
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive(now, drive);
-        // The caller polls for completion events next, so the channel need not be woken for them.
+        // The caller polls for completion events after `progress`, so `progress` need not wake the completion channel.
         self.resources.cqs.take_edge();
         more
     }

@@ -48,7 +48,8 @@ pub(crate) struct QueuePair {
     pub(crate) read_depth: ReadDepth,
     /// True once the stream has started, after the handshake.
     live: bool,
-    /// The status of the work request that has ended the stream, and its sequence number in the send queue if that is known.
+    /// The status of the work request that has ended the stream, and the sequence number of this work request in the send queue. `None` in
+    /// place of the number if it is not known.
     failed: Option<(Option<u64>, WcStatus)>,
     /// True once the stream has ended. Work requests that are posted afterwards are flushed.
     dead: bool,
@@ -71,7 +72,7 @@ impl QueuePair {
         }
     }
 
-    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that queue.
+    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one, and otherwise `None`.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
@@ -110,7 +111,7 @@ impl QueuePair {
         self.tx.set_max_segment(max_segment);
     }
 
-    /// Allows a responder to send.
+    /// Allows a responder to send FPDUs.
     pub(crate) fn release(&mut self) {
         self.tx.release();
     }
@@ -171,8 +172,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Frames a message without a work request, so that nothing completes. Returns false, and frames nothing, if the message is not small
-    /// or other messages are queued before it. The caller calls [`QueuePair::transmit`] afterwards, now or later.
+    /// Frames a Send that has no work request, so no completion follows. Returns false, and frames nothing, if the Send is longer than one
+    /// small segment ([`Transmitter::frames_at_once`]) or other messages are queued before it. The caller calls [`QueuePair::transmit`]
+    /// afterwards, now or later.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         self.tx.frames_at_once(header.len() + payload.len(), &self.responder) && {
@@ -181,8 +183,8 @@ impl QueuePair {
         }
     }
 
-    /// Frames a Write without a work request, so that nothing completes. Returns false, and frames nothing, if the Write is not small or
-    /// other messages are queued before it.
+    /// Frames a Write that has no work request, so no completion follows. Returns false, and frames nothing, if the Write is longer than
+    /// one small segment ([`Transmitter::frame_write_now`]) or other messages are queued before it.
     #[inline]
     pub(crate) fn write_now(&mut self, local: &Sge, remote: &RemoteAddress) -> bool {
         self.tx.frame_write_now(local, remote, &self.responder)
@@ -203,7 +205,7 @@ impl QueuePair {
         intake.receive(self.rx.held(), self.completions.id.0, keys, recv)
     }
 
-    /// Processes the octets of the last receive call. Returns the fault if the stream cannot continue.
+    /// Processes the octets of the last receive call. If the stream cannot continue, returns the fault as the error.
     #[inline]
     pub(crate) fn input(
         &mut self,
@@ -236,11 +238,12 @@ impl QueuePair {
         result
     }
 
-    /// Stores the status and the sequence number of the work request that a fault belongs to, for [`QueuePair::end`].
+    /// Stores the status and the sequence number of the work request that caused the fault, if any. [`QueuePair::end`] reports them.
     fn record_failure(&mut self, fault: &Fault) {
         self.failed = match fault {
             Fault::Violation(..) => None,
-            // Such a fault occurs while a response is placed, so it belongs to the oldest request without a response.
+            // Received octets cause this fault only while a response is placed. So it belongs to the oldest request without a complete
+            // response.
             Fault::WorkRequest(status) => Some((self.requester.front().and_then(|front| front.sequence), *status)),
             Fault::Terminated(terminate) => terminate.as_ref().and_then(|terminate| self.refused(terminate)),
         };
@@ -309,7 +312,8 @@ impl QueuePair {
         rest
     }
 
-    /// Returns the state that continues when the connection moves to shared memory. Nothing may have been sent or received on the stream.
+    /// Takes the queue pair apart when the connection moves to shared memory. Returns the parts that the connection continues to use. No
+    /// message may have been sent or received on the stream before.
     pub(crate) fn leave(mut self) -> QueuePairParts {
         QueuePairParts {
             sends: self.tx.leave(),
@@ -319,13 +323,13 @@ impl QueuePair {
         }
     }
 
-    /// Ends the stream of a queue pair that is destroyed: without completions and without a Terminate. Returns the bytes that are still to
-    /// be sent.
+    /// Ends the stream of a queue pair that is destroyed. Adds no completions and sends no Terminate. Returns the framed bytes that are
+    /// still to be sent.
     pub(crate) fn abandon(&mut self) -> Vec<u8> {
         self.tx.end(None)
     }
 
-    /// Returns true if no message of the peer is partly received. A stream that ends elsewhere is truncated.
+    /// Returns true if no message of the peer is partly received. If the stream ends while this is false, it is truncated.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
     }

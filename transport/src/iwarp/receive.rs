@@ -1,11 +1,11 @@
 //! The receive direction of a queue pair: cuts the byte stream into FPDUs, checks each FPDU and places its payload.
 //!
-//! The payload of Sends and Read Responses is placed as it arrives. The program cannot read it before the work request completes, which
-//! waits for the CRC of every segment. A Write has no completion at its target. So with a CRC, each segment of a Write is held until the
-//! whole segment has arrived and its CRC is correct.
+//! The payload of Sends and Read Responses is placed as it arrives. The program cannot read it before the work request completes, and the
+//! work request completes only after the CRC of every segment was checked. A Write has no completion at its target. So with a CRC, each
+//! segment of a Write is held until the whole segment has arrived and its CRC is correct.
 //!
-//! If a header is invalid, the fault is reported only after the CRC was checked, if there is one. So the fault does not depend on how the
-//! stream is cut into reads.
+//! If the connection uses a CRC, an invalid header is reported only after the CRC of its FPDU was checked. So the fault does not depend on
+//! how the stream is cut into reads.
 
 use super::fault::{Fault, refuse, violation};
 use super::forecast::{self, Forecast, Start};
@@ -64,10 +64,11 @@ pub(crate) struct Receiver {
     carried: usize,
     sum: Crc32c,
     segment: CurrentSegment,
-    /// The fault in the current header. It is reported if the CRC is correct; otherwise the CRC is the fault.
+    /// The fault in the current header. It is reported if the CRC of the FPDU is correct. If the CRC is wrong, that is reported instead.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
-    /// The payload of a Write segment until its CRC is checked. The buffer is allocated for the first such segment that arrives in parts.
+    /// The payload of the current Write segment until its CRC is checked. Used if the segment does not arrive in one piece. The buffer is
+    /// allocated when it is used first.
     held: Vec<u8>,
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
@@ -123,7 +124,8 @@ impl Receiver {
         self.phase == FpduPhase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
-    /// Adds the destinations of the next receive call to its plan. `shared` is true if the queue pair uses a shared receive queue.
+    /// Plans the next receive call: adds the destinations of its payloads to `intake`. `shared` is true if the queue pair uses a shared
+    /// receive queue.
     #[inline]
     pub(crate) fn plan(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
         if self.forecast.is_bulk() || (self.phase == FpduPhase::Payload && self.segment.left >= DIRECT_MIN) {
@@ -156,7 +158,8 @@ impl Receiver {
         }
     }
 
-    /// Returns the destination of the rest of the current payload. If that is not contiguous, returns the destination of its first part.
+    /// Returns the destination of the rest of the current payload, or of its first part if the rest is not contiguous. Returns `None` for a
+    /// payload that the program does not receive.
     fn place_of_rest(&self) -> Option<PayloadBuffer> {
         let CurrentSegment { header, done, left: len, .. } = self.segment;
         match header {
@@ -197,7 +200,7 @@ impl Receiver {
                 }
                 cx.requester.advance(n);
             }
-            // No CRC has to be computed: with a CRC, the destination is [`PayloadBuffer::Held`].
+            // This destination is only used without a CRC. With a CRC, the payload of a Write goes to [`PayloadBuffer::Held`].
             PayloadBuffer::Target { .. } => {}
             PayloadBuffer::Held { start, .. } => sum.update(self.held.get(start..start + n).unwrap_or_default()),
         }
@@ -205,7 +208,8 @@ impl Receiver {
         self.take_payload(n);
     }
 
-    /// Processes the `n` octets that a receive call has put into the destinations of its plan. Calls `out` for each complete message.
+    /// Processes the `n` octets that the last receive call has written to the destinations in `intake`. Calls `out` for each complete
+    /// message.
     #[inline]
     pub(crate) fn take(
         &mut self,
@@ -218,7 +222,8 @@ impl Receiver {
         self.input(intake.tail(n), cx, out)
     }
 
-    /// Processes the octets in the destinations of the plan and in the gaps. Returns the number of octets behind the last destination.
+    /// Processes the octets in the destinations of the plan and in the gaps. Returns the number of octets behind the last destination,
+    /// which are still to be processed.
     #[inline(never)]
     fn take_steps(
         &mut self,
@@ -309,7 +314,7 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// Processes a complete FPDU. Its CRC was checked, and `body` does not include it.
+    /// Processes a complete FPDU after its CRC was checked. `body` is the FPDU without the CRC.
     #[inline]
     fn whole(
         &mut self,
@@ -418,7 +423,7 @@ impl Receiver {
         match self.begin(header, cx) {
             Ok(()) => {}
             Err(fault) if self.crc => {
-                // The fault is reported after the CRC. If the CRC is wrong, the peer may not have sent this header at all.
+                // The fault is reported only after the CRC was checked. If the CRC is wrong, the peer may not have sent this header at all.
                 let ulpdu_len = header.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
                 self.deferred = Some(Box::new(fault));
                 self.segment.left = fpdu_len(ulpdu_len).saturating_sub(CRC_LEN + header.len());
@@ -480,7 +485,8 @@ impl Receiver {
         self.judge(header, bytes, cx)
     }
 
-    /// Checks whether the connection allows a segment with this header, and makes it the current one. `bytes` are the octets of the header.
+    /// Checks whether the connection allows a segment with this header. If so, makes the segment the current one. `bytes` are the octets of
+    /// the header.
     fn judge(&mut self, header: SegmentHeader, bytes: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = payload_len(bytes);
@@ -502,7 +508,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Checks that a segment of a Send with `len` octets of payload is the next one, and that its receive has room for it.
+    /// Checks that a segment of a Send with `len` octets of payload is the one that is expected next, and that its receive has room for the
+    /// payload.
     #[inline]
     fn judge_send(
         &mut self,
@@ -561,7 +568,7 @@ impl Receiver {
             return Err(TerminateCause::INVALID_MO);
         }
         if !header.last {
-            // A message of any of these kinds has exactly one segment.
+            // Every untagged message except a Send consists of exactly one segment.
             return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
         }
         match (header.opcode, read) {
@@ -587,7 +594,8 @@ impl Receiver {
         }
     }
 
-    /// Checks a tagged segment with `len` octets of payload. Returns the memory to which the payload of a Write goes.
+    /// Checks a tagged segment with `len` octets of payload. Returns the memory for the payload of a Write. Returns `None` if the payload
+    /// is empty or belongs to a Read Response.
     #[inline]
     fn judge_tagged<'a>(
         &mut self,
@@ -659,7 +667,7 @@ impl Receiver {
         }
     }
 
-    /// Ends the current segment, which is complete and whose CRC is correct.
+    /// Ends the current segment. The caller has received all of it and found its CRC correct.
     #[inline]
     fn finish(&mut self, cx: &mut PlacementContext<'_>, out: &mut impl FnMut(ReceivedMessage)) -> Result<(), Fault> {
         let segment = self.segment;
@@ -680,7 +688,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends a segment of a Send. If it is the last one, completes the receive.
+    /// Ends a segment of a Send. If it is the last segment of the Send, completes the receive.
     #[inline]
     fn finish_send(
         &mut self,

@@ -48,7 +48,7 @@ pub(crate) struct Requester {
     pub(crate) msn: u32,
     /// The MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
-    /// The responses of all work requests with smaller sequence numbers than this have arrived.
+    /// A sequence number. For all work requests with smaller sequence numbers, the responses have arrived.
     answered: u64,
 }
 
@@ -76,7 +76,7 @@ impl Requester {
         self.queue.len() < self.depth
     }
 
-    /// Returns a sequence number. The responses of all work requests with smaller numbers have arrived.
+    /// Returns a sequence number. For all work requests with smaller sequence numbers, the responses have arrived.
     #[inline]
     pub(crate) fn answered(&self) -> u64 {
         self.answered
@@ -90,7 +90,7 @@ impl Requester {
         request.msn
     }
 
-    /// Returns the oldest request, whose response arrives next.
+    /// Returns the oldest request, whose response arrives next. Returns `None` if no request is outstanding.
     #[inline]
     pub(crate) fn front(&self) -> Option<&Outstanding> {
         self.queue.front()
@@ -136,7 +136,8 @@ impl Requester {
         }
     }
 
-    /// Returns the sequence number of the work request whose request has this MSN.
+    /// Returns the sequence number of the work request for which the request with this MSN was sent. Returns `None` if no such request is
+    /// outstanding.
     pub(crate) fn find(&self, msn: u32) -> Option<u64> {
         self.queue.iter().find(|request| request.msn == msn)?.sequence
     }

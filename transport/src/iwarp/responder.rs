@@ -1,4 +1,5 @@
-//! The RDMA Reads and atomic operations of the peer that are not completely answered. They are answered strictly in order.
+//! The RDMA Reads and atomic operations of the peer whose response is not completely framed. The responses are framed in the order of the
+//! requests.
 
 use std::collections::VecDeque;
 
@@ -21,8 +22,8 @@ pub(crate) struct PendingResponse {
 }
 
 impl PendingResponse {
-    /// Returns the headers that a Terminate about this request quotes. They describe the rest of the request: its offsets and its size are
-    /// advanced by the octets that are framed.
+    /// Returns the headers that a Terminate about this request quotes. They describe the part of the request for which no response is
+    /// framed yet: the offsets begin, and the size counts, behind the framed octets.
     pub(crate) fn quote(&self) -> Option<Quote> {
         let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
         let opcode = match self.request {
@@ -59,7 +60,8 @@ impl Responder {
     }
 
     pub(crate) fn establish(&mut self, ird: u16) {
-        // Allow more than the agreed depth, because siw rounds the depth up to a power of two.
+        // The limit is the agreed depth, rounded up to a power of two, plus one, because siw may have more requests outstanding than
+        // agreed.
         self.limit = usize::from(ird.max(1)).next_power_of_two() + 1;
     }
 

@@ -1,14 +1,14 @@
-//! The setup of shared memory for connections within the host, which then leave their TCP stream. The messages are in
-//! `crate::shm::greeting`.
+//! The setup of shared memory for connections within the host. A connection with shared memory no longer uses its TCP stream. The messages
+//! are in `crate::shm::greeting`.
 //!
 //! The active side decides where the connection continues:
 //!
-//! 1. The passive side offers a Unix socket, in its MPA reply. The active side sends a hello there, with a new segment.
+//! 1. The passive side names a Unix socket in its MPA reply: the offer. The active side sends a hello to this socket, with a new segment.
 //! 2. The passive side accepts the segment.
 //! 3. The active side writes the first record to the segment, and closes the TCP stream. From then on both sides use the segment.
 //!
-//! If anything fails before step 3, the active side sends its first message on the stream. The passive side does not send before it has
-//! received a message or a record, so both sides continue in the same place.
+//! If anything fails before step 3, the active side sends its first message on the TCP stream. The passive side sends nothing until it has
+//! received a message on the stream or a record in the segment. So both sides continue in the same place.
 
 use std::io;
 use std::net::SocketAddr;
@@ -39,8 +39,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 const NAME: &[u8] = b"rdma-";
 
 impl<N: Net> Iwarp<N> {
-    /// Creates the offer of shared memory for a connection that the program accepts. Returns `None` if shared memory cannot be used with
-    /// the peer.
+    /// Creates the offer of shared memory for a connection that the program is accepting. Returns `None` if shared memory cannot be used
+    /// with the peer.
     pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &RequestTerms) -> Option<Offer> {
         if self.config.shared_memory == SharedMemoryPolicy::Off || !asked.local || !self.net.is_local(socket) {
             return None;
@@ -51,7 +51,7 @@ impl<N: Net> Iwarp<N> {
         Some(Offer { name, secret, key })
     }
 
-    /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if that fails.
+    /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if the listener cannot be opened.
     fn listener_name(&mut self) -> Option<[u8; NAME_LEN]> {
         if let Some((_, name)) = self.links.listener.open {
             return Some(name);
@@ -95,23 +95,25 @@ impl<N: Net> Iwarp<N> {
                     self.read_hello(key);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The peer stays in the backlog and causes no further edge, so a deadline is set for the next attempt.
+                // No descriptor is free for the peer. The peer stays in the backlog of the listener and causes no further edge, so a
+                // deadline is set for the next attempt to accept it.
                 Err(error) if is_exhaustion(&error) => {
                     log::debug!("cannot accept peers within the host for now: {error}");
                     let until = now + self.config.accept_backoff;
                     self.links.listener.paused_until = Some(until);
                     return self.push_deadline(until, Owner::SetupListener);
                 }
-                // The peer belongs to another user. It detects that its socket is closed, and stays on TCP.
+                // The peer belongs to another user, and its socket was closed. When the peer detects this, it stays on TCP.
                 Err(error) => log::debug!("cannot accept a peer within the host: {error}"),
             }
         }
-        // The peers that remain cause no further edge. [`Key::NONE`] stands for the Unix listener in the backlog.
+        // More peers may wait, and they cause no further edge. So the next call accepts them. [`Key::NONE`] stands for the Unix listener in
+        // the backlog.
         self.net.wake(NetChannel::Cm);
         self.handshakes.backlog.push_back(Key::NONE);
     }
 
-    /// Reads the hello of an accepted peer. If it is valid, accepts the peer's segment.
+    /// Reads the hello of an accepted peer. If the hello is valid, accepts the peer's segment.
     pub(super) fn read_hello(&mut self, key: Key) {
         let Some(&NewPeer { socket, .. }) = self.links.listener.new_peers.get(key) else { return };
         let mut room = [0; HELLO_LEN + 1];
@@ -155,8 +157,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Moves a connection to shared memory on the passive side, if the peer has written its first record there. Returns false if it has
-    /// not.
+    /// Moves a connection to shared memory on the passive side, if the peer has written its first record to the segment, and returns true.
+    /// Otherwise returns false.
     pub(super) fn follow(&mut self, key: Key, now: Instant) -> bool {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return false };
         match endpoint.setup.as_deref() {
@@ -171,7 +173,7 @@ impl<N: Net> Iwarp<N> {
         true
     }
 
-    /// Returns true if the MPA request to this peer announces that shared memory can be used.
+    /// Returns true if the MPA request on this socket tells the peer that this side can use shared memory.
     pub(super) fn requests_offer(&self, socket: SocketId) -> bool {
         self.config.shared_memory != SharedMemoryPolicy::Off && self.net.is_local(socket)
     }
@@ -258,7 +260,8 @@ impl<N: Net> Iwarp<N> {
         self.enter_segment(key, socket, segment, SegmentSide::Active, now);
     }
 
-    /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream.
+    /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream. On the active side, it fails instead
+    /// if shared memory is required.
     pub(super) fn end_setup(&mut self, key: Key, why: &str, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(setup) = endpoint.setup.take() else { return };
@@ -301,7 +304,7 @@ impl<N: Net> Iwarp<N> {
         self.begin(key, socket, Role::Initiator, agreement, now);
     }
 
-    /// Moves a live connection to its segment, and closes its TCP stream. `socket` is its Unix socket.
+    /// Moves a live connection to shared memory, and closes its TCP stream. `socket` is the connection's Unix socket.
     fn enter_segment(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: SegmentSide, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(qp) = endpoint.qp.take() else { return };
@@ -312,14 +315,14 @@ impl<N: Net> Iwarp<N> {
         endpoint.link = Some(Box::new(link));
         endpoint.last_heard = Some(now);
         (endpoint.frame, endpoint.frame_sent) = (Vec::new(), 0);
-        // Packets may have arrived before the socket moved to the completion channel.
+        // Packets may have arrived on the Unix socket before it moved to the completion channel. So it is marked as readable.
         (endpoint.readable, endpoint.closed) = (true, false);
         let stream = endpoint.socket.replace(socket);
         self.links.count += 1;
         self.own(socket, Owner::Endpoint(key));
         let promoted = self.net.promote(socket);
         self.pump(key);
-        // Wakes the peer, which looks for the first record when it is called or when the stream ends.
+        // The passive side looks for the first record when it receives a packet or when the stream ends. So the active side sends a packet.
         if side == SegmentSide::Active {
             let _ = self.net.pass(socket, &CALL_PACKET, None);
         }

@@ -11,7 +11,7 @@ use crate::slab::{Key, Slab};
 /// The largest number of accepted peers that have sent no hello. At the limit, a new peer replaces the oldest one.
 const MAX_NEW_PEERS: usize = 64;
 
-/// The progress with which one connection sets up shared memory.
+/// The state of one connection while it sets up shared memory.
 #[derive(Debug)]
 pub(super) enum SegmentSetup<S> {
     /// Passive side: the MPA reply contains an offer with this secret. The peer has sent no hello yet.
@@ -22,7 +22,8 @@ pub(super) enum SegmentSetup<S> {
     Sent(Box<SentSegment<S>>),
 }
 
-/// The state that the active side needs after the answer. It then continues in the segment, or with `agreement` on the TCP stream.
+/// The state of the active side while it waits for the answer to its hello. If the peer accepts the segment, the connection continues
+/// there. Otherwise it continues on the TCP stream, with the terms of `agreement`.
 #[derive(Debug)]
 pub(super) struct SentSegment<S> {
     pub(super) socket: SocketId,
@@ -65,7 +66,8 @@ impl SetupListener {
         self.new_peers.get(key).is_some_and(|peer| peer.deadline == at)
     }
 
-    /// Adds a connected peer and returns its key. At the limit, also removes and returns the oldest peer, whose socket the caller closes.
+    /// Adds a connected peer and returns its key. At the limit of [`MAX_NEW_PEERS`], also removes and returns the oldest peer. The caller
+    /// must close the socket of that peer.
     pub(super) fn add(&mut self, socket: SocketId, deadline: Instant) -> (Key, Option<NewPeer>) {
         let oldest = if self.new_peers.len() < MAX_NEW_PEERS { None } else { self.oldest() };
         let key = self.new_peers.insert(NewPeer { socket, deadline });
@@ -86,17 +88,17 @@ impl SetupListener {
     }
 }
 
-/// The connections of a provider that are in shared memory (links), and the listener for new ones.
+/// The connections of a provider that are in shared memory (links), and the Unix listener that is needed to set up new ones.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     /// The Unix listener for peers on this host.
     pub(super) listener: SetupListener,
     /// The number of live connections in shared memory.
     pub(super) count: usize,
-    /// The links whose rings a busy poll checks in every round, each with the number of rounds since its last input.
+    /// The links whose rings a busy poll checks in every round. The number of a link counts the rounds since the link's last input.
     pub(super) hot: Vec<(Key, u32)>,
     /// The number of rounds of a busy poll.
     pub(super) rounds: u32,
-    /// True if some link may not be armed: its peer would not wake this side.
+    /// True if some link may not be armed. The peer of an unarmed link does not wake this side.
     pub(super) unarmed: bool,
 }

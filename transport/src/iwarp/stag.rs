@@ -1,10 +1,10 @@
-//! The Terminates with which an access with a misused STag is refused.
+//! The causes of the Terminates that refuse an access with an invalid STag or without the right to the access.
 
 use super::wire::TerminateCause;
 use crate::soft::keys::Miss;
 
-/// Returns the cause of the Terminate for a refused tagged segment. A missing right is reported as an invalid STag, because DDP has no code
-/// for it.
+/// Returns the cause of the Terminate for a refused tagged segment. DDP has no code for a missing access right, so a missing right is
+/// reported as an invalid STag.
 pub(crate) const fn tagged(miss: Miss) -> TerminateCause {
     match miss {
         Miss::Unknown | Miss::Access => TerminateCause::DDP_TAGGED_INVALID_STAG,

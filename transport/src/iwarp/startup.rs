@@ -1,4 +1,4 @@
-//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reads one startup frame, and no byte behind it, and decides about it.
+//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reads one startup frame and decides about it. Reads no byte behind the frame.
 
 use super::config::MAX_READ_DEPTH;
 use super::wire::TerminateCause;
@@ -6,7 +6,8 @@ use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_H
 use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 use crate::cm::ReadDepth;
 
-/// The longest private data that is sent, bytes. siw stores its length in one byte, which includes the enhanced block.
+/// The longest private data that is sent, bytes. siw stores the length of private data in one byte. This length includes the enhanced
+/// block.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 
 /// A reserved bit of the MPA request: the initiator can use shared memory. siw echoes the bit in its reply.
@@ -110,14 +111,14 @@ pub(crate) struct StartupTerms {
 }
 
 impl StartupTerms {
-    /// Creates terms from the settings, with the numbers of outstanding Reads limited to [`MAX_READ_DEPTH`]. The IRD is rounded up to a
-    /// power of two, because siw has that number of Reads outstanding.
+    /// Creates terms from the settings. The numbers of outstanding Reads are limited to [`MAX_READ_DEPTH`]. The IRD is rounded up to a
+    /// power of two, because siw rounds up the IRD of its peer before it sends Reads.
     pub(crate) fn new(crc: bool, ird: u16, ord: u16, markers: bool) -> Self {
         Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers, local: false }
     }
 }
 
-/// Returns the IRD that is offered to peers.
+/// Returns the IRD that is offered to peers if the settings allow `ird` Reads.
 fn round_up(ird: u16) -> u16 {
     if ird == 0 { 0 } else { ird.min(MAX_READ_DEPTH).next_power_of_two() }
 }
@@ -146,8 +147,8 @@ fn header(kind: StartupKind, revision: u8, crc: bool) -> StartupHeader {
     }
 }
 
-/// Returns the MPA request of an initiator. It offers a Write or a Read without payload as its first message. The Read needs an ORD of at
-/// least 1.
+/// Returns the MPA request of an initiator. The request offers a Write or a Read without payload as the initiator's first message. A Read
+/// needs an ORD of at least 1, so a smaller ORD is raised to 1.
 pub(crate) fn request(terms: &StartupTerms, private_data: &[u8]) -> Vec<u8> {
     let enhanced = (terms.revision >= 2).then(|| Enhanced {
         peer_to_peer: true,
@@ -167,7 +168,8 @@ pub(crate) fn request(terms: &StartupTerms, private_data: &[u8]) -> Vec<u8> {
 pub(crate) enum Verdict {
     Accepted(Agreement),
     Rejected,
-    /// The connection fails for this reason. If the RFCs define a Terminate for the case, it is sent; the flag is true if it has a CRC.
+    /// The connection fails for this reason. If the RFCs define a Terminate for the case, a Terminate with this cause is sent. The flag is
+    /// true if the FPDU of the Terminate has a CRC.
     Failed(&'static str, Option<(TerminateCause, bool)>),
 }
 
@@ -220,7 +222,8 @@ pub(crate) struct RequestTerms {
 }
 
 impl RequestTerms {
-    /// Returns the numbers of outstanding Reads that the initiator requests. A number that it does not negotiate is replaced by `limit`.
+    /// Returns the numbers of outstanding Reads that the initiator requests. `limit` replaces a number for which the initiator requests no
+    /// negotiation.
     pub(crate) fn read_depth(&self, limit: u16) -> ReadDepth {
         let of = |depth: fn(&Enhanced) -> u16| {
             self.enhanced.as_ref().map(depth).filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(limit)
@@ -241,8 +244,8 @@ pub(crate) enum Judgement {
 
 /// Decides about an MPA request. `markers` is true if the local side can send markers.
 pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) -> Judgement {
-    // Shared memory needs an initiator that sends first. The responder can then wait for the first message, to learn where the connection
-    // continues.
+    // Shared memory needs an initiator that sends first. The responder waits for the first message, which shows whether the connection
+    // continues on the stream or in shared memory.
     let speaks_first = enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
     let local = request.revision == 2 && speaks_first && request.reserved & LOCAL != 0;
     let asked =
@@ -308,7 +311,7 @@ mod tests {
         let mut reader = FrameReader::new(kind);
         let mut at = 0;
         loop {
-            // The bytes arrive one at a time, and the reader must request none behind the frame.
+            // The bytes arrive one at a time. The reader must not request a byte behind the frame.
             reader.space()[0] = bytes[at];
             at += 1;
             if let Some(header) = reader.filled(1).unwrap() {
@@ -380,7 +383,7 @@ mod tests {
         }
     }
 
-    /// The reply that rejects a request for markers has the same bytes as siw's.
+    /// If a request for markers is rejected, the reply has the same bytes as the reply of siw.
     #[test]
     fn markers_are_refused() {
         let mut asks = header(StartupKind::Request, 2, false);

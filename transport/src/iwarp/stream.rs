@@ -22,8 +22,8 @@ use crate::slab::Key;
 use crate::soft::keys::KeyTable;
 use crate::wr::{MAX_SGE, SgeList};
 
-/// `MAX_BATCH` is the largest number of framed bytes that TCP has not accepted. `MAX_CONTROL` is the largest part of them in the control
-/// buffer.
+/// `MAX_BATCH` is the largest number of framed bytes that TCP has not accepted. `MAX_CONTROL` is the largest number of such bytes in the
+/// control buffer.
 const MAX_BATCH: usize = 512 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
 /// The largest number of pieces that one FPDU adds: a header, the scatter-gather entries of a work request, and a trailer.
@@ -45,7 +45,7 @@ enum Piece {
     },
 }
 
-/// The table of regions, and the connection whose peer accesses them.
+/// The table of regions, and the key of the connection. The peer of this connection accesses the regions.
 pub(crate) type Regions<'a> = (&'a KeyTable, Key);
 
 impl Piece {
@@ -66,7 +66,7 @@ pub(crate) struct Stream {
     /// A buffer for an FPDU into which markers are to be inserted.
     plain: Vec<u8>,
     pieces: VecDeque<Piece>,
-    /// The number of bytes of the first piece that TCP has accepted.
+    /// TCP has accepted this number of bytes of the first piece.
     head: usize,
     framed: u64,
     sent: u64,
@@ -119,8 +119,8 @@ impl Stream {
             && self.pieces.len() + PIECES_PER_FPDU <= MAX_SLICES
     }
 
-    /// Begins an FPDU in the control buffer, with its header. Returns its offset there. The caller appends the payload and calls
-    /// [`Stream::seal`].
+    /// Begins an FPDU in the control buffer, with its header. Returns the offset of the FPDU in the control buffer. The caller appends the
+    /// payload and calls [`Stream::seal`] with this offset.
     #[inline]
     pub(crate) fn begin(&mut self, header: &[u8]) -> usize {
         let start = self.control.len();
@@ -155,7 +155,7 @@ impl Stream {
         self.close_copied(start);
     }
 
-    /// Completes an FPDU at the end of the control buffer. It begins at `start`, and has zeros in place of its CRC.
+    /// Completes the FPDU at the end of the control buffer. The FPDU begins at `start`, and has zeros in place of its CRC.
     #[inline]
     fn close_copied(&mut self, start: usize) {
         let end = self.control.len() - CRC_LEN;
@@ -230,8 +230,8 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Returns true if a region can be sent without a copy. That is not possible with a CRC, which must match the sent bytes, or with
-    /// markers.
+    /// Returns true if a region can be sent without a copy. With a CRC it cannot, because the program could change the region after the CRC
+    /// was computed. With markers it cannot, because the markers are inserted between its bytes.
     #[inline]
     pub(crate) fn lends(&self) -> bool {
         !self.crc && !self.markers
@@ -293,14 +293,14 @@ impl Stream {
         }
     }
 
-    /// Returns the bytes of all pieces that TCP has not accepted, in order.
+    /// Returns the bytes of all pieces in order, without the bytes that TCP has already accepted.
     #[inline]
     fn unsent_pieces<'a>(&'a self, regions: Option<Regions<'a>>) -> impl Iterator<Item = SendSlice<'a>> {
         let mut head = self.head;
         self.pieces.iter().map(move |piece| self.bytes(piece, regions).skip(std::mem::take(&mut head)))
     }
 
-    /// Returns the bytes of a piece. A region without `regions`, or one that was revoked, has none.
+    /// Returns the bytes of a piece. For a region, returns no bytes if `regions` is `None` or if the region was revoked.
     #[inline]
     fn bytes<'a>(&'a self, piece: &'a Piece, regions: Option<Regions<'a>>) -> SendSlice<'a> {
         match piece {

@@ -102,16 +102,14 @@ fn gone() -> io::Error {
 impl TcpNet {
     /// Creates an instance without sockets.
     ///
-    /// # Errors
-    /// If the system has no descriptors left.
+    /// # Errors Returns an error if the system has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Self::with_config(TcpConfig::default())
     }
 
     /// Creates an instance with the given settings.
     ///
-    /// # Errors
-    /// If the system has no descriptors left.
+    /// # Errors Returns an error if the system has no descriptors left.
     pub fn with_config(config: TcpConfig) -> io::Result<Self> {
         Ok(Self { config, cm: EventSet::new()?, completion: EventSet::new()?, sockets: Slab::with_generation_bits(31) })
     }

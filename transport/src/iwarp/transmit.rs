@@ -1,8 +1,9 @@
 //! The transmit direction of a queue pair. It frames the work requests of the send queue, and the responses to the peer's requests, as
 //! FPDUs.
 //!
-//! Work requests are sent and complete in the order of their posting. A Read waits until fewer Reads are outstanding than the peer allows;
-//! all work requests behind it wait, too. It completes with its response. If responses and local messages are both pending, they alternate.
+//! Work requests are sent and complete in the order of their posting. A Read waits until fewer Reads are outstanding than the peer allows,
+//! and all work requests behind it wait, too. A Read completes when its whole response has arrived. If responses and local messages are
+//! both pending, they alternate.
 
 use std::collections::VecDeque;
 use std::io;
@@ -52,11 +53,11 @@ struct UnframedSend {
 /// A posted work request whose segments are all framed.
 #[derive(Debug)]
 struct FramedSend {
-    /// The completion of the work request if it succeeds.
+    /// The completion that is added if the work request succeeds.
     done: Done,
     /// True if the work request completes only after the peer's response.
     answered: bool,
-    /// The offset in the stream behind the last byte of the work request.
+    /// The offset in the stream at which the last FPDU of the work request ends.
     end: u64,
 }
 
@@ -68,7 +69,7 @@ impl UnframedSend {
         self.op.answered() && (self.len > 0 || self.op.class() != SendClass::Read)
     }
 
-    /// Returns the completion of the work request if it succeeds.
+    /// Returns the completion that is added if the work request succeeds.
     #[inline]
     fn done(&self) -> Done {
         Done::of(self.wr_id, self.op.class(), self.flags, self.len)

@@ -70,8 +70,8 @@ impl DatagramNode {
         self.iwarp.post_send(qp, &[SendWr { wr_id: 99, op, sges, flags: SendFlags::SIGNALED }]).map(drop)
     }
 
-    /// Returns the completion and the bytes of the next received datagram, with its route header. Posts its receive again. Returns `None`
-    /// if none has arrived.
+    /// Returns the completion and the bytes of the next received datagram, with its route header. Posts the same receive again. Returns
+    /// `None` if no datagram has arrived.
     fn heard(&mut self) -> Option<(WorkCompletion, Vec<u8>)> {
         self.done.retain(|wc| wc.opcode != WcOpcode::Send);
         let wc = (!self.done.is_empty()).then(|| self.done.remove(0))?;
@@ -102,7 +102,8 @@ fn common(port: u16) -> IwarpConfig {
     config
 }
 
-/// Lets `active` query the service at which `passive` listens. Returns the queue pairs of both, and the destination for `active`.
+/// Lets `active` query the service at which `passive` listens. Returns the queue pair of `active`, the queue pair of `passive`, and the
+/// destination to which `active` sends.
 fn meet(
     active: &mut DatagramNode,
     passive: &mut DatagramNode,
@@ -169,7 +170,7 @@ fn a_question_an_answer_and_a_talk() {
         assert!(matches!(active.iwarp.destroy_address(to.address), Err(Error::Stale { .. })));
         let stale = active.tell(here, SendOp::Datagram(to), &[]);
         assert!(matches!(stale, Err(PostError { error: Error::Stale { .. }, .. })), "{stale:?}");
-        // A disconnect flushes the posted work requests. After the destruction, no port and no query remains.
+        // A disconnect flushes the posted work requests. After the ids are destroyed, the provider has no port and no query.
         active.iwarp.disconnect(CmId(here.0), far()).unwrap();
         active.turn();
         assert_eq!(active.done.drain(..).filter(|wc| !wc.status.is_success()).count(), DEPTH);

@@ -34,8 +34,8 @@ fn send(msn: u8) -> Vec<u8> {
     vec![0, 20, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0, b'h', b'i', 0, 0, 0, 0, 0, 0]
 }
 
-/// Writes frames of 20 octets until the socket is full. `sent` is the number of octets that were written so far, which may end inside a
-/// frame.
+/// Writes frames of 20 octets until the socket is full. `sent` counts the octets that were written so far. The last written frame may be
+/// incomplete.
 fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
     loop {
         match peer.write(&frames[*sent % 20..]) {
@@ -108,8 +108,8 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     let fpdus = |bench: &Bench| bench.iwarp.endpoints.get(flooder.0).unwrap().qp.as_ref().unwrap().fpdus();
     let (mut sent, mut seen, mut most, mut busy) = (0, 0, 0, 0);
     for round in 0..200 {
-        // Wait until at least one octet of the flood has arrived: after a read, TCP needs some time to open its window. More octets may not
-        // arrive. While one octet of a large TCP segment is unread, the segment occupies its whole room in the socket's buffer, and the
+        // Wait until at least one octet of the flood has arrived: after a read, TCP needs some time to open its window. The test cannot
+        // wait for more octets. While one octet of a large TCP segment is unread, the whole segment occupies the socket's buffer, and the
         // window can stay closed.
         until("the flood", || {
             flood(&mut flooding, &empty, &mut sent);

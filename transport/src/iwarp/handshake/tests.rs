@@ -108,7 +108,7 @@ fn an_undecided_request_is_rejected_in_time() {
     bench.iwarp.accept(other, &ConnectParam::default(), bench.now).unwrap();
 }
 
-/// For a connection within the host, the policy decides if this side requests a CRC. The connection has one if either peer requests it.
+/// For a connection within the host, the policy decides if this side requests a CRC. The connection uses a CRC if either peer requests it.
 #[test]
 fn a_crc_within_the_host_is_asked_for_by_either_side() {
     for (policy, asks) in [(CrcPolicy::BetweenHosts, false), (CrcPolicy::Off, false), (CrcPolicy::Require, true)] {
@@ -154,7 +154,8 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     bench.iwarp.destroy_id(id, bench.now).unwrap();
 }
 
-/// The peer closes the first connection, and no longer listens when the second one is tried. The failure that is reported is the close.
+/// The peer closes the first connection, and no longer listens when the second one is tried. The reported failure is that the peer closed
+/// the first connection.
 #[test]
 fn a_second_try_that_finds_nobody_does_not_hide_the_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -285,7 +286,7 @@ fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
     socket.into()
 }
 
-/// Returns a provider with these settings that listens, its listener and the address.
+/// Creates a provider with these settings and starts a listener. Returns the provider, the listener's id and its address.
 fn listening(config: IwarpConfig) -> (Bench, CmId, SocketAddr) {
     let mut bench = Bench::new(config);
     let id = bench.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
@@ -312,7 +313,8 @@ fn a_new_client_is_served_though_silent_ones_hold_all_places() {
     assert!(silent.iter_mut().all(|peer| !is_closed(peer)), "nobody gives way before its time");
     let mut client = connect_from(1, address);
     client.write_all(&request_v1()).unwrap();
-    // In each `request_grace`, the silent peers of all slots are evicted. So this number of rounds suffices for 400 silent peers.
+    // Each `request_grace`, the provider evicts as many silent peers as one host may have half-open connections. So this number of rounds
+    // suffices for 400 silent peers.
     let rounds = 400 / config.handshakes_per_peer() as u32 + 1;
     let start = bench.now;
     while bench.events.is_empty() {

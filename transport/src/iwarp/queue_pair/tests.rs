@@ -160,7 +160,7 @@ fn stream(sizes: &[usize], crc: bool, emss: usize, parts: usize, window: usize) 
     sender.wire
 }
 
-/// Receives the bytes of `wire` in pieces, whose lengths `next` chooses. Checks that every message arrives.
+/// Receives the bytes of `wire` in pieces. `next` chooses the length of each piece. Checks that every message arrives.
 fn receive(wire: &[u8], sizes: &[usize], crc: bool, parts: usize, mut next: impl FnMut(usize) -> usize) {
     let mut receiver = TestQueuePair::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
     let memories: Vec<_> = sizes.iter().map(|&len| Memory::new(len.max(1)).unwrap()).collect();

@@ -5,11 +5,12 @@ use super::*;
 use crate::mr::Access;
 
 const SEGMENT: usize = 65_483;
-/// The largest number of octets that the first receive call copies. It has no plan, since the kind of the stream is not known yet.
+/// The largest number of octets that the first receive call copies. This call has no plan, because no segment has arrived from which the
+/// next ones could be predicted.
 const FIRST: usize = 256 * 1024;
 
-/// Delivers bytes to `end`. Each receive call may receive up to `room` octets, and the socket has `most` at a time. Returns the number of
-/// octets that were copied.
+/// Delivers `bytes` to `end`. Each receive call may receive up to `room` octets, but the socket returns at most `most` of them. Returns the
+/// number of octets that the provider has copied.
 fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -> usize {
     let mut copied = 0;
     let TestQueuePair { qp, resources, intake, .. } = end;
@@ -32,7 +33,8 @@ fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -
     copied
 }
 
-/// Sends messages of these sizes to receives of `room` bytes each, and checks them. Returns the number of octets that were copied.
+/// Sends messages of these sizes to receives of `room` bytes each, and checks the received bytes. Returns the number of octets that the
+/// provider has copied.
 fn sends(sizes: &[usize], crc: bool, room: usize, most: usize) -> usize {
     let wire = stream(sizes, crc, SEGMENT, 1, usize::MAX);
     let mut receiver = TestQueuePair::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
@@ -67,7 +69,7 @@ fn equal_messages_are_copied_by_the_system_only() {
     }
 }
 
-/// The segment that follows differs from the forecast: in its length or its kind, or because a message is shorter than its receive. The
+/// The next segment differs from the forecast: it has another length or another kind, or a message is shorter than its receive. The
 /// messages still arrive correctly.
 #[test]
 fn a_wrong_forecast_changes_nothing() {
@@ -197,7 +199,7 @@ fn a_damaged_frame_among_many_completes_nothing() {
         for index in 0..4 {
             receiver.recv(index as u64, SgeList::one(memory.sge(index * 200_000, 200_000)));
         }
-        // From the first call, the receiver learns the kind of stream. The calls for the rest are planned.
+        // The first call delivers enough segments for a forecast. The later receive calls are planned.
         let fault = receiver.deliver(&damaged[..100_000]).and_then(|()| receiver.deliver(&damaged[100_000..]));
         assert!(matches!(fault, Err(Fault::Violation(TerminateCause::LLP_CRC, _))), "{fault:?}");
         let done = receiver.done();

@@ -83,10 +83,11 @@ impl ModelNode {
     }
 }
 
-/// Posts the work request of one step at `end`, whose memory is `own`. Changes the model immediately.
+/// Posts the work request of one step. `end` is the queue pair that posts it, and `own` is the memory on the same side. Changes the model
+/// immediately.
 ///
-/// The model is right about the result, because the operations of one side take effect in order. The order between the two sides does not
-/// matter: only the peer changes the shared area of a side.
+/// The model then has the same result as the queue pairs, because the operations of one side take effect in order. The order between the
+/// two sides does not matter: only the peer changes the shared area of a side.
 fn post(
     end: &mut TestQueuePair,
     own: &mut ModelNode,
@@ -168,7 +169,8 @@ proptest! {
         let mut cut = cuts.iter().cycle().copied();
         let mut done = [Vec::new(), Vec::new()];
         for (wr_id, (by_a, fence, solicited, step)) in steps.iter().enumerate() {
-            // Without a fence, a Write may take effect before the response to an earlier Read is sent (RFC 5040 §5.5).
+            // Without a fence, a Write may take effect before the response to an earlier Read is sent (RFC 5040 §5.5). So every Write gets
+            // a fence.
             let fence = *fence || matches!(step, ModelStep::Write { .. });
             let mut flags = if fence { SendFlags::FENCE } else { SendFlags::empty() };
             flags |= if *solicited { SendFlags::SOLICITED } else { SendFlags::empty() };

@@ -1,4 +1,4 @@
-//! Tests of Writes, Reads and atomic operations between two queue pairs that are connected by their bytes.
+//! Tests of Writes, Reads and atomic operations between two queue pairs. The tests pass the output of each queue pair to the other one.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) struct Pair {
     pub(super) b: TestQueuePair,
 }
 
-/// A region with bytes in front and behind that must not change (canaries).
+/// A region with canaries: bytes before and after the region, which must not change.
 #[derive(Clone)]
 pub(super) struct Area {
     pub(super) memory: Arc<Memory>,
@@ -31,7 +31,8 @@ pub(super) const CANARY: usize = 64;
 impl Area {
     pub(super) fn sge(&self, offset: usize, len: usize) -> SgeList {
         assert!(offset + len <= self.len);
-        // Some areas use entries that others may write at the same time (`shared_sge`). The received bytes must be the same.
+        // Areas with an even STag use `shared_sge`: entries for memory that others may write at the same time. The received bytes must be
+        // the same.
         let at = CANARY + offset;
         let entry = if self.stag % 2 == 0 { self.memory.shared_sge(at, len) } else { self.memory.sge(at, len) };
         SgeList::one(entry.with_key(LocalKey(self.stag)))
@@ -148,7 +149,7 @@ fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
         source.write(0, &[1; 9000]);
         let op = if one_sided { SendOp::Write(remote.remote(0)) } else { SendOp::Send };
         pair.a.post(0, op, SgeList::one(source.shared_sge(0, 9000)), SIGNALED).unwrap();
-        // TCP first accepts a part of the output, which ends inside the first FPDU. Then the memory changes.
+        // TCP first accepts only the first 700 octets of the output, a part of the first FPDU. Then the memory changes.
         let TestQueuePair { qp, resources, wire, .. } = &mut pair.a;
         let mut room = 700;
         let sent = qp.transmit(
@@ -213,7 +214,8 @@ fn one_sided_split_at_every_byte() {
     }
 }
 
-/// Reads above the limit of the peer wait, and hold back the work requests behind them. All complete in order.
+/// The peer limits the number of outstanding Reads. A Read above this limit waits, and the work requests behind it wait, too. All of them
+/// complete in order.
 #[test]
 fn reads_queue_behind_the_limit() {
     let mut pair = Pair::new(agreement(true, None), 1448);
@@ -417,7 +419,7 @@ fn memory_that_is_not_the_peers() {
     end.deliver(&read_request(1, unknown, 0)).unwrap();
 }
 
-/// A region is revoked during an access. Afterwards it is neither read nor written.
+/// A region is revoked during an access. After that, the region is neither read nor written.
 #[test]
 fn regions_taken_back_in_the_middle() {
     for crc in [true, false] {
@@ -547,7 +549,7 @@ fn what_cannot_be_posted() {
     assert!(end.take_wire().is_empty());
 }
 
-/// The peer serves no Reads, which the local side learns in the handshake. A Read that was posted before that fails.
+/// The peer serves no Reads. The local side only learns this in the handshake, so a Read that was posted before the handshake fails.
 #[test]
 fn a_read_that_nobody_serves() {
     let mut cqs_end = TestQueuePair::new(Role::Initiator, Agreement { ord: 0, ..agreement(true, None) }, 1448);
@@ -662,7 +664,8 @@ fn markers_where_they_are_required() {
     for crc in [true, false] {
         let mut marked = TestQueuePair::new(Role::Initiator, Agreement { markers: true, ..agreement(crc, None) }, 1448);
         let mut plain = TestQueuePair::new(Role::Initiator, agreement(crc, None), 1448);
-        // Three markers of 4 octets take room from each segment. With this setting, the payloads of both streams have the same length.
+        // Each segment of the other stream contains three markers of 4 octets. If segments without markers are 12 octets shorter, the
+        // payloads of both streams have the same length.
         plain.qp.set_max_segment(1448 - 12);
         let memory = Memory::new(1 << 20).unwrap();
         memory.write(0, &pattern(1 << 20, 3));
@@ -688,7 +691,8 @@ fn markers_where_they_are_required() {
             end.transmit(777);
             let rest = end.qp.end(Some((TerminateCause::LLP_CRC, None)), &mut end.resources.cqs);
             end.wire.extend(rest);
-            // Each side has such a region at another address, but no sent octet depends on it.
+            // The region `local` has different addresses on the two sides. The comparison below shows that no sent octet depends on
+            // them.
             drop(local);
         }
         assert_eq!(marked.wire.len().div_ceil(512), (marked.wire.len() - plain.wire.len()) / 4);
@@ -721,8 +725,8 @@ fn receives_from_a_shared_queue() {
     assert!(matches!(post(&mut end.resources, srq, 3), Err(Error::QueueFull { .. })));
     assert!(qps[0].post_recv(&[RecvWr { wr_id: 1, sges: SgeList::default() }], &mut end.resources.cqs).is_err());
     let wire = stream(&[5, 6, 7], true, 1448, 1, usize::MAX);
-    // The first queue pair receives two messages, behind the peer's ready-to-receive message. The message for the second one takes the last
-    // receive.
+    // The first queue pair receives the peer's ready-to-receive message and two messages. The second queue pair receives one message, which
+    // takes the last receive.
     deliver(&mut qps[0], &mut end.intake, &wire[..20 + 32 + 32], &mut end.resources).unwrap();
     deliver(&mut qps[1], &mut end.intake, &wire[..20 + 32], &mut end.resources).unwrap();
     let fault = deliver(&mut qps[1], &mut end.intake, &wire[20 + 32..], &mut end.resources).unwrap_err();
@@ -733,7 +737,7 @@ fn receives_from_a_shared_queue() {
     let srq_of = qps[0].polled(out[0].opcode).unwrap();
     end.resources.receive_polled(srq_of);
     post(&mut end.resources, srq, 3).unwrap();
-    // The other two completions are polled after the queue pairs are destroyed.
+    // One of three completions was polled above. The other two are polled after the queues of the queue pairs are released.
     assert!(end.resources.destroy_srq(srq).is_err());
     for qp in &mut qps {
         qp.release_queues(&mut end.resources);

@@ -1,4 +1,5 @@
-//! Replays recorded connections with kernel peers, octet by octet. This provider takes the place of either peer.
+//! Replays recorded connections between kernel peers, octet by octet. Each connection is replayed twice: this provider replaces the server,
+//! then the client.
 
 #[allow(dead_code, unreachable_pub, missing_docs)]
 mod pcap;
@@ -31,11 +32,11 @@ enum StreamOutcome {
 use StreamOutcome::{Good, NoStartup, Refused, Told};
 use TerminateCause as Cause;
 
-/// For each capture: its name, the outcome with this provider as the server, and the outcome with it as the client.
+/// For each capture: its name, the outcome if this provider is the server, and the outcome if it is the client.
 ///
-/// This provider differs from the kernel in these captures. It refuses a Send that is too long with the code of RFC 5041 (24). It accepts
-/// 0x3fff in a reply as RFC 6581 defines it (30). It accepts FPDUs that arrive in one read with a startup frame (31, 32). It refuses a
-/// Read of a region that may not be read (34).
+/// In some captures, this provider differs from the kernel (the numbers are the captures). It refuses a Send that is too long with the code
+/// of RFC 5041 (24). It accepts 0x3fff in a reply as RFC 6581 defines it (30). It accepts FPDUs that arrive in one read with a startup
+/// frame (31, 32). It refuses a Read of a region that may not be read (34).
 const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("01-rping-nocrc", Good, Good),
     ("02-rping-crc-p2p-rtrwrite", Good, Good),
@@ -58,7 +59,7 @@ const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("30-term-insufficient-ird-3fff", Told(Cause::RDMAP_OPCODE), Good),
     ("31-reply-plus-fpdu-coalesced-fails", Good, Good),
     ("32-request-plus-fpdu-coalesced-fails", Good, NoStartup),
-    // siw answers a Read of length 0 with the STag of an earlier one, which does not match the request.
+    // siw responds to a Read of length 0 with the STag of an earlier Read. This STag does not match the request.
     ("33-siw-bug-zero-length-read-stale-length", Good, Refused(Cause::DDP_TAGGED_INVALID_STAG)),
     ("34-siw-bug-read-without-remote-read", Refused(Cause::RDMAP_ACCESS), Good),
     ("35-siw-bug-ord-rounded-up", Good, Good),
@@ -83,7 +84,7 @@ fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<En
     None
 }
 
-/// Returns the FPDUs of a stream: for each its offset, its header, its Read Request if it is one, and its payload.
+/// Returns the FPDUs of a stream. For each FPDU: its offset, its header, its Read Request (`None` if it contains none), and its payload.
 fn fpdus(stream: &[u8]) -> Vec<(usize, SegmentHeader, Option<ReadRequest>, &[u8])> {
     let mut out = Vec::new();
     let mut at = 0;
@@ -104,8 +105,8 @@ fn fpdus(stream: &[u8]) -> Vec<(usize, SegmentHeader, Option<ReadRequest>, &[u8]
     out
 }
 
-/// Returns the local regions that the two streams access: for each STag the lowest offset and the end. `incoming` is what the owner of the
-/// regions receives.
+/// Returns the regions of one side that the two streams access. For each STag: the lowest accessed offset, and the end of the highest
+/// access. `incoming` is the stream to the owner of the regions, and `own` is the stream from it.
 fn regions(incoming: &[u8], own: &[u8]) -> BTreeMap<u32, (u64, u64)> {
     let mut spans = BTreeMap::new();
     let mut add = |stag, from: u64, len: usize| {
@@ -175,7 +176,8 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
     let quoted = |number: &str| name.starts_with(number);
     let mut areas = BTreeMap::new();
     for (stag, (from, to)) in regions(&incoming[begin..], own_fpdus) {
-        // In captures 20 and 22, the server had no such region; in capture 21, its region was one byte too short.
+        // In captures 20 and 22, the server did not have the region that the peer accessed. In capture 21, its region was one byte too
+        // short.
         if as_server && (quoted("20") || quoted("22")) {
             continue;
         }
@@ -197,7 +199,8 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
     for segment in &capture.segments {
         let (start, stop) = (segment.start, segment.start + segment.len);
         if segment.from_client != as_server {
-            // The recorded stream of this side contains these Read Requests. Note them as outstanding, so that the responses are accepted.
+            // The recorded stream of this side contains these Read Requests. They are added as outstanding, so that this provider accepts
+            // the responses.
             for (at, _, read, _) in fpdus(own_fpdus) {
                 let at = at + own.len() - own_fpdus.len();
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
