@@ -106,15 +106,15 @@ pub(crate) enum Sent {
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     stream: Stream,
-    /// The largest payload of an untagged segment, and (`tagged_segment`) of a tagged segment, bytes.
+    /// The largest payload of a segment in bytes: `untagged_segment` of an untagged one, and `tagged_segment` of a tagged one.
     untagged_segment: usize,
     tagged_segment: usize,
     /// True while nothing may be sent: before the stream starts, and on a responder until [`Transmitter::release`].
     held: bool,
-    /// The work requests that are framed but not complete. Those in `queue` follow them.
+    /// The work requests that are completely framed but not completed. The work requests in `queue` were posted after these.
     framed: VecDeque<FramedSend>,
     queue: VecDeque<UnframedSend>,
-    /// The number of completed work requests. It is also the sequence number of the oldest incomplete one.
+    /// The number of completed work requests. It is also the sequence number of the oldest work request that is not completed.
     first: u64,
     /// The number of framed payload bytes of the first work request in `queue`.
     framed_part: usize,
@@ -159,15 +159,15 @@ impl Transmitter {
         self.set_max_segment(max_segment);
     }
 
-    /// Sets the segment size, so that one FPDU fits one TCP segment of `emss` bytes. The payload of a segment is a multiple of 4 or 8
-    /// bytes, so that no pad is needed.
+    /// Sets the segment size, so that one FPDU fits one TCP segment of `emss` bytes. The payload size is rounded down so that a full
+    /// segment needs no pad: to a multiple of 8 bytes for untagged segments, and of 4 bytes for tagged ones.
     pub(crate) fn set_max_segment(&mut self, emss: usize) {
         let ulpdu = max_ulpdu(emss.max(MIN_SEGMENT), self.stream.has_markers()).min(MAX_ULPDU_LEN);
         self.untagged_segment = (ulpdu - UNTAGGED_HEADER_LEN) & !7;
         self.tagged_segment = (ulpdu - TAGGED_HEADER_LEN) & !3;
     }
 
-    /// Allows sending. Until then, a responder holds its work requests, because the initiator must send first.
+    /// Allows sending. Before this call, a responder holds its work requests, because the initiator must send first.
     pub(crate) fn release(&mut self) {
         self.held = false;
     }
@@ -212,8 +212,8 @@ impl Transmitter {
     }
 
     /// Adds a work request whose payload has `len` bytes. The caller has checked that the send queue is not full and that an inline payload
-    /// fits. The work request is framed immediately if nothing is queued before it, it is one FPDU, and it has one scatter-gather entry.
-    /// This applies to a small Send, a Write and a Read. Otherwise it is queued.
+    /// fits. Frames a small Send, a Write or a Read immediately, if nothing is queued before it, it needs only one FPDU, and it has exactly
+    /// one scatter-gather entry. Queues any other work request.
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         match wr.sges.as_slice() {
@@ -232,7 +232,7 @@ impl Transmitter {
         }
     }
 
-    /// Adds a work request that is not a small Send.
+    /// Adds a work request for which [`Transmitter::post`] has no short path.
     #[inline(never)]
     fn post_other(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         let [sge] = wr.sges.as_slice() else { return self.enqueue(wr, len) };
@@ -250,13 +250,14 @@ impl Transmitter {
             }
             _ => return self.enqueue(wr, len),
         };
-        // If a response is pending after this FPDU, it is framed before the next local message.
+        // A response that is pending now is framed before the next local message.
         self.answer_next = true;
         let done = Done::of(wr.wr_id, class, wr.flags, len);
         self.framed.push_back(FramedSend { done, answered: class == SendClass::Read, end: self.stream.framed() });
     }
 
-    /// Returns true if nothing has to be framed before a new message, and the batch of unsent FPDUs is not full.
+    /// Returns true if a new message can be framed immediately: no other message or response must be framed first, and the batch of unsent
+    /// FPDUs is not full.
     #[inline]
     fn is_clear(&self, responder: &Responder) -> bool {
         self.queue.is_empty() && !self.held && self.fault.is_none() && responder.is_idle() && self.stream.has_room()
@@ -269,8 +270,8 @@ impl Transmitter {
         len <= COPY_MAX.min(self.untagged_segment) && clear
     }
 
-    /// Frames a Send that has no work request. [`Transmitter::frames_at_once`] has returned true for it. The message is `header`, then
-    /// `payload`.
+    /// Frames a Send that has no work request. The payload of the message is `header`, followed by `payload`. The caller has checked
+    /// [`Transmitter::frames_at_once`].
     #[inline]
     pub(crate) fn frame_bytes(&mut self, header: &[u8], payload: &[u8]) {
         let fpdu = self.next_header(Opcode::Send, header.len() + payload.len());
@@ -287,12 +288,12 @@ impl Transmitter {
         self.stream.seal(start);
     }
 
-    /// Returns the FPDU header of the next Send message, which has one segment with `len` bytes.
+    /// Returns the FPDU header of the next Send message. The message has only one segment, with `len` bytes.
     #[inline]
     fn next_header(&mut self, opcode: Opcode, len: usize) -> [u8; UNTAGGED_FPDU_HEADER_LEN] {
         let (queue, msn) = (SEND_QUEUE, self.msn);
         self.msn = msn.wrapping_add(1);
-        // If a response is pending after this FPDU, it is framed before the next local message.
+        // A response that is pending now is framed before the next local message.
         self.answer_next = true;
         let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
@@ -300,8 +301,8 @@ impl Transmitter {
         bytes
     }
 
-    /// Frames a Write that has no work request, if it is one small segment and nothing is queued before it. Returns false if it was not
-    /// framed.
+    /// Frames a Write that has no work request. Returns false, and frames nothing, if the Write has more than [`COPY_MAX`] bytes, does not
+    /// fit into one segment, has its data in device memory, or if other messages are queued before it.
     #[inline]
     pub(crate) fn frame_write_now(&mut self, entry: &Sge, remote: &RemoteAddress, responder: &Responder) -> bool {
         let fits = entry.len() <= COPY_MAX.min(self.tagged_segment) && !entry.is_of_device();
@@ -324,7 +325,8 @@ impl Transmitter {
         }
     }
 
-    /// Frames a Read Request, and records that its response is expected. Its work request is the next one to enter `framed`.
+    /// Frames a Read Request, and records that its response is expected. The caller must append the work request of the Read to `framed`
+    /// next.
     #[inline]
     fn frame_read(&mut self, remote: &RemoteAddress, sink: &Sge, len: usize, requester: &mut Requester) {
         let sequence = Some(self.first + self.framed.len() as u64);
@@ -350,7 +352,7 @@ impl Transmitter {
         let mut inline = 0;
         if wr.flags.contains(SendFlags::INLINE) {
             if self.inline.is_empty() {
-                // The inline buffer is allocated for the first inline send, because most connections have none.
+                // The inline buffer is allocated for the first inline send, because most connections use no inline sends.
                 self.inline.resize(self.inline_slots * self.inline_max, 0);
             }
             inline = self.inline_next * self.inline_max;
@@ -376,7 +378,7 @@ impl Transmitter {
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
-            // An initiator never offers this kind.
+            // An initiator never offers a Send as its ready-to-receive message.
             ReadyToReceive::Send => {}
         }
     }
@@ -404,8 +406,8 @@ impl Transmitter {
                 self.frame_own(requester);
                 self.answer_next = true;
             } else if let Some(pending) = responder.front() {
-                // An atomic operation would change memory from which an earlier response is still being sent. So it waits until that is
-                // sent.
+                // An atomic operation may change memory from which an earlier response is still being sent. So the operation waits until
+                // that response is sent.
                 let atomic = matches!(pending.request, ServedRequest::Atomic(_));
                 if atomic && self.stream.has_lent() && !cfg!(planted = "an-atomic-overtakes-an-answer") {
                     return;
@@ -657,7 +659,8 @@ impl Transmitter {
         }
     }
 
-    /// Completes the work requests at the front of `framed` that TCP has accepted and whose responses, if any, have arrived.
+    /// Completes work requests at the front of `framed`, up to the first one that TCP has not accepted completely, or that still waits for
+    /// its response.
     #[inline]
     pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
         while let Some(framed) = self.framed.front() {
@@ -670,8 +673,8 @@ impl Transmitter {
         }
     }
 
-    /// Removes and returns the work requests in `queue`, for a connection that moves to shared memory and has sent nothing. Each has the
-    /// copied payload if it is an inline send.
+    /// Removes and returns the work requests in `queue`. Used when a connection moves to shared memory before it has sent anything. The
+    /// second value is the copied payload of an inline send, and `None` for any other work request.
     pub(crate) fn leave(&mut self) -> Vec<(SendWr, Option<Box<[u8]>>)> {
         let Self { queue, inline, .. } = self;
         let inline = |entry: &UnframedSend| {
@@ -691,8 +694,9 @@ impl Transmitter {
         self.stream.end(terminate)
     }
 
-    /// Completes all work requests as flushed after [`Transmitter::end`], except one that has failed and completes with the status in
-    /// `failed`. That is the one with the sequence number in `failed`. Without a number, it is the first one that is not framed.
+    /// Completes all work requests after [`Transmitter::end`]: one with the status in `failed`, if given, and all others as flushed. The
+    /// number in `failed` is the sequence number of the failed work request. `None` in place of the number stands for the first work
+    /// request that is not completely framed.
     pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unframed = self.first + self.framed.len() as u64;
         let framed = self.framed.drain(..).map(|framed| framed.done);
@@ -726,7 +730,7 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &UnframedSend, header: &[u
     }
 }
 
-/// Returns the Tagged Offset of a scatter-gather entry to which a response is written: its virtual address.
+/// Returns the Tagged Offset that stands for the start of a scatter-gather entry: the virtual address of the entry.
 pub(crate) fn address(sge: &Sge) -> u64 {
     sge.address() as u64
 }

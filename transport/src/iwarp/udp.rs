@@ -70,7 +70,7 @@ pub(super) fn interface(address: IpAddr) -> io::Result<Interface> {
 pub(super) fn source(peer: SocketAddr) -> io::Result<IpAddr> {
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
-    // This sends no packet: for UDP, it only selects the route and the local address.
+    // For UDP, connecting sends no packet: it only selects the route and the local address.
     socket.connect(SocketAddr::new(peer.ip(), peer.port().max(1)))?;
     Ok(socket.local_addr()?.ip())
 }

@@ -49,8 +49,8 @@ pub(super) fn connect(name: &[u8]) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Returns an error if the peer belongs to another user, or its user is unknown. In a user namespace, all unknown users have the same id,
-/// so equal ids prove nothing then.
+/// Returns an error if the peer belongs to another user, or if its user is unknown. In a user namespace, all unknown users have the same
+/// id. So two processes with this id may belong to different users.
 fn check_user(socket: &Socket) -> io::Result<()> {
     let (peer, own) = mem::peer_user(socket.as_fd())?;
     let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");

@@ -1,5 +1,5 @@
-//! The IP and UDP headers of a datagram, which the socket does not pass in or out. The ICRC covers them, and a receiver gets the IP header
-//! as its route header (GRH).
+//! The IP and UDP headers of a datagram. A socket neither accepts nor returns these headers, but they are needed: the ICRC covers them, and
+//! a receiver gets the IP header as its route header (GRH).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -8,8 +8,8 @@ use super::icrc;
 use super::packet::{MAX_LEN, VARIANT};
 use crate::datagram::GRH_LEN;
 
-/// Room in front of a packet for what its ICRC also covers: 8 octets of ones in place of an InfiniBand header, an IPv6 header, a UDP
-/// header.
+/// The number of octets that are kept free in front of a packet, to compute its ICRC. They are for the other octets that the ICRC covers: 8
+/// octets of ones in place of an InfiniBand header, an IPv6 header and a UDP header.
 pub(crate) const HEADROOM: usize = 8 + 40 + 8;
 /// The length of a packet's buffer, octets. It is longer than any valid packet: a packet that fills the buffer was cut off, and is dropped.
 pub(crate) const ROOM: usize = HEADROOM + MAX_LEN + 4;
@@ -21,8 +21,8 @@ const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 /// The number of octets in an IPv4 header that follow its identification.
 const BEHIND_IDENTIFICATION: usize = 14;
 
-/// Writes the octets that the ICRC covers in addition to the packet: the IP and UDP headers, to the end of `head`. Returns their number.
-/// `len` is the length of the packet with its ICRC.
+/// Writes the octets that the ICRC covers in addition to the packet: 8 octets of ones, the IP header and the UDP header. Writes them to the
+/// end of `head`, and returns their number. `len` is the length of the packet with its ICRC.
 fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize) -> usize {
     let udp_len = (len + 8) as u16;
     *head = [0xff; HEADROOM];
@@ -34,7 +34,8 @@ fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let ip = &mut head[HEADROOM - 28..HEADROOM - 8];
             ip.copy_from_slice(&ipv4(from, to, udp_len));
-            // Routers change the type of service, the time to live and the checksum. The ICRC is computed with ones there.
+            // Routers change the type of service, the time to live and the checksum. The ICRC is computed with all bits of these fields
+            // set.
             (ip[1], ip[8]) = (0xff, 0xff);
             ip[10..12].fill(0xff);
             8 + 20 + 8
@@ -42,7 +43,7 @@ fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize
         (from, to) => {
             let ip = &mut head[HEADROOM - 48..HEADROOM - 8];
             ip.copy_from_slice(&ipv6(v6(from), v6(to), udp_len));
-            // Routers change the traffic class, the flow label and the hop limit. The ICRC is computed with ones there.
+            // Routers change the traffic class, the flow label and the hop limit. The ICRC is computed with all bits of these fields set.
             ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
             ip[7] = 0xff;
             8 + 40 + 8
@@ -57,7 +58,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The hop limit in a route header. A socket does not expose the real one.
+/// The hop limit in a route header. It is made up, because a socket does not expose the hop limit of the received packet.
 const HOPS: u8 = 64;
 
 fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp_len: u16) -> [u8; 20] {
@@ -85,8 +86,8 @@ fn ipv6(from: Ipv6Addr, to: Ipv6Addr, udp_len: u16) -> [u8; 40] {
     header
 }
 
-/// Computes the ICRC of the packet at [`HEADROOM`], whose length without its ICRC is `len`. Overwrites the octets in front of the packet;
-/// the packet itself is unchanged.
+/// Computes the ICRC of the packet that begins at [`HEADROOM`] of `buffer`. `len` is the length of the packet without its ICRC. Overwrites
+/// the octets in front of the packet, but does not change the packet.
 fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
     let Some((head, packet)) = buffer.split_first_chunk_mut() else { return 0 };
     let covered = cover(head, from, to, len + icrc::LEN);
@@ -97,8 +98,8 @@ fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
     crc
 }
 
-/// Appends the ICRC to the packet at [`HEADROOM`], whose length without its ICRC is `len`. Returns the range of the whole packet in
-/// `buffer`.
+/// Appends the ICRC to the packet that begins at [`HEADROOM`] of `buffer`. `len` is the length of the packet without its ICRC. Returns the
+/// range of the packet and its ICRC in `buffer`.
 pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> Range<usize> {
     let crc = crc(buffer, len, from, to);
     let end = HEADROOM + len;
@@ -106,8 +107,8 @@ pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
     HEADROOM..end + icrc::LEN
 }
 
-/// Returns true if the ICRC of the packet at [`HEADROOM`] is valid; `len` is the length of the packet with its ICRC. Over IPv4, the ICRC is
-/// valid if it matches for any identification, because sockets do not expose the identification.
+/// Returns true if the packet that begins at [`HEADROOM`] of `buffer` has a valid ICRC. `len` is the length of the packet with its ICRC.
+/// Over IPv4, the ICRC is valid if it matches for any identification, because sockets do not expose the identification.
 pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> bool {
     let Some(covered) = len.checked_sub(icrc::LEN).filter(|_| HEADROOM + len <= buffer.len()) else { return false };
     let own = crc(buffer, covered, from, to);
@@ -116,8 +117,8 @@ pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
     own == theirs || from.is_ipv4() && icrc::identification(own ^ theirs, behind).is_some()
 }
 
-/// Returns the route header (GRH) that a receive has in front of the datagram: the IPv6 header, or 20 zeros and the IPv4 header (annex
-/// A17.4.5.2). A socket does not expose the type of service, the identification and the time to live, so these have made-up values.
+/// Returns the route header (GRH) that is placed in front of a datagram in its receive: the IPv6 header, or 20 zeros and the IPv4 header
+/// (annex A17.4.5.2). A socket does not expose the type of service, the identification and the time to live, so these have made-up values.
 pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN] {
     let udp_len = (len + 8) as u16;
     match (from, to) {
@@ -130,7 +131,7 @@ pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN
     }
 }
 
-/// Returns the addresses of the sender and the receiver in a route header, or `None` if it is neither IPv4 nor IPv6.
+/// Returns the addresses of the sender and the receiver in a route header. Returns `None` if the header is neither IPv4 nor IPv6.
 pub(crate) fn parties(header: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let v6 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<16>()?));
     let v4 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<4>()?));
@@ -165,7 +166,7 @@ mod tests {
         let found = icrc::identification(own ^ 0x2a00_fd82, BEHIND_IDENTIFICATION + 8 + 28);
         assert_eq!(found, Some(0x718c));
         assert_eq!(octets[HEADROOM..HEADROOM + packet.len()], packet[..], "the packet is as it was");
-        // The CRC does not depend on the octet that routers may change, but on all others.
+        // The CRC does not depend on the octet that routers may change. It depends on all other octets.
         octets[HEADROOM + VARIANT] = 0;
         assert!(fits(&mut octets, packet.len(), from, to));
         octets[HEADROOM + 7] ^= 1;
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(icrc::identification(own ^ 0xf353_f378, BEHIND_IDENTIFICATION + 8 + 32), Some(1144));
     }
 
-    /// The expected CRC is that of the IPv6 packet as on the wire, with ones in the fields that routers change.
+    /// The expected CRC is computed over the IPv6 packet on the wire, with all bits set in the fields that routers change.
     #[test]
     fn over_ipv6_the_crc_is_exact() {
         let header =
@@ -219,8 +220,8 @@ mod tests {
             prop_assert!(fits(&mut octets, place.len(), from, to));
             let bit = bit % (8 * place.len());
             octets[HEADROOM + bit / 8] ^= 1 << (bit % 8);
-            // One changed bit invalidates the CRC, except in the octet that routers may change: no identification explains such a
-            // difference.
+            // One changed bit invalidates the CRC, and no identification makes the CRC valid again. Only the bits of the octet that routers
+            // may change are not covered.
             prop_assert_eq!(fits(&mut octets, place.len(), from, to), bit / 8 == VARIANT);
             prop_assert!(!fits(&mut octets, 3, from, to));
         }

@@ -3,8 +3,8 @@
 //!
 //! The ICRC also covers the identification of an IPv4 header, which a socket does not expose. The CRC is linear: if two packets differ only
 //! in these 16 bits, the difference of their CRCs depends only on the 16 bits and on the number of octets behind them. The receiver
-//! therefore computes the CRC with the identification 0. From the difference to the packet's ICRC, [`identification`] computes the
-//! identification that explains it. The ICRC is valid if there is one.
+//! therefore computes the CRC with the identification 0, and subtracts it from the ICRC in the packet. If an identification exists that
+//! causes this difference, [`identification`] finds it, and the ICRC is valid. If none exists, the packet is damaged.
 
 /// Length of the CRC, octets.
 pub(crate) const LEN: usize = 4;
@@ -49,8 +49,8 @@ pub(crate) fn of(octets: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(octets)
 }
 
-/// Returns the two octets that must replace zeros to change the CRC of a packet by `difference`, as a big-endian number. `behind` is the
-/// number of octets that follow these two. Returns `None` if no two octets do.
+/// Returns the value of two octets that changes the CRC of a packet by `difference` if it replaces two zero octets. The value is a
+/// big-endian number. `behind` is the number of octets that follow the two octets. Returns `None` if no value causes this difference.
 pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
     let mut register = difference;
     let octets = behind + 2;
@@ -59,7 +59,8 @@ pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
             register = multiply(register, *back);
         }
     }
-    // The register is reflected: its lowest 8 bits are the first of the two octets. All higher bits must be 0.
+    // The register is reflected: its lowest 8 bits are the first of the two octets. If any of its upper 16 bits is set, no two octets cause
+    // the difference.
     let explained = octets < 1 << BACK.len() && register >> 16 == 0;
     explained.then_some((register as u16).swap_bytes())
 }

@@ -81,13 +81,13 @@ impl DatagramId {
         matches!(self.phase, DatagramPhase::Bound | DatagramPhase::Resolved(..) | DatagramPhase::Offered(..))
     }
 
-    /// Records that a completion of the id's queue pair was polled. If the completion was a receive from a shared receive queue, returns
-    /// that queue.
+    /// Records that a completion of the id's queue pair was polled. Returns the shared receive queue if the completed receive came from
+    /// one, and otherwise `None`.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.qp.as_mut()?.polled(opcode)
     }
 
-    /// Returns the id's queue pair, for posting. Without a queue pair, returns an error with no work request posted.
+    /// Returns the id's queue pair, for posting. If the id has no queue pair, returns the error that no work request was posted.
     pub(crate) fn queue_pair(&mut self) -> std::result::Result<&mut DatagramQueuePair, PostError> {
         self.qp.as_deref_mut().ok_or(PostError { posted: 0, error: Error::Stale { object: "queue pair" } })
     }

@@ -1,5 +1,5 @@
-//! The management datagrams (MADs) that connect datagram ids, sent to queue pair 1. A query (SIDR_REQ) requests the queue pair of a
-//! service, and its reply is a SIDR_REP (InfiniBand Architecture Specification, volume 1, §13.4.3, 12.11, annex A11).
+//! The management datagrams (MADs) with which datagram ids find their peers. They are sent to queue pair 1. A query (SIDR_REQ) requests the
+//! queue pair of a service, and its reply is a SIDR_REP (InfiniBand Architecture Specification, volume 1, §13.4.3, 12.11, annex A11).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,7 +23,7 @@ const SIDR_REP: u16 = 0x18;
 /// The service id of port 0 in the connection manager's UDP port space. The port is in the lower 16 bits.
 const UDP_SPACE: u64 = 0x0111 << 16;
 
-/// The offsets of the fields in a message, octets. Fields that begin with `REQ` are of a query, with `REP` of a reply.
+/// The offsets of the fields in a message, octets. Fields whose names begin with `REQ` are in a query, and those with `REP` in a reply.
 const TRANSACTION: usize = 8;
 const ATTRIBUTE: usize = 16;
 const REQUEST: usize = 24;
@@ -32,7 +32,7 @@ const REP_NUMBER: usize = 32;
 const REQ_SERVICE: usize = 32;
 const REP_SERVICE: usize = 36;
 const REP_KEY: usize = 44;
-/// The offset of the addresses in a query. They are a version, the version of IP, a port, and two addresses of 16 octets each.
+/// The offset of the addresses in a query. This part consists of a version, the version of IP, a port, and two addresses of 16 octets each.
 const ADDRESSES: usize = 40;
 const ASKED: usize = 76;
 const ANSWERED: usize = 120;
@@ -273,7 +273,7 @@ mod tests {
     fn what_is_not_understood_is_nothing() {
         let good = query().emit();
         assert_eq!(parse(&good[..255]), None);
-        // The offsets of an octet of the class, the attribute, the port space, and the version of IP.
+        // The offsets of four octets that must have certain values: in the class, the attribute, the port space, and the version of IP.
         for place in [1, 17, 36, 41] {
             let mut octets = good;
             octets[place] ^= 0x80;

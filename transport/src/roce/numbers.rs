@@ -6,7 +6,8 @@ use crate::slab::Key;
 
 /// The lowest number of a queue pair. Smaller numbers are not assigned: 0 and 1 are reserved for management.
 const FIRST: u32 = 16;
-/// The largest number of queue pairs at one time. It keeps the number 0xffffff free, which stands for multicast groups.
+/// The largest number of queue pairs at one time. With this limit, no queue pair gets the number 0xffffff, which stands for multicast
+/// groups.
 const MOST: usize = 0xff00;
 
 /// The queue pairs of a provider, by their numbers.
@@ -20,8 +21,8 @@ pub(crate) struct QueuePairNumbers {
 impl QueuePairNumbers {
     /// Assigns a number to the queue pair `key` and returns it. Returns `None` if all numbers are in use.
     ///
-    /// The first number of a slot has `salt` as its upper 8 bits. A random salt makes it unlikely that packets for a queue pair of an
-    /// earlier process reach this one.
+    /// The first number of a slot has `salt` as its upper 8 bits. With a random salt, packets for a queue pair of an earlier process are
+    /// unlikely to reach a queue pair of this process.
     pub(crate) fn assign(&mut self, key: Key, salt: u8) -> Option<u32> {
         let place = match self.free.pop_front() {
             Some(place) => place,

@@ -16,9 +16,10 @@ const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
 /// The kinds of ports, by the datagrams that they receive.
 #[derive(Debug)]
 pub(crate) enum PortKind {
-    /// Receives the datagrams to a local address. Queries for a port in `services` go to the listening id there.
+    /// Receives the datagrams to a local address. `services` contains the id that listens at each port. Queries for a port go to this id.
     Address { services: BTreeMap<u16, Key> },
-    /// Receives the datagrams to a multicast group, on the interface with the address `member`. `ids` have joined the group there.
+    /// Receives the datagrams to a multicast group, on the interface with the address `member`. `ids` are the ids that have joined the
+    /// group on this interface.
     Group { member: IpAddr, ids: Vec<Key> },
 }
 

@@ -25,7 +25,7 @@ struct Sending {
     wr: SendWr,
     to: SocketAddr,
     header: DatagramHeader,
-    /// The copied payload of an inline send that waits for room in the socket.
+    /// The copied payload of an inline send. `None` unless the send waits until the socket is writable.
     copy: Option<Box<[u8]>>,
 }
 
@@ -66,7 +66,7 @@ enum SendState {
 }
 
 impl DatagramQueuePair {
-    /// Creates a queue pair. The caller has reserved entries on the completion queues for it.
+    /// Creates a queue pair. The caller has reserved entries on the completion queues for its work requests.
     pub(crate) fn new(id: QpId, attr: &QpAttr, number: u32, port: &UdpPort) -> Self {
         let depth = if attr.srq.is_some() { 1 } else { attr.max_recv_wr };
         Self {
@@ -144,7 +144,7 @@ impl DatagramQueuePair {
         Ok((to, header))
     }
 
-    /// Returns true if datagrams are queued and the socket is not known to be full.
+    /// Returns true if datagrams are queued and the queue pair does not wait until the socket is writable.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         !self.sends.is_empty() && self.phase == SendState::Sending
@@ -183,7 +183,8 @@ impl DatagramQueuePair {
         }
     }
 
-    /// Stops sending until the socket is writable. Copies the payloads of inline sends, because the program may reuse their memory.
+    /// Stops sending until the socket is writable. Copies the payloads of the queued inline sends, because the program may reuse their
+    /// memory.
     pub(crate) fn wait(&mut self) {
         self.phase = SendState::Waiting;
         for sending in &mut self.sends {
@@ -208,7 +209,7 @@ impl DatagramQueuePair {
     }
 
     /// Copies a received datagram into the next receive and completes the receive. The datagram is dropped if no receive is posted or the
-    /// next one is too short. A long datagram is no error, so that no peer can end the queue pair with one.
+    /// next one is too short. A datagram that is too long is no error, because otherwise any peer could end the queue pair.
     pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
         if payload.len() > self.max {
             return;
@@ -227,12 +228,12 @@ impl DatagramQueuePair {
         }
     }
 
-    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that queue.
+    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one, and otherwise `None`.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
     }
 
-    /// Closes the queue pair: flushes all work requests, also those that are posted afterwards.
+    /// Closes the queue pair: flushes all posted work requests. Work requests that are posted afterwards are flushed, too.
     pub(crate) fn flush(&mut self, cqs: &mut CompletionQueues) {
         self.phase = SendState::Over;
         for Sending { wr, .. } in self.sends.drain(..) {
@@ -241,7 +242,7 @@ impl DatagramQueuePair {
         self.completions.flush_receives(&mut self.receives, cqs);
     }
 
-    /// Drops the work requests without completions, and releases the entries of the completion queues.
+    /// Drops the work requests without completions, and releases the entries that the queue pair has reserved on its completion queues.
     pub(crate) fn release(&mut self, resources: &mut Resources) {
         self.sends.clear();
         self.completions.release(&mut self.receives, resources);

@@ -18,21 +18,21 @@ pub(crate) struct Tables {
     pub(crate) addresses: Slab<SocketAddr>,
     /// The ids with a query that has no reply yet, by request id.
     pub(crate) queries: BTreeMap<u32, Key>,
-    /// The ids of received queries that the program has not answered, or whose reply may have to be sent again. The key is the peer's
-    /// address and its request id.
+    /// The ids that were created for received queries. A query is in this map while the program has not answered it, or while its reply may
+    /// have to be sent again. The map's key is the address of the peer and the request id that the peer has chosen.
     pub(crate) received_queries: BTreeMap<(SocketAddr, u32), Key>,
     /// The ready queue: the ports that may have packets to read.
     pub(crate) ready: VecDeque<Key>,
     /// The port that received packets most recently. A busy poll reads from it first.
     pub(crate) hot: Option<Key>,
-    /// Ids that have sent a query whose resend time is not set, because the current time was not known then.
+    /// Ids that have sent a query whose resend time is not set. The call that sent the query did not know the current time.
     pub(crate) fresh: Vec<Key>,
     pub(crate) received: Packets,
     pub(crate) sending: Packets,
 }
 
 impl Tables {
-    /// Adds a port and returns its key. Allocates the buffers for packets with the first port.
+    /// Adds a port and returns its key. When the first port is added, allocates the buffers for packets.
     pub(crate) fn add(&mut self, port: UdpPort) -> Key {
         if self.sending.is_without_room() {
             (self.sending, self.received) = (Packets::new(ROOM, HEADROOM), Packets::new(ROOM, HEADROOM));
@@ -40,8 +40,8 @@ impl Tables {
         self.ports.insert(port)
     }
 
-    /// Returns the UDP port that the ids at a local address share. With a `common` port number, this is the UDP port with that number.
-    /// Without one, it is a UDP port on which no id listens.
+    /// Returns the UDP port that the ids at a local address share, or `None` if it is not open. If `common` is given, this is the UDP port
+    /// with that number. Otherwise, it is a UDP port on which no id listens.
     pub(crate) fn shared(&self, ip: IpAddr, common: Option<u16>) -> Option<Key> {
         self.find(|port| match &port.kind {
             PortKind::Address { services } => {
@@ -51,7 +51,8 @@ impl Tables {
         })
     }
 
-    /// Returns the UDP port that receives for a multicast group on the interface with the address `at`.
+    /// Returns the UDP port that receives for a multicast group on the interface with the address `at`. Returns `None` if that port is not
+    /// open.
     pub(crate) fn group(&self, group: IpAddr, at: IpAddr) -> Option<Key> {
         let of = |port: &UdpPort| matches!(port.kind, PortKind::Group { member, .. } if member == at);
         self.find(|port| of(port) && port.address.ip() == group)

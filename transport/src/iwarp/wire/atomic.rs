@@ -23,8 +23,8 @@ pub struct AtomicRequest {
     pub offset: u64,
     /// The number that an addition adds, or the new value of a compare-and-swap.
     pub operand: u64,
-    /// For an addition, the highest bits of the fields that are added separately: no carry leaves them. For a compare-and-swap, the bits
-    /// that are replaced.
+    /// For an addition, this mask divides the value into fields that are added separately: each set bit is the highest bit of a field, and
+    /// no carry passes it. For a compare-and-swap, the bits that are replaced.
     pub operand_mask: u64,
     /// For a compare-and-swap, the value with which the old value is compared.
     pub compare: u64,
@@ -43,7 +43,7 @@ impl AtomicRequest {
             operand: add,
             operand_mask: 0,
             compare: 0,
-            // The field has no meaning in an addition. RFC 7306 §5.2.1 requires that all its bits are set.
+            // The compare mask has no meaning in an addition. RFC 7306 §5.2.1 requires that all its bits are set.
             compare_mask: u64::MAX,
         }
     }

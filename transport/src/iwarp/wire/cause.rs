@@ -106,7 +106,7 @@ causes! {
     /// DDP has failed at the sender of the Terminate, without a fault of its peer. siw also refuses an unexpected Read Response with this
     /// code.
     DDP_LOCAL_CATASTROPHIC = Ddp / 0 / 0, "DDP Local Catastrophic Error";
-    /// A tagged segment names an STag that is not valid, or whose region it may not write.
+    /// A tagged segment names an STag that is not valid, or the STag of a region that the peer may not write.
     DDP_TAGGED_INVALID_STAG = Ddp / 1 / 0, "Tagged Buffer Error: Invalid STag";
     /// A tagged segment accesses bytes outside of the region.
     DDP_TAGGED_BOUNDS = Ddp / 1 / 1, "Tagged Buffer Error: Base or bounds violation";
@@ -120,9 +120,9 @@ causes! {
     INVALID_QN = Ddp / 2 / 1, "Untagged Buffer Error: Invalid QN";
     /// No receive is posted for the message. siw also uses this code if the receive is too small.
     DDP_UNTAGGED_NO_BUFFER = Ddp / 2 / 2, "Untagged Buffer Error: Invalid MSN - no buffer available";
-    /// The MSN is not the next one.
+    /// The MSN is not the one that is expected next.
     INVALID_MSN = Ddp / 2 / 3, "Untagged Buffer Error: Invalid MSN - MSN range is not valid";
-    /// The Message Offset is not the next one.
+    /// The Message Offset is not the one that is expected next.
     INVALID_MO = Ddp / 2 / 4, "Untagged Buffer Error: Invalid MO";
     /// The message does not fit into the receive.
     DDP_UNTAGGED_TOO_LONG = Ddp / 2 / 5, "Untagged Buffer Error: DDP Message too long for available buffer";

@@ -14,8 +14,8 @@ pub struct Crc32c {
 /// The value of the CRC register before the first octet (RFC 5044 §4.4).
 const INITIAL: u32 = !0;
 
-/// Up to this number of octets, the table is faster than the wide implementation, which needs a setup. Pads and the ends of reads are so
-/// short.
+/// For at most this number of octets, the table is faster than the wide implementation, which needs some setup. Pads and the last octets of
+/// a read are that short.
 const SMALL: usize = 8;
 
 /// The effect of one octet on the CRC register, for the reflected polynomial 0x1edc6f41.
@@ -46,7 +46,7 @@ impl Crc32c {
         self.state = if bytes.len() <= SMALL {
             bytes.iter().fold(self.state, |state, &byte| state >> 8 ^ TABLE[usize::from(state as u8 ^ byte)])
         } else if self.state == INITIAL {
-            // At the start of a message, the one-shot function is faster, because a digest copies its parameters.
+            // For the first octets, the one-shot function is faster than a digest, because creating a digest copies its parameters.
             !crc_fast::crc32_iscsi(bytes)
         } else {
             let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(self.state));
@@ -102,13 +102,14 @@ mod tests {
         }
     }
 
-    /// In the middle of a message, the register can have its initial value again. This must not be taken for the start of a message.
+    /// In the middle of a message, the CRC register can have its initial value again. `update` must not treat this as the start of a
+    /// message.
     #[test]
     fn register_back_at_the_initial_value() {
         let mut running = Crc32c::new();
         let mut message = b"a header of sixteen+".to_vec();
         running.update(&message);
-        // Four octets can bring the register to any value. Compute them backwards from the value that is wanted.
+        // Four octets can bring the register to any value. Compute these octets backwards from the wanted value.
         let mut wanted = INITIAL;
         let mut indices = [0u8; 4];
         for index in indices.iter_mut().rev() {

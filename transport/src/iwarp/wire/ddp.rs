@@ -45,8 +45,8 @@ impl Tagged {
     }
 }
 
-/// The header of an untagged segment, which goes to the next buffer of a queue (RFC 5041 §4.2). All operations except Writes and Read
-/// Responses are untagged.
+/// The header of an untagged segment. The payload of such a segment goes to the next buffer of a queue (RFC 5041 §4.2). All operations
+/// except Writes and Read Responses are untagged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Untagged {
     /// The L bit: true in the last segment of a message.
@@ -65,7 +65,7 @@ pub struct Untagged {
 }
 
 impl Untagged {
-    /// The header of a Terminate. It is constant, because a stream sends at most one Terminate (RFC 5040 §4.8).
+    /// The header of a Terminate. All its fields are constant, because a stream sends at most one Terminate (RFC 5040 §4.8).
     pub const TERMINATE: Self =
         Self { last: true, opcode: Opcode::Terminate, reserved_or_stag: 0, queue: TERMINATE_QUEUE, msn: 1, offset: 0 };
 
@@ -158,13 +158,14 @@ pub enum HeaderError {
 impl HeaderError {
     /// Returns the cause of the Terminate for this error.
     ///
-    /// Without an agreement on the extensions of RFC 7306, their opcodes are unexpected whatever the length is. So first check
-    /// [`Opcode::is_extension`] for a [`TooShort`](Self::TooShort) or [`TooLong`](Self::TooLong).
+    /// If the peers did not agree on the extensions of RFC 7306, an opcode of the extensions is unexpected, even if the length is wrong,
+    /// too. This method does not know the agreement. So the caller must check [`Opcode::is_extension`] before, for a
+    /// [`TooShort`](Self::TooShort) or a [`TooLong`](Self::TooLong).
     pub fn cause(&self) -> TerminateCause {
         match *self {
             Self::Truncated { .. } | Self::TooShort { .. } => TerminateCause::LLP_FPDU_LENGTH,
-            // The messages of such a queue have a fixed size, and so have its buffers. So a longer message is too long for its buffer (RFC
-            // 5041 §7.1).
+            // Only messages of a fixed size can be too long. The buffers of their queue have the same size, so such a message does not fit
+            // into its buffer (RFC 5041 §7.1).
             Self::TooLong { .. } => TerminateCause::DDP_UNTAGGED_TOO_LONG,
             Self::DdpVersion { tagged: true, .. } => TerminateCause::DDP_TAGGED_VERSION,
             Self::DdpVersion { tagged: false, .. } => TerminateCause::DDP_UNTAGGED_VERSION,
@@ -183,8 +184,8 @@ pub enum SegmentHeader {
     Untagged(Untagged),
 }
 
-/// Returns the number of header octets that must arrive before [`SegmentHeader::parse`] is called. `prefix` is the length field and the
-/// control octets.
+/// Returns the number of header octets that must arrive before [`SegmentHeader::parse`] is called. `prefix` is the ULPDU_Length field and
+/// the two control octets.
 ///
 /// The number is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. All other octets count as payload, also those
 /// of a Terminate.
@@ -372,7 +373,7 @@ mod tests {
             let need = if have < 4 { 4 } else { 20 };
             assert_eq!(SegmentHeader::parse(&bytes[..have]), Err(HeaderError::Truncated { have, need }));
         }
-        // The header of a Read Request includes the Read Request header itself.
+        // For a Read Request, the octets to parse include the Read Request header, which is missing here.
         Untagged { opcode: Opcode::ReadRequest, ..Untagged::TERMINATE }.emit_into(46, &mut bytes);
         assert_eq!(SegmentHeader::parse(&bytes), Err(HeaderError::Truncated { have: 20, need: 48 }));
     }
@@ -439,7 +440,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&[high, low, ddp, rdmap]);
                 let awaited = header_len(&[high, low, ddp, rdmap]);
                 assert_eq!(SegmentHeader::parse(&bytes).err(), awaited.err());
-                // The header length never exceeds the FPDU, or a receiver would wait for octets of the next one.
+                // The header length never exceeds the FPDU. Otherwise a receiver would wait for octets of the next FPDU.
                 assert!(awaited.is_ok_and(|len| len <= 2 + usize::from(ulpdu_len)) || awaited.is_err());
             }
         }

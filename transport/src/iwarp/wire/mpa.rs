@@ -18,7 +18,7 @@ pub const ENHANCED_LEN: usize = 4;
 pub const CRC_LEN: usize = 4;
 /// The length of the ULPDU_Length field at the start of an FPDU.
 pub const LENGTH_LEN: usize = 2;
-/// The value of IRD or ORD with which a peer declines to negotiate it (RFC 6581 §9.1).
+/// The value of IRD or ORD with which a peer declines to negotiate that number (RFC 6581 §9.1).
 pub const NO_NEGOTIATION: u16 = 0x3fff;
 /// The length of the longest FPDU.
 pub const MAX_FPDU_LEN: usize = fpdu_len(MAX_ULPDU_LEN);
@@ -48,7 +48,7 @@ pub enum StartupKind {
     Reply,
 }
 
-/// The reason why the fixed part of a startup frame is invalid. The Terminate for each of them is [`TerminateCause::LLP_STARTUP`].
+/// A reason why the fixed part of a startup frame is invalid. For all these reasons, the Terminate is [`TerminateCause::LLP_STARTUP`].
 ///
 /// [`TerminateCause::LLP_STARTUP`]: super::TerminateCause::LLP_STARTUP
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +60,8 @@ pub enum StartupError {
     /// PD_Length is above [`MAX_PRIVATE_DATA`].
     #[error("PD_Length {0} is above the {MAX_PRIVATE_DATA} of RFC 5044 §7.1.1")]
     PrivateDataTooLong(u16),
-    /// The frame is enhanced, but PD_Length is too small for the enhanced block. siw sends such a frame for 252 octets of private data.
+    /// The frame is enhanced, but PD_Length is too small for the enhanced block. siw sends such a frame if its program gives 252 octets of
+    /// private data.
     #[error("PD_Length {0} of an enhanced frame is below the {ENHANCED_LEN} of RFC 6581 §6")]
     EnhancedTooShort(u16),
 }
@@ -80,7 +81,7 @@ pub struct StartupHeader {
     pub enhanced: bool,
     /// The low four bits of the flags, which are reserved and should be 0. siw sends 0x08, and its replies repeat the bits of the request.
     pub reserved: u8,
-    /// The MPA revision: 1 is RFC 5044, 2 is RFC 6581. Any value is accepted here.
+    /// The MPA revision: 1 is RFC 5044, 2 is RFC 6581. [`StartupHeader::parse`] accepts any value.
     pub revision: u8,
     /// PD_Length: the number of octets that follow the fixed part, including the enhanced block.
     pub private_data_len: u16,

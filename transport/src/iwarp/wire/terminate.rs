@@ -47,7 +47,8 @@ impl Quote {
         Some(rest)
     }
 
-    /// Returns the DDP Segment Length field: the ULPDU_Length of the refused segment. siw sends the length of the payload alone there.
+    /// Returns the DDP Segment Length field: the ULPDU_Length of the refused segment. siw fills this field with the length of the payload
+    /// alone.
     pub fn segment_len(&self) -> u16 {
         self.segment_len
     }
@@ -66,14 +67,16 @@ impl Quote {
 /// The payload of a Terminate message (RFC 5040 §4.8).
 ///
 /// siw writes the bits of the control word in the wrong order: `layer` and `etype` are exchanged, and the three HdrCt bits are the low bits
-/// of their octet. [`Terminate::parse`] understands both orders. Only the order of the RFC is written.
+/// of their octet. [`Terminate::parse`] understands both orders. [`Terminate::emit_into`] only writes the order of the RFC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terminate {
-    /// The cause. A control word without HdrCt bits can have two readings, one in each bit order. Then this is the reading that the
-    /// registry of RFC 6580 lists, or the RFC's reading if it lists both.
+    /// The cause. If a control word has no HdrCt bits, its bit order is not known, and it can have two readings. In that case, `cause` is
+    /// the reading that the registry of RFC 6580 lists. If the registry lists both or neither, `cause` is the reading in the RFC's bit
+    /// order.
     pub cause: TerminateCause,
-    /// The second reading of such a control word. A program should report both readings.
+    /// The second reading of a control word without HdrCt bits, if the two bit orders give different readings. A program should report both
+    /// readings.
     pub other_reading: Option<TerminateCause>,
     /// The Terminate Control word, as on the wire.
     pub raw: u32,
@@ -176,24 +179,24 @@ mod tests {
     fn both_bit_orders() {
         use TerminateCause as C;
         for (control, cause, other) in [
-            // The RFC's order; the HdrCt bits decide it.
+            // The HdrCt bits show that this control word is in the RFC's order.
             ([0x12, 0x02, 0xc0, 0], C::DDP_UNTAGGED_NO_BUFFER, None),
             ([0x01, 0x00, 0xe0, 0], C::RDMAP_INVALID_STAG, None),
-            // siw's order; the HdrCt bits decide it.
+            // The HdrCt bits show that this control word is in siw's order.
             ([0x21, 0x02, 0x03, 0], C::DDP_UNTAGGED_NO_BUFFER, None),
             ([0x11, 0x00, 0x03, 0], C::DDP_TAGGED_INVALID_STAG, None),
             ([0x10, 0x00, 0x07, 0], C::RDMAP_INVALID_STAG, None),
             ([0x20, 0x07, 0x03, 0], C::RDMAP_STREAM_CATASTROPHIC, None),
             ([0x01, 0x00, 0x03, 0], C::DDP_LOCAL_CATASTROPHIC, None),
-            // Without HdrCt bits, the registry decides if it lists only one reading.
+            // A control word without HdrCt bits. The registry lists only one of its two readings, which is taken as the cause.
             ([0x02, 0x02, 0x00, 0], C::LLP_CRC, Some((0, 2, 2))),
             ([0x20, 0x02, 0x00, 0], C::LLP_CRC, Some((0, 2, 2))),
             ([0x21, 0x06, 0x00, 0], C::DDP_UNTAGGED_VERSION, Some((2, 1, 6))),
             ([0x12, 0x06, 0x00, 0], C::DDP_UNTAGGED_VERSION, Some((2, 1, 6))),
-            // The registry lists both readings, so the RFC's order decides.
+            // A control word without HdrCt bits. The registry lists both readings, so the reading in the RFC's order is taken as the cause.
             ([0x02, 0x06, 0x00, 0], C::RDMAP_OPCODE, Some((2, 0, 6))),
             ([0x20, 0x06, 0x00, 0], C::LLP_IRD, Some((0, 2, 6))),
-            // Both orders have the same reading.
+            // Both bit orders give the same cause.
             ([0x11, 0x04, 0x00, 0], C::DDP_TAGGED_VERSION, None),
             ([0x00, 0xff, 0x00, 0], C { layer: Layer::Rdmap, etype: 0, code: 0xff }, None),
         ] {
@@ -223,7 +226,7 @@ mod tests {
             let terminate = Terminate::new(cause, Some(quote));
             assert_eq!((terminate.raw, terminate.emit_into(&mut out)), (want, len), "{cause}");
         }
-        // A tagged header is shorter than an untagged one. An incomplete header is not quoted.
+        // A tagged header is shorter than an untagged one, so it is complete earlier. An incomplete header is not quoted.
         fpdu[2..4].copy_from_slice(&[0xc1, 0x40]);
         assert_eq!(Quote::new(&fpdu).unwrap().ddp_header(), &fpdu[2..16]);
         assert_eq!(Quote::new(&fpdu[..15]), None);
