@@ -1,9 +1,9 @@
 //! Waking a side that sleeps.
 //!
-//! Each side has a *call word*. Before it sleeps, it stores there the events for which the peer must wake it. A side
-//! that causes an event reads the peer's call word. If the event is announced there, the side *calls* the peer: it
-//! sends a packet on their Unix socket. The call word is 0 while its side is awake, so each sleep costs at most one
-//! call.
+//! Each side has a *call word*. Before a side sleeps, it stores the events for which the peer must wake it in its call
+//! word. A side that causes an event reads the peer's call word. If the call word contains the event, the side *calls*
+//! the peer: it sends a packet on their Unix socket. The call word is 0 while its side is awake, so each sleep costs at
+//! most one call.
 //!
 //! A side that sleeps does this: read the calls that have arrived; look at the ring; store the call word; fence; look
 //! at the ring again; sleep. A side that causes an event does this: publish; fence; read the peer's call word; call.
@@ -20,8 +20,8 @@ pub(super) const NEWS: u64 = 1;
 pub(super) const ROOM: u64 = 2;
 
 /// Prepares for sleep: announces the events `causes` in the call word, and releases the consumed records. The first
-/// returned value is true if there is work already, so that the caller must not sleep. The second is true if the caller
-/// must call the peer.
+/// returned value is true if an event has already happened; then the caller must not sleep. The second value is true if
+/// the caller must call the peer.
 #[inline]
 pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer, causes: u64) -> (bool, bool) {
     let owes = incoming.owed() > 0;
@@ -36,13 +36,13 @@ pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Produ
     (ready, owes && must_call(words, outgoing.half(), ROOM))
 }
 
-/// Returns true if one of the events `causes` has happened.
+/// Returns true if records have arrived, or if `causes` contains [`ROOM`] and the peer has released records.
 #[inline]
 pub(super) fn has_work<W: Words>(words: &W, incoming: &Consumer, outgoing: &Producer, causes: u64) -> bool {
     incoming.has_news(words) || (causes & ROOM != 0 && outgoing.has_tail_moved(words))
 }
 
-/// Announces that the local side is awake: the peer need not call it.
+/// Clears the local call word: this side is awake, and the peer need not call it.
 #[inline]
 pub(super) fn disarm<W: Words>(words: &W, incoming: &Consumer) {
     words.poke(incoming.half() + CALL, 0);
@@ -65,8 +65,9 @@ pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &P
     must_call(words, outgoing.half(), ROOM)
 }
 
-/// Returns true if the caller must call the peer for the event `cause`, which has just been published. The peer's call
-/// word is in the half at `outgoing`; it is set to 0, so that the peer is called only once.
+/// Returns true if the caller must call the peer for the event `cause`, which has just been published. `outgoing` is
+/// the offset of the half that contains the peer's call word. If the result is true, the call word was set to 0, so
+/// that the peer is called only once.
 #[inline]
 fn must_call<W: Words>(words: &W, outgoing: usize, cause: u64) -> bool {
     if !cfg!(planted = "published-without-a-fence") {

@@ -58,8 +58,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the status with which the refused work request completes, if it is a read or an atomic operation.
-    /// Returns `None` for any other violation.
+    /// Returns the status with which the work request completes that the peer has refused. Returns `None` if the
+    /// violation is not about a read or an atomic operation.
     pub(super) const fn status(self) -> Option<WcStatus> {
         match self {
             Self::Request(Miss::Misaligned) | Self::TooManyRequests => Some(WcStatus::RemoteOperationError),
@@ -97,9 +97,9 @@ impl fmt::Display for Refusal {
 /// A fault that ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkFault {
-    /// The local side has detected a violation of the peer.
+    /// The local side has detected a violation by the peer.
     Violation(Refusal),
-    /// The peer has reported a violation of the local side.
+    /// The peer has reported a violation by the local side.
     Refused(Refusal),
     /// A local work request has failed with this status.
     WorkRequest(WcStatus),

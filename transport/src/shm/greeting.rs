@@ -21,8 +21,8 @@ pub(crate) const HELLO_LEN: usize = 32;
 /// The secret of an offer, which the hello must repeat: 128 random bits.
 pub(crate) type Secret = [u8; 16];
 
-/// The data that the active side needs to reach the passive side on its host. It is at the end of the private data of
-/// the MPA reply.
+/// The data with which the active side connects to the passive side on the same host. An offer is at the end of the
+/// private data of the MPA reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The abstract name of the Unix socket.
@@ -60,7 +60,7 @@ impl Offer {
     }
 }
 
-/// The first packet that the active side sends on the Unix socket. The descriptor of its segment is attached.
+/// The first packet that the active side sends on the Unix socket. The descriptor of the new segment is attached to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// The secret of the offer.

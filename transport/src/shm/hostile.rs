@@ -35,10 +35,10 @@ struct Victim {
     link: Link<MappedSegment>,
     resources: Resources,
     cq: CqId,
-    /// The numbers of the work requests that have been posted and have not completed.
+    /// The `wr_id`s of the work requests that have been posted and have not completed.
     open: BTreeSet<u64>,
     next: u64,
-    /// The memory of receives. Each receive has bytes in front and behind that the link must not write.
+    /// The memory of receives. Before and after each receive are bytes that the link must not write.
     inbox: Memory,
     out: Memory,
     regions: Vec<Arc<Memory>>,
@@ -153,7 +153,7 @@ impl Victim {
     }
 }
 
-/// Returns a random one of the values in `of`, but seven times in eight the first one.
+/// Returns one of the values in `of`: seven times in eight the first value, otherwise a random one.
 fn pick<T: Copy>(rng: &mut TestRng, of: &[T]) -> T {
     let any = rng.next_u32() as usize;
     if any % 8 != 0 { of[0] } else { of[any / 8 % of.len()] }
@@ -192,7 +192,7 @@ fn attack(segment: &MappedSegment, rng: &mut TestRng, published: &mut u64, addre
     }
     *published += header.size().next_multiple_of(WORD).min(CAPACITY - at) as u64;
     segment.store(half + HEAD, *published);
-    // Consume everything that the victim has published, so that its ring is never full.
+    // Consume everything that the victim has published, so that the ring in which the victim produces is never full.
     segment.store(SegmentSide::Passive.outgoing() + TAIL, segment.load(SegmentSide::Passive.outgoing() + HEAD));
 }
 
@@ -204,8 +204,8 @@ fn segments() -> (MappedSegment, MappedSegment) {
     (MappedSegment::new(ours), MappedSegment::new(theirs))
 }
 
-/// Random writes of the peer must have no effect beyond its rights. The process survives, memory that the peer may not
-/// write is unchanged, and each work request completes exactly once.
+/// The peer's random writes must have no effect that its rights do not allow. The process survives, memory that the
+/// peer may not write is unchanged, and each work request completes exactly once.
 #[test]
 fn whatever_a_peer_writes_it_uses_only_what_it_may() {
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);

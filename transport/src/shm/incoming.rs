@@ -17,7 +17,7 @@ use crate::soft::srq::SharedReceiveQueue;
 /// The cost of processing a record without its payload, as a number of bytes that is subtracted from the budget.
 const RECORD: usize = 512;
 
-/// The state outside [`Incoming`] that processing a record needs.
+/// The state outside [`Incoming`] that is needed to process a record.
 #[derive(Debug)]
 pub(super) struct RecordContext<'a> {
     pub(super) scope: Key,
@@ -27,8 +27,8 @@ pub(super) struct RecordContext<'a> {
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
     pub(super) extensions: bool,
-    /// Output: the key of a direct region that the peer has accessed by records. The caller then lends the region to
-    /// the peer.
+    /// Output: the key of a region that the peer may map (`Access::DIRECT`), but has accessed with a record. The caller
+    /// then lends the region to the peer.
     pub(super) direct: Option<u32>,
 }
 
@@ -49,10 +49,10 @@ pub(super) enum Consumed {
 pub(super) struct Incoming {
     pub(super) ring: Consumer,
     pub(super) queue: ReceiveQueue,
-    /// True after a part of a write that is not the last part.
+    /// True if a part of a write was consumed, and its last part was not.
     writing: bool,
-    /// True if a consumed record had its payload in a window. The peer cannot reuse that memory until the record is
-    /// released.
+    /// True if a consumed record had its payload in a window. The peer cannot reuse the memory of that payload until
+    /// the record is released.
     pub(super) release_due: bool,
 }
 
@@ -152,7 +152,7 @@ impl Incoming {
         let word = |nth: usize| segment.peek(at + WORD * (1 + nth));
         let len = header.len as usize;
         match header.kind {
-            // These kinds need no action: the caller skips the record.
+            // A Pad and a Ready need no action. The caller has already processed a Send.
             RecordKind::Pad | RecordKind::Ready | RecordKind::Send => {}
             RecordKind::SendInvalidate => {
                 let key = word(0) as u32;
@@ -192,8 +192,8 @@ impl Incoming {
                 if !self.queue.has_next(&mut cx.srq) {
                     return Err(Refusal::NoBuffer.into());
                 }
-                // The peer may have written the bytes directly to the region, without a record. So this record has the
-                // length of the write.
+                // The peer may have written the data of the write directly to the region, without a record. So the
+                // length in this record is the length of the whole write.
                 self.queue.end_message(Some(header.len), None, Some(word(0) as u32), out);
             }
             RecordKind::Read => {

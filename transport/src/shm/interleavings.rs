@@ -1,5 +1,5 @@
-//! Models of a ring and its calls, for the model checker loom (`make loom`). It runs the two sides in every order, with
-//! every value that a load may return. A side that sleeps although there is work for it is reported as a deadlock.
+//! Models of a ring and its calls, for the model checker loom (`make loom`). Loom runs the two sides in every order,
+//! with every value that a load may return. It reports a deadlock if a side sleeps although there is work for it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -208,7 +208,7 @@ fn nobody_sleeps_over_room() {
     });
 }
 
-/// A consumer that sleeps releases its consumed records before, so that the producer does not wait forever for room.
+/// A consumer releases its consumed records before it sleeps, so that the producer does not wait forever for room.
 #[test]
 fn nobody_sleeps_over_room_that_it_owes() {
     loom::model(|| {

@@ -27,7 +27,7 @@ use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// The number of consumed bytes after which the consumed records are released, even if nothing else requires it.
+/// Once this number of bytes is consumed, the consumed records are released without any other reason.
 const RELEASE: usize = CAPACITY / 4;
 
 /// The result of [`Link::receive`].
@@ -42,13 +42,14 @@ pub(crate) struct ReceiveProgress {
     pub(crate) unknown_window: bool,
 }
 
-/// The state of a queue pair on a TCP stream that continues when its connection moves to shared memory.
+/// The parts of a queue pair that the connection continues to use when it moves from a TCP stream to shared memory.
 #[derive(Debug)]
 pub(crate) struct QueuePairParts {
     pub(crate) completions: Completions,
     pub(crate) receives: ReceiveQueue,
     pub(crate) extensions: bool,
-    /// The work requests that were posted before the move, each with the copied payload if it is inline.
+    /// The work requests that were posted before the move to shared memory. The second value is the copied payload of
+    /// an inline send, and `None` for any other work request.
     pub(crate) sends: Vec<(SendWr, Option<Box<[u8]>>)>,
 }
 
@@ -64,16 +65,17 @@ pub(crate) struct Link<S> {
     extensions: bool,
     /// True if the connection has ended. Work requests that are posted afterwards are flushed.
     dead: bool,
-    /// The events that the local side has announced in its call word; 0 while it is awake.
+    /// The events that the local side has announced in its call word; 0 while the local side is awake.
     armed: u64,
-    /// The status of the work request that has ended the connection, and its sequence number if that is known.
+    /// The status of the work request that has ended the connection, and the sequence number of this work request.
+    /// `None` in place of the number if it is not known.
     failed: Option<(Option<u64>, WcStatus)>,
     pub(crate) read_depth: ReadDepth,
 }
 
 impl<S: Segment> Link<S> {
-    /// Creates a queue pair on a segment. `parts` is the state of the queue pair on the TCP stream, which continues
-    /// here.
+    /// Creates a queue pair on a segment. `parts` contains the parts of the queue pair on the TCP stream that continue
+    /// on the segment.
     pub(crate) fn new(segment: S, side: SegmentSide, depths: ReadDepth, parts: QueuePairParts) -> Self {
         let QueuePairParts { completions, receives, extensions, sends } = parts;
         let (out, into) = (side.outgoing(), side.incoming());
@@ -108,8 +110,8 @@ impl<S: Segment> Link<S> {
         self.extensions = true;
     }
 
-    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that
-    /// queue.
+    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one,
+    /// and otherwise `None`.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
@@ -124,8 +126,8 @@ impl<S: Segment> Link<S> {
         self.completions.post_recv(chain, &mut self.incoming.queue, self.dead, cqs)
     }
 
-    /// Posts work requests. The caller calls [`Link::transmit`] afterwards, which writes those that could not be
-    /// written immediately.
+    /// Posts work requests. The caller calls [`Link::transmit`] afterwards, which writes the work requests that could
+    /// not be written immediately.
     #[inline]
     pub(crate) fn post_send(
         &mut self,
@@ -173,9 +175,9 @@ impl<S: Segment> Link<S> {
         Ok(())
     }
 
-    /// Sends a message without a work request, so that nothing completes. Returns false, and sends nothing, if the ring
-    /// is full or posted work requests wait. The caller calls [`Link::transmit`] afterwards, in this turn or a later
-    /// one.
+    /// Sends a message that has no work request, so no completion follows. Returns false, and sends nothing, if the
+    /// ring or the staging buffer is full, the message is too long for one record, posted work requests wait, or the
+    /// connection has ended. The caller calls [`Link::transmit`] afterwards, in this turn or a later one.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         let len = header.len() + payload.len();
@@ -191,7 +193,8 @@ impl<S: Segment> Link<S> {
         })
     }
 
-    /// Writes as many records to the ring as fit, and completes the work requests that are done.
+    /// Writes as many records to the ring as fit, and completes the work requests that are done. Returns the reason why
+    /// it stopped.
     #[inline]
     pub(crate) fn transmit(&mut self, resources: &mut Resources) -> TransmitProgress {
         if self.outgoing.wants_room() {
@@ -230,15 +233,16 @@ impl<S: Segment> Link<S> {
         doorbell::has_work(&self.segment, &self.incoming.ring, &self.outgoing.ring, self.causes())
     }
 
-    /// Consumes records until `budget`, in bytes, is used up. Returns the fault if the connection must end.
+    /// Consumes records until none is left or `budget`, in bytes, is used up. If the connection must end, returns the
+    /// fault as the error.
     #[inline]
     pub(crate) fn receive(
         &mut self,
         budget: usize,
         resources: &mut Resources,
     ) -> std::result::Result<ReceiveProgress, LinkFault> {
-        // The shared receive queue is moved out of `resources` so that it can be borrowed together with the other
-        // resources.
+        // The shared receive queue is moved out of `resources`, so that the queue and the other resources can be
+        // borrowed at the same time.
         let srq = self.completions.attr.srq;
         let mut shared = resources.take_out(srq);
         let Self { segment, incoming, outgoing, lendings, windows, completions, extensions, .. } = self;
@@ -274,8 +278,9 @@ impl<S: Segment> Link<S> {
         })
     }
 
-    /// Releases the consumed records if they are many, or if one of them had its payload in a window, because the peer
-    /// may be waiting to reuse that memory. Returns true if the caller must call the peer.
+    /// Releases the consumed records if they have at least [`RELEASE`] bytes, or if one of them had its payload in a
+    /// window: the peer may be waiting to reuse the memory of that payload. Returns true if the caller must call the
+    /// peer.
     #[inline]
     pub(crate) fn release(&mut self) -> bool {
         let ring = &mut self.incoming.ring;
@@ -287,7 +292,8 @@ impl<S: Segment> Link<S> {
         doorbell::release(&self.segment, ring, &self.outgoing.ring)
     }
 
-    /// Stores the status and the sequence number of the work request that a fault belongs to, for [`Link::end`].
+    /// Stores the status and the sequence number of the work request that caused the fault, if any. [`Link::end`]
+    /// reports them.
     fn note(&mut self, fault: LinkFault) {
         self.failed = match fault {
             LinkFault::Violation(_) => None,
@@ -298,7 +304,7 @@ impl<S: Segment> Link<S> {
         };
     }
 
-    /// Returns true if a fault was found while transmitting. The next [`Link::receive`] returns it.
+    /// Returns true if a fault was found while transmitting. The next call of [`Link::receive`] returns this fault.
     #[inline]
     pub(crate) const fn has_fault(&self) -> bool {
         self.outgoing.fault.is_some()
@@ -310,29 +316,29 @@ impl<S: Segment> Link<S> {
         if self.outgoing.wants_room() { NEWS | ROOM } else { NEWS }
     }
 
-    /// Returns true if the call word has all events for which the peer must wake the local side.
+    /// Returns true if the call word contains all events for which the peer must wake the local side.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         self.armed & self.causes() == self.causes()
     }
 
-    /// Returns true if the call word has any event.
+    /// Returns true if the call word contains any event.
     #[inline]
     pub(crate) const fn is_armed_at_all(&self) -> bool {
         self.armed != 0
     }
 
     /// Prepares for sleep: announces the events for which the peer must wake the local side, and releases the consumed
-    /// records. The first returned value is true if there is work already, so that the caller must not sleep. The
-    /// second is true if the caller must call the peer.
+    /// records. The first returned value is true if an event has already happened; then the caller must not sleep. The
+    /// second value is true if the caller must call the peer.
     pub(crate) fn arm(&mut self) -> (bool, bool) {
         self.incoming.release_due = false;
         self.armed = self.causes();
         doorbell::arm(&self.segment, &mut self.incoming.ring, &self.outgoing.ring, self.armed)
     }
 
-    /// Marks the local side as awake. If the peer has called, it has already cleared the call word; otherwise clears
-    /// the call word.
+    /// Marks the local side as awake. `called` is true if a call of the peer has arrived. In that case, the peer has
+    /// already cleared the call word. Otherwise, this method clears it.
     #[inline]
     pub(crate) fn wake(&mut self, called: bool) {
         if self.armed != 0 && !called {
@@ -341,8 +347,9 @@ impl<S: Segment> Link<S> {
         self.armed = 0;
     }
 
-    /// Lends a memory that only this connection uses to the peer. The peer may map it and access it with these rights,
-    /// as the region `key`. Returns false if no slot is free.
+    /// Lends `memory` to the peer. Only this connection may use the memory. The peer may map it, and access it with
+    /// these rights as the region `key`. Returns false if the memory cannot be lent, for example because no slot is
+    /// free.
     pub(crate) fn lend(&mut self, memory: &Arc<Memory>, key: u32, rights: Access) -> bool {
         self.lendings.lend(&self.segment, (memory, memory.len(), None), key, rights).is_some()
     }
@@ -352,8 +359,8 @@ impl<S: Segment> Link<S> {
         self.lendings.take_back(&self.segment, key);
     }
 
-    /// Lends a direct region to the peer, which has just accessed it by records. The peer's later accesses then need no
-    /// records.
+    /// Lends the region `key` to the peer, which may map it and has just accessed it with a record. The peer's later
+    /// accesses to the region then need no records. Does nothing if `key` is `None`, or if the region is already lent.
     fn lend_direct(&mut self, key: Option<u32>, resources: &Resources) {
         let Some((memory, len, rights)) =
             key.filter(|&key| !self.lendings.has(key)).and_then(|key| resources.keys.direct(key))
@@ -382,7 +389,7 @@ impl<S: Segment> Link<S> {
         self.outgoing.reply(announced.slot, announced.word, mapped.is_ok());
     }
 
-    /// Reports to the peer, in a last record, that it has violated the protocol. The caller then ends the connection.
+    /// Writes a last record that reports a protocol violation to the peer. The caller then ends the connection.
     pub(crate) fn refuse(&mut self, refusal: Refusal) {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Refusal, 0), &[refusal.code()]);
     }

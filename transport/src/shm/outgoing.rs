@@ -30,7 +30,8 @@ use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 pub(super) const INLINE: usize = 1 << 10;
 /// The longest payload in a window that one record can refer to, bytes.
 pub(super) const MAX_PIECE: usize = 1 << 20;
-/// The length of the staging buffer, bytes. `STAGING_PIECE` is the longest payload that one record has there.
+/// `STAGING` is the length of the staging buffer, bytes. `STAGING_PIECE` is the longest payload in the staging buffer
+/// that one record can refer to.
 const STAGING: usize = 256 << 10;
 const STAGING_PIECE: usize = STAGING / 4;
 /// The alignment of the parts in the staging buffer, bytes.
@@ -49,18 +50,18 @@ struct QueuedSend {
 }
 
 impl QueuedSend {
-    /// Returns true if the peer must respond to the work request before it is done.
+    /// Returns true if the work request is done only after the peer has responded to it.
     fn is_answered(&self) -> bool {
         self.wr.op.answered() && (self.len > 0 || self.wr.op.class() != SendClass::Read)
     }
 
-    /// Returns the completion of the work request if it succeeds.
+    /// Returns the completion that is added if the work request succeeds.
     fn done(&self) -> Done {
         Done::of(self.wr.wr_id, self.wr.op.class(), self.wr.flags, self.len)
     }
 }
 
-/// The condition under which a work request is done, after all its records are written.
+/// The condition under which a work request is done once all its records are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CompletionCondition {
     /// No condition except that all earlier work requests are done.
@@ -71,7 +72,7 @@ enum CompletionCondition {
     Answered,
 }
 
-/// A read or an atomic operation of which the response has not completely arrived.
+/// A read or an atomic operation of the local side. Its response has not completely arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AwaitedAnswer {
     pub(super) sink: Sge,
@@ -81,7 +82,7 @@ pub(super) struct AwaitedAnswer {
     number: u64,
 }
 
-/// A read or an atomic operation of the peer of which the response is not completely transmitted.
+/// A read or an atomic operation of the peer. Its response is not completely transmitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PeerRequest {
     Read { key: u32, address: u64, len: usize, done: usize },
@@ -100,7 +101,7 @@ pub(crate) enum TransmitProgress {
 
 /// The result of writing one record.
 enum TransmitStep {
-    /// This number of bytes is charged to the budget.
+    /// The record was written. This number of bytes is subtracted from the budget.
     Sent(usize),
     /// The record must wait until the peer consumes records, or responds.
     Blocked,
@@ -121,14 +122,15 @@ struct StagingBuffer {
     slot: u8,
     pos: u64,
     tail: u64,
-    /// The parts in the buffer. The first number is the position in the record ring behind the part's record. Once the
-    /// peer has consumed up to there, the buffer is free up to the second number, a position in the buffer.
+    /// The parts in the buffer, oldest first. The first number is the position behind the part's record in the record
+    /// ring. Once the peer has consumed the records up to this position, the buffer is free up to the second number,
+    /// which is a position in the buffer.
     parts: VecDeque<(u64, u64)>,
 }
 
 impl StagingBuffer {
-    /// Reserves contiguous bytes for a payload of `len` bytes, or for its first part if it is longer than
-    /// `STAGING_PIECE`. Returns the offset and the number of bytes. Returns `None` if the buffer is full.
+    /// Reserves contiguous bytes for a payload of `len` bytes, or for the first `STAGING_PIECE` bytes of a longer one.
+    /// Returns the offset of the reserved bytes in the buffer and their number. Returns `None` if the buffer is full.
     fn reserve(&mut self, len: usize) -> Option<(usize, usize)> {
         let len = len.min(STAGING_PIECE);
         if self.parts.is_empty() {
@@ -162,9 +164,11 @@ impl StagingBuffer {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    /// Work requests whose records are all written and that are not done, with the condition of each.
+    /// The work requests whose records are all written and that are not done. Each has the condition under which it is
+    /// done.
     inflight: VecDeque<(Done, CompletionCondition)>,
-    /// The work requests after those in `inflight`, in order.
+    /// The work requests of which at least one record is not written yet, in order. They were posted after those in
+    /// `inflight`.
     queue: VecDeque<QueuedSend>,
     /// The sequence number of the oldest work request that is not done. Work requests are counted from 0.
     first: u64,
@@ -176,18 +180,20 @@ pub(super) struct Outgoing {
     awaited: VecDeque<AwaitedAnswer>,
     /// The number of reads and atomic operations that may be outstanding at the peer (ORD).
     depth: usize,
-    /// The responses of all reads and atomic operations with smaller sequence numbers than this have arrived.
+    /// A sequence number. For all reads and atomic operations with smaller sequence numbers, the responses have
+    /// arrived.
     answered: u64,
     requests: VecDeque<PeerRequest>,
-    /// The number of reads and atomic operations that the peer may have outstanding here.
+    /// The number of reads and atomic operations that the peer may have outstanding at the local side.
     limit: usize,
-    /// True if a response is transmitted next. It only matters if work requests wait, too: both then alternate.
+    /// True if a response is transmitted before the next work request. If responses and work requests are both pending,
+    /// they alternate.
     answer_next: bool,
-    /// The position behind the last record of a write. Until the peer has consumed it, the write may not have taken
-    /// effect.
+    /// The position behind the last record of a write. Until the peer has consumed the ring up to this position, that
+    /// write may not have taken effect.
     changes: u64,
-    /// The replies to announcements of the peer's memory: the slot, the word from the announcement, and true if the
-    /// memory is mapped.
+    /// The replies to the peer's announcements of memory. Each has the slot and the word from the announcement, and
+    /// true if this side has mapped the memory.
     replies: VecDeque<(u8, u64, bool)>,
     pub(super) fault: Option<LinkFault>,
 }
@@ -226,15 +232,15 @@ impl Outgoing {
         self.depth
     }
 
-    /// Returns true if work requests, responses or replies are unfinished. To continue with them, the peer must release
-    /// records.
+    /// Returns true if work requests, responses or replies are unfinished. They can only continue after the peer has
+    /// consumed and released records.
     #[inline]
     pub(super) fn wants_room(&self) -> bool {
         !self.queue.is_empty() || !self.inflight.is_empty() || !self.requests.is_empty() || !self.replies.is_empty()
     }
 
-    /// Returns true if a new message can be written to the ring directly, because no posted work request waits to be
-    /// written.
+    /// Returns true if a new message can be written to the ring directly: no posted work request waits to be written,
+    /// and no fault was found.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.queue.is_empty() && self.fault.is_none()
@@ -250,15 +256,15 @@ impl Outgoing {
         self.queue.push_back(QueuedSend { wr: *wr, len, inline });
     }
 
-    /// Appends a work request that was posted before the move to shared memory. `inline` is the copied payload if it is
-    /// an inline send.
+    /// Appends a work request that was posted before the move to shared memory. `inline` is the copied payload of an
+    /// inline send, and `None` for any other work request.
     pub(super) fn adopt(&mut self, wr: SendWr, inline: Option<Box<[u8]>>) {
         let len = inline.as_ref().map_or_else(|| wr.sges.total_len(), |bytes| bytes.len());
         self.queue.push_back(QueuedSend { wr, len, inline });
     }
 
-    /// Writes the record of a whole Send to the ring. The payload has `len` bytes, at most [`INLINE`], and is written
-    /// by `put`. Returns false if the ring is full. The caller has checked [`Outgoing::is_clear`].
+    /// Writes the record of a whole Send to the ring. `put` writes the payload, which has `len` bytes, at most
+    /// [`INLINE`]. Returns false if the ring is full. The caller has checked [`Outgoing::is_clear`].
     #[inline]
     pub(super) fn message<S: Segment>(&mut self, segment: &S, len: usize, put: impl FnOnce(&S, usize)) -> bool {
         let header = RecordHeader { flags: LAST, ..RecordHeader::new(RecordKind::Send, len as u32) };
@@ -270,8 +276,8 @@ impl Outgoing {
         true
     }
 
-    /// Records that [`Outgoing::message`] has written the Send of this work request. Returns its completion, or `None`
-    /// if earlier work requests must be done first.
+    /// Records that the Send of this work request was written by [`Outgoing::message`]. Returns the completion of the
+    /// work request, or `None` if earlier work requests must complete first.
     #[inline]
     pub(super) fn message_posted(&mut self, wr: &SendWr) -> Option<Done> {
         let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
@@ -283,8 +289,9 @@ impl Outgoing {
         None
     }
 
-    /// Copies a message to the staging buffer, and writes its record to the ring. The message consists of `parts`.
-    /// Returns false if the message does not fit into the free part of the buffer or of the ring.
+    /// Copies the message, which consists of `parts`, to the staging buffer, and writes its record to the ring. Returns
+    /// false, and writes nothing, if the message is longer than `STAGING_PIECE`, the buffer or the ring is full, or the
+    /// peer has not mapped the buffer.
     pub(super) fn message_in_window<S: Segment>(
         &mut self,
         segment: &S,
@@ -341,7 +348,8 @@ impl Outgoing {
         false
     }
 
-    /// Adds a read or an atomic operation of the peer. Returns false if the peer exceeds its limit.
+    /// Adds a read or an atomic operation of the peer. Returns false, and adds nothing, if the peer already has the
+    /// largest allowed number outstanding.
     pub(super) fn request(&mut self, request: PeerRequest) -> bool {
         let room = self.requests.len() < self.limit;
         if room {
@@ -350,26 +358,28 @@ impl Outgoing {
         room
     }
 
-    /// Adds the reply to an announcement. It replaces an earlier reply for the same slot, which bounds the number of
-    /// replies.
+    /// Adds the reply to an announcement. Removes an earlier reply for the same slot, so that there is at most one
+    /// reply per slot.
     pub(super) fn reply(&mut self, slot: u8, word: u64, mapped: bool) {
         self.replies.retain(|reply| reply.0 != slot);
         self.replies.push_back((slot, word, mapped));
     }
 
-    /// Returns the read or atomic operation to which the next response belongs.
+    /// Returns the oldest outstanding read or atomic operation. The next response belongs to it. Returns `None` if none
+    /// is outstanding.
     pub(super) fn front(&mut self) -> Option<&mut AwaitedAnswer> {
         self.awaited.front_mut()
     }
 
-    /// Removes the oldest read or atomic operation, whose response has completely arrived.
+    /// Removes the oldest outstanding read or atomic operation, after its whole response has arrived.
     pub(super) fn end_answered(&mut self) {
         if let Some(awaited) = self.awaited.pop_front() {
             self.answered = awaited.number + 1;
         }
     }
 
-    /// Returns the sequence number of the oldest read or atomic operation whose response has not completely arrived.
+    /// Returns the sequence number of the oldest read or atomic operation without a complete response. Returns `None`
+    /// if there is none.
     pub(super) fn oldest_unanswered(&self) -> Option<u64> {
         Some(self.awaited.front()?.number)
     }
@@ -390,7 +400,8 @@ impl Outgoing {
         true
     }
 
-    /// Loads the position that the peer has released, and completes the work requests that are done.
+    /// Loads the position up to which the peer has released records, and completes the work requests that are done.
+    /// Returns an error if the position is invalid.
     pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), InvalidPosition> {
         if self.ring.refresh_tail(segment)? {
             self.staging.consumed(self.ring.tail());
@@ -452,7 +463,7 @@ impl Outgoing {
             }
             match step {
                 TransmitStep::Sent(bytes) => left = left.saturating_sub(bytes),
-                // The peer has released records since the attempt: try again.
+                // The peer has released records since the record could not be written. So the loop tries again.
                 TransmitStep::Blocked if self.ring.tail() != before && self.fault.is_none() => {}
                 TransmitStep::Blocked => return TransmitProgress::All,
             }
@@ -494,7 +505,8 @@ impl Outgoing {
     }
 
     /// Writes one record of a work request. Returns `None` if the record must wait, and `Some(None)` if the work
-    /// request has more records. After the last record, returns the condition under which the work request is done.
+    /// request has more records. After its last record, returns `Some(Some(condition))`: the condition under which the
+    /// work request is done.
     fn step_with<S: Segment>(
         &mut self,
         segment: &S,
@@ -548,7 +560,7 @@ impl Outgoing {
         self.send_request(segment, entry, remote)
     }
 
-    /// Writes one record with a part of the payload to the ring. The returned value is that of [`Outgoing::step_with`].
+    /// Writes one record with a part of the payload to the ring. Returns the same values as [`Outgoing::step_with`].
     fn put_part<S: Segment>(
         &mut self,
         segment: &S,
@@ -563,8 +575,8 @@ impl Outgoing {
         Some((self.part == entry.len).then(|| self.completion_condition(lendings, entry)))
     }
 
-    /// Returns the condition under which a work request is done whose last record is in the ring. A payload that was
-    /// not copied must first be consumed by the peer, because it is still in the program's memory.
+    /// Returns the condition under which a work request is done after its last record was written. If the payload was
+    /// not copied, it is still in the program's memory, so the peer must consume the record first.
     fn completion_condition(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionCondition {
         let lent = match entry.wr.sges.as_slice() {
             [one] if entry.inline.is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
@@ -573,8 +585,8 @@ impl Outgoing {
         if lent { CompletionCondition::Consumed(self.ring.pos()) } else { CompletionCondition::InOrder }
     }
 
-    /// Writes one record with as much of a payload as one record can have. Returns the number of bytes, or `None` if
-    /// the ring or the staging buffer is full.
+    /// Writes one record with as many bytes of a payload as one record can have. Returns the number of these bytes, or
+    /// `None` if the ring or the staging buffer is full.
     fn put_payload<S: Segment>(
         &mut self,
         segment: &S,
@@ -596,7 +608,7 @@ impl Outgoing {
             (header.slot, place) = (slot, Some(at));
             left.min(MAX_PIECE)
         } else if copies {
-            // If the ring turns out to be full below, this reservation is not committed and has no effect.
+            // If `ring.reserve` fails below, this reservation is not committed and has no effect.
             let (at, taken) = self.staging.reserve(left)?;
             (header.slot, place) = (self.staging.slot, Some(at as u64));
             taken
@@ -641,15 +653,16 @@ impl Outgoing {
     }
 
     /// Returns true if all records that change memory of the peer have taken effect. Only then may the local side
-    /// access that memory directly, or its accesses would overtake the records. A write takes effect when the peer
-    /// consumes its record. An atomic operation takes effect when its response is written, which may have to wait for
-    /// room in the peer's ring.
+    /// access that memory directly. Otherwise its direct accesses would overtake the records. A write takes effect when
+    /// the peer consumes its record. An atomic operation takes effect when the peer writes the response, which may have
+    /// to wait for room in the peer's ring.
     fn is_in_order(&self) -> bool {
         self.changes <= self.ring.tail() && !self.awaited.iter().any(|awaited| awaited.atomic)
     }
 
-    /// Writes a part of a payload directly to a region of the peer that is mapped here. Returns the number of bytes.
-    /// Returns `None` if the region is not mapped or earlier records must take effect first.
+    /// Writes a part of a payload directly to a region of the peer that this side has mapped. Returns the number of
+    /// written bytes. Returns `None`, and writes nothing, if the region is not mapped or earlier records must take
+    /// effect first.
     fn write_through<S: Segment>(
         &self,
         segment: &S,
@@ -675,8 +688,8 @@ impl Outgoing {
         Some(left)
     }
 
-    /// Executes a part of a read, or an atomic operation, directly on a region of the peer that is mapped here. Returns
-    /// false if the region is not mapped or earlier records must take effect first.
+    /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer that this side has
+    /// mapped. Returns false, and does nothing, if the region is not mapped or earlier records must take effect first.
     fn use_directly<S: Segment>(
         &mut self,
         segment: &S,
@@ -714,7 +727,7 @@ impl Outgoing {
         true
     }
 
-    /// Writes a read or an atomic operation as a request to the ring. The returned value is that of
+    /// Writes the request for a read or an atomic operation to the ring. Returns the same values as
     /// [`Outgoing::step_with`].
     fn send_request<S: Segment>(
         &mut self,
@@ -837,9 +850,9 @@ impl Outgoing {
         Ok(Some(ATOMIC))
     }
 
-    /// Completes all work requests as flushed, except one that has failed and completes with the status in `failed`.
-    /// That is the one with the sequence number in `failed`. Without a number, it is the first one whose records are
-    /// not all written.
+    /// Completes all work requests: one with the status in `failed`, if given, and all others as flushed. The number in
+    /// `failed` is the sequence number of the failed work request. `None` in place of the number stands for the first
+    /// work request whose records are not all written.
     pub(super) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unsent = self.first + self.inflight.len() as u64;
         let inflight = self.inflight.drain(..).map(|(done, _)| done);
@@ -858,14 +871,14 @@ impl Outgoing {
     }
 }
 
-/// The state outside [`Outgoing`] that transmitting needs.
+/// The state outside [`Outgoing`] that is needed to transmit.
 #[derive(Debug)]
 pub(super) struct TransmitContext<'a> {
     pub(super) scope: Key,
     pub(super) keys: &'a KeyTable,
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
-    /// Output: the key of a direct region that a request of the peer has accessed. The caller then lends the region to
-    /// the peer.
+    /// Output: the key of a region that the peer may map (`Access::DIRECT`), but has accessed with a request. The
+    /// caller then lends the region to the peer.
     pub(super) direct: Option<u32>,
 }

@@ -52,7 +52,7 @@ impl Packet {
     }
 }
 
-/// An announcement for the peer of memory that the local side lends.
+/// An announcement that the local side sends to the peer: the local side lends memory to the peer.
 #[derive(Debug)]
 pub(crate) struct Announcement {
     pub(super) slot: u8,
@@ -66,7 +66,7 @@ pub(crate) struct Announcement {
 }
 
 impl Announcement {
-    /// Returns the descriptor to attach to the packet.
+    /// Returns the descriptor to attach to the packet. Returns `None` if the memory has no descriptor.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd).or_else(|| self.memory.file())
     }

@@ -1,6 +1,6 @@
-//! The records in a ring. The first word of a record is its header: from the lowest byte the kind, the flags, a slot
-//! and a zero, and in the upper half a length. The words that its kind defines follow. Then follows the payload, or a
-//! word with the offset of the payload in a window.
+//! The records in a ring. The first word of a record is its header. Its lowest byte is the kind; the next bytes are the
+//! flags, a slot and a zero; its upper half is a length. The kind defines the words that follow the header. After these
+//! words is the payload, or a word with the offset of the payload in a window.
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl RecordKind {
         }
     }
 
-    /// Returns true if the length in the header of such a record is the length of a payload.
+    /// Returns true if the length in the header of this kind of record is the length of a payload.
     const fn has_payload(self) -> bool {
         matches!(self, Self::Send | Self::SendInvalidate | Self::Write | Self::Data)
     }
@@ -117,13 +117,15 @@ impl RecordHeader {
         self.flags & IN_WINDOW != 0
     }
 
-    /// Returns the offset in the record at which the payload begins, or the word with the payload's offset in a window.
+    /// Returns the offset in the record behind the words of its kind. The payload begins there, or the word with the
+    /// payload's offset in a window.
     #[inline]
     pub(super) const fn body(self) -> usize {
         WORD * (1 + self.kind.words())
     }
 
-    /// Returns the length of the record, bytes. A peer may state any payload length, so the result may exceed the ring.
+    /// Returns the length of the record, bytes. A peer may write any payload length into the header, so the result may
+    /// exceed the ring.
     #[inline]
     pub(super) const fn size(self) -> usize {
         let rest = match self.kind {

@@ -1,8 +1,9 @@
 //! One direction of a segment: a ring of records with one producer and one consumer. A record never wraps around the
-//! end of the ring. The consumer can read it after the producer has published the position behind it.
+//! end of the ring. The producer publishes the position at which a record ends; after that, the consumer can read the
+//! record.
 //!
 //! A position is a number of bytes since the start of the connection. A side that loads the peer's position checks that
-//! it is valid: at a multiple of 8, and within the bytes that are outstanding.
+//! it is a multiple of 8, and within the bytes that are outstanding.
 
 use super::record::{RecordHeader, RecordKind};
 use super::segment::{CAPACITY, HEAD, RING, TAIL, Words};
@@ -70,14 +71,14 @@ impl Producer {
     }
 
     /// Reserves `len` contiguous bytes for a record; `len` is a multiple of 8. Returns the offset of the record in the
-    /// segment. Returns `None` if the ring is full, judged by the consumer's position at the last load.
+    /// segment. Returns `None` if the ring has no room up to the consumer's position at the last load.
     #[inline]
     pub(super) fn reserve<W: Words>(&mut self, words: &W, len: usize) -> Option<usize> {
         self.make_room(words, len, LAST)
     }
 
     /// Reserves bytes for the last record of a connection. Such a record, with its padding, may use the [`LAST`] bytes
-    /// that [`Producer::reserve`] keeps free.
+    /// that [`Producer::reserve`] keeps free. Returns the same values as [`Producer::reserve`].
     pub(super) fn reserve_last<W: Words>(&mut self, words: &W, len: usize) -> Option<usize> {
         self.make_room(words, len, 0)
     }
@@ -108,7 +109,7 @@ impl Producer {
         }
     }
 
-    /// Publishes all written records. Returns true if there was any that was not published before.
+    /// Publishes all written records. Returns true if at least one of them was not published before.
     #[inline]
     pub(super) fn publish<W: Words>(&mut self, words: &W) -> bool {
         if self.published == self.pos {
@@ -144,8 +145,8 @@ impl Consumer {
         self.half
     }
 
-    /// Returns the number of contiguous bytes that are published and not consumed. The producer's position is only
-    /// loaded if this number would be 0 without a load.
+    /// Returns the number of contiguous bytes that are published and not consumed. Loads the producer's position only
+    /// if all bytes up to the last loaded position are consumed.
     #[inline]
     pub(super) fn available<W: Words>(&mut self, words: &W) -> Result<usize, InvalidPosition> {
         if self.head == self.pos {

@@ -1,10 +1,10 @@
-//! Memory of one side that the other side maps. [`Lendings`] has the local memory that the peer may map. [`Windows`]
-//! has the memory of the peer that is mapped here.
+//! Memory of one side that the other side maps. [`Lendings`] contains the local memory that the peer may map.
+//! [`Windows`] contains the memory of the peer that the local side has mapped.
 //!
-//! Each lending has a slot. The table in the half of its owner has a word for each slot: the generation of the slot in
-//! the upper half, the key of the region in the lower half. Before each use of a window, its user compares the word in
-//! the table with the word that was announced. So a window is not used after its lending has ended, even if its slot
-//! has a new lending.
+//! Each lending has a slot. In the half of the segment in which a side produces, a table has a word for each of its
+//! lendings. The upper half of the word is the generation of the slot, and the lower half is the key of the region.
+//! Before each use of a window, its user compares the word in the table with the word that was announced. So a window
+//! is not used after its lending has ended, even if its slot has a new lending.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -54,9 +54,10 @@ impl Lendings {
         Self { half, slots: Vec::new(), announcements: Vec::new() }
     }
 
-    /// Lends the first `len` bytes of a memory to the peer, with these rights. `key` is the key of the region, or 0 if
-    /// the memory is no region. `file` is the descriptor of the memory file; `None` if `memory` has the descriptor.
-    /// Returns the slot. Returns `None` if no slot is free or there is no descriptor.
+    /// Lends the first `len` bytes of a memory to the peer. `rights` are the rights with which the peer may access
+    /// them. `key` is the key of the region, or 0 if the memory is no region. `file` is the descriptor of the memory
+    /// file, or `None` if `memory` has the descriptor. Returns the slot. Returns `None` if no slot is free or there is
+    /// no descriptor.
     pub(super) fn lend<W: Words>(
         &mut self,
         words: &W,
@@ -95,7 +96,8 @@ impl Lendings {
         }
     }
 
-    /// Processes the peer's reply to an announcement. A reply with an old `word` is ignored.
+    /// Processes the peer's reply to an announcement. If `word` is not the current word of the slot, the reply belongs
+    /// to an earlier lending and is ignored.
     pub(super) fn answered(&mut self, slot: u8, word: u64, mapped: bool) {
         if let Some(LendingSlot { lent: Some(lent), .. }) =
             self.slots.get_mut(usize::from(slot)).filter(|slot| slot.word == word)
@@ -139,14 +141,14 @@ const fn next_generation(word: u64) -> u64 {
     ((word >> 32).wrapping_add(1) << 32) & (u64::MAX << 32)
 }
 
-/// A window: memory of the peer that is mapped here.
+/// A window: memory of the peer that the local side has mapped.
 #[derive(Debug)]
 struct MappedWindow {
     window: Window,
     announced: ReceivedAnnouncement,
 }
 
-/// The memory of the peer that is mapped here.
+/// The memory of the peer that the local side has mapped.
 #[derive(Debug)]
 pub(super) struct Windows {
     /// The offset of the half in which the peer produces, with the peer's table.

@@ -6,10 +6,11 @@ use crate::error::{Error, Result};
 use crate::qp::QpAttr;
 use crate::wr::{SendClass, SendFlags, SendWr};
 
-/// The longest message, bytes: 1 GiB, with 64 bytes more for a header. The Message Offset of the wire has 32 bits and would allow more.
+/// The longest message, bytes: 1 GiB for the payload, and 64 bytes for a header. The 32-bit Message Offset on the wire would allow longer
+/// messages.
 pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
 
-/// The operations that every peer supports and that need only the checks of all operations.
+/// The operations that every peer supports, and for which the checks that apply to all operations suffice.
 const UNCONDITIONAL: Features = Features::SEND_WITH_INVALIDATE.union(Features::WRITE);
 /// The operations that only peers with the extensions of RFC 7306 support.
 pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Features::ATOMICS);
@@ -26,7 +27,7 @@ pub(crate) struct SendLimits<'a> {
     pub(crate) keys: &'a KeyTable,
 }
 
-/// Checks that the work request, whose payload has `len` bytes, may be posted.
+/// Checks that a work request may be posted. `len` is the length of its payload in bytes.
 #[inline]
 pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()> {
     if !UNCONDITIONAL.contains(wr.op.feature()) {
@@ -42,8 +43,8 @@ pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()
     Ok(())
 }
 
-/// Checks an operation that is not [`UNCONDITIONAL`]: the feature, and the local memory that the response of a Read or an atomic is written
-/// to.
+/// Checks an operation that is not [`UNCONDITIONAL`]: that the connection supports it, and, for a Read or an atomic operation, that the
+/// response can be written to the local memory.
 fn request(wr: &SendWr, total: usize, terms: &SendLimits<'_>) -> Result<()> {
     let feature = wr.op.feature();
     if !(Features::READ.contains(feature) || terms.extensions && EXTENSIONS.contains(feature)) {

@@ -49,7 +49,7 @@ impl Done {
 pub(crate) struct Completions {
     pub(crate) id: QpId,
     pub(crate) attr: QpAttr,
-    /// The number of send completions that are not polled yet. `recv_unpolled` is that of receive completions.
+    /// The number of send completions that are not polled yet. `recv_unpolled` is the number of such receive completions.
     send_unpolled: u32,
     recv_unpolled: u32,
 }
@@ -59,7 +59,7 @@ impl Completions {
         Self { id, attr, send_unpolled: 0, recv_unpolled: 0 }
     }
 
-    /// Checks that the send queue, in which `queued` work requests are not completed, has room for another one.
+    /// Checks that another work request can be posted to the send queue. `queued` is the number of posted sends that are not completed.
     #[inline]
     pub(crate) fn check_send_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_send_wr;
@@ -69,7 +69,7 @@ impl Completions {
         Ok(())
     }
 
-    /// Checks that the receive queue, in which `queued` receives are not filled, has room for another one.
+    /// Checks that another receive can be posted to the receive queue. `queued` is the number of posted receives that are not completed.
     #[inline]
     pub(crate) fn check_recv_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_recv_wr;
@@ -81,8 +81,8 @@ impl Completions {
 
     /// Posts receives to the queue pair's own receive queue. If the connection has ended (`dead`), flushes them instead.
     ///
-    /// # Errors
-    /// If the queue pair uses a shared receive queue, or its queue is full. The error contains the number of receives that were posted.
+    /// # Errors Returns an error if the queue pair uses a shared receive queue, or if its own receive queue is full. The error contains the
+    /// number of receives that were posted before it.
     #[inline]
     pub(crate) fn post_recv(
         &mut self,
@@ -154,7 +154,7 @@ impl Completions {
         cqs.push(self.attr.recv_cq, WorkCompletion::new(self.id, wr_id, WcOpcode::Recv, status, len));
     }
 
-    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that queue.
+    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one, and otherwise `None`.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         if opcode.is_receive() {
@@ -166,8 +166,8 @@ impl Completions {
         }
     }
 
-    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. Receives that the queue pair has
-    /// taken from a shared receive queue, but not completed, return to that queue.
+    /// Releases the queue pair's entries on its completion queues, except the entries of unpolled completions. Returns receives to the
+    /// shared receive queue if the queue pair has taken them from there and not completed them.
     pub(crate) fn release(&self, queue: &mut ReceiveQueue, resources: &mut Resources) {
         self.release_room(&mut resources.cqs);
         if let Some(srq) = self.attr.srq {
@@ -175,8 +175,8 @@ impl Completions {
         }
     }
 
-    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. The entries for receives from a
-    /// shared receive queue stay reserved.
+    /// Releases the queue pair's entries on its completion queues, except the entries of unpolled completions. The entries for receives
+    /// from a shared receive queue stay reserved.
     pub(crate) fn release_room(&self, cqs: &mut CompletionQueues) {
         let Self { attr, send_unpolled, recv_unpolled, .. } = self;
         cqs.release(attr.send_cq, attr.max_send_wr, *send_unpolled);

@@ -13,10 +13,10 @@ struct CompletionQueue {
     ring: Vec<WorkCompletion>,
     polled: usize,
     entries: usize,
-    /// The number of reserved entries: the depths of all work queues that complete here, and the unpolled completions of destroyed queue
-    /// pairs.
+    /// The number of reserved entries: the depths of all work queues that complete on this queue, and the unpolled completions of destroyed
+    /// queue pairs.
     reserved: usize,
-    /// The number of work queues that complete here. The queue cannot be destroyed while there are any.
+    /// The number of work queues that complete on this queue. While it is not 0, the completion queue cannot be destroyed.
     users: usize,
     armed: bool,
 }
@@ -48,8 +48,7 @@ impl CompletionQueues {
 
     /// Destroys a queue.
     ///
-    /// # Errors
-    /// If there is no such queue, or work queues still complete there.
+    /// # Errors Returns an error if the queue does not exist, or if work queues still complete on it.
     pub fn destroy(&mut self, cq: CqId) -> Result<()> {
         let queue = self.queues.get(cq.0).ok_or(STALE)?;
         if queue.users > 0 {
@@ -62,8 +61,7 @@ impl CompletionQueues {
 
     /// Reserves entries for a work queue with `depth` work requests, so that the completion queue can never overrun.
     ///
-    /// # Errors
-    /// If there is no such queue, or fewer entries than `depth` are free.
+    /// # Errors Returns an error if the completion queue does not exist, or if it has fewer than `depth` free entries.
     pub fn reserve(&mut self, cq: CqId, depth: u32) -> Result<()> {
         let queue = self.queues.get_mut(cq.0).ok_or(STALE)?;
         let reserved = queue.reserved + depth as usize;
@@ -76,8 +74,8 @@ impl CompletionQueues {
         Ok(())
     }
 
-    /// Releases the entries of a work queue with `depth` work requests. Its `unpolled` completions, which are still in the queue, keep
-    /// their entries.
+    /// Releases the entries of a work queue with `depth` work requests. `unpolled` is the number of its completions that are still in the
+    /// completion queue. These completions keep their entries.
     pub fn release(&mut self, cq: CqId, depth: u32, unpolled: u32) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.reserved = queue.reserved.saturating_sub(depth.saturating_sub(unpolled) as usize);
@@ -92,7 +90,7 @@ impl CompletionQueues {
         }
     }
 
-    /// Adds a completion, for which the caller has reserved an entry. If the queue is armed, raises an event and disarms the queue.
+    /// Adds a completion. The caller has reserved an entry for it. If the queue is armed, raises an event and disarms the queue.
     #[inline]
     pub fn push(&mut self, cq: CqId, completion: WorkCompletion) {
         let Some(queue) = self.queues.get_mut(cq.0) else { return };
@@ -141,15 +139,14 @@ impl CompletionQueues {
 
     /// Arms a queue: its next completion raises an event.
     ///
-    /// # Errors
-    /// If there is no such queue.
+    /// # Errors Returns an error if the queue does not exist.
     pub fn arm(&mut self, cq: CqId) -> Result<()> {
         let Some(queue) = self.queues.get_mut(cq.0) else { return Err(STALE) };
         self.armed += usize::from(!std::mem::replace(&mut queue.armed, true));
         Ok(())
     }
 
-    /// Returns true if all queues are armed. Then a caller that is about to sleep has no queue to arm.
+    /// Returns true if all queues are armed. In that case, a caller need not arm a queue before it sleeps.
     #[inline]
     pub(crate) fn are_all_armed(&self) -> bool {
         self.armed == self.queues.len()

@@ -11,8 +11,8 @@ use crate::mem::{Memory, Span, in_pages, page_size};
 use crate::mr::{Access, MrId};
 use crate::slab::{Key, Slab};
 
-/// The reasons for which an access with an STag is refused. The peer receives only the error code of the RFCs: it cannot distinguish a
-/// region that exists only for other connections from one that does not exist.
+/// The reasons for which an access with an STag is refused. The peer receives only the error code of the RFCs. From this code it cannot
+/// distinguish a missing region from a region that exists only for other connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// No region has this STag, or the peer may not use the region: it is invalidated, has no remote rights, or is restricted to another
@@ -63,8 +63,8 @@ impl RegionEntry {
 #[derive(Debug, Default)]
 pub struct KeyTable {
     regions: Slab<RegionEntry>,
-    /// A hash table from STags to regions, at most half full. The hash is the low bits of the STag; a collision moves on to the next slot.
-    /// An STag of 0 marks an empty slot.
+    /// A hash table from STags to regions, at most half full. The hash is the low bits of the STag. On a collision, the next free slot is
+    /// used. An STag of 0 marks an empty slot.
     index: Vec<(u32, Key)>,
     /// The number of regions that peers on this host may map ([`Access::DIRECT`]).
     direct: usize,
@@ -73,7 +73,8 @@ pub struct KeyTable {
 const EMPTY: (u32, Key) = (0, Key::new(0, 0));
 
 impl KeyTable {
-    /// Adds a region of `memory` with these rights, and returns its id and its STag. `random` chooses the STag.
+    /// Adds a region of `memory` with these rights, and returns its id and its STag. `random` returns random numbers, from which the STag
+    /// is chosen.
     pub fn register(
         &mut self,
         memory: &Arc<Memory>,
@@ -93,7 +94,7 @@ impl KeyTable {
             self.grow();
         }
         let mut stag = random();
-        // 0 marks an empty slot. In a ready-to-receive message, 1 means that there is no region.
+        // An STag of 0 marks an empty slot. An STag of 1 in a ready-to-receive message means that there is no region. Neither is assigned.
         while stag <= 1 || self.find(stag).is_some() {
             stag = random().wrapping_add(stag).wrapping_add(1);
         }
@@ -107,8 +108,8 @@ impl KeyTable {
         Ok((MrId(key), stag))
     }
 
-    /// Adds a region with this STag, whose first byte has the Tagged Offset `base`. A replayed recording accesses the region of the
-    /// recorded host.
+    /// Adds a region with this STag. The Tagged Offset of its first byte is `base`. Used to replay recordings, whose peers use the STags
+    /// and addresses of the recorded host.
     #[cfg(any(test, fuzz_targets))]
     pub fn register_at(&mut self, memory: &Arc<Memory>, base: u64, len: usize, access: Access, stag: u32) {
         let (id, got) = self.register(memory, 0..len, access, || stag).unwrap();
@@ -167,7 +168,7 @@ impl KeyTable {
             if stag == 0 {
                 break;
             }
-            // A search for this entry would now end at the hole. So the entry moves into the hole, and leaves a new one.
+            // A search for this entry would now end at the hole. So the entry moves into the hole, and its old slot becomes the hole.
             if (at.wrapping_sub(stag as usize) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.index[hole] = self.index[at];
                 hole = at;
@@ -185,8 +186,7 @@ impl KeyTable {
 
     /// Revokes the right of all peers to use a region's STag.
     ///
-    /// # Errors
-    /// If the region does not exist, or is [direct](Access::DIRECT).
+    /// # Errors Returns an error if the region does not exist, or is [direct](Access::DIRECT).
     pub fn invalidate(&mut self, id: MrId) -> Result<()> {
         self.revocable(id, "way to invalidate a direct region, whose pages its peers keep")?.valid = false;
         Ok(())
@@ -203,8 +203,7 @@ impl KeyTable {
 
     /// Returns the STag, the memory and the rights of a region.
     ///
-    /// # Errors
-    /// If the region does not exist.
+    /// # Errors Returns an error if the region does not exist.
     pub(crate) fn memory(&self, id: MrId) -> Result<(u32, &Arc<Memory>, Access)> {
         self.regions.get(id.0).map(|region| (region.stag, &region.memory, region.access)).ok_or(STALE)
     }
@@ -215,14 +214,14 @@ impl KeyTable {
         self.direct > 0 && self.direct(stag).is_some()
     }
 
-    /// Returns a region that peers on this host may map: its memory, its length, and the rights of peers. Returns `None` for any other
-    /// STag.
+    /// Returns the memory, the length and the rights of peers of the region with this STag. Returns `None` if the region does not exist,
+    /// was invalidated, or may not be mapped by peers on this host.
     pub(crate) fn direct(&self, stag: u32) -> Option<(&Arc<Memory>, usize, Access)> {
         let region = self.find(stag).filter(|region| region.valid && region.access.contains(Access::DIRECT))?;
         Some((&region.memory, region.len, region.access & Access::REMOTE))
     }
 
-    /// Returns the region with this STag, if the peer of `connection` may use it.
+    /// Returns the region with this STag. Returns an error if there is none, or if the peer of `connection` may not use it.
     #[inline]
     fn exposed(&self, stag: u32, connection: Key) -> std::result::Result<&RegionEntry, Miss> {
         self.find(stag)
@@ -257,13 +256,13 @@ impl KeyTable {
         region.span(offset, len).ok()
     }
 
-    /// Returns true if the peer of `connection` may invalidate an STag. This disturbs no local request: local requests also use invalidated
-    /// STags.
+    /// Returns true if the peer of `connection` may invalidate an STag. Local requests are not affected, because they can also use
+    /// invalidated STags.
     pub fn may_invalidate(&self, connection: Key, stag: u32) -> bool {
         self.exposed(stag, connection).is_ok_and(|region| !region.access.contains(Access::DIRECT))
     }
 
-    /// Invalidates an STag at the request of the peer of `connection`. Returns false if the peer may not invalidate it.
+    /// Invalidates an STag at the request of the peer of `connection`. Returns false if the peer may not invalidate the STag.
     pub fn invalidate_remotely(&mut self, connection: Key, stag: u32) -> bool {
         if !self.may_invalidate(connection, stag) {
             return false;
@@ -365,7 +364,7 @@ mod tests {
         assert_eq!(miss(table.remote(ME, 9, memory.as_ptr() as u64 + 8192, 1, REMOTE)), Some(Miss::Bounds));
     }
 
-    /// If `random` always returns the same number, STags are predictable, but each region still has its own.
+    /// If `random` always returns the same number, STags are predictable, but no two regions have the same STag.
     #[test]
     fn poor_entropy_does_no_harm() {
         let (mut table, memory) = table();

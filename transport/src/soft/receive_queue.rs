@@ -20,11 +20,12 @@ pub(crate) struct ReceivedMessage {
 #[derive(Debug)]
 pub struct ReceiveQueue {
     posted: VecDeque<RecvWr>,
-    /// The sequence number of the current message, or of the next one between messages. The first message has 1.
+    /// The sequence number of the current message. Between two messages, the number of the next one. The first message has the number 1.
     msn: u32,
-    /// The number of bytes of the current message that are written to the receive.
+    /// The number of bytes of the current message that are written to its receive.
     placed: usize,
-    /// The index of the scatter-gather entry to which the next byte goes. `entry_offset` is the offset of that byte in the entry.
+    /// The index of the scatter-gather entry to which the next byte of the message is written. `entry_offset` is the offset of that byte in
+    /// the entry.
     entry: usize,
     entry_offset: usize,
 }
@@ -40,7 +41,7 @@ impl ReceiveQueue {
         self.posted.len()
     }
 
-    /// Returns true if the queue has no receive for a message.
+    /// Returns true if the queue contains no receive.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.posted.is_empty()
@@ -56,7 +57,7 @@ impl ReceiveQueue {
         std::mem::take(&mut self.posted)
     }
 
-    /// Removes the next receive and returns its `wr_id`.
+    /// Removes the next receive and returns its `wr_id`. Returns `None` if the queue is empty.
     pub fn pop(&mut self) -> Option<u64> {
         self.posted.pop_front().map(|wr| wr.wr_id)
     }
@@ -66,13 +67,14 @@ impl ReceiveQueue {
         self.placed == 0
     }
 
-    /// Returns the sequence number of the current message, or of the next one between messages. The first message has 1.
+    /// Returns the sequence number of the current message, or of the next message if none is in progress. The first message has the number
+    /// 1.
     pub const fn msn(&self) -> u32 {
         self.msn
     }
 
-    /// Returns the size of the receive for the current or next message, bytes. If no receive is posted, takes one from the shared queue.
-    /// Returns `None` if that is empty, too.
+    /// Returns the size in bytes of the receive for the current or next message. If this queue is empty, takes a receive from the shared
+    /// queue. Returns `None` if both queues are empty.
     #[inline]
     pub fn room(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> Option<usize> {
         if self.posted.is_empty() && !self.has_next(shared) {
@@ -81,14 +83,14 @@ impl ReceiveQueue {
         self.posted.front().map(|wr| wr.sges.total_len().min(u32::MAX as usize))
     }
 
-    /// Returns the number of bytes of the current message that are written to the receive.
+    /// Returns the number of bytes of the current message that are written to its receive.
     #[inline]
     #[must_use]
     pub const fn placed(&self) -> usize {
         self.placed
     }
 
-    /// Returns true if a receive is posted for the next message. If none is posted, takes one from the shared queue.
+    /// Returns true if a receive exists for the next message. If this queue is empty, takes a receive from the shared queue.
     #[cold]
     pub fn has_next(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> bool {
         if self.posted.is_empty() {
@@ -97,8 +99,8 @@ impl ReceiveQueue {
         !self.posted.is_empty()
     }
 
-    /// Returns the memory for the next `len` bytes of the message. It is shorter than `len` if these bytes continue in another
-    /// scatter-gather entry.
+    /// Returns the memory for the next `len` bytes of the message. The memory is shorter than `len` if the bytes continue in another
+    /// scatter-gather entry. Returns `None` if the receive has no more entries.
     #[inline]
     pub fn place(&self, len: usize) -> Option<Sge> {
         Some(self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, len))
@@ -129,7 +131,7 @@ impl ReceiveQueue {
     }
 
     /// Copies a whole message to the next receive, removes the receive from the queue and returns its `wr_id`. Returns `None`, and copies
-    /// nothing, if a message is in progress, or if the receive is too short or has several entries.
+    /// nothing, if no receive is posted, a message is in progress, the receive is too short, or it does not have exactly one entry.
     #[inline]
     pub(crate) fn fill_whole(&mut self, bytes: &[u8]) -> Option<u64> {
         let wr = self.posted.front().filter(|_| self.placed == 0)?;
@@ -159,7 +161,7 @@ impl ReceiveQueue {
     fn fill_with(&mut self, mut len: usize, mut copy: impl FnMut(Sge)) {
         let Some(wr) = self.posted.front() else { return };
         if let [sge] = wr.sges.as_slice() {
-            // Most receives have one entry. Then the offset in the entry is the number of bytes placed so far.
+            // Most receives have one entry. In these receives, the offset in the entry is the number of bytes that are already written.
             copy(sge.part(self.placed, len));
             self.placed += len;
             self.entry_offset = self.placed;
@@ -179,7 +181,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Ends the current message and removes its receive. Returns the `wr_id` of the receive and the length of the message, bytes.
+    /// Ends the current message and removes its receive. Returns the `wr_id` of the receive and the length of the message in bytes. Returns
+    /// `None` if no receive is posted.
     #[inline]
     pub fn complete(&mut self) -> Option<(u64, u32)> {
         let wr = self.posted.pop_front()?;
@@ -189,8 +192,8 @@ impl ReceiveQueue {
         Some((wr.wr_id, len))
     }
 
-    /// Ends the current message and calls `out` with its completion. The length in the completion is `len`, or the number of bytes written
-    /// to the receive if `len` is `None`.
+    /// Ends the current message and calls `out` with the values for its completion. The length is `len`, or the number of bytes written to
+    /// the receive if `len` is `None`.
     #[inline]
     pub(crate) fn end_message(
         &mut self,

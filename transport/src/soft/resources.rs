@@ -33,20 +33,19 @@ impl Resources {
 
     /// Returns a shared receive queue.
     ///
-    /// # Errors
-    /// If there is no such queue.
+    /// # Errors Returns an error if the queue does not exist.
     pub fn srq(&mut self, srq: SrqId) -> Result<&mut SharedReceiveQueue> {
         self.srqs.get_mut(srq.0).ok_or(STALE)
     }
 
     /// Moves a shared receive queue out of its table, so that a queue pair can borrow the queue and the other resources at the same time.
-    /// The caller returns it with [`Resources::put_back`].
+    /// Returns `None` if `srq` is `None` or the queue does not exist. The caller moves the queue back with [`Resources::put_back`].
     #[inline]
     pub(crate) fn take_out(&mut self, srq: Option<SrqId>) -> Option<SharedReceiveQueue> {
         srq.and_then(|srq| self.srq(srq).ok().map(std::mem::take))
     }
 
-    /// Returns a shared receive queue to its table, after [`Resources::take_out`].
+    /// Moves a shared receive queue back to its table, after [`Resources::take_out`].
     #[inline]
     pub(crate) fn put_back(&mut self, srq: Option<SrqId>, queue: Option<SharedReceiveQueue>) {
         if let (Some(srq), Some(queue)) = (srq, queue) {
@@ -58,8 +57,7 @@ impl Resources {
 
     /// Destroys a shared receive queue and drops its receives.
     ///
-    /// # Errors
-    /// If there is no such queue, or queue pairs use it.
+    /// # Errors Returns an error if the queue does not exist, or if queue pairs use it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         if self.srq(srq)?.is_used() {
             return Err(Error::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
@@ -75,7 +73,8 @@ impl Resources {
         Ok(())
     }
 
-    /// Adds a queue pair to a shared receive queue. The completions of its receives go to `cq`, where entries are reserved for them.
+    /// Adds a queue pair to a shared receive queue. The receives of the queue pair complete on `cq`. If `cq` is new to the shared queue,
+    /// reserves entries on it for all receives.
     pub fn attach(&mut self, srq: SrqId, cq: CqId) -> Result<()> {
         self.srqs.get_mut(srq.0).ok_or(STALE)?.attach(cq, &mut self.cqs)
     }
@@ -92,8 +91,8 @@ impl Resources {
         }
     }
 
-    /// Records that a completion of a destroyed queue pair was polled. Releases its entry on the completion queue, or its slot of the
-    /// shared receive queue.
+    /// Records that a completion of a destroyed queue pair was polled. For a receive from a shared receive queue, releases a slot of the
+    /// shared queue. For any other completion, releases an entry of the completion queue.
     pub fn orphan_polled(&mut self, cq: CqId, qp: QpId, is_receive: bool) {
         let Some((srq, left)) = self.orphans.get_mut(&qp.0).filter(|_| is_receive) else {
             return self.cqs.release_orphan(cq);

@@ -25,8 +25,7 @@ impl SharedReceiveQueue {
 
     /// Adds a receive.
     ///
-    /// # Errors
-    /// If the queue is full.
+    /// # Errors Returns an error if the queue is full.
     pub fn post(&mut self, wr: RecvWr) -> Result<()> {
         if self.posted.len() + self.taken as usize >= self.depth as usize {
             return Err(Error::QueueFull { queue: "shared receive", depth: self.depth });
@@ -35,7 +34,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Removes and returns the next receive, for a queue pair with a new message.
+    /// Removes and returns the next receive, for a queue pair with a new message. Returns `None` if the queue is empty.
     #[inline]
     pub fn take(&mut self) -> Option<RecvWr> {
         let wr = self.posted.pop_front()?;
@@ -54,12 +53,12 @@ impl SharedReceiveQueue {
         self.taken = self.taken.saturating_sub(count);
     }
 
-    /// Adds a queue pair whose completions go to `cq`. The first one for a completion queue reserves entries there for all receives.
+    /// Adds a queue pair that completes its receives on `cq`. If it is the first one for `cq`, reserves entries on `cq` for all receives.
     pub fn attach(&mut self, cq: CqId, cqs: &mut CompletionQueues) -> Result<()> {
         self.targets.attach(cq, || cqs.reserve(cq, self.depth))
     }
 
-    /// Removes a queue pair whose completions went to `cq`.
+    /// Removes a queue pair that completed its receives on `cq`.
     pub fn detach(&mut self, cq: CqId) {
         self.targets.detach(cq);
     }
@@ -69,7 +68,7 @@ impl SharedReceiveQueue {
         self.targets.is_used()
     }
 
-    /// Releases the reserved entries on the completion queues. `left` completions are not polled yet and keep their entries.
+    /// Releases the reserved entries on the completion queues. `left` completions are not polled yet, and keep their entries.
     pub fn release(&self, left: u32, cqs: &mut CompletionQueues) {
         for cq in self.targets.iter() {
             cqs.release(cq, self.depth, left);
@@ -77,16 +76,16 @@ impl SharedReceiveQueue {
     }
 }
 
-/// The completion queues on which entries are reserved for all receives of a shared queue, each with the number of queue pairs that
-/// complete there. A destroyed queue pair may leave unpolled completions. So the entries stay reserved until the shared queue is destroyed.
+/// The completion queues on which entries are reserved for all receives of a shared queue. Each has the number of queue pairs that complete
+/// their receives on it. A destroyed queue pair may leave unpolled completions. So the entries stay reserved until the shared queue is
+/// destroyed.
 #[derive(Debug, Default)]
 struct Targets(Vec<(CqId, usize)>);
 
 impl Targets {
-    /// Adds a queue pair whose completions go to `cq`. If it is the first one there, calls `reserve` to reserve the entries.
+    /// Adds a queue pair that completes its receives on `cq`. If it is the first one for `cq`, calls `reserve` to reserve the entries.
     ///
-    /// # Errors
-    /// Returns the error of `reserve`. Then the queue pair is not added.
+    /// # Errors Returns the error of `reserve`. In that case, the queue pair is not added.
     fn attach<E>(
         &mut self,
         cq: CqId,
@@ -101,7 +100,7 @@ impl Targets {
         Ok(())
     }
 
-    /// Removes a queue pair whose completions went to `cq`.
+    /// Removes a queue pair that completed its receives on `cq`.
     fn detach(&mut self, cq: CqId) {
         if let Some(target) = self.0.iter_mut().find(|target| target.0 == cq) {
             target.1 = target.1.saturating_sub(1);

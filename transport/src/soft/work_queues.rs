@@ -20,8 +20,8 @@ pub struct WorkQueues {
 impl WorkQueues {
     /// Checks the attributes, and reserves entries on the completion queues for both work queues. Shared receive queues are not supported.
     ///
-    /// # Errors
-    /// If a depth or a size is out of range, or a completion queue does not exist or is too small. Then no entries are reserved.
+    /// # Errors Returns an error, and reserves no entries, if a depth or a size is out of range, or if a completion queue does not exist or
+    /// is too small.
     pub fn new(qp: QpId, attr: &QpAttr, limits: &Capabilities, cqs: &mut CompletionQueues) -> Result<Self> {
         attr.check(limits)?;
         let QpAttr { send_cq, recv_cq, max_send_wr, max_recv_wr, .. } = *attr;
@@ -32,8 +32,7 @@ impl WorkQueues {
 
     /// Posts a receive.
     ///
-    /// # Errors
-    /// If the queue is full.
+    /// # Errors Returns an error if the queue is full.
     pub fn post_recv(&mut self, wr: &RecvWr) -> Result<()> {
         self.completions.check_recv_room(self.receives.len())?;
         self.receives.post(*wr);
@@ -42,8 +41,7 @@ impl WorkQueues {
 
     /// Checks that a send may be posted. After the check, the provider carries out the send and calls [`WorkQueues::send_done`].
     ///
-    /// # Errors
-    /// If the queue is full, or the message of an inline send is too long.
+    /// # Errors Returns an error if the queue is full, or if the message of an inline send is too long.
     pub fn check_send(&self, wr: &SendWr) -> Result<()> {
         self.completions.check_send_room(0)?;
         let max_inline = self.completions.attr.max_inline;
