@@ -96,7 +96,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Adds an id in this phase that sends with this UDP port.
+    /// Adds an id for datagrams. `phase` is the phase of the id. `port` is the UDP port with which the id sends.
     pub(super) fn add_datagram(&mut self, phase: DatagramPhase, port: Key) -> CmId {
         self.use_port(port);
         CmId(

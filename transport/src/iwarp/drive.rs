@@ -71,8 +71,8 @@ impl<N: Net> Iwarp<N> {
                 return more;
             }
         }
-        // Without a connection, a busy poll has nothing to read. Other work needs no poll here: an edge reports that lingering sockets can
-        // send, and the caller is informed of deadlines separately.
+        // Without a connection, a busy poll has nothing to read. Unsent bytes of closed connections are sent when an edge wakes the caller,
+        // and the caller knows the next deadline.
         if drive == Drive::Spin && self.live == 0 && self.ready.is_empty() {
             return false;
         }

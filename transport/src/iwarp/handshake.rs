@@ -44,7 +44,7 @@ impl<N: Net> Iwarp<N> {
                 return Ok(None);
             }
         }
-        // Edges may remain. Wake the channel, so that the caller calls again and they are handled.
+        // Edges may remain unread. Wake the channel, so that the caller calls this function again.
         self.net.wake(NetChannel::Cm);
         Ok(self.cm_events.pop_front())
     }

@@ -77,8 +77,9 @@ impl Intake {
         self.steps.push(PlanStep { gap: 0, place });
     }
 
-    /// Adds the destination of an expected payload. Between it and the previous destination are `gap` octets of the stream. Returns false,
-    /// and adds nothing, if the plan has too many destinations, the gap is too long, or the call would receive more than its room.
+    /// Adds the destination of an expected payload. Between this destination and the previous one are `gap` octets of the stream. Returns
+    /// false, and adds nothing, if the plan has too many destinations, the gap is too long, or the call would receive more octets than
+    /// [`Intake::begin`] allowed.
     pub(crate) fn expect(&mut self, gap: usize, place: PayloadBuffer) -> bool {
         let fits = self.steps.len() < PLACES && gap <= GAP && gap + place.len() <= self.room;
         if fits {

@@ -80,7 +80,8 @@ impl PayloadBuffer {
         match *self {
             Self::Receive(sge) => sge.part(from, len).append_to(out),
             Self::Sink { stag, offset, .. } => keys.sink(stag, offset.wrapping_add(from as u64), len)?.append_to(out),
-            // A forecast never uses these kinds of destinations, because others can read a target region at any time.
+            // The payload of a Write has one of these destinations. A forecast plans no Writes, because others can read the target at any
+            // time.
             Self::Target { .. } | Self::Held { .. } => return None,
         }
         Some(())

@@ -101,7 +101,7 @@ impl QueuePair {
         }
     }
 
-    /// Allows the extensions of RFC 7306. The caller knows that the peer supports them.
+    /// Allows the extensions of RFC 7306. The caller has checked that the peer supports them.
     pub(crate) fn enable_extensions(&mut self) {
         self.extensions = true;
     }

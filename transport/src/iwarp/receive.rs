@@ -45,8 +45,8 @@ enum FpduPhase {
 #[derive(Clone, Copy, Debug)]
 struct CurrentSegment {
     header: SegmentHeader,
-    /// The number of payload octets that have arrived (`done`) and that are still to arrive (`left`), and of pad octets behind them
-    /// (`pad`).
+    /// `done` is the number of payload octets that have arrived, and `left` is the number of those that are still to arrive. `pad` is the
+    /// number of pad octets behind the payload.
     done: usize,
     left: usize,
     pad: usize,

@@ -82,7 +82,7 @@ impl Requester {
         self.answered
     }
 
-    /// Adds a request that the caller is framing. Assigns its MSN and returns it.
+    /// Adds a request that the caller is framing. Assigns the next MSN to the request, and returns this MSN.
     pub(crate) fn push(&mut self, mut request: Outstanding) -> u32 {
         request.msn = self.msn;
         self.msn = self.msn.wrapping_add(1);

@@ -1,5 +1,5 @@
-//! The RDMA Reads and atomic operations of the peer whose response is not completely framed. The responses are framed in the order of the
-//! requests.
+//! The queue of the peer's RDMA Reads and atomic operations. A request stays in the queue until its response is completely framed. The
+//! responses are framed in the order of the requests.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(crate) struct PendingResponse {
 
 impl PendingResponse {
     /// Returns the headers that a Terminate about this request quotes. They describe the part of the request for which no response is
-    /// framed yet: the offsets begin, and the size counts, behind the framed octets.
+    /// framed yet: the number of framed octets is added to the offsets and subtracted from the size.
     pub(crate) fn quote(&self) -> Option<Quote> {
         let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
         let opcode = match self.request {

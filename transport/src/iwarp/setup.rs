@@ -107,8 +107,8 @@ impl<N: Net> Iwarp<N> {
                 Err(error) => log::debug!("cannot accept a peer within the host: {error}"),
             }
         }
-        // More peers may wait, and they cause no further edge. So the next call accepts them. [`Key::NONE`] stands for the Unix listener in
-        // the backlog.
+        // More peers may wait in the backlog, and they cause no further edge. So the listener stays in `backlog`, in which [`Key::NONE`]
+        // stands for it, and the channel is woken.
         self.net.wake(NetChannel::Cm);
         self.handshakes.backlog.push_back(Key::NONE);
     }

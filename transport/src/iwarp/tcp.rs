@@ -28,7 +28,8 @@ const WAKE: Token = Token(usize::MAX);
 pub struct TcpConfig {
     /// The time without data after which TCP probes the peer (`SO_KEEPALIVE`). `None` disables the probes.
     pub keepalive: Option<Duration>,
-    /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`).
+    /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`). `None` leaves the
+    /// limit to the system.
     pub user_timeout: Option<Duration>,
     /// The size of the socket's send buffer, bytes. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,

@@ -212,8 +212,8 @@ impl Transmitter {
     }
 
     /// Adds a work request whose payload has `len` bytes. The caller has checked that the send queue is not full and that an inline payload
-    /// fits. Frames a small Send, a Write or a Read immediately, if nothing is queued before it, it needs only one FPDU, and it has exactly
-    /// one scatter-gather entry. Queues any other work request.
+    /// fits. Frames a small Send, a Write or a Read immediately if nothing is queued before it, it needs only one FPDU, it has exactly one
+    /// scatter-gather entry, and it has neither an inline payload nor a fence. Queues any other work request.
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         match wr.sges.as_slice() {
@@ -232,7 +232,8 @@ impl Transmitter {
         }
     }
 
-    /// Adds a work request for which [`Transmitter::post`] has no short path.
+    /// Adds a work request that is not framed immediately as a small Send: frames a suitable Write or Read, and queues any other work
+    /// request.
     #[inline(never)]
     fn post_other(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         let [sge] = wr.sges.as_slice() else { return self.enqueue(wr, len) };
@@ -659,8 +660,8 @@ impl Transmitter {
         }
     }
 
-    /// Completes work requests at the front of `framed`, up to the first one that TCP has not accepted completely, or that still waits for
-    /// its response.
+    /// Completes the work requests in `framed`, from the oldest on. Stops at the first one that TCP has not accepted completely, or that
+    /// still waits for its response.
     #[inline]
     pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
         while let Some(framed) = self.framed.front() {

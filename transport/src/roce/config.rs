@@ -14,8 +14,8 @@ pub struct RoceConfig {
     /// With `None`, the default, a listener at port `n` uses the UDP port `n`. All ids of an address that do not listen share one free UDP
     /// port. So several processes can use one address for datagrams.
     ///
-    /// With 4791, the program exchanges datagrams with RoCE devices of other hosts, such as the kernel's rxe. With any port number, only
-    /// one process can use an address for datagrams.
+    /// With 4791, the program exchanges datagrams with RoCE devices of other hosts, such as the kernel's rxe. While a process uses this
+    /// port of an address, no other process can use the port of that address.
     pub port: Option<u16>,
     /// The UDP port of datagrams to multicast groups, 4791 by default. Several processes can use it at the same time.
     pub group_port: u16,

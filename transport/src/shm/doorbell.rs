@@ -1,7 +1,7 @@
 //! Waking a side that sleeps.
 //!
-//! Each side has a *call word*. Before a side sleeps, it stores the events for which the peer must wake it in its call
-//! word. A side that causes an event reads the peer's call word. If the call word contains the event, the side *calls*
+//! Each side has a *call word*. Before a side sleeps, it announces in its call word for which events the peer must wake
+//! it. A side that causes an event reads the peer's call word. If the call word contains the event, the side *calls*
 //! the peer: it sends a packet on their Unix socket. The call word is 0 while its side is awake, so each sleep costs at
 //! most one call.
 //!

@@ -58,8 +58,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the status with which the work request completes that the peer has refused. Returns `None` if the
-    /// violation is not about a read or an atomic operation.
+    /// Returns the status with which a refused read or atomic operation completes. Returns `None` if the violation is
+    /// not about a read or an atomic operation.
     pub(super) const fn status(self) -> Option<WcStatus> {
         match self {
             Self::Request(Miss::Misaligned) | Self::TooManyRequests => Some(WcStatus::RemoteOperationError),

@@ -27,7 +27,8 @@ use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// Once this number of bytes is consumed, the consumed records are released without any other reason.
+/// Consumed records are released once they have at least this number of bytes, even if the peer does not wait for their
+/// memory.
 const RELEASE: usize = CAPACITY / 4;
 
 /// The result of [`Link::receive`].

@@ -52,7 +52,7 @@ impl Packet {
     }
 }
 
-/// An announcement that the local side sends to the peer: the local side lends memory to the peer.
+/// An announcement to the peer: the local side lends memory that the peer may map.
 #[derive(Debug)]
 pub(crate) struct Announcement {
     pub(super) slot: u8,

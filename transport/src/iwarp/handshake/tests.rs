@@ -202,7 +202,7 @@ fn no_answer_and_nobody_there() {
     assert!(matches!(bench.event().kind, CmEventKind::Resolved { .. }));
     bench.now += Duration::from_secs(61);
     assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout)));
-    // A bound socket that does not listen refuses connections, and keeps its port from other tests.
+    // A bound socket that does not listen refuses connections. As long as it is bound, no other test gets its port.
     let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let address = bound.local_addr().unwrap().as_socket().unwrap();

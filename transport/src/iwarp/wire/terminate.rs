@@ -67,7 +67,7 @@ impl Quote {
 /// The payload of a Terminate message (RFC 5040 §4.8).
 ///
 /// siw writes the bits of the control word in the wrong order: `layer` and `etype` are exchanged, and the three HdrCt bits are the low bits
-/// of their octet. [`Terminate::parse`] understands both orders. [`Terminate::emit_into`] only writes the order of the RFC.
+/// of their octet. [`Terminate::parse`] understands both orders. [`Terminate::new`] creates a control word in the order of the RFC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terminate {

@@ -1,4 +1,4 @@
-//! Tests of Writes, Reads and atomic operations between two queue pairs. The tests pass the output of each queue pair to the other one.
+//! Tests of Writes, Reads and atomic operations between two queue pairs. Each test delivers the output of one queue pair to the other one.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl Pair {
         pair
     }
 
-    /// Delivers the output of both sides to the other side until there is none.
+    /// Delivers the output of each side to the other side, until neither side has output.
     pub(super) fn settle(&mut self) -> std::result::Result<(), Fault> {
         loop {
             let (there, back) = (self.a.take_wire(), self.b.take_wire());

@@ -70,7 +70,7 @@ const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("41-siw-bug-small-read-page-cross-corrupt", Good, Good),
 ];
 
-/// Returns the startup frame of a stream, and the offset behind it at which the FPDUs begin. Returns `None` if the frame is invalid.
+/// Returns the startup frame of a stream, and the offset in the stream at which the FPDUs begin. Returns `None` if the frame is invalid.
 fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<Enhanced>, usize)> {
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
