@@ -48,7 +48,7 @@ pub(crate) enum ConversationEvent {
     Ready,
     /// The peer has disconnected.
     Goodbye,
-    /// The peer has sent an invalid message, or a message that its state does not allow. The conversation has ended.
+    /// The peer has sent an invalid message, or a message that is not allowed in the current state. The conversation has ended.
     Violated(Violation),
 }
 

@@ -1,4 +1,4 @@
-//! The test bench of this folder: a provider under test, and peers that are plain sockets.
+//! The test bench of the embedded provider: a provider under test, and peers that are plain sockets.
 #![allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
 
 use std::io::{self, Read};

@@ -81,7 +81,8 @@ pub struct IwarpConfig {
     /// The largest number of sockets that still deliver bytes after their connection has ended. At the limit, the oldest socket is closed,
     /// and its unsent bytes are lost.
     pub max_lingering: usize,
-    /// The longest time from the start of a TCP connection to its complete MPA request. After this time, the connection is reset.
+    /// The longest time from the start of a TCP connection until its MPA request has arrived completely. After this time, the connection is
+    /// reset.
     pub request_timeout: Duration,
     /// The time that a new connection has to send its request before a newer one may evict it. A longer time favors slow clients in a burst
     /// that exceeds the limits. A shorter time admits new connections sooner while an attacker fills the limits with silent connections.
@@ -95,7 +96,7 @@ pub struct IwarpConfig {
     /// The longest time from the end of the local stream to the end of the peer's stream. After this time, the socket is closed.
     pub linger: Duration,
     /// The time for which a server holds its sends after the MPA reply, so that the client does not read the reply and the first FPDU in
-    /// one call. It applies to clients that have not agreed to send first.
+    /// one call. Connections whose client has agreed to send first do not wait for this time.
     pub reply_grace: Duration,
     /// The time for which a listener pauses when the system has no descriptor for a new connection.
     pub accept_backoff: Duration,

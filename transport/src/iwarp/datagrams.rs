@@ -48,8 +48,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Opens a UDP port. Without `at`, it is bound to the local address `address`. With `at`, it joins the multicast group `address` on the
-    /// interface with the address `at`.
+    /// Opens a UDP port. Without `at`, the port is bound to the local address `address`. With `at`, it joins the multicast group `address`
+    /// on the interface with the address `at`.
     fn open_port(&mut self, address: SocketAddr, at: Option<IpAddr>) -> Result<Key> {
         let listen = |source| Error::Listen { address, source };
         let interface = self.net.interface(at.unwrap_or(address.ip())).map_err(listen)?;

@@ -193,8 +193,8 @@ impl<N: Net> Iwarp<N> {
                 }
                 ReceiveResult::End => {
                     let cause = peer_has_gone(qp.is_at_boundary());
-                    // A peer that moves to shared memory writes a record there before it closes the stream. So the end of the stream may
-                    // not be the end of the connection.
+                    // A peer that moves to shared memory writes a record to the segment before it closes the TCP stream. So the end of the
+                    // stream may not be the end of the connection.
                     if !self.follow(key, now) {
                         self.end(key, cause, None, now);
                     }

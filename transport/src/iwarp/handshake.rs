@@ -263,8 +263,8 @@ impl<N: Net> Iwarp<N> {
         self.raise(key, CmEventKind::ConnectFailed(failure));
     }
 
-    /// Ends a handshake. Raises an event with `failure`, if given. Sends the bytes `rest` to the peer before the socket is closed, if
-    /// given.
+    /// Ends a handshake. If `failure` is given, raises an event with it. If `rest` is given, sends these bytes to the peer before the
+    /// socket is closed.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
         self.transition(key, EndpointState::Dead);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };

@@ -25,8 +25,8 @@ use crate::slab::Key;
 const MAX_HOT: usize = 32;
 /// The number of rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;
-/// A busy poll checks all connections once in this number of rounds. In the other rounds, it only checks the rings of hot links. The first
-/// number applies if all connections are links, and the second one if there are also connections on TCP.
+/// A busy poll checks all connections in one of 64 rounds, or in one of 2 rounds if there are also connections on TCP. In the other rounds,
+/// it only checks the rings of hot links.
 const ROUNDS: (u32, u32) = (64, 2);
 /// The largest number of packets that are read from a link's Unix socket at a time.
 const PACKETS: usize = 16;

@@ -78,8 +78,8 @@ impl QueuePair {
         self.completions.polled(opcode)
     }
 
-    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. Receives that the queue pair has
-    /// taken from a shared receive queue, but not completed, return to that queue.
+    /// Releases the queue pair's entries on its completion queues, except the entries of unpolled completions. Returns receives to the
+    /// shared receive queue if the queue pair has taken them from there and not completed them.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         self.completions.release(&mut self.rx.queue, resources);
     }
@@ -213,7 +213,7 @@ impl QueuePair {
         octets: usize,
         resources: &mut Resources,
     ) -> std::result::Result<(), Fault> {
-        // The shared receive queue is moved out of `resources` so that it can be borrowed together with the other resources.
+        // The shared receive queue is moved out of `resources`, so that the queue and the other resources can be borrowed at the same time.
         let srq = self.completions.attr.srq;
         let mut shared = resources.take_out(srq);
         let Self { completions, rx, tx, requester, responder, extensions, .. } = self;

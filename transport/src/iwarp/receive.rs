@@ -263,7 +263,7 @@ impl Receiver {
         Ok(left)
     }
 
-    /// Processes the next octets of the stream, which are in a buffer. Calls `out` for each complete message.
+    /// Processes `bytes`, the next octets of the stream. Calls `out` for each complete message.
     pub(crate) fn input(
         &mut self,
         mut bytes: &[u8],

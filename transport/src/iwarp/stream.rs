@@ -251,7 +251,7 @@ impl Stream {
         self.lends() && self.pieces.iter().any(|piece| matches!(piece, Piece::Region { .. }))
     }
 
-    /// Copies those bytes of regions that TCP has not accepted. Afterwards the regions may be revoked.
+    /// Copies the bytes of regions that are framed and not yet accepted by TCP. After that, the regions may be revoked.
     #[inline]
     pub(crate) fn settle(&mut self, regions: Regions<'_>) {
         if !self.is_empty() && self.lends() && !cfg!(planted = "a-region-is-lent-for-longer") {

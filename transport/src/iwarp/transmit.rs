@@ -33,7 +33,7 @@ use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 const COPY_MAX: usize = 256;
 /// The longest payload of an inline send, bytes. An inline payload is always copied.
 pub(crate) const MAX_INLINE: usize = COPY_MAX;
-/// The smallest segment size, bytes, which is used if TCP reports a smaller one (RFC 5044 §4.5).
+/// The smallest segment size, bytes. If TCP reports a smaller size, this one is used instead (RFC 5044 §4.5).
 const MIN_SEGMENT: usize = 128;
 /// The number of bytes after which one connection stops sending, so that other connections are served.
 const BUDGET: u64 = 4 << 20;

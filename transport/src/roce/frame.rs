@@ -155,7 +155,7 @@ mod tests {
     }
 
     /// The packet is a congestion notification of a ConnectX-4 Lx with identification 0x718c, from the tests of scapy
-    /// (`test/contrib/roce.uts`). Its bit for backward congestion is set, in the octet that routers may change.
+    /// (`test/contrib/roce.uts`). In the octet that routers may change, the bit for backward congestion is set.
     #[test]
     fn the_crc_of_an_adapter_fits_with_the_identification_that_it_had() {
         let packet = b"\x81\0\xff\xff\x40\0\x01\x18\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x82\xfd\0\x2a";

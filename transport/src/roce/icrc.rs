@@ -99,7 +99,7 @@ mod tests {
             octets[at..at + 2].copy_from_slice(&wanted.to_be_bytes());
             let (with, behind) = (of(&octets), octets.len() - at - 2);
             prop_assert_eq!(identification(without ^ with, behind), Some(wanted));
-            // A damaged CRC may have an identification that explains it. The packet with this identification has that CRC.
+            // Even for a damaged CRC, an identification may exist with which the packet has exactly this CRC.
             if let Some(other) = identification(without ^ damage, behind) {
                 octets[at..at + 2].copy_from_slice(&other.to_be_bytes());
                 prop_assert_eq!(of(&octets), damage);

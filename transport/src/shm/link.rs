@@ -412,8 +412,8 @@ impl<S: Segment> Link<S> {
         self.incoming.is_at_boundary() && self.outgoing.front().is_none_or(|awaited| awaited.done == 0)
     }
 
-    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. Receives that
-    /// the queue pair has taken from a shared receive queue, but not completed, return to that queue.
+    /// Releases the queue pair's entries on its completion queues, except the entries of unpolled completions. Returns
+    /// receives to the shared receive queue if the queue pair has taken them from there and not completed them.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         self.completions.release(&mut self.incoming.queue, resources);
     }

@@ -36,7 +36,7 @@ const STAGING: usize = 256 << 10;
 const STAGING_PIECE: usize = STAGING / 4;
 /// The alignment of the parts in the staging buffer, bytes.
 const ALIGN: usize = 64;
-/// The number of bytes after which one connection stops transmitting, so that other connections get their turn.
+/// The number of bytes after which one connection stops transmitting, so that other connections are served.
 const BUDGET: usize = 4 << 20;
 const ATOMIC: usize = ATOMIC_LEN as usize;
 

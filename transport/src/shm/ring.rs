@@ -130,7 +130,7 @@ pub(super) struct Consumer {
     at: usize,
     /// The producer's position at the last load.
     head: u64,
-    /// The position at the last release. The producer may reuse the bytes in front of it.
+    /// The position at the last release. The producer may reuse the bytes before this position.
     released: u64,
 }
 

@@ -32,7 +32,7 @@ fn a_server_may_send_first_to_an_old_client() {
     assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
     assert_eq!(bench.read(&mut peer, 20)[..], *b"MPA ID Rep Frame\0\x01\0\0");
     bench.turn();
-    // The message must not follow the reply immediately, because some peers fail if both arrive in one read.
+    // The Send must not follow the MPA reply immediately, because some peers fail if they receive both in one read.
     assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     assert!(bench.iwarp.next_deadline().is_some());
     bench.now += Duration::from_millis(11);

@@ -18,7 +18,7 @@ const INITIAL: u32 = !0;
 /// a read are that short.
 const SMALL: usize = 8;
 
-/// The effect of one octet on the CRC register, for the reflected polynomial 0x1edc6f41.
+/// The effect of one octet on the CRC register. The polynomial is 0x1edc6f41, with its bits reflected.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut index = 0;

@@ -82,7 +82,7 @@ fn a_wrong_forecast_changes_nothing() {
     }
 }
 
-/// After a Write, no destination is planned. The octets behind the Write must not be received into its region.
+/// After a Write, no destination is planned. The octets behind the Write must not be received into the region of the Write.
 #[test]
 fn what_follows_a_write_stays_out_of_its_region() {
     for crc in [true, false] {

@@ -1,4 +1,5 @@
-//! A test of two queue pairs with random operations and random cuts of their streams. At the end, all memory must match that of a model.
+//! A test of two queue pairs with random operations and random cuts of their streams. At the end, all memory must have the contents that a
+//! model predicts.
 
 use super::operations::{Area, CANARY, Pair};
 use super::*;
