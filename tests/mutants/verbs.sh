@@ -4,4 +4,4 @@
 # Usage: tests/mutants/verbs.sh NAME
 set -euo pipefail
 . "$(dirname "$0")/plant.sh"
-report "$(found -p rdma-transport --lib hazards)"
+report "$(found -p rdma-transport --lib adapter_tests)"
