@@ -45,7 +45,7 @@ pub(super) fn a_message_is_gathered_and_scattered(harness: &mut Harness) {
     harness.success(&active, wr_id);
 }
 
-/// A chain of sends arrives from front to back, and only its signaled sends complete.
+/// The sends of a chain arrive in the order of the chain, and only the signaled sends have a completion.
 pub(super) fn a_chain_is_taken_from_front_to_back(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     for round in 0..4_u8 {
@@ -63,7 +63,8 @@ pub(super) fn a_chain_is_taken_from_front_to_back(harness: &mut Harness) {
     }
 }
 
-/// Unsignaled sends free their entries of the send queue when a later send completes.
+/// The entries of unsignaled sends in the send queue become free when the completion of a later signaled send is
+/// polled.
 pub(super) fn a_later_completion_ends_unsignaled_sends(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let part = harness.side(ACTIVE).allocate_with(b"quiet");
@@ -115,8 +116,8 @@ fn raises_one_event(harness: &mut Harness, notify: Notify) {
     harness.poll(PASSIVE, passive.cq);
 }
 
-/// If a completion is in the queue when the queue is armed, it raises no event. The program finds it by polling once
-/// more. A later completion raises an event.
+/// A completion that is already in the queue when the queue is armed raises no event. The program finds this completion
+/// by polling once more. The next completion to arrive raises an event.
 pub(super) fn a_completion_that_is_there_raises_no_event(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.poll_manually(&passive);
@@ -126,7 +127,7 @@ pub(super) fn a_completion_that_is_there_raises_no_event(harness: &mut Harness) 
         let part = harness.side(ACTIVE).allocate_with(b"early");
         harness.post_and_wait(&active, SendOp::Send, &part);
         harness.wait_for("event", |harness| harness.side(PASSIVE).notified.pop());
-        // The event of this completion was read, and the completion is still in the queue.
+        // Here the event of the completion was read, and the completion is still in the queue.
         harness.settle();
         harness.side(PASSIVE).notified.clear();
         harness.provider(PASSIVE).req_notify(passive.cq, Notify::Any).expect("a queue to arm");
@@ -138,8 +139,8 @@ pub(super) fn a_completion_that_is_there_raises_no_event(harness: &mut Harness) 
     assert!(silent > 0, "each completion that was there has raised an event");
 }
 
-/// The events of all completion queues of a device arrive through one channel. The event of one queue does not suppress
-/// that of another.
+/// The events of all completion queues of a device arrive through one channel. An event of one queue does not suppress
+/// the event of another queue.
 pub(super) fn queues_share_a_channel(harness: &mut Harness) {
     let pairs: Vec<_> = (0..3).map(|_| harness.pair()).collect();
     for round in 0..5 {
@@ -156,7 +157,8 @@ pub(super) fn queues_share_a_channel(harness: &mut Harness) {
     }
 }
 
-/// A message that is longer than its receive does not succeed, and writes no byte behind the receive.
+/// If a message is longer than the receive that it consumes, the receive does not complete successfully, and no byte
+/// behind the receive's memory is written.
 pub(super) fn a_message_that_is_too_long_is_not_delivered(harness: &mut Harness) {
     let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
     let place = harness.side(PASSIVE).allocate(SLOT);

@@ -6,8 +6,8 @@ use super::harness::*;
 use crate::cm::{CmEventKind, ConnectFailure, ConnectParam, ListenOptions};
 use crate::error::Error;
 
-/// `device_at` returns the device of an address before the program has created any listener or queue pair. `device` returns `None` for an
-/// invalid handle.
+/// `device_at` returns the device that has an address, even before the program has created any listener or queue pair. `device` returns
+/// `None` for the handle of a device that does not exist.
 pub(super) fn an_address_names_its_device(harness: &mut Harness) {
     for side in [ACTIVE, PASSIVE] {
         let address = harness.side(side).address.ip();
@@ -117,7 +117,7 @@ pub(super) fn an_attempt_ends_at_its_deadline(harness: &mut Harness) {
     assert!(harness.now() >= deadline, "too early");
 }
 
-/// Destroying the id of a connection attempt ends the attempt, in each of its states.
+/// Destroying the id of a connection attempt ends the attempt, whatever state the attempt is in.
 pub(super) fn an_attempt_that_is_destroyed_is_over(harness: &mut Harness) {
     let (_, to) = harness.listener();
     let deadline = harness.now() + Duration::from_secs(300);
@@ -129,7 +129,7 @@ pub(super) fn an_attempt_that_is_destroyed_is_over(harness: &mut Harness) {
     harness.destroy(&active);
     harness.destroy_id(ACTIVE, active.id);
     harness.settle();
-    // Other connections are established as usual.
+    // After all of these attempts, a new connection is established as usual.
     let unanswered =
         |event: &crate::cm::CmEvent| matches!(event.kind, CmEventKind::ConnectRequest { .. }).then_some(());
     while harness.take_event(PASSIVE, unanswered).is_some() {}
@@ -167,7 +167,7 @@ pub(super) fn the_depth_of_reads_is_agreed(harness: &mut Harness) {
         harness.provider(PASSIVE).accept(passive.id, &ConnectParam::default(), now).expect("an accept");
         assert_eq!(harness.established(&active).1.initiator_depth, depth);
         assert!(harness.established(&passive).1.responder_resources >= depth);
-        // Reads beyond the limit wait in the send queue.
+        // Post more Reads than may be outstanding. The Reads beyond this limit wait in the send queue.
         let bytes: Vec<u8> = (0..DEPTH as u8).collect();
         let source = harness.side(PASSIVE).allocate_with(&bytes);
         let (_, remote) = harness.side(PASSIVE).expose(&source, crate::mr::Access::REMOTE_READ);

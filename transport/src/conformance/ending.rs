@@ -37,7 +37,7 @@ pub(super) fn both_sides_learn_of_a_disconnect(harness: &mut Harness) {
         let pair = harness.pair();
         harness.disconnect(&pair[first]);
         assert_eq!(harness.disconnected(&pair[1 - first]), DisconnectCause::Peer);
-        // If the device waits for the peer, it notifies the first side only after the peer has disconnected, too.
+        // Some devices notify the side that disconnected first only after the other side has disconnected, too.
         harness.disconnect(&pair[1 - first]);
         assert_eq!(harness.disconnected(&pair[first]), DisconnectCause::Local);
     }
@@ -84,8 +84,8 @@ pub(super) fn nothing_happens_after_a_destroy(harness: &mut Harness) {
     }
 }
 
-/// After a queue pair is destroyed, its completions may still be polled. After that, its entries of the completion
-/// queue are free.
+/// The completions of a destroyed queue pair can still be polled. Once a poll has found the completion queue empty, the
+/// entries that the queue pair had reserved in it are free.
 pub(super) fn a_destroyed_queue_pair_gives_its_places_back(harness: &mut Harness) {
     let cq = harness.create_cq(ACTIVE, 2 * DEPTH);
     let spec = Spec { cq: Some(cq), ..Spec::default() };
@@ -109,7 +109,7 @@ pub(super) fn a_receive_after_the_flush_is_not_filled(harness: &mut Harness) {
     harness.disconnect(&active);
     harness.flushed(&active);
     let place = harness.side(ACTIVE).allocate(SLOT);
-    // A device may also refuse the receive.
+    // A device may also refuse to post this receive.
     if harness.post_recvs(&active, std::slice::from_ref(&place)).is_ok() {
         harness.post_sends_unchecked(&passive, 2);
         harness.settle();
@@ -125,8 +125,8 @@ pub(super) fn a_send_after_the_flush_is_flushed(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.disconnect(&active);
     harness.flushed(&active);
-    // A device may flush only work requests that are posted after it has ended the connection. Some devices end the
-    // connection when the peer has answered, or after a long time without an answer.
+    // A device need not flush a new work request before it has ended the connection. Some devices end the connection
+    // only when the peer has disconnected, too, or after a long time limit. So let the peer disconnect first.
     harness.disconnected(&passive);
     harness.disconnect(&passive);
     harness.disconnected(&active);

@@ -30,8 +30,8 @@ pub trait Factory: fmt::Debug {
         &[]
     }
 
-    /// Returns the timeout for each event for which a case waits. It ends a case that hangs. Choose it so long that a
-    /// busy machine does not reach it.
+    /// Returns the timeout for each event for which a case waits. The timeout ends a case that hangs. It must be long
+    /// enough that a case on a busy machine does not reach it.
     fn patience(&self) -> Duration {
         Duration::from_secs(300)
     }
@@ -51,7 +51,7 @@ pub trait Factory: fmt::Debug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the features and roles")]
 pub enum Need {
-    // Features of the device.
+    // The needs from here to `PromptInvalidation` are features of the device.
     Reads,
     Writes,
     Atomics,
@@ -67,7 +67,7 @@ pub enum Need {
     OrderlyDisconnect,
     /// No peer can use a remote key after it is invalidated: [`Features::LATE_PLACEMENT`] is absent.
     PromptInvalidation,
-    // Roles of the provider.
+    // The needs from here on are roles of the provider.
     SharedReceives,
     RemoteKeys,
     Liveness,

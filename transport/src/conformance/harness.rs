@@ -63,7 +63,7 @@ pub(super) struct Spec {
     pub(super) receives: usize,
     pub(super) max_inline: u32,
     pub(super) srq: Option<SrqId>,
-    /// The completion queue of the end; `None` for a new one.
+    /// The completion queue of the end. With `None`, the harness creates a new one for this end.
     pub(super) cq: Option<CqId>,
 }
 
@@ -94,8 +94,8 @@ enum PollMode {
     Manual,
 }
 
-/// A completion that the harness has polled and the case has not used yet. For a receive, also the ranges of its
-/// memory.
+/// A completion that the harness has polled and the case has not used yet. The completion of a receive comes with the
+/// ranges of the receive's memory.
 #[derive(Debug)]
 struct PolledCompletion {
     wc: WorkCompletion,
@@ -117,7 +117,8 @@ pub(super) struct HarnessSide {
     /// The completion queues that had an event, in the order of the events.
     pub(super) notified: Vec<CqId>,
     ledger: Ledger,
-    /// The vector of the last poll. It may begin with old completions, and `kept` is their number.
+    /// The vector to which the last poll has appended completions. It may begin with completions of an earlier poll.
+    /// `kept`, the next field, is the number of these.
     polled: Vec<WorkCompletion>,
     kept: usize,
     /// The keys of the ids that the case has destroyed.
@@ -149,7 +150,8 @@ impl HarnessSide {
         count
     }
 
-    /// Polls a queue in the mode `Awake` until it is empty after it was armed.
+    /// Does nothing unless the queue's mode is `Awake`. Polls the queue until it is empty, arms it, and polls it again.
+    /// Repeats this until the queue is empty after it was armed, and sets its mode to `Armed`.
     fn drain(&mut self, cq: CqId) {
         while self.queues.get(&cq.0) == Some(&PollMode::Awake) {
             while self.poll(cq) > 0 {}
@@ -200,7 +202,7 @@ impl HarnessSide {
     }
 
     /// Writes a part of the memory to the peer by an immediate write, and then overwrites the part. Returns false if
-    /// the provider could not write it immediately.
+    /// the provider could not write the part immediately.
     pub(super) fn write_now(&mut self, end: &ConnectionEnd, part: &Range<usize>, remote: RemoteAddress) -> bool {
         let written = self.station.write_now(end.qp, part.clone(), remote).expect("a part of the memory");
         self.station.write(part.start, &vec![0xee; part.len()]).expect("a part of the memory");
@@ -243,7 +245,8 @@ pub struct Harness {
     sides: Vec<HarnessSide>,
     environment: Box<dyn Environment>,
     patience: Duration,
-    /// For a case with a known deviation: the message of the wait that fails, and the timeout of that wait.
+    /// For a case with a known deviation: the message of the wait that the deviation causes to fail, and the timeout of
+    /// that wait. `None` for other cases.
     known: Option<(&'static str, Duration)>,
     grace: Duration,
     ends: Vec<ConnectionEnd>,
@@ -329,8 +332,8 @@ impl Harness {
         }
     }
 
-    /// Drives the sides until `ready` returns `Some`, and returns its value. Panics after the timeout; `what` is for
-    /// the message.
+    /// Drives the sides until `ready` returns `Some`, and returns its value. Panics if the timeout passes before.
+    /// `what` names the awaited event in the panic's message.
     #[track_caller]
     pub(super) fn wait_for<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let missing = format!("no {what}");
@@ -399,7 +402,7 @@ impl Harness {
         (listener, SocketAddr::new(address.ip(), bound.port()))
     }
 
-    /// Returns the listener of the passive side, and its address. Makes it at the first call.
+    /// Returns the listener of the passive side, and its address. The first call makes the listener.
     pub(super) fn listener(&mut self) -> (CmId, SocketAddr) {
         let listener = self.listener.unwrap_or_else(|| self.listen(PASSIVE));
         *self.listener.insert(listener)
@@ -413,7 +416,7 @@ impl Harness {
     }
 
     /// Starts a connection attempt that fails at `deadline`. Waits until its address is resolved, and returns its id.
-    /// Returns `None` if the deadline passes before.
+    /// Returns `None` if the deadline passes before the address is resolved.
     #[track_caller]
     pub(super) fn resolved_by(&mut self, to: SocketAddr, deadline: Instant) -> Option<CmId> {
         let id = self.provider(ACTIVE).resolve(to, &PathOptions::default(), deadline).expect("an attempt");
@@ -508,7 +511,8 @@ impl Harness {
         [active, passive]
     }
 
-    /// Enables the extensions on both ends of a connection, if the provider has this role.
+    /// Enables the extensions on both ends of a connection. Does nothing if the provider does not have the role
+    /// `Extensions`.
     pub(super) fn enable_extensions(&mut self, pair: &[ConnectionEnd; 2]) {
         for end in pair {
             if let Some(role) = self.provider(end.side).extensions() {
@@ -774,7 +778,7 @@ fn port_in_use(event: &CmEvent) -> Option<()> {
     failure.to_string().contains(&format!("(os error {})", libc::EADDRINUSE)).then_some(())
 }
 
-/// Returns the number of work requests of a chain that the provider has posted.
+/// Returns how many of the `all` work requests of a chain were posted, from the `result` of the post.
 fn taken<T>(result: &Result<T, PostError>, all: usize) -> usize {
     let taken = result.as_ref().map_or_else(|error| error.posted, |_| all);
     assert!(taken < all || result.is_ok(), "a chain that is taken whole is no error");

@@ -38,8 +38,8 @@ struct QueuePairWork {
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     work: BTreeMap<Key, QueuePairWork>,
-    /// The work requests of the queue pair that was destroyed last. Their completions may still be polled. They name
-    /// that queue pair, or none.
+    /// The work requests of the queue pair that was destroyed last. Their completions may still be polled. Such a
+    /// completion has the handle of that queue pair, or of none.
     left: Option<QueuePairWork>,
     shared: BTreeMap<u64, RecvRanges>,
 }
@@ -56,8 +56,8 @@ impl Ledger {
         self.left = self.work.remove(&qp.0);
     }
 
-    /// Records that all completions of the queue pair that was destroyed last were polled. The ledger accepts no more
-    /// of them.
+    /// Records that all completions of the queue pair that was destroyed last were polled. From now on, the ledger
+    /// accepts no completion of that queue pair.
     pub(super) fn forget(&mut self) {
         self.left = None;
     }
@@ -114,7 +114,7 @@ impl Ledger {
         let overtaken = work.sends.range(..at).find(|sent| overtakes(sent));
         assert!(overtaken.is_none(), "completes before an earlier work request: {wc:?}, {overtaken:?}");
         let sent = work.sends.remove(at);
-        // The unsignaled sends that were posted before this one are done as well.
+        // The unsignaled sends that were posted before the completed send are done as well.
         let mut nth = 0;
         work.sends.retain(|sent| {
             nth += 1;

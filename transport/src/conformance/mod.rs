@@ -1,5 +1,5 @@
 //! The test suite for the contract of [`Provider`](crate::Provider). Each case checks one sentence of
-//! [`crate::provider`] or [`crate::roles`]. It runs on two or three providers, without a reactor.
+//! [`crate::provider`] or [`crate::roles`]. A case runs on two or three providers, without a reactor.
 //!
 //! The author of a provider writes a [`Factory`], which makes the providers of a case and their [`Environment`]. An
 //! environment is a clock and a poller: those of the system ([`System`]), or virtual ones.
@@ -52,8 +52,8 @@ pub enum CaseOutcome {
     Passed,
     /// The case was not run, because the device does not meet this need.
     Missing(Need),
-    /// The case has failed because of a known deviation of the device. The text describes the deviation, and has the
-    /// message of the failure.
+    /// The case has failed because of a known deviation of the device. The text describes the deviation, and contains
+    /// the message with which the case failed.
     Deviates(String),
 }
 
@@ -208,7 +208,7 @@ pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<CaseOutcome, CaseF
     if let Some(need) = case.needs.iter().find(lacks) {
         return Ok(CaseOutcome::Missing(*need));
     }
-    // A deviation excuses only a failure of the case itself, and not one of the preparations.
+    // A known deviation excuses only a failure of the case itself. A failure of the preparations still counts.
     let found = caught(&mut || {
         harness.iter_mut().for_each(|harness| (case.run)(harness));
         harness.take().into_iter().for_each(Harness::finish);
@@ -234,7 +234,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Runs the case with the name `name`, and prints a line.
+/// Runs the case with the name `name`, and prints a line with the result.
 ///
 /// # Panics
 /// If the case fails, or if there is no case with this name.
@@ -246,7 +246,7 @@ pub fn check(factory: &dyn Factory, name: &str) {
     }
 }
 
-/// Runs all cases whose names contain `filter`, and prints a line for each. Returns the failures.
+/// Runs all cases whose names contain `filter`, and prints a line with the result of each. Returns the failures.
 pub fn run(factory: &dyn Factory, filter: &str) -> Vec<CaseFailure> {
     let mut failures = Vec::new();
     for case in CASES.iter().filter(|case| case.name.contains(filter)) {

@@ -88,7 +88,8 @@ pub(super) fn a_fenced_send_waits_for_reads(harness: &mut Harness) {
     }
 }
 
-/// The completion of the receive has the length of the Write. The memory of the receive is not written.
+/// A Write with Immediate consumes a receive of the peer. The completion of this receive has the length of the Write,
+/// and the memory of the receive is not written.
 pub(super) fn immediate_data_follows_its_write(harness: &mut Harness) {
     let pair = harness.pair();
     harness.enable_extensions(&pair);
@@ -130,7 +131,7 @@ pub(super) fn atomics_return_the_old_value(harness: &mut Harness) {
     assert_eq!(harness.side(PASSIVE).bytes(&(target.start + 8..target.end)), [0; 56]);
 }
 
-/// If both programs must enable the extensions, the provider refuses an operation of the extensions before that.
+/// If the extensions must be enabled on both sides, the provider refuses an operation of the extensions until they are.
 pub(super) fn extensions_need_an_agreement(harness: &mut Harness) {
     let pair = harness.pair();
     let active = pair[0];

@@ -146,7 +146,8 @@ pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harnes
 
 // Cases about several smaller roles.
 
-/// `last_heard` returns the `now` of the call that has read the last data.
+/// `last_heard` returns the time that was passed, as `now`, to the call in which the provider last read data from the
+/// peer.
 pub(super) fn a_sign_of_life_has_its_time(harness: &mut Harness) {
     let (_, to) = harness.listener();
     let id = harness.resolved(to, Duration::from_secs(300));
@@ -169,7 +170,7 @@ pub(super) fn a_sign_of_life_has_its_time(harness: &mut Harness) {
     assert!(!unread, "all has been read");
 }
 
-/// Another provider accepts a connect request that was detached from its provider.
+/// A connect request is detached from the provider that received it, and another provider accepts it.
 pub(super) fn a_request_is_handed_over(harness: &mut Harness) {
     let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
     let detached = harness.provider(PASSIVE).handover().expect("the role").detach(request.id).expect("a detach");
@@ -259,8 +260,9 @@ fn ring(harness: &mut Harness, end: &ConnectionEnd) {
     harness.provider(end.side).immediate_sends().expect("the role").ring(end.qp);
 }
 
-/// An immediate send arrives after all sends that were posted before it, and before all that are posted later. This
-/// holds if `ring` passes it to the network, and if the next post does.
+/// An immediate send arrives after all sends that were posted before it, and before all sends that are posted later.
+/// The provider passes an immediate send to the network in `ring` or in the next post; the order is the same in both
+/// cases.
 pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let mut sent = 0;
@@ -279,7 +281,8 @@ pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
                 sent += 1;
             }
         }
-        // The next signaled send also completes the unsignaled sends before it.
+        // In half of the rounds, `ring` passes the sends to the network. In the others, the post of a signaled send
+        // does, and its completion also frees the entries of the unsignaled sends before it.
         if round % 4 < 2 {
             ring(harness, &active);
         } else {
@@ -362,10 +365,10 @@ pub(super) fn an_immediate_send_needs_a_connection(harness: &mut Harness) {
     harness.disconnected(&passive);
 }
 
-/// The length of a message that the peer reads in place if it is in lent memory, in bytes.
+/// The length, in bytes, of messages that the peer reads in place if they are sent from lent memory.
 const LONG: usize = 100_000;
 
-/// Returns a message of this length, with bytes that depend on `seed`.
+/// Returns a message of [`LONG`] bytes, which depend on `seed`.
 fn long(seed: u8) -> Vec<u8> {
     (0..LONG).map(|at| (at / 7) as u8 ^ seed).collect()
 }

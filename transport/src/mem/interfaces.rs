@@ -17,8 +17,9 @@ pub struct Interface {
     pub mtu: u32,
 }
 
-/// Returns the interface that has an address. For any IPv4 loopback address this is the loopback interface, even if the
-/// system lists only another loopback address there. `socket` may be any socket: it is used only for an `ioctl`.
+/// Returns the interface that has an address. For any IPv4 loopback address (127.0.0.0/8), returns the loopback
+/// interface, even if the system lists that interface only with a different loopback address. `socket` may be any
+/// socket: it is used only for an `ioctl`.
 ///
 /// # Errors
 /// `AddrNotAvailable` if no interface has the address; otherwise the system's error.

@@ -152,7 +152,8 @@ impl<'a> RecvSlice<'a> {
     }
 }
 
-/// Converts the result of a system call into the number of bytes that it transferred, or into the system's error.
+/// Converts the result of a system call into the number of bytes that the call has transferred, or into the system's
+/// error.
 fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -64,8 +64,7 @@ pub struct Memory {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
-    /// The memory file that holds the bytes, for sending its descriptor to another process. `None` if there is none to
-    /// send.
+    /// The memory file that holds the bytes, if its descriptor may be sent to another process. Otherwise `None`.
     file: Option<OwnedFd>,
 }
 
@@ -146,7 +145,7 @@ impl Memory {
     }
 
     /// Makes a memory of the bytes of a vector. Copies the bytes if the vector does not begin at a multiple of 8, or if
-    /// its capacity does not suffice for whole words.
+    /// its capacity is too small to round its length up to whole words.
     ///
     /// # Errors
     /// `InvalidInput` for an empty vector; `ENOMEM` if a copy is necessary and the system has no memory left.
@@ -250,10 +249,14 @@ impl Memory {
     /// posted. Returns `None` if the part is not inside the memory, or is longer than [`Sge::MAX_LEN`].
     ///
     /// # Safety
-    /// The promise lasts from the post of a work request with this entry until its completion was polled, or until
-    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned. In this time the memory is not
-    /// freed. Only the functions of this type, peers and other work requests use the words of this part. References to
-    /// these words are allowed only while nothing writes them; a receive, a read or an atomic writes them.
+    /// The caller promises the following for the time from the post of a work request with this entry until the work
+    /// request's completion was polled, or until [`destroy_id`](crate::Provider::destroy_id) of its queue pair has
+    /// returned.
+    ///
+    /// - The memory is not freed.
+    /// - Only the functions of this type, peers and other work requests use the words of this part.
+    /// - References to these words exist only while nothing writes the words. A receive, a read and an atomic operation
+    ///   write them.
     #[must_use]
     #[inline]
     pub unsafe fn shared_entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
@@ -335,7 +338,7 @@ mod tests {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    // If memory is on the heap (Miri, fuzzing), there are no mappings to test.
+    // Under Miri and in fuzzing, a `Memory` is on the heap, so there are no mappings to test.
     #[cfg(not(any(fuzzing, heap_memory)))]
     #[test]
     fn large_mappings_are_aligned_and_take_huge_pages() {

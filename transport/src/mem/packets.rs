@@ -9,7 +9,7 @@ use std::ptr;
 
 /// The maximum number of packets in a batch.
 const BATCH: usize = 32;
-/// The number of packets that a receive call requests at least.
+/// The minimum number of packets that a receive call requests.
 const FEW: usize = 4;
 
 /// A batch of packets that were received or will be sent. Each packet has its own buffer, and the address of the other
@@ -200,7 +200,7 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
 }
 
 /// Replaces the packets of the batch by received packets. Returns their number, and true if the socket has no more
-/// packets. A packet that is longer than its buffer becomes an empty packet.
+/// packets, or false if it may have more. A packet that is longer than its buffer becomes an empty packet.
 ///
 /// # Errors
 /// The errors of `recvmmsg`(2), including `WouldBlock`.
@@ -284,7 +284,8 @@ pub(crate) fn take_network_error(socket: BorrowedFd<'_>) -> io::Result<(Option<S
         return Err(io::Error::last_os_error());
     }
     let mut why = io::Error::from(io::ErrorKind::Other);
-    // SAFETY: the kernel has filled in the header and the control data. An entry with the length of a report holds one.
+    // SAFETY: the kernel has filled in the header and the control data. A control message of the type `RECVERR` that is
+    // long enough for an error report contains one.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
@@ -331,7 +332,8 @@ mod tests {
             assert_eq!(send_packets(a.as_fd(), &out, 0).unwrap(), BATCH);
             assert_eq!(send_packets(a.as_fd(), &out, BATCH - 1).unwrap(), 1);
             let mut all = 0;
-            // Each receive call requests more packets while more arrive. The last packet was sent twice.
+            // As long as more packets wait, each receive call requests twice as many as the one before. One more than
+            // `BATCH` packets wait, because the last one was sent twice.
             for (count, drained) in [(4, false), (8, false), (16, false), (5, true)] {
                 assert_eq!(receive_packets(b.as_fd(), &mut inn).unwrap(), (count, drained));
                 for nth in 0..count {

@@ -7,8 +7,8 @@ use super::iovec::{RecvSlice, SendSlice};
 use super::{Span, words};
 use crate::mr::LocalKey;
 
-/// A scatter/gather entry (`ibv_sge` in `ibv_post_send`(3)): a part of registered memory, with a promise about its
-/// other users.
+/// A scatter/gather entry (`ibv_sge` in `ibv_post_send`(3)): a part of registered memory, with a promise of the program
+/// about the other users of that part.
 ///
 /// There are two kinds of entries. They differ in the users that the bytes may have, besides the provider, while a work
 /// request with the entry is posted:
@@ -51,11 +51,16 @@ impl Sge {
     /// [`Sge::MAX_LEN`].
     ///
     /// # Safety
-    /// The promise lasts from the post of a work request with this entry until its completion was polled, or until
-    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned. In this time the bytes are valid and
-    /// initialised. For a send or a write, nothing changes them. For a receive, a read or an atomic operation, nothing
-    /// but the provider uses them. The promise includes bytes of a [`super::Memory`] that are in the same aligned word
-    /// of 8 bytes as one of these bytes.
+    /// The caller promises the following for the time from the post of a work request with this entry until the work
+    /// request's completion was polled, or until [`destroy_id`](crate::Provider::destroy_id) of its queue pair has
+    /// returned.
+    ///
+    /// - The bytes are valid and initialised.
+    /// - If the work request is a send or a write, nothing changes the bytes.
+    /// - If it is a receive, a read or an atomic operation, nothing but the provider uses the bytes.
+    ///
+    /// If the bytes are in a [`super::Memory`], the promise also covers all other bytes of the aligned 8-byte words in
+    /// which they are.
     #[must_use]
     #[inline]
     pub const unsafe fn new(base: NonNull<u8>, len: u32, key: LocalKey) -> Self {
@@ -195,10 +200,10 @@ impl Sge {
     /// The entry has `len` bytes, and the caller may write `len` bytes at `to`.
     #[inline]
     pub(super) unsafe fn copy(&self, to: *mut u8, len: usize) {
-        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` is of a posted send, which nothing
-        // changes, or of a posted receive, which only the provider changes, and not during this call. The bytes of an
-        // entry of `shared_entry` are a part of a `Memory`, which only atomic operations and devices use. The caller
-        // owns the bytes at `to`, so they are not in posted memory.
+        // SAFETY: the bytes are valid by the promise of the entry. While an entry of `new` is posted, nothing changes
+        // the bytes of a send, and only the provider changes the bytes of a receive, but not during this call. The
+        // bytes of an entry of `shared_entry` are a part of a `Memory`, and only atomic operations and devices use
+        // these bytes. The caller owns the bytes at `to`, so they are not in posted memory.
         unsafe {
             if self.is_shared() {
                 words::load(self.base, to, len);
@@ -212,10 +217,10 @@ impl Sge {
     #[inline]
     pub(crate) fn fill(&self, bytes: &[u8]) {
         let len = self.len().min(bytes.len());
-        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` is of a posted receive or read, so
-        // until its completion nothing but the provider uses the bytes. The provider holds no reference to them between
-        // calls. The bytes of an entry of `shared_entry` are a part of a `Memory`, which only atomic operations and
-        // devices use.
+        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` belongs to a posted receive or
+        // read, so nothing but the provider uses the bytes until that work request completes. The provider holds no
+        // reference to them between calls. The bytes of an entry of `shared_entry` are a part of a `Memory`, and only
+        // atomic operations and devices use these bytes.
         unsafe {
             if self.is_shared() {
                 words::store(bytes.as_ptr(), self.base, len);

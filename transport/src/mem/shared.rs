@@ -62,8 +62,9 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Removes the memory file's descriptor from the memory and returns it. `None` if the memory has none. For a caller
-    /// that sends the descriptor to one process and then closes it.
+    /// Removes the descriptor of the memory file from this `Memory`, and returns the descriptor. Returns `None` if
+    /// there is no descriptor. A caller that sends the descriptor to only one process uses this function, and closes
+    /// the descriptor after it is sent.
     pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
@@ -141,7 +142,8 @@ impl Window {
     }
 }
 
-/// Maps a file. The caller has checked its size. The caller has sealed the size, or seals it after this call.
+/// Maps `len` bytes of a memory file. The caller has checked that the file has this size, and seals the size before or
+/// after this call.
 fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
     // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
     let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };

@@ -17,7 +17,8 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// Makes a part of `memory` from `start` on. Returns `None` if it is not inside the memory.
+    /// Makes a span of the `len` bytes of `memory` from `start` on. Returns `None` if these bytes are not inside the
+    /// memory.
     #[inline]
     pub(super) fn new(memory: &'a Memory, start: usize, len: usize) -> Option<Self> {
         if start.checked_add(len)? > memory.len() {
@@ -98,10 +99,10 @@ impl<'a> Span<'a> {
         Self { base, len: len.min(self.len - offset), memory: PhantomData }
     }
 
-    /// Calls `each` with the first `len` bytes of the span, for example to compute a checksum. The local program's RDMA
-    /// Read has placed these bytes; `entry` is the rest of the Read's local entry, which begins at this span. If
-    /// nothing else may use the bytes of `entry`, `each` gets them in place. Otherwise `each` gets copies of
-    /// consecutive parts.
+    /// Calls `each` with the first `len` bytes of the span, for example to compute a checksum. These bytes were placed
+    /// by an RDMA Read of the local program. `entry` is the part, from this span on, of that Read's local
+    /// scatter/gather entry. If nothing else may use the bytes of `entry`, `each` gets the bytes in place. Otherwise
+    /// `each` gets copies of consecutive parts.
     pub(crate) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
         let len = len.min(self.len);
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {

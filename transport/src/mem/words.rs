@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The length of a word, in bytes.
 pub(super) const WORD: usize = 8;
 
-/// The maximum number of attempts of a compare-and-exchange. With correct users of a word, a few attempts fail. A peer
-/// that writes the word continuously could make every attempt fail.
+/// The maximum number of attempts of a compare-and-exchange. If all users of a word are correct, at most a few attempts
+/// fail. A peer that writes the word continuously could make every attempt fail.
 pub(super) const ROUNDS: usize = 1 << 16;
 
 /// From this number of words on, a copy uses one string instruction if the processor has it. For 64 KiB this is as fast
@@ -45,8 +45,8 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
     let mut done = 0;
     if head > 0 && len > 0 {
         done = head.min(len);
-        // SAFETY: the first byte is one of those to copy. The range ends within the word of this byte, or with the
-        // copy.
+        // SAFETY: the first byte is one of those to copy. The range ends at the end of this byte's word, or earlier if
+        // there are not so many bytes to copy.
         unsafe {
             let (word, within) = word(from);
             let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
@@ -79,8 +79,8 @@ pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
     let mut done = 0;
     if head > 0 && len > 0 {
         done = head.min(len);
-        // SAFETY: the first byte is one of those to write. The range ends within the word of this byte, or with the
-        // copy.
+        // SAFETY: the first byte is one of those to write. The range ends at the end of this byte's word, or earlier if
+        // there are not so many bytes to copy.
         unsafe { merge(to, from, done) };
     }
     let count = (len - done) / WORD;
@@ -211,7 +211,7 @@ unsafe fn transfer_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
     }
 }
 
-/// Copies `count` words by one instruction. An address whose words have other users must be aligned.
+/// Copies `count` words by one string instruction. An address whose words have other users must be aligned.
 ///
 /// # Safety
 /// The requirements of [`load_words`], [`store_words`] or [`transfer_words`].

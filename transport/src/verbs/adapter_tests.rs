@@ -1,5 +1,5 @@
-//! The provider on adapters that behave differently from siw and rxe. The device is a fake (`fake`). Each test names the source code of the
-//! driver that the fake imitates.
+//! Tests of the provider on adapters that behave differently from siw and rxe. The adapter is a fake (`fake`). Each test names the source
+//! code of the driver that the fake imitates.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,7 +90,7 @@ impl AdapterTest {
             None => self.verbs.create_qp(id, &attr).unwrap(),
         };
         self.verbs.connect(id, &ConnectParam::default()).unwrap();
-        // On iWARP a private thread makes the call that connects.
+        // Wait for the event: on iWARP, a private thread calls `rdma_connect`.
         until("the connection is up", || {
             let events = self.events();
             let is_up = matches!(events[..], [CmEventKind::Established { .. }]);
@@ -221,7 +221,9 @@ fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
     post(&mut world, srq, 0..4).unwrap();
     for round in 0..100 {
         let taken = world.fake.take_shared(&end.handle);
-        // A failed send completes before a failed receive, both in the same entries of the array in each round.
+        // In each round a failed send completes before a failed receive. So a failed send is always in the first entry
+        // of the provider's poll buffer, and a failed receive in the second. The opcodes in these entries are never
+        // written.
         world.fake.complete(&end.handle, failed(77));
         world.fake.complete(&end.handle, failed(taken));
         let done = world.poll(cq);
@@ -324,8 +326,9 @@ fn unreachable_after_it_was_established() {
     assert!(why.starts_with("the peer became unreachable: "), "{why}");
 }
 
-/// A queue pair in the error state may hold a shared receive until the event of its last receive (InfiniBand
-/// Architecture Specification, volume 1, 10.2.9.2; SPDK waits for this event in lib/nvmf/rdma.c).
+/// A queue pair in the error state may hold a shared receive until the device reports the event
+/// `IBV_EVENT_QP_LAST_WQE_REACHED` (InfiniBand Architecture Specification, volume 1, 10.2.9.2; SPDK waits for this
+/// event in lib/nvmf/rdma.c).
 #[test]
 fn a_shared_receive_in_progress_comes_back() {
     let mut world = AdapterTest::new(Personality { holds_a_receive: true, ..Personality::default() });
@@ -352,7 +355,8 @@ fn a_shared_receive_in_progress_comes_back() {
     assert_eq!(world.verbs.next_deadline(), None);
 }
 
-/// Not every driver sends the event of the last receive, so the provider waits for it only until a time limit.
+/// Not every driver reports the event `IBV_EVENT_QP_LAST_WQE_REACHED`, so the provider waits for this event only until
+/// a time limit.
 #[test]
 fn the_last_receive_is_not_waited_for_for_ever() {
     let mut world = AdapterTest::new(Personality::default());
@@ -364,7 +368,8 @@ fn the_last_receive_is_not_waited_for_for_ever() {
     assert!(until - world.now <= Duration::from_secs(1));
     world.later(until - world.now);
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
-    // If the event arrives before the queue pair is destroyed, the provider does not wait.
+    // If the event `IBV_EVENT_QP_LAST_WQE_REACHED` arrives before `destroy_id`, then `destroy_id` destroys the queue
+    // pair immediately.
     let (id, _) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
     world.verbs.disconnect(end.id, world.now).unwrap();
@@ -374,7 +379,8 @@ fn the_last_receive_is_not_waited_for_for_ever() {
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
-/// If the device is removed or the provider is dropped, queue pairs are destroyed without waiting for the event.
+/// If the device is removed or the provider is dropped, queue pairs on a shared queue are destroyed without waiting for
+/// the event `IBV_EVENT_QP_LAST_WQE_REACHED`.
 #[test]
 fn nothing_is_left_waiting_when_the_provider_goes() {
     let mut world = AdapterTest::new(Personality::default());
@@ -411,8 +417,8 @@ fn one_bad_queue_ends_its_connections_only() {
     assert_eq!(world.poll(good.cq).len(), 1);
 }
 
-/// The failure of a queue pair, and the overrun of a completion queue, end only the connections that use them. Each connection is notified
-/// once, with the reason. The completion queue is marked as failed.
+/// The failure of a queue pair, and the overrun of a completion queue, end only the connections that use them. The provider reports the end
+/// of each of these connections once, with the reason. The completion queue is marked as failed.
 #[test]
 fn queues_that_fail_are_told_to_their_connections() {
     let mut world = AdapterTest::new(Personality::default());
@@ -494,14 +500,14 @@ fn a_registration_that_is_not_given_back_keeps_its_memory() {
             }
         }
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (3, 2), "both registrations hold it");
-        // A later call can succeed.
+        // When the device no longer refuses, the calls succeed.
         world.fake.fail("dereg_mr", 0);
         world.verbs.remote_keys().unwrap().invalidate(region.id).unwrap();
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (2, 1), "the remote key is gone");
         world.verbs.deregister(region.id).unwrap();
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (1, 0));
     }
-    // The memory is not freed when the provider is dropped, either.
+    // If the device still refuses when the provider is dropped, the memory is not freed, either.
     let weak = Arc::downgrade(&memory);
     world.verbs.register(device, &memory, 0..memory.len(), Access::REMOTE_WRITE).unwrap();
     drop(memory);
@@ -534,8 +540,8 @@ fn what_the_kernel_has_torn_down_counts_as_given_back() {
 }
 
 /// If the device does not destroy a queue pair, the queue pair may still use the memory that was posted to it. So `destroy_id` fails. The
-/// entries that the queue pair has reserved in its completion queue and shared queue stay reserved, and these queues are not destroyed
-/// before it.
+/// entries that the queue pair has reserved in its completion queue and shared queue stay reserved, and these queues cannot be destroyed
+/// before the queue pair.
 #[test]
 fn a_queue_pair_that_is_not_destroyed_is_reported() {
     let mut world = AdapterTest::new(Personality::default());
@@ -595,7 +601,8 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
         world.verbs.destroy_cq(cq).unwrap();
         assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::Stale { .. })));
     }
-    // The queue is not freed when the provider is dropped, either.
+    // If the device still refuses to destroy a shared receive queue when the provider is dropped, the queue is not
+    // freed, either.
     let mut world = AdapterTest::new(Personality::default());
     shared(&mut world);
     world.fake.fail("destroy_srq", libc::EBUSY);
@@ -606,15 +613,15 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
     assert!(freed.is_empty(), "what the queue uses is kept: {freed:?}");
 }
 
-/// A queue pair that is destroyed later must be in the error state until then. If the device refuses the error state, the queue pair may
-/// still use the posted memory, so `destroy_id` fails.
+/// If another thread shares an id, the id's queue pair is destroyed only when that thread drops its share. Until then, the queue pair must
+/// be in the error state. If the device refuses the error state, the queue pair may still use the posted memory, so `destroy_id` fails.
 #[test]
 fn an_error_state_that_is_refused_is_reported() {
     let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, _) = shared(&mut world);
     let (id, device) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
-    // A private thread that connects on iWARP shares the id in this way.
+    // Share the id, as a private thread that connects on iWARP does.
     let held = Arc::clone(&world.verbs.id(end.id).unwrap().raw);
     world.fake.fail("modify_qp", libc::EIO);
     let why = world.verbs.destroy_id(end.id, world.now).unwrap_err().to_string();
@@ -631,9 +638,9 @@ fn an_error_state_that_is_refused_is_reported() {
     drop(held);
 }
 
-/// One provider reads an event from the device and passes a copy to the other. When the second provider processes the copy, the event's
-/// queue pair may be destroyed. A new queue pair may have the same key, because every provider counts keys in the same way, and the same
-/// address.
+/// One provider reads an event from the device and passes a copy to the other. The queue pair of the event may be destroyed before the
+/// second provider processes the copy. A new queue pair of the second provider may have the same key, because every provider counts keys in
+/// the same way. It may also have the same address. The event must not be reported for the new queue pair.
 #[test]
 fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
     let mut first = AdapterTest::new(Personality { reuses_memory: true, ..Personality::default() });
@@ -729,7 +736,7 @@ fn settings_reach_the_library() {
     assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
 }
 
-/// A completion whose queue pair number is unknown has the handle of no queue pair.
+/// If no queue pair has the number in a completion, the program gets the completion with the handle `QpId(Key::NONE)`.
 #[test]
 fn a_completion_of_an_unknown_queue_pair_names_none() {
     let mut world = AdapterTest::new(Personality::default());

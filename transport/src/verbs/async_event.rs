@@ -4,7 +4,7 @@ use super::ffi::QueueName;
 use super::sys::{ibv_async_event, ibv_event_type as ty};
 use crate::event::DeviceEventKind;
 
-/// A copy of an asynchronous event. A queue that the event concerns is identified by its name.
+/// A copy of an asynchronous event. The copy contains a [`QueueName`] in place of the pointer to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncEvent {
     /// An event of a queue pair.

@@ -16,13 +16,13 @@ use crate::wr::MAX_SGE;
 
 /// The length of the private data that a request of InfiniBand's connection manager carries, in bytes, without the kernel's header.
 const IB_PRIVATE_DATA: usize = 56;
-/// The length of the private data that MPA carries, in bytes. MPA's length field has one byte, and its enhanced
-/// connection setup uses four of the bytes.
+/// The length of the private data of the program that MPA carries, in bytes. The length field of librdmacm
+/// (`private_data_len`) has one byte, so it allows 255 bytes. MPA's enhanced connection setup uses 4 of these.
 const IWARP_PRIVATE_DATA: usize = 251;
 /// The sizes of inline sends that `probe_inline` tries, in bytes.
 const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 16];
 
-/// Limits of a device that [`Capabilities`] does not have.
+/// Properties and limits of a device for which [`Capabilities`] has no field.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) iwarp: bool,
@@ -67,8 +67,8 @@ pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Cap
     if ibv_reg_dmabuf_mr().is_some() && limits.driver == Driver::Other {
         capabilities.features |= Features::DMABUF;
     }
-    // Siw is the only iWARP device that does not check the right (drivers/infiniband/sw/siw/siw_qp_rx.c,
-    // siw_proc_rresp).
+    // An iWARP device requires the remote right to write for the local memory of a Read. Only siw does not check this
+    // right (drivers/infiniband/sw/siw/siw_qp_rx.c, siw_proc_rresp).
     if limits.iwarp && limits.driver != Driver::Siw {
         capabilities.features |= Features::OPEN_READ_SINKS;
     }
@@ -77,7 +77,8 @@ pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Cap
     if limits.driver == Driver::Siw {
         capabilities.features |= Features::LATE_PLACEMENT;
     } else {
-        // Siw is excluded, because its queues raise no event if they are armed for solicited completions.
+        // Siw does not have this feature: its completion queues raise no event if they are armed for solicited
+        // completions only.
         capabilities.features |= Features::SOLICITED_EVENTS;
     }
     add_extended(device.context(), &mut capabilities);
@@ -125,8 +126,8 @@ fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     let mut capabilities = Capabilities::portable(features);
     let positive = |limit: c_int| u32::try_from(limit).unwrap_or(0);
     capabilities.max_sge = positive(attr.max_sge).min(MAX_SGE as u32);
-    // Reads have their own limit. The general limit of siw has more entries than a Read can fill, and siw reports no
-    // error for a Read with too many entries.
+    // The limit of scatter/gather entries for Reads is a separate attribute. On siw it is smaller than the limit for
+    // other work requests, and siw reports no error for a Read with too many entries.
     capabilities.max_read_sge = match attr.max_sge_rd {
         0 if limits.iwarp => 1,
         0 => capabilities.max_sge,
@@ -171,7 +172,8 @@ pub(super) fn port_attr(context: *mut ibv_context, port: u8) -> Result<ibv_port_
     Ok(attr)
 }
 
-/// Returns `Ok(Ok(()))` if a port can carry traffic. Returns `Ok(Err(text))` with the name of its state if it cannot.
+/// Queries the state of a port. Returns `Ok(Ok(()))` if the port can carry traffic, and `Ok(Err(state))` with a
+/// description of the state if it cannot. Returns `Err` if the query fails.
 pub(super) fn port_state(context: *mut ibv_context, port: u8) -> Result<std::result::Result<(), &'static str>> {
     use ibv_port_state as state;
     Ok(match port_attr(context, port)?.state {

@@ -45,7 +45,8 @@ pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> 
     (chain, None)
 }
 
-/// Converts the result of a post. After an error, the device has accepted the work requests before `bad`.
+/// Converts the return code `rc` of a post into a `Result`. If the post has failed, the device has accepted the work
+/// requests of the chain before `bad`, and the error contains their number.
 pub(super) fn posted<T>(
     rc: c_int,
     first: *mut T,
@@ -61,15 +62,15 @@ pub(super) fn posted<T>(
     let taken = if bad.is_null() { 0 } else { bad.addr().wrapping_sub(first.addr()) / size_of::<T>() };
     let source = post_failure(rc);
     let error = match source.raw_os_error() {
-        // Siw returns either of two codes for a full queue.
+        // Siw returns one of these two codes if the queue is full.
         Some(libc::ENOMEM | libc::ENOBUFS) => Error::QueueFull { queue, depth },
         _ => Error::io(call, source),
     };
     Err(PostError { posted: if taken < count { taken } else { 0 }, error })
 }
 
-/// Converts the return code of a post into an error. A post returns the error itself. So -1 means `EPERM`, and not that
-/// the error is in `errno`.
+/// Converts the return code of a post into an error. A post returns the error number itself, and does not set `errno`.
+/// So -1 means `EPERM` (error number 1).
 fn post_failure(rc: c_int) -> io::Error {
     if rc == -1 { io::Error::from_raw_os_error(libc::EPERM) } else { failure(rc) }
 }
@@ -79,8 +80,8 @@ fn post_failure(rc: c_int) -> io::Error {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InlineLimits {
     pub(super) send: u32,
-    /// The limit of a Send with Invalidate. It is 0 on siw, which supports inline data only for plain Sends and Writes. Siw rejects such a
-    /// Send with Invalidate with `EINVAL`, and then its queue stalls (`siw_post_send` in the kernel's
+    /// The limit of a Send with Invalidate. It is 0 on siw, which supports inline data only for plain Sends and Writes. Siw rejects a Send
+    /// with Invalidate that has inline data (`EINVAL`), and then the send queue stalls (`siw_post_send` in the kernel's
     /// drivers/infiniband/sw/siw/siw_verbs.c).
     pub(super) invalidate: u32,
 }
@@ -160,7 +161,7 @@ impl Chains {
         for (index, wr) in chain.iter().enumerate() {
             let (sg_list, mut num_sge) = self.push_sges(&wr.sges);
             if num_sge == 0 {
-                // Siw requires at least one entry, which may be empty.
+                // Siw requires that a receive has at least one entry. This entry may be empty.
                 self.sges.push(entry(&Sge::default()));
                 num_sge = 1;
             }
@@ -198,7 +199,8 @@ fn send(
     let (opcode, remote, word) = match wr.op {
         SendOp::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere(), 0),
         SendOp::SendWithImmediate(data) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere(), data.to_be()),
-        // Libsiw reads the key to be invalidated from the field for the remote key of a write.
+        // Libsiw reads the key that a Send with Invalidate invalidates from the field for the remote key of a Write. So
+        // set this field, too.
         SendOp::SendInvalidate(key) => {
             (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, rdma(RemoteAddress { address: 0, key }), key.0)
         }
@@ -208,8 +210,8 @@ fn send(
         SendOp::WriteWithImmediate(remote, data) => {
             (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, rdma(remote), data.to_be())
         }
-        // Siw answers a Read of 0 bytes with the data of an earlier Read. A Write of 0 bytes has the same effect as a
-        // Read of 0 bytes.
+        // Siw answers a Read of 0 bytes with the data of an earlier Read. So post a Write of 0 bytes instead, which has
+        // the same effect as a correct Read of 0 bytes.
         SendOp::Read(remote) if num_sge == 0 => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(remote), 0),
         SendOp::Read(remote) => (ibv_wr_opcode::IBV_WR_RDMA_READ, rdma(remote), 0),
         SendOp::CompareSwap { remote, expected, swap } => {
@@ -217,13 +219,15 @@ fn send(
         }
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
-    // Siw rejects a fence on a Read. Responses arrive in order even without the fence.
+    // Post Reads without the flag for a fence, because siw rejects it. Read responses arrive in order even without a
+    // fence.
     let wanted = if wr.op.class() == SendClass::Read { wr.flags - SendFlags::FENCE } else { wr.flags };
     let flag = |ours, theirs: ibv_send_flags| if wanted.contains(ours) { theirs.0 } else { 0 };
     let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)
         | flag(SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED)
         | flag(SendFlags::FENCE, ibv_send_flags::IBV_SEND_FENCE);
-    // The processor copies inline data, but it cannot access device memory.
+    // Do not send data from device memory inline: the processor would copy inline data, but it cannot access device
+    // memory.
     if (1..=inline.of(&wr.op)).contains(&wr.sges.total_len()) && !wr.sges.as_slice().iter().any(Sge::is_of_device) {
         flags |= ibv_send_flags::IBV_SEND_INLINE.0;
     }

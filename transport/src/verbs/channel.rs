@@ -38,12 +38,13 @@ pub(super) struct RawEvent {
     /// The new id of a connect request; `None` in other events.
     pub(super) request: Option<NewCmId>,
     pub(super) private_data: Box<[u8]>,
-    /// The read depth, from the local point of view. In a connect request, the depth that the peer requests. On an active connection, the
-    /// negotiated depth.
+    /// The read depth, from the local point of view. In a connect request it is the depth that the peer requests. In the event that an
+    /// active connection is established, it is the negotiated depth.
     pub(super) read_depth: ReadDepth,
     /// The peer or the multicast group of a datagram id, with its route.
     pub(super) peer: Option<DatagramPeer>,
-    /// The number of the join, in an event about a multicast group.
+    /// In an event about a multicast group: the number of the join that the event concerns
+    /// ([`RawId::join`](super::id::RawId::join)).
     pub(super) join: usize,
 }
 

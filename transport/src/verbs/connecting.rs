@@ -102,7 +102,7 @@ impl Verbs {
                 return Err(error);
             }
         };
-        // Report the failure by an event, as a failure that is detected later is reported.
+        // Report the failure by the event `ConnectFailed`, as failures are reported that occur after this call.
         if let Some(id) = self.ids.get_mut(key) {
             id.state = IdState::Closed;
         }

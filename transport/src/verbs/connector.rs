@@ -5,9 +5,9 @@
 //! idle thread ends after a while. The thread and the provider share the ownership of an id, and the last owner destroys it. The provider
 //! never waits for a thread.
 //!
-//! A connect to a peer that does not answer blocks for minutes. While it blocks, the kernel cannot finish the removal of its device. So
-//! when the program destroys the id, the provider interrupts the connect by sending a signal to its thread. For this, the signal needs a
-//! handler without `SA_RESTART`, so that the system call is not restarted.
+//! `rdma_connect` to a peer that does not answer blocks for minutes. While it blocks, the kernel cannot finish the removal of the id's
+//! device. So when the program destroys the id, the provider interrupts `rdma_connect` by sending a signal to the thread that is inside the
+//! call. For this, the signal needs a handler without `SA_RESTART`, so that the system call is not restarted.
 //!
 //! The handling of a signal applies to the whole process, so the provider must not use a signal of the program. The first connect on iWARP
 //! chooses the highest real-time signal that has its default handling, and installs a handler that does nothing. The provider never
@@ -29,7 +29,8 @@ use super::id::{ConnectOffer, RawId};
 use crate::error::Error;
 use crate::slab::Key;
 
-/// The maximum number of connect calls that run at the same time. The same number of releases can run in addition.
+/// The maximum number of threads for connect calls. In addition, the same number of threads can run releases, which are
+/// calls that destroy an id.
 const THREADS: usize = 64;
 /// The interval at which the signal is repeated. A signal has no effect if it arrives just before the call that it
 /// should interrupt.
@@ -123,7 +124,8 @@ impl ConnectorShared {
         // SAFETY: the call has no arguments.
         let thread = unsafe { libc::pthread_self() };
         self.lock().connecting.push((address_of(id), thread));
-        // The thread is in the list now. If the id is abandoned later, the provider interrupts this thread.
+        // This thread is in the list `connecting` now. If the program destroys the id from now on, the provider
+        // interrupts this thread. If the program has already destroyed the id, do not connect.
         let result = if id.is_abandoned() { Ok(()) } else { id.connect(offer) };
         self.lock().connecting.retain(|(address, _)| *address != address_of(id));
         if let Err(Error::Io { source: error, .. }) = result {
@@ -177,7 +179,8 @@ impl Connector {
 
     fn submit(&self, job: Job) -> io::Result<()> {
         let mut queue = self.shared.lock();
-        // A release goes in front of all connects, because it interrupts a connect and so frees its thread.
+        // A release is queued in front of all connects, because the release interrupts a running connect of its id,
+        // which frees that connect's thread.
         let bound = match job {
             Job::Connect { .. } => {
                 queue.jobs.push_back(job);
@@ -202,8 +205,8 @@ impl Connector {
             // The new thread could not be started. One of the existing threads runs the call later.
             Err(_) if queue.threads > 0 => {}
             Err(error) => {
-                // There is no thread, so this call is the only one in the queue. It may be the last owner of an id.
-                // Drop it after the lock is released, because destroying an id may block.
+                // There is no thread, so the new job is the only one in the queue. The job may be the last owner of an
+                // id. Drop the job after the lock is released, because destroying an id may block.
                 let job = queue.jobs.pop_back();
                 drop(queue);
                 drop(job);
@@ -218,7 +221,8 @@ impl Connector {
         std::mem::take(&mut self.shared.lock().failed)
     }
 
-    /// Makes the provider's connection-manager channel readable, because the provider itself has queued an event.
+    /// Makes the provider's connection-manager channel readable. Called after the provider itself has queued an event
+    /// for the program.
     pub(super) fn wake(&self) {
         if let Err(error) = self.shared.waker.wake() {
             log::error!("waking the connection-manager channel: {error}");

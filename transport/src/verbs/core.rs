@@ -57,7 +57,8 @@ pub(super) struct CmEventSet {
     pub(super) channel: bool,
     /// The numbers of devices that may have asynchronous events.
     pub(super) devices: Vec<u32>,
-    /// Ids that connect by exchange whose listening socket or stream is ready.
+    /// The ids whose socket epoll has reported as ready: the listening socket of a listener, or the stream of a
+    /// connection by exchange.
     pub(super) streams: VecDeque<Key>,
 }
 
@@ -73,7 +74,8 @@ pub(super) struct Exchanges {
     pub(super) sysfs: PathBuf,
     /// Accepted streams on which the peer has not sent a request yet.
     pub(super) newcomers: Newcomers<Key>,
-    /// The deadlines of connections that are being set up, and the ends of listeners' pauses, with their ids.
+    /// The deadlines of connections that are being set up, and the times at which listeners end their pauses. Each
+    /// entry has the key of the connection's or the listener's id.
     pub(super) deadlines: BTreeSet<(Instant, Key)>,
     /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
     pub(super) port_gids: VecDeque<CachedPortGid>,
@@ -93,15 +95,15 @@ pub struct Verbs {
     pub(super) srqs: Slab<Srq>,
     pub(super) regions: Slab<RegisteredRegion>,
     pub(super) addresses: Slab<Address>,
-    /// The number of multicast joins so far. It numbers the joins.
+    /// The number of multicast joins so far, which is also the number of the last join.
     pub(super) joins: usize,
     pub(super) batch: Batch,
     pub(super) devices: Vec<Device>,
     /// Queue pairs whose destruction waits for their last shared receive, in the order of their time limits.
     pub(super) retiring: VecDeque<RetiringQp>,
     pub(super) exchanges: Exchanges,
-    /// Ids that wait for their peer to close, with their time limits, in the order of these. The program may have destroyed an id in the
-    /// list.
+    /// Ids that wait until their peer closes the connection, each with its time limit, in the order of the time limits. The list may
+    /// contain ids that the program has destroyed.
     pub(super) closing: VecDeque<(Instant, Key)>,
     /// Events that the program has not read yet.
     pub(super) events: VecDeque<crate::cm::CmEvent>,
@@ -123,8 +125,8 @@ impl fmt::Debug for Verbs {
     }
 }
 
-/// Returns the time from `now` to `deadline` in milliseconds, but at least 1. If one of them is `None`, returns a
-/// default.
+/// Returns the time from `now` to `deadline` in milliseconds, but at least 1. If `now` or `deadline` is `None`, returns
+/// [`RESOLVE_TIMEOUT`].
 pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -> i32 {
     let left = match (deadline, now) {
         (Some(deadline), Some(now)) => deadline.saturating_duration_since(now),
@@ -134,7 +136,8 @@ pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -
 }
 
 impl Verbs {
-    /// Makes a provider that uses the connection manager, or that has none. In the second case `manager` is the reason.
+    /// Makes a provider. `manager` is the channel of the connection manager. If the connection manager cannot be used,
+    /// `manager` is the reason.
     pub(super) fn on_channel(manager: std::result::Result<Arc<EventChannel>, String>) -> Result<Self> {
         protect_from_forks();
         let io = |source| Error::io("opening the connection-manager channel", source);
@@ -278,7 +281,7 @@ impl Verbs {
 
 /// Makes libibverbs exclude registered memory from child processes. It must be called before the first registration. Otherwise,
 /// copy-on-write after a `fork` could give this process other pages than those that the device uses. Since version 5.12 the kernel copies
-/// such memory for the child during the fork. There the call does nothing (rdma-core asks the kernel, since version 33).
+/// such memory for the child during the fork. On such kernels this call does nothing (rdma-core asks the kernel, since version 33).
 fn protect_from_forks() {
     // SAFETY: the call has no arguments, and may be repeated at any time.
     let rc = unsafe { ibv_fork_init() };

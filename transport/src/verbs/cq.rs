@@ -117,7 +117,8 @@ impl RawCq {
         check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, i32::from(notify == Notify::Solicited)) })
     }
 
-    /// Counts an event that must be acknowledged. Returns true if this call has acknowledged a batch of events.
+    /// Counts one more event that must be acknowledged. If [`ACK_BATCH`] events are counted, acknowledges them all and
+    /// returns true. Otherwise returns false.
     fn count_event(&self) -> bool {
         let due = self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH;
         if due {
@@ -258,13 +259,14 @@ impl Cq {
         Ok(())
     }
 
-    /// Cancels a reservation whose work queue was not created.
+    /// Cancels a reservation of `depth` entries, because the work queue could not be created.
     pub(super) fn cancel(&mut self, depth: u32) {
         self.reserved = self.reserved.saturating_sub(depth);
         self.users = self.users.saturating_sub(1);
     }
 
-    /// Releases the entries of a work queue that was destroyed.
+    /// Releases the `depth` entries of a work queue that was destroyed. They become free when a poll finds the
+    /// completion queue empty.
     pub(super) fn release(&mut self, depth: u32) {
         self.cancel(depth);
         self.released += depth;
@@ -277,9 +279,9 @@ impl Cq {
     }
 }
 
-/// Reads the next event of a device's completion channel. `owned` finds the queue with a name, if it is of this provider. Returns the key
-/// of the queue, or `Key::NONE` if the queue is not found. Returns `None` if no event is available. Adds the number of acknowledging calls
-/// to `acknowledgements`.
+/// Reads the next event of a device's completion channel. `owned` takes the name of a completion queue, and returns the queue if this
+/// provider has it. Returns the key of the event's queue, or `Key::NONE` if this provider does not have the queue. Returns `None` if no
+/// event is available. Adds the number of acknowledging calls to `acknowledgements`.
 pub(super) fn next_event(
     device: &RawDevice,
     acknowledgements: &mut u64,

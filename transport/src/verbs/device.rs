@@ -211,8 +211,8 @@ impl RawDevice {
         unsafe { (*self.context).async_fd }
     }
 
-    /// Returns the descriptors that become readable when asynchronous events may have arrived: the context's, and the one by which another
-    /// provider of the process passes events to this one.
+    /// Returns the descriptors that become readable when asynchronous events may have arrived: the descriptor of the context, and the
+    /// eventfd with which another provider of the process signals that it has passed an event to this provider.
     pub(super) fn event_fds(&self) -> impl Iterator<Item = c_int> {
         std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::wake_fd))
     }
@@ -325,7 +325,7 @@ impl Drop for RawDevice {
         let last = self.events.take().is_some_and(Subscription::end);
         let removed = self.managed && self.removed.load(Ordering::Relaxed);
         if removed && last && !close_removed_devices() {
-            // This was the last device of the system, so the library has closed no removed device. It would keep this device open until the
+            // This was the last device of the system, so librdmacm has closed no removed device, and would keep this device open until the
             // process ends.
             self.release_files();
         }
@@ -336,8 +336,8 @@ impl Drop for RawDevice {
     }
 }
 
-/// Makes librdmacm list the devices. It then closes the removed devices that are not in use, for which the kernel waits before it finishes
-/// the removal. Returns `false` if the library found no device at all, because it then closes none.
+/// Makes librdmacm list the devices. This makes librdmacm close the removed devices that are not in use, so that the kernel can finish
+/// their removal. Returns `false` if librdmacm found no device at all, because in this case it closes none.
 fn close_removed_devices() -> bool {
     // SAFETY: a null pointer means that the count is not requested. The list is freed unchanged.
     unsafe {

@@ -82,8 +82,8 @@ impl Device {
         }
     }
 
-    /// Returns true if a port is down. Queries the device once for each port, because a query is a command to the firmware. Later the
-    /// device's events report changes. On rxe the event may arrive late, so the device is queried each time.
+    /// Returns true if a port is down. The first call for a port queries the device. Later calls use the state in the device's last event,
+    /// because a query is a command to the firmware. On rxe the event may arrive late, so each call queries the device.
     pub(super) fn is_down(&mut self, port: u8) -> bool {
         let known = self.ports.iter().find(|known| known.0 == port);
         if let Some(&(_, down)) = known.filter(|_| self.limits.driver != Driver::Rxe) {

@@ -1,9 +1,9 @@
 //! Asynchronous events of a device for every provider of the process.
 //!
 //! librdmacm opens a device once per process. So all providers share the context of the device, and its only queue of asynchronous events.
-//! Each provider watches this queue with epoll. If one provider reads an event before another provider calls epoll, the other provider sees
-//! no edge: epoll checks the queue again, and finds it empty. So the provider that reads an event puts a copy into the private queue of
-//! every provider that has the device open. It then writes to the wake of each of these providers, which is an eventfd.
+//! Each provider watches this queue with epoll. If one provider reads an event before another provider calls `epoll_wait`, the other
+//! provider sees no edge, because `epoll_wait` finds the queue empty. So the provider that reads an event puts a copy into the private
+//! queue of every provider that has the device open. It then writes to the eventfd of each of these providers, which wakes it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::async_event::AsyncEvent;
 use crate::error::{Error, Result};
 
-/// The maximum number of events in the private queue of a provider. A new event then replaces the oldest.
+/// The maximum number of events in the private queue of a provider. If the queue is full, a new event replaces the
+/// oldest one.
 const MAX_QUEUED: usize = 1000;
 /// The maximum number of events that one call reads from the system.
 const MAX_READS: usize = 64;

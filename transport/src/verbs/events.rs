@@ -21,7 +21,8 @@ use crate::provider::{CqId, DeviceId};
 use crate::qp::{QpId, SrqId};
 use crate::slab::Key;
 
-/// Statuses in a SIDR reply (`ib_cm.h`). By a SIDR reply a peer names its queue pair for datagrams, or refuses.
+/// Status codes in a SIDR reply (`ib_cm.h`). With a SIDR reply, a peer names its queue pair for datagrams, or refuses
+/// to name one.
 const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECT: i32 = 2;
 /// The maximum number of device events that wait until the program reads them.
@@ -172,7 +173,7 @@ impl Verbs {
         let Some(id) = self.ids.get(key).filter(|id| id.state == IdState::Resolving) else { return };
         let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
         let timeout = milliseconds_to(deadline, Some(now));
-        // The id is to join a multicast group. It must not resolve a route before.
+        // True if the id is to join a multicast group. Such an id must not resolve a route before it joins.
         let is_group =
             raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
         let routed = self.assign_device(key).and_then(|device| {
