@@ -28,7 +28,7 @@ pub struct ConnectParam<'a> {
 
 impl ConnectParam<'_> {
     /// Logs at level `info` that `provider` ignores [`ConnectParam::retries`]. Logs nothing if `retries` has its
-    /// default. A provider without retry counts calls this.
+    /// default value. Providers that do not support retry counts call this function.
     pub fn note_ignored(&self, provider: &str) {
         if self.retries != Retries::default() {
             log::info!("the provider {provider} has no retry counts, since TCP retransmits: ignored");
@@ -252,14 +252,15 @@ pub enum CmEventKind {
         peer: SocketAddr,
         /// The peer's private data.
         private_data: Box<[u8]>,
-        /// The limits that the peer requests, from the view of the local side. `accept` grants at most these.
+        /// The limits of outstanding RDMA Reads and atomics that the peer requests, from the view of the local side.
+        /// `accept` grants at most these limits.
         read_depth: ReadDepth,
     },
     /// The connection is established.
     Established {
         /// The private data of the passive side; empty if the local side is the passive one.
         private_data: Box<[u8]>,
-        /// The limits that both sides have agreed on.
+        /// The limits of outstanding RDMA Reads and atomics on which both sides have agreed.
         read_depth: ReadDepth,
     },
     /// A `connect` of a datagram id has succeeded: the peer accepts datagrams of this id.

@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-/// The timeout of [`until`]. It fails a test that hangs. It is so long that a slow machine does not reach it.
+/// The timeout of [`until`]. The timeout makes a test that hangs fail. It is so long that a test on a slow machine does
+/// not reach it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Calls `ready` repeatedly until it returns `Some`, and returns that value.
 ///
 /// # Panics
-/// If the timeout has passed. The message contains `what`.
+/// If the timeout passes before `ready` returns `Some`. The message contains `what`.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;

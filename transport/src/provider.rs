@@ -16,8 +16,8 @@
 //! that is already in the queue raises no event: arm the queue, poll it once more, and only then sleep.
 //!
 //! *Driving.* [`Provider::progress`] runs the provider's timers. It also moves bytes if the data path runs on the
-//! caller's thread. On hardware it does nothing. Call it when a channel had an edge, when [`Provider::next_deadline`]
-//! has passed, and while spinning. Call it again soon if it returned true.
+//! caller's thread; on hardware, the device moves the bytes. Call `progress` when a channel had an edge, when
+//! [`Provider::next_deadline`] has passed, and while spinning. Call it again soon if it returned true.
 //!
 //! *Order.* Completions of one send queue are reported in posting order. So are the completions of one receive queue.
 //! An unsignaled send is done when a later send of its queue completes. Reads and atomics are an exception on some
@@ -31,18 +31,20 @@
 //! [`Provider::post_send`] although it returns [`Posted::Pending`]. The program then finds these completions when it
 //! polls next, at the latest after it has armed the queue.
 //!
-//! [`ImmediateSends::send_now`] sends behind all sends that were posted to the queue pair earlier, and in front of all
-//! that are posted later. It adds no work request: it has no completion, and occupies no entry of the send queue.
+//! A message of [`ImmediateSends::send_now`] is sent after all sends that were posted to the queue pair earlier, and
+//! before all sends that are posted later. It is no work request: it has no completion, and occupies no entry of the
+//! send queue.
 //!
 //! *Teardown.* [`Provider::disconnect`] flushes: each outstanding work request completes, with
 //! [`crate::WcStatus::Flushed`] if it was not started. A receive that is posted afterwards need not complete. Messages
 //! that were passed to the network earlier are still delivered to the peer if possible.
 //!
-//! [`Provider::destroy_id`] drops the queue pair and its remaining work requests. Completions that are already in the
-//! completion queue when the call returns may still be polled. They include those of the work requests that siw flushes
-//! during the call. They name that queue pair or none. No other completions follow. A device may refuse to destroy the
-//! queue pair: then the program must never again use the memory that was posted to it. A receive that the queue pair
-//! had consumed from a shared queue and not filled completes as flushed, or returns to the shared queue.
+//! [`Provider::destroy_id`] drops the queue pair and its remaining work requests. Completions of the queue pair that
+//! are already in the completion queue when the call returns may still be polled. They include the completions of work
+//! requests that siw flushes during the call. Each of these completions names the destroyed queue pair or none. No
+//! other completions of the queue pair follow. A device may refuse to destroy the queue pair: then the program must
+//! never again use the memory that was posted to it. A receive that the queue pair had consumed from a shared queue and
+//! not filled completes as flushed, or returns to the shared queue.
 //!
 //! `Disconnected` may be delivered late, twice or never.
 
@@ -164,8 +166,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Returns the time by which [`Provider::progress`] must be called. Returns `None` if no timer runs.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Moves bytes and runs timers. Returns true if work remains because the call has reached its limit of work: call
-    /// it again soon.
+    /// Moves bytes and runs timers. Returns true if the call has reached its limit of work, and work remains: call
+    /// `progress` again soon. Otherwise returns false.
     fn progress(&mut self, now: Instant, drive: Drive) -> bool;
 
     // Methods for connections.
@@ -193,8 +195,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// `ConnectFailed`.
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`](crate::Error::PrivateDataTooLong); [`Error::InvalidState`](crate::Error::InvalidState) for an id
-    /// that is not resolved, or has no queue pair. Nothing has changed then.
+    /// [`Error::PrivateDataTooLong`](crate::Error::PrivateDataTooLong); [`Error::InvalidState`](crate::Error::InvalidState) for an id that
+    /// is not resolved, or has no queue pair. After an error nothing has changed.
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()>;
 
     /// Accepts a connect request whose id has a queue pair. The result is the event `Established`, `ConnectFailed` or
@@ -211,14 +213,14 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// The errors of [`Provider::accept`]. After an error the id still exists.
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()>;
 
-    /// Ends a connection or a connection attempt: flushes the queues of its queue pair and notifies the peer. Further
-    /// calls have no effect.
+    /// Ends a connection or a connection attempt: flushes the queues of its queue pair and notifies the peer. Calling
+    /// it again has no effect.
     ///
     /// # Errors
     /// [`Error::InvalidState`](crate::Error::InvalidState) for a listener.
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()>;
 
-    /// Destroys an id and its queue pair. The id is invalid afterwards, even after an error. Further calls have no
+    /// Destroys an id and its queue pair. The id is invalid afterwards, even after an error. Calling it again has no
     /// effect.
     ///
     /// # Errors
@@ -235,8 +237,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     // Methods for memory.
 
     /// Registers a part of a memory. The keys of the region give access to this part only. The region keeps the memory
-    /// alive until the region is deregistered. On devices this **blocks** while the pages are pinned: about 250 ms per
-    /// GiB, and several times as long if the pages were never accessed before. For large memories use
+    /// alive until the region is deregistered. On devices, the call **blocks** while the pages are pinned: about 250 ms
+    /// per GiB, and several times as long if the pages were never accessed before. For large memories use
     /// [`OffLoopRegistration`].
     fn register(
         &mut self,
@@ -255,7 +257,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
 
     // Methods for the creation of queues.
 
-    /// Creates a completion queue. It must have room for all work requests of the queue pairs that use it.
+    /// Creates a completion queue. The queue must have at least as many entries as the queue pairs that use it can have
+    /// outstanding work requests.
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId>;
 
     /// Destroys a completion queue that no queue pair uses. Completions that are still in the queue are dropped.
@@ -291,7 +294,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
 
     /// Appends up to `max` completions to `out`, without a system call. Returns the number of appended completions; 0
     /// means that the queue is empty. If `out` is empty, a provider in software may swap the buffer of `out` with that
-    /// of the queue, to save a copy. The capacity of `out` then changes.
+    /// of the queue, to save a copy. A swap changes the capacity of `out`.
     ///
     /// The call copies the completions, because a borrow would prevent the caller from calling the provider while it
     /// processes them.
@@ -305,8 +308,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// [`Features::SOLICITED_EVENTS`](crate::Features::SOLICITED_EVENTS).
     fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()>;
 
-    /// Returns the next armed completion queue of the device for which an event has arrived. Returns `None` if there is
-    /// no event.
+    /// Returns the next completion queue of the device for which an event has arrived. After its event, the queue is no
+    /// longer armed. Returns `None` if no event is available.
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>>;
 
     // Roles. A provider returns `None` for a role that it does not have. A provider that forwards calls to another one

@@ -29,7 +29,7 @@ pub struct Registration {
 
 impl Registration {
     /// Makes a registration. `provider` is the name of the provider whose registrar made it. `state` is the data that
-    /// this provider needs to adopt it.
+    /// this provider needs to adopt the registration.
     pub fn new<T: Any + Send>(provider: &'static str, state: T) -> Self {
         Self { provider, state: Box::new(state) }
     }

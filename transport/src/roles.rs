@@ -40,10 +40,10 @@ pub trait RemoteKeys {
     /// changes nothing, if the device cannot restrict a key to one peer.
     fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool>;
 
-    /// Invalidates a region's remote key immediately. No peer accesses the memory after the call, except on devices with
+    /// Invalidates a region's remote key immediately. No peer accesses the memory after the call has returned, except on devices with
     /// [`Features::LATE_PLACEMENT`](crate::Features::LATE_PLACEMENT). The region stays registered for the program's own work requests,
-    /// under its local key. A peer that uses the remote key later gets the same answer as for a key that never existed. Further calls have
-    /// no effect.
+    /// under its local key. A peer that uses the remote key later gets the same answer as for a key that never existed. Invalidating the
+    /// key again has no effect.
     ///
     /// # Errors
     /// The device has not released the key: peers may still access the memory.
@@ -59,8 +59,8 @@ pub trait Liveness {
     /// Returns `None` if the queue pair is not connected, or if the device does not report the time.
     fn last_heard(&self, qp: QpId) -> Option<Instant>;
 
-    /// Returns true if data has arrived for a queue pair that the provider has not processed yet. In this case the peer is not silent, even
-    /// if [`Liveness::last_heard`] is old. Always `false` if the device does not report it.
+    /// Returns true if the provider has not processed yet all data that has arrived for a queue pair. In this case the peer is not silent,
+    /// even if [`Liveness::last_heard`] is old. Always returns `false` if the device does not report unprocessed data.
     ///
     /// The answer covers all data that arrived before the last call of [`Provider::progress`](crate::Provider::progress) with
     /// [`Drive::Full`](crate::Drive::Full), because such a call reads from every queue pair that has data.
@@ -69,7 +69,8 @@ pub trait Liveness {
 
 /// The role of the extensions of RFC 7306 (immediate data, atomics). iWARP does not negotiate these extensions.
 pub trait Extensions {
-    /// Enables the extensions on a connection. Both programs must call it before one of them uses an extension.
+    /// Enables the extensions on a connection. The programs of both sides must call this function before one of them
+    /// uses an extension.
     fn enable_extensions(&mut self, qp: QpId) -> Result<()>;
 }
 
@@ -83,7 +84,6 @@ pub trait SharedMemory {
     /// connection only. The peer may read the memory at any time, and keeps its pages after the region is deregistered.
     ///
     /// Returns `false`, and changes nothing, if the connection does not use shared memory or has reached its limit of lent regions.
-    /// connection is not in shared memory or has reached its limit of lent regions.
     ///
     /// # Errors
     /// The region does not exist.
@@ -166,8 +166,8 @@ pub trait OffLoopRegistration {
 pub trait ForeignMemory {
     /// Registers `len` bytes of a dma-buf, from `offset` on. A dma-buf is, for example, memory of a GPU that the GPU's driver has exported.
     /// Work requests name the bytes by addresses from `address` on. Choose an `address` of at least [`Sge::DEVICE`](crate::Sge::DEVICE),
-    /// where nothing is mapped. This prevents that the processor copies small sends. The descriptor may be closed afterwards. May block
-    /// like [`Provider::register`](crate::Provider::register).
+    /// where nothing is mapped: then the processor does not try to copy the bytes of small sends. The descriptor may be closed afterwards.
+    /// May block like [`Provider::register`](crate::Provider::register).
     fn register_dmabuf(
         &mut self,
         device: DeviceId,
@@ -191,12 +191,12 @@ pub trait Datagrams {
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)>;
 
     /// Answers a peer's connect request for datagrams: the peer is to send its datagrams to `qp`, which must be on the device of the
-    /// request. The id is invalid afterwards, even after an error, because no more events of the peer follow.
+    /// request. The id of the request is invalid afterwards, even after an error, because no more events of the peer follow.
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()>;
 
-    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send datagrams. A peer's connect request asks for the
-    /// number of a queue pair to send to. `accept` answers it and ends in the event `Established`. The peer's own queue pair is unknown
-    /// until its first datagram arrives.
+    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send datagrams. With a connect request, a peer asks
+    /// for the number of a queue pair to send to. `accept` answers with the number of the request's own queue pair, and leads to the event
+    /// `Established`. The peer's own queue pair is unknown until its first datagram arrives.
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId>;
 
     /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve), but for datagrams to `peer`, which may be a multicast group.
@@ -234,10 +234,11 @@ pub trait Datagrams {
 /// completion follows.
 pub trait ImmediateSends {
     /// Sends `header` and `payload` as one message, like a Send without flags. The provider may hold the message until
-    /// [`ImmediateSends::ring`] or the next [`post_send`](crate::Provider::post_send) of the queue pair. So call one of them at the end of
-    /// a batch.
+    /// [`ImmediateSends::ring`] or the next [`post_send`](crate::Provider::post_send) of the queue pair. So call one of these two at the
+    /// end of a batch of messages.
     ///
-    /// Returns `false`, and sends nothing, in these cases. Post the message as a work request then.
+    /// Returns `false`, and sends nothing, in the following cases. The program can then post the message as a work
+    /// request.
     ///
     /// - The message is too long.
     /// - The connection is not established or has ended.
@@ -287,8 +288,8 @@ pub trait Paths {
 
 /// The role that reports states of RDMA devices.
 pub trait Adapter {
-    /// Returns true if a completion queue has failed, for example because it overran. It receives no more completions, and its connections
-    /// receive `Disconnected`. Destroy the queue, and create another one.
+    /// Returns true if a completion queue has failed, for example because it overran. A failed queue receives no more completions, and the
+    /// connections that use it receive `Disconnected`. Destroy the queue, and create another one.
     fn has_failed(&self, cq: CqId) -> bool;
 
     /// Returns the total number of `ibv_ack_cq_events`(3) calls so far. Each call acknowledges a batch of completion events.
@@ -299,6 +300,6 @@ pub trait Adapter {
 pub trait DeviceEvents {
     /// Returns the next event of a device. Returns `None` if no event is available. These events share the connection-manager channel, so
     /// call this when [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The provider keeps at most 1000
-    /// events: a new event then replaces the oldest.
+    /// unread events. If there are more, each new event replaces the oldest one.
     fn next_device_event(&mut self) -> Option<DeviceEvent>;
 }

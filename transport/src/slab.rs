@@ -13,7 +13,8 @@ impl Key {
     /// A key that names no object: no slab has a slot with this index.
     pub const NONE: Self = Self::new(u32::MAX, 0);
 
-    /// Makes a key from a slot and a generation, for example those that were stored in a work request id.
+    /// Makes a key from a slot and a generation, for example from a slot and a generation that were stored in a
+    /// `wr_id`.
     #[must_use]
     pub const fn new(slot: u32, generation: u32) -> Self {
         Self { slot, generation }
@@ -199,8 +200,8 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the table with a map as its model. No key is returned twice. A key finds the value that it was
-        /// returned for, or nothing after that value was removed.
+        /// Compares the table with a map as its model. Checks that no key is returned twice, and that each key finds
+        /// its own value, or nothing after that value was removed.
         #[test]
         fn as_a_map(bits in 1u32..4, steps in prop::collection::vec((0usize..4, any::<prop::sample::Index>()), 1..200)) {
             let mut slab = Slab::with_generation_bits(bits);

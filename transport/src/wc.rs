@@ -120,10 +120,11 @@ pub struct WorkCompletion {
     pub wr_id: u64,
     /// The queue pair of the work request. For a receive of a shared queue, the queue pair that received the message.
     pub qp: QpId,
-    /// The status. If the work request failed, only `wr_id`, `qp` and `vendor_error` are valid. Of `opcode`, only
-    /// it is only valid whether the work request is a receive.
+    /// The status. If the work request failed, only `wr_id`, `qp` and `vendor_error` are valid. `opcode` is then valid
+    /// only in one respect: it tells a receive from a send.
     pub status: WcStatus,
-    /// The operation. For a failed work request: [`WcOpcode::Recv`] for a receive, and any other opcode for a send.
+    /// The operation. If the work request failed, this is [`WcOpcode::Recv`] for a receive, and any other opcode for a
+    /// send.
     pub opcode: WcOpcode,
     /// The device's vendor-specific error code of a failure; 0 if there is none.
     pub vendor_error: u32,

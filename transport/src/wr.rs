@@ -77,10 +77,11 @@ bitflags! {
     /// Flags of a send work request (`ibv_post_send`(3)).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct SendFlags: u8 {
-        /// The work request also reports a completion if it succeeds. A work request that fails always reports a
-        /// completion.
+        /// The work request reports a completion even if it succeeds. A work request that fails always reports a
+        /// completion, with or without this flag.
         const SIGNALED = 1;
-        /// The message raises an event at a peer that has armed its queue for solicited completions only.
+        /// The message raises an event at the peer even if the peer has armed its completion queue for solicited
+        /// completions only.
         const SOLICITED = 2;
         /// The provider copies the payload when the work request is posted. The program may reuse the memory after the
         /// call has returned.
@@ -244,7 +245,8 @@ pub struct RecvWr {
     pub sges: SgeList,
 }
 
-/// The result of a chain of sends that was posted completely: a hint whether polling is worthwhile.
+/// The result of posting a whole chain of sends: a hint to the program if it is worthwhile to poll the completion queue
+/// now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     /// The call has probably completed no work request.
@@ -254,7 +256,7 @@ pub enum Posted {
 }
 
 impl Posted {
-    /// Returns [`Posted::Completed`] if `completed` is set.
+    /// Returns [`Posted::Completed`] if `completed` is true, and [`Posted::Pending`] if not.
     #[must_use]
     #[inline]
     pub const fn of(completed: bool) -> Self {
@@ -265,8 +267,8 @@ impl Posted {
 /// The error of a chain that was posted only in part.
 #[derive(Debug)]
 pub struct PostError {
-    /// The number of work requests that were posted before the one that failed. They complete as usual. The other work
-    /// requests of the chain are not posted, and the caller may reuse their memory.
+    /// The number of work requests that were posted before the one that failed. The posted work requests complete as
+    /// usual. The other work requests of the chain are not posted, and the caller may reuse their memory.
     pub posted: usize,
     /// The reason why the next work request of the chain was not posted.
     pub error: Error,

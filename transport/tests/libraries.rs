@@ -1,5 +1,6 @@
-//! The libraries of RDMA are loaded at run time. These tests check the errors if the libraries are missing, are too old, or find no device.
-//! Each test builds its own libraries, and another process loads them in place of the system's. No device is needed.
+//! The libraries of RDMA are loaded at run time. These tests check which error `Verbs::open` returns if the libraries are missing, are too
+//! old, or find no device. Each test builds its own libraries, and another process loads them in place of the system's. No device is
+//! needed.
 #![cfg(all(feature = "verbs", not(feature = "rdma-sys")))]
 
 use std::path::{Path, PathBuf};

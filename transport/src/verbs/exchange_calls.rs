@@ -39,7 +39,8 @@ impl Verbs {
         let ListenOptions { type_of_service, ack_timeout, .. } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         if exchange.device.is_some() {
-            // If the named device, port or GID does not exist, listening fails now and not with the first connection.
+            // If the device, port or GID that the program has named does not exist, the call fails. Otherwise every
+            // incoming connection would fail later.
             self.port_gid_for(None, exchange)?;
         }
         let listen = |source| Error::Listen { address, source };
@@ -60,7 +61,7 @@ impl Verbs {
         Ok(CmId(key))
     }
 
-    /// Adds a stream that the program has accepted to the streams of a listener.
+    /// Passes a stream, which the program has accepted itself, to a listener, as if the listener had accepted it.
     pub(super) fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
         let listening = self.id_mut(listener)?;
         if listening.listener_mut().is_none() {
@@ -116,7 +117,8 @@ impl Verbs {
             (Some(to), None) => Some(gid::source_for(to).map_err(unreachable)?),
             (None, _) => stream.local_address(),
         };
-        // Use port 0: the TCP port does not influence the choice, and would make the cache miss.
+        // Set the TCP port to 0 for the search. The TCP port has no influence on the device's port and GID, and results
+        // with different TCP ports would not be found in the cache.
         let source = local.map(|mut local| {
             local.set_port(0);
             local
@@ -198,8 +200,8 @@ impl Verbs {
     /// Request decides some of the attributes.
     fn agreed(entry: &IdEntry, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
         let first = if asks { own } else { peer };
-        // The read depth is the smaller of two numbers: the one that one side requests, and the one that the other side
-        // supports.
+        // In each direction, the read depth is the smaller of two numbers: what the requester asks for, and what the
+        // responder supports.
         let read_depth = ReadDepth {
             responder_resources: own.responder_resources.min(peer.initiator_depth).into(),
             initiator_depth: own.initiator_depth.min(peer.responder_resources).into(),
@@ -279,8 +281,8 @@ impl Verbs {
         }
         let entry = self.id_mut(id)?;
         let was = std::mem::replace(&mut entry.state, IdState::Disconnecting { flush_at: None });
-        // Flush before Goodbye. The flush loses no completed send, because such a send has reached the peer. Its completion is in the
-        // peer's completion queue before Goodbye arrives.
+        // Flush the queue pair before the message Goodbye is sent. The flush loses no message whose send has completed: such a message has
+        // reached the peer, and its completion is in the peer's completion queue before Goodbye arrives.
         if let Err(error) = entry.raw.flush() {
             log::debug!("{error}");
         }
@@ -354,7 +356,7 @@ impl Verbs {
         Ok(Detached::new(NAME, DetachedStream { stream: Some(stream), peer, read_depth }))
     }
 
-    /// Attaches a connect request together with its stream, which another provider has detached.
+    /// Attaches a connect request that another provider has detached, together with the request's stream.
     pub(super) fn attach_stream(&mut self, mut moving: DetachedStream) -> Result<(CmId, DeviceId)> {
         let Some(port_gid) = moving.stream.as_ref().and_then(|stream| stream.port_gid.clone()) else {
             return Err(STALE_ID);

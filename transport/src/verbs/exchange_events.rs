@@ -19,8 +19,8 @@ use crate::slab::Key;
 /// The time that a peer has to send the message Request after it has connected, and the message Ready after the local
 /// Accept.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of them for each new peer:
-/// of the host with the most such peers, the oldest one.
+/// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of these connections for
+/// each new peer: the oldest connection of the host that has the most of them.
 const MAX_NEWCOMERS: usize = 256;
 /// The number of streams that a listener accepts before the provider processes other descriptors.
 const MAX_ACCEPTS: usize = 64;
@@ -102,7 +102,8 @@ impl Verbs {
     // Functions that process messages of peers.
 
     fn read_stream(&mut self, key: Key) {
-        // The loop ends, because a peer sends at most six messages on a stream.
+        // The loop always ends, because the protocol allows only a few messages on a stream. A message beyond these is
+        // a violation, which ends the stream.
         loop {
             let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
             if let Err(error) = stream.flush() {
@@ -137,7 +138,7 @@ impl Verbs {
         let (ticket, listening) = (stream.ticket.take(), stream.listener);
         stream.peer = Some(peer);
         let local = stream.local_address();
-        // If the stream has no IP address, the event names the peer by the address in its GID.
+        // If the stream has no IP address, the event contains the IP address in the peer's GID instead.
         let from = stream.peer_address().unwrap_or_else(|| SocketAddr::new(gid_address(peer.gid), 0));
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Some(ticket) = ticket {
@@ -284,7 +285,8 @@ impl Verbs {
             IdState::Connecting => self.fail_attempt(key, connect_failure(error)),
             IdState::Accepting => self.fail_attempt(key, ConnectFailure::PeerClosed),
             IdState::RequestReceived => {
-                // The program has not answered the request. Its answer will return an error, so no event is necessary.
+                // The program has not answered the request yet. When the program accepts or rejects it, the call
+                // returns an error, so no event is necessary.
                 self.request_answered(key);
                 self.close_stream(key);
                 if let Some(id) = self.ids.get_mut(key) {
@@ -302,8 +304,8 @@ impl Verbs {
 
     // Functions for deadlines.
 
-    /// Sets or removes the deadline of an id. For a stream, it is that of the peer's next message. For a listener, it
-    /// is the end of a pause.
+    /// Sets or removes the deadline of an id. The deadline of a stream is the time by which the peer's next message
+    /// must arrive. The deadline of a listener is the end of its pause.
     pub(super) fn set_deadline(&mut self, key: Key, until: Option<Instant>) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let due = match &mut id.exchange {

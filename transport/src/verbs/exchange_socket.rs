@@ -73,13 +73,13 @@ pub(super) enum StreamRead {
     WouldBlock,
 }
 
-/// Returns the token of an id in the provider's epoll set. Generations begin with 1, so the token differs from the fixed tokens `CM`,
-/// `WAKE` and `ASYNC`.
+/// Returns the token of an id in the provider's epoll set. The token contains the key's generation, which is at least 1. So it differs from
+/// the fixed tokens `CM`, `WAKE` and `ASYNC` and from the tokens of devices, which contain 0 there.
 pub(super) const fn token(key: Key) -> Token {
     Token((key.generation() as usize) << 32 | key.slot() as usize)
 }
 
-/// Returns the id that has a token. Returns `None` for the fixed tokens and those of devices.
+/// Returns the key of the id that has this token. Returns `None` for the fixed tokens and for the tokens of devices.
 pub(super) const fn key_of(token: Token) -> Option<Key> {
     let key = Key::new(token.0 as u32, (token.0 >> 32) as u32);
     if key.generation() == 0 { None } else { Some(key) }
@@ -230,7 +230,7 @@ impl ExchangeStream {
         Ok(())
     }
 
-    /// Reads the peer's next message. Reads no bytes after it.
+    /// Reads the peer's next message, and no bytes behind this message.
     pub(super) fn read_message(&mut self) -> StreamRead {
         let Some(socket) = &self.socket else { return StreamRead::WouldBlock };
         let mut room = [0; MAX_MESSAGE];

@@ -242,8 +242,8 @@ fn two_sides_agree_and_part() {
     let notes = world.fake.noted();
     assert!(notes.contains(&"device opened".to_owned()), "{notes:?}");
     assert_eq!(lines_with(&notes, "INIT"), ["INIT port 1 rights 7", "INIT port 1 rights 7"]);
-    // The passive side reaches RTR first. The packet numbers are those of the test's entropy: each byte of the first
-    // one is 1, and of the second one 2.
+    // The passive side reaches RTR first. The sequence numbers of the first packets are from the test's source of
+    // random bytes: 0x010101 (65793), and then 0x020202 (131586).
     let [passive_rtr, active_rtr] = &lines_with(&notes, "RTR")[..] else { panic!("{notes:?}") };
     assert!(passive_rtr.contains("from 65793 gid 1 class 104 mtu 5 serves 3 rnr timer 12"), "{passive_rtr}");
     assert!(active_rtr.contains("from 131586 gid 1 class 104 mtu 5 serves 4 rnr timer 8"), "{active_rtr}");
@@ -295,7 +295,7 @@ fn the_gid_index_is_that_of_the_address() {
         (!rtr.is_empty()).then_some(rtr)
     });
     assert!(rtr.iter().any(|line| line.contains("gid 3") || line.contains("gid 1")), "{rtr:?}");
-    // The GID table no longer has an entry for the address.
+    // Remove the entry of the address 127.0.0.1 from the GID table.
     world.sysfs.write("ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000");
     let error = world.resolve(to).unwrap_err().to_string();
     assert!(error.contains("no port has a GID of RoCE version 2 for 127.0.0.1"), "{error}");
@@ -426,7 +426,7 @@ fn a_device_that_refuses_is_an_error_on_both_sides() {
         world.verbs.destroy_id(passive, world.now).unwrap();
         assert_eq!(world.failure(active), ConnectFailure::PeerClosed);
         world.nothing_is_left(&[active], 1);
-        // This time the device of the active side refuses.
+        // In the second half of each round, the device of the active side refuses instead of that of the passive side.
         world.fake.fail(step, 0);
         let server = TcpListener::bind(LOOPBACK).unwrap();
         let active = world.connect(server.local_addr().unwrap());
@@ -470,7 +470,8 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     stream.write_all(&octets(&ExchangeMessage::Accept(endpoint(), b""))).unwrap();
     let event = world.event();
     assert!(matches!(event, (of, CmEventKind::Disconnected(DisconnectCause::PeerViolation(_))) if of == rude));
-    // On the passive side, the peer closes the stream before the program has answered, and after that.
+    // A peer that has sent a request closes the stream: first before the local program has answered the request, and
+    // then, with a new connection, after the local program has accepted.
     let (_, to) = world.listen();
     let mut client = TcpStream::connect(to).unwrap();
     client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
@@ -506,7 +507,8 @@ fn a_refusal_has_its_reason() {
     let event = world.event();
     let (id, CmEventKind::Rejected { private_data }) = event else { panic!("{event:?}") };
     assert_eq!((id, &private_data[..]), (active, &b"not today"[..]));
-    // The peer's port is on another kind of network, or the listener has no port for the address.
+    // The peer refuses: because its port is on another kind of network, because it has no port for the stream's
+    // address, or for an unknown reason (code 9).
     for (refusal, wanted) in [
         (ExchangeRefusal::OtherNetwork, "InfiniBand"),
         (ExchangeRefusal::NoPort, "device"),
@@ -537,7 +539,8 @@ fn a_refusal_has_its_reason() {
     world.nothing_is_left(&[active, listener], 0);
 }
 
-/// A program supplies the stream. Here it is not of TCP, so the program must also name the device.
+/// The program supplies the stream of a connection. The stream of this test is a Unix socket without an IP address, so
+/// the program must also name the device.
 #[test]
 fn the_program_brings_the_stream() {
     let mut world = ExchangeTest::new();
@@ -558,7 +561,8 @@ fn the_program_brings_the_stream() {
     assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == passive));
     world.verbs.destroy_id(id, world.now).unwrap();
     assert!(matches!(world.event(), (of, CmEventKind::Disconnected(DisconnectCause::Peer)) if of == passive));
-    // Without the name of a device the call fails. It also fails for a descriptor that is not a stream.
+    // `resolve_exchange_over` fails if the program does not name the device of a Unix socket, and if the descriptor is
+    // not a stream.
     let unnamed = ExchangeOptions::default();
     let role = world.verbs.exchange().unwrap();
     let stray = OwnedFd::from(UnixStream::pair().unwrap().0);

@@ -22,13 +22,13 @@ pub(crate) struct Personality {
     pub(crate) sink_needs_remote_write: bool,
     /// The device refuses the error state while the connection closes.
     pub(crate) refuses_error_while_closing: bool,
-    /// A queue pair in the error state still holds a receive that it has consumed from a shared queue. The receive completes together with
-    /// the event of the last receive. It is lost if the queue pair is destroyed earlier.
+    /// A queue pair in the error state still holds a receive that it has consumed from a shared queue. The receive completes when the test
+    /// reports the event `IBV_EVENT_QP_LAST_WQE_REACHED`. If the queue pair is destroyed before this event, the receive is lost.
     pub(crate) holds_a_receive: bool,
     /// The device supports thread domains.
     pub(crate) thread_domains: bool,
-    /// The device is the last one of the system: the library's list of devices is empty. The library closes the device together with its
-    /// id, and another thread then opens files.
+    /// The device is the last one of the system: the library's list of devices is empty. When an id on the device is destroyed, the library
+    /// closes the device, and another thread opens a file with the same descriptor number.
     pub(crate) last_device: bool,
     /// A new queue pair has the address of the one that was destroyed last.
     pub(crate) reuses_memory: bool,
@@ -321,7 +321,8 @@ impl Fake {
         self.state().completions.entry(cq.addr()).or_default().push_back(ibv_wc { qp_num: number, ..wc });
     }
 
-    /// Completes the receive that a queue pair holds, and reports the event of its last receive.
+    /// Completes the receive that a queue pair holds, and reports the event `IBV_EVENT_QP_LAST_WQE_REACHED` of the
+    /// queue pair.
     pub(crate) fn last_receive(&self, qp: &Handle) {
         let held = self.state().qps.get_mut(&qp.qp.addr()).and_then(|qp| qp.held.take());
         if let Some(wr_id) = held {
@@ -330,7 +331,8 @@ impl Fake {
         self.async_event(ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED, ibv_async_event_element_t { qp: qp.qp });
     }
 
-    /// Consumes a receive from a shared queue, as an arriving message does. Returns its `wr_id`.
+    /// Consumes a receive from the shared queue of a queue pair, as an arriving message does. Returns the receive's
+    /// `wr_id`.
     pub(crate) fn take_shared(&self, qp: &Handle) -> u64 {
         // SAFETY: queue pairs are never freed.
         let srq = unsafe { (*qp.qp).srq };

@@ -43,7 +43,7 @@ pub(super) fn key_of(context: *mut c_void) -> Key {
 /// The name consists of the slot of the provider's entry and of a number that is unique in this process.
 ///
 /// A provider may process the copy of an event after the queue was destroyed, and so may another provider. Because the name is unique, it
-/// never matches another queue, even if that has the same slot or address.
+/// never matches another queue, even if the other queue has the same slot or address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueName(usize);
 

@@ -388,8 +388,8 @@ fn modify(qp: *mut ibv_qp, (mut attr, mask): Change) -> Result<()> {
 
 impl RawId {
     /// Destroys an id and its queue pair, if nothing else owns the id. Fails if the device does not release the queue pair. If another
-    /// thread still has a share of the id, that thread destroys the id later. The result is then `stopped`, which the caller sets to `Ok`
-    /// if the queue pair is in the error state.
+    /// thread still has a share of the id, that thread destroys the id later. In this case, returns `stopped`, which the caller has set to
+    /// `Ok` if the queue pair is in the error state.
     pub(super) fn destroy(this: Arc<Self>, stopped: Result<()>) -> Result<()> {
         Arc::into_inner(this).map_or(stopped, |mut id| id.destroy_qp())
     }

@@ -161,8 +161,8 @@ impl Verbs {
         // memory from now on.
         let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
         if let Some(qp) = on_shared {
-            // Some libraries drop the queue pair's completions when they destroy it. The shared queue would then count these receives as
-            // outstanding forever.
+            // Poll the completions of shared receives before the queue pair is destroyed, because some libraries drop the completions of a
+            // queue pair that they destroy. The shared queue would count the receives of dropped completions as outstanding forever.
             self.stash_completions(key, qp);
         }
         if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {

@@ -57,32 +57,6 @@
 //!
 //! All providers of a process share the context of a device, because librdmacm keeps one context per process. So they also share its queue
 //! of asynchronous events. Every provider receives every event (`dispatcher`), and processes the events of its own objects.
-//!
-//! # Threads
-//!
-//! One thread drives the provider. No call waits for a peer, but some take time in the device or the kernel. Registering memory
-//! takes about 250 ms per GiB: register in pieces between turns, or on another thread with a [`crate::Registrar`]. On an adapter,
-//! creating a queue pair, connecting and accepting take up to a millisecond each, and so does creating an address handle on RoCE.
-//!
-//! On iWARP, `rdma_connect` may block in the kernel until TCP has connected, and destroying an id waits for the end of its
-//! handshake. Both run on private threads (`connector`), and their results arrive as connection-manager events. A signal interrupts
-//! the thread of a connect that is abandoned: the highest real-time signal that the program does not use.
-//!
-//! # Removal of a device
-//!
-//! Every id on a removed device gets [`crate::CmEventKind::DeviceRemoval`]. When the last of them is destroyed, the provider releases
-//! all its objects on the device, regions and completion queues included, so that the kernel can finish the removal while the process
-//! continues. Their handles stay valid for the calls that destroy them, and a completion queue stays empty. The provider keeps a
-//! private idle id on each device, so that it is notified of a removal without any other id. A device that returns has a new handle.
-//!
-//! librdmacm closes a removed device only when it lists the devices, so the provider has it list them. Listing opens all other
-//! devices, so the provider puts an idle id on those as well. If the library finds no device at all, it closes none; then the
-//! provider replaces the descriptors that the library has open on the last device by the null device.
-//!
-//! # Several providers in one process
-//!
-//! They share the context of a device, because librdmacm keeps one per process, and with it the queue of asynchronous events.
-//! Every provider receives every event (`dispatcher`), and processes those of its own objects.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the feature `verbs` needs a 64-bit target");

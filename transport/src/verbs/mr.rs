@@ -49,7 +49,7 @@ impl RawRegion {
             None => {
                 // The older call `ibv_reg_mr` has no flags that a device may ignore, and would refuse them.
                 let flags = flags.0 & !ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
-                // SAFETY: the reasons are those of the other call.
+                // SAFETY: the same reasons as for the call of `register` above.
                 unsafe { ibv_reg_mr(domain, start.cast(), bytes, flags as c_int) }
             }
         };
@@ -186,7 +186,8 @@ impl RegisteredRegion {
         release(&mut self.remote)
     }
 
-    /// Releases both registrations. A registration that the device does not release stays in the entry.
+    /// Releases both registrations. A registration that the device does not release stays in the entry, and its error
+    /// is returned.
     pub(super) fn deregister(&mut self) -> Result<()> {
         let (remote, local) = (self.invalidate(), release(&mut self.local));
         remote.and(local)

@@ -123,9 +123,10 @@ impl Verbs {
         })
     }
 
-    /// Returns the device of an id if the id's port is active. If it is not, returns the reason as a text.
+    /// Returns `Ok(Ok(device))` if the port of an id is active. If the port is not active, returns `Ok(Err(reason))`.
     pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
-        // Opens the device as for a connection, so that the provider is notified of the device's removal.
+        // Open the device in the same way as for a connection, so that the provider is notified of the device's
+        // removal.
         let device = self.device_of(id)?;
         let entry = &self.devices[device.0 as usize];
         let (name, port) = (&entry.info.name, id.port());

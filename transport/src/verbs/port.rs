@@ -33,8 +33,8 @@ impl Verbs {
     }
 
     /// Destroys an id. If the connection manager would send through a port that is down, the id is destroyed later instead. Fails if the
-    /// device may still use the memory of the id's work requests. If another thread still shares the id, that thread destroys it later, and
-    /// the result is `stopped`. The caller sets `stopped` to `Ok` if the queue pair is in the error state.
+    /// device may still use the memory of the id's work requests. If another thread still shares the id, that thread destroys it later. In
+    /// this case, returns `stopped`, which the caller has set to `Ok` if the queue pair is in the error state.
     pub(super) fn destroy_raw(
         &mut self,
         device: Option<DeviceId>,
@@ -60,7 +60,7 @@ impl Verbs {
         stopped
     }
 
-    /// Destroys the ids that were kept until their port was up, if it is up now.
+    /// Destroys those of the device's kept ids whose port is up now.
     pub(super) fn ports_changed(&mut self, device: DeviceId) {
         let device = &mut self.devices[device.0 as usize];
         for (port, raw) in std::mem::take(&mut device.waiting_for_port) {
@@ -70,7 +70,8 @@ impl Verbs {
         }
     }
 
-    /// Destroys the ids that wait for their port. The device was removed, or the provider is being dropped.
+    /// Destroys the kept ids of a device even if their port is down, because the device was removed, or because the
+    /// provider is being dropped.
     pub(super) fn release_waiting(&mut self, device: DeviceId) {
         let device = &mut self.devices[device.0 as usize];
         for (port, raw) in std::mem::take(&mut device.waiting_for_port) {

@@ -66,7 +66,8 @@ impl Verbs {
         MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
     }
 
-    /// Puts the queue pair of an id that waits for its peer to close into the error state.
+    /// Ends the wait for the peer to close the connection: puts the queue pair of the id into the error state. Does
+    /// nothing if the id does not wait for this.
     pub(super) fn flush_closing(&mut self, id: CmId) {
         let Ok(entry) = self.id_mut(id) else { return };
         if let IdState::Disconnecting { flush_at: Some(_) } = entry.state {
@@ -240,11 +241,12 @@ unsafe impl Provider for Verbs {
             IdState::Listening | IdState::WatchingDevice => {
                 return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
             }
-            // On iWARP `rdma_disconnect` would block until the end of a handshake that is in progress. So it is not
-            // called then. Destroying the id ends the handshake, too, on a private thread.
+            // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block until the handshake has
+            // ended. Destroying the id also ends the handshake, on a private thread.
             IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
             IdState::Established => entry.raw.service() == Service::Connected,
-            // The peer has disconnected first. This call answers its disconnect, and may be too late.
+            // The peer has disconnected first. `rdma_disconnect` answers the peer's disconnect, and fails if the answer
+            // is too late.
             IdState::Closed => entry.qp.is_some() && !entry.handshaking,
             IdState::RequestReceived => {
                 if up {
@@ -263,9 +265,9 @@ unsafe impl Provider for Verbs {
                 Err(error) => log::debug!("{error}"),
             }
         }
-        // Let the peer close first. On an iWARP adapter, the error state resets the TCP connection, and the bytes that were sent last may
-        // be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter refuses the error state
-        // while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
+        // On iWARP, let the peer close the connection first. On an iWARP adapter, the error state resets the TCP connection, and the bytes
+        // that were sent last may be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter
+        // refuses the error state while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
         if iwarp && notified && entry.state == IdState::Established {
             let until = now + CLOSE_LIMIT;
             entry.state = IdState::Disconnecting { flush_at: Some(until) };

@@ -3,8 +3,8 @@
 use crate::qp::QpId;
 use crate::slab::Key;
 
-/// Finds the handle of a queue pair by its number, with two array accesses and no search. Numbers have 24 bits, and a device mostly gives
-/// consecutive numbers. A larger number is not stored, and completions with this number name no queue pair.
+/// Finds the handle of a queue pair by its number, with two array accesses and no search. Numbers have 24 bits, and most devices assign
+/// consecutive numbers. A number of more than 24 bits is not stored, and completions with such a number name no queue pair.
 #[derive(Debug, Default)]
 pub(super) struct QpNumbers {
     pages: Vec<Option<Box<[QpId; Self::PAGE]>>>,

@@ -1,10 +1,10 @@
 //! Queue pairs on a shared receive queue whose destruction waits for an event.
 //!
-//! A queue pair in the error state may still hold a receive that it has consumed from the shared queue. On InfiniBand and RoCE adapters an
-//! event reports that its last receive has completed (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand Architecture Specification, volume 1,
-//! 10.2.9.2). If the queue pair is destroyed earlier, the receive may be lost, and the shared queue has one entry less from then on. So the
-//! provider destroys the queue pair when the event has arrived. Not every driver sends the event, so there is a time limit. The program
-//! does not wait for this: its id is invalid immediately.
+//! A queue pair in the error state may still hold a receive that it has consumed from the shared queue. On InfiniBand and RoCE adapters, an
+//! event reports that the queue pair's last receive has completed (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand Architecture Specification,
+//! volume 1, 10.2.9.2). If the queue pair is destroyed earlier, the receive may be lost, and the shared queue has one entry less from then
+//! on. So the provider destroys the queue pair when the event has arrived. Not every driver sends the event, so there is a time limit. The
+//! program does not wait for this: its id is invalid immediately.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,13 @@ use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::slab::Key;
 
-/// The time limit for the event, after which the queue pair is destroyed without it.
+/// The time limit for the event `IBV_EVENT_QP_LAST_WQE_REACHED`. After this time, the queue pair is destroyed without
+/// the event.
 const LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {
-    /// Returns true if the queue pair of an id may hold a shared receive, and the device reports its completion by an
-    /// event. Then the queue pair must be kept until the event.
+    /// Returns true if the queue pair of an id may hold a shared receive, and the device reports by an event that this
+    /// receive has completed. In this case, the queue pair must be kept until the event arrives.
     pub(super) fn must_retire(&self, id: &IdEntry) -> bool {
         let connected = matches!(id.state, IdState::Established | IdState::Disconnecting { .. } | IdState::Closed);
         let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
@@ -68,12 +69,13 @@ impl Verbs {
 
     fn destroy_retiring(&mut self, retiring: RetiringQp) {
         let RetiringQp { key, qp, raw, device, state, .. } = retiring;
-        // Poll before, because some libraries drop the queue pair's completions when they destroy it. Poll again
-        // afterwards, because the destruction may add completions.
+        // Poll the completions before the queue pair is destroyed, because some libraries drop the completions of a
+        // queue pair that they destroy. Poll again afterwards, because destroying the queue pair may add completions.
         self.stash_completions(key, &qp);
         raw.abandon();
         if let Err(error) = self.destroy_raw(Some(device), state, raw, Ok(())) {
-            // The queue pair is in the error state, in which the device accesses no memory for it.
+            // Only log the error: the queue pair is in the error state, in which the device accesses no memory for
+            // the queue pair.
             log::error!("{error}: the queue pair is left in the error state");
         }
         self.stash_completions(key, &qp);

@@ -79,8 +79,9 @@ pub(super) struct Srq {
     max_sge: u32,
     /// The number of receives that were posted and whose completions were not polled yet.
     outstanding: u32,
-    /// The completion queues in which this queue's receives may complete. Each has reserved entries for all receives of
-    /// this queue. The number is that of the queue pairs that use the completion queue.
+    /// The completion queues in which this queue's receives may complete. Each of them has reserved entries for all
+    /// receives of this queue. The `u32` is the number of queue pairs whose receives come from this queue and complete
+    /// in that completion queue.
     targets: Vec<(CqId, u32)>,
 }
 
@@ -122,8 +123,8 @@ impl Srq {
         }
     }
 
-    /// Destroys the queue, which no queue pair in the table uses. A private thread may still hold a queue pair that has used it, and that
-    /// is in the error state. Then the thread destroys both later.
+    /// Destroys the queue, which no queue pair in the table uses. A private thread may still hold a queue pair that has used the queue and
+    /// that is in the error state. In this case, the call succeeds, and that thread destroys the queue pair and the queue later.
     pub(super) fn destroy(&mut self) -> Result<()> {
         self.raw.as_mut().and_then(Arc::get_mut).map_or(Ok(()), RawSrq::destroy)?;
         self.raw = None;

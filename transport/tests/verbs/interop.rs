@@ -128,7 +128,7 @@ fn udaddy_asks() {
     let (wc, header) = world.take_all(&end);
     let route = world.provider.datagrams().unwrap().route_back(end.id, &wc, header[..].try_into().unwrap()).unwrap();
     let qp_number = wc.source.qp_number;
-    // `queue_key` is the key of every queue pair that librdmacm creates (`RDMA_UDP_QKEY`).
+    // This `queue_key` is the key of every datagram queue pair that librdmacm creates (`RDMA_UDP_QKEY`).
     world.send_all(&end, &DatagramPeer { route, qp_number, queue_key: 0x0123_4567 });
     theirs.ends_well();
 }

@@ -38,7 +38,8 @@ impl World {
         let wc = self.done(active, op, SgeList::one(sge), SendFlags::empty());
         println!("{op:?}: {:?}", wc.status);
         match (kind, op) {
-            // A write completes when it is sent, except if the connection ends earlier.
+            // On siw a write completes successfully when it is sent, before the peer refuses it. It fails only if the
+            // connection ends earlier. So both results are correct.
             (Kind::Siw, SendOp::Write(_)) => {}
             (Kind::Siw, _) => assert!(!wc.status.is_success()),
             (Kind::Rxe, _) => assert_eq!(wc.status, WcStatus::RemoteAccessError),
@@ -161,13 +162,13 @@ fn nothing_is_touched_after_invalidate(kind: Kind) {
         })
         .collect();
     world.provider.post_send(active.qp, &chain).unwrap();
-    // The first writes have completed, so the next ones are in progress.
+    // Wait until the first writes have completed, so that later writes are in progress when the key is invalidated.
     let first = world.completions(active.cq);
     println!("{} writes before", first.len());
     world.provider.remote_keys().unwrap().invalidate(area.region.id).unwrap();
     if kind == Kind::Siw {
-        // All writes may have completed before the call. So post another one, which is refused. The post fails if the connection has
-        // already ended.
+        // All writes may have completed before the call of `invalidate`. So post another write, which the peer refuses. If the connection
+        // has already ended, the post fails.
         let _ = world.provider.post_send(active.qp, &chain[..1]);
         world.both_end(&active, &passive);
     }

@@ -10,8 +10,8 @@ use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcOpc
 
 use crate::world::*;
 
-/// Starts this test program in another process. That process listens for one connection, and echoes its messages until it is killed.
-/// Returns the process and its address.
+/// Starts this test program in another process. That process listens for one connection, and sends each received message back, until the
+/// process is killed. Returns the process and the address at which it listens.
 fn peer(kind: Kind) -> (Child, SocketAddr) {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program)
@@ -123,7 +123,8 @@ fn a_silent_peer_blocks_nothing(kind: Kind) {
     }
     quick("drop", || drop(world));
     drop(silent);
-    // The kernel also closes its sockets: it interrupts the connect whose SYN was lost, and ends the other handshake after a time limit.
+    // Wait until the kernel has closed the sockets of both attempts, too. The provider interrupts the connect whose SYN was lost. The
+    // kernel ends the handshake with the silent peer after a time limit.
     let dropped = Instant::now();
     while descriptors() > before {
         assert!(dropped.elapsed() < TIMEOUT, "{} of {before}", descriptors());

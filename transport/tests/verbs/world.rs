@@ -27,7 +27,7 @@ pub(crate) const SLOT: usize = 256;
 /// sends.
 pub(crate) const MEMORY: usize = 2 * DEPTH as usize * SLOT;
 
-/// A kind of device. Its name is that in `tests/vm/run.sh`.
+/// A kind of device. The names of the kinds are those in `tests/vm/run.sh`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Siw,

@@ -71,7 +71,7 @@ fn without_paths(name: &str) -> String {
             short.push(c);
         }
     }
-    // The crate has an enumeration for this type, as the headers. This binding reads a number instead.
+    // The type of an event is an enumeration in rdma-sys and in the headers. This binding declares a number instead.
     (short + &word).replace("ibv_event_type", "u32")
 }
 

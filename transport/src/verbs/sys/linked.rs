@@ -1,5 +1,5 @@
-//! The other binding: the crate rdma-sys instead of this crate's declarations. The program is linked with the
-//! libraries.
+//! The binding that the feature `rdma-sys` selects: the crate rdma-sys instead of this crate's declarations. The
+//! program is linked with the libraries.
 
 #![allow(clippy::missing_safety_doc, reason = "documented at the functions of the other binding")]
 
@@ -16,8 +16,8 @@ pub const fn load() -> Result<(), LibraryError> {
     Ok(())
 }
 
-/// The types of asynchronous events, as plain numbers. The crate has a Rust enumeration instead. In an enumeration, the
-/// value of an unknown type would be undefined behaviour.
+/// The types of asynchronous events, as plain numbers. The crate rdma-sys has a Rust enumeration for them instead. A
+/// value that the enumeration does not have would be undefined behaviour.
 pub mod ibv_event_type {
     use rdma_sys::ibv_event_type as ty;
     pub type Type = std::ffi::c_uint;
@@ -50,7 +50,8 @@ pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type::Type) -> c
 
 type RegMrIova2 = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
 
-/// Returns the function. It is an `Option` because in the other binding an old library may lack the function.
+/// Returns the function, always as `Some`. The result is an `Option` because an old library may lack the function,
+/// which only the default binding can notice.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
     Some(rdma_sys::ibv_reg_mr_iova2)
@@ -58,7 +59,8 @@ pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
 
 type RegDmabufMr = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
 
-/// Returns the function. It is an `Option` because in the other binding an old library may lack the function.
+/// Returns the function, always as `Some`. The result is an `Option` because an old library may lack the function,
+/// which only the default binding can notice.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_dmabuf_mr() -> Option<RegDmabufMr> {
     Some(rdma_sys::ibv_reg_dmabuf_mr)
