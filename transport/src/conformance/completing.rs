@@ -127,7 +127,7 @@ pub(super) fn a_completion_that_is_there_raises_no_event(harness: &mut Harness) 
         let part = harness.side(ACTIVE).allocate_with(b"early");
         harness.post_and_wait(&active, SendOp::Send, &part);
         harness.wait_for("event", |harness| harness.side(PASSIVE).notified.pop());
-        // Here the event of the completion was read, and the completion is still in the queue.
+        // The event of the completion was read, but the completion was not polled. Wait in this state.
         harness.settle();
         harness.side(PASSIVE).notified.clear();
         harness.provider(PASSIVE).req_notify(passive.cq, Notify::Any).expect("a queue to arm");

@@ -129,7 +129,7 @@ pub(super) fn an_attempt_that_is_destroyed_is_over(harness: &mut Harness) {
     harness.destroy(&active);
     harness.destroy_id(ACTIVE, active.id);
     harness.settle();
-    // After all of these attempts, a new connection is established as usual.
+    // After the ids of several connection attempts were destroyed, a new connection is established as usual.
     let unanswered =
         |event: &crate::cm::CmEvent| matches!(event.kind, CmEventKind::ConnectRequest { .. }).then_some(());
     while harness.take_event(PASSIVE, unanswered).is_some() {}
@@ -167,7 +167,7 @@ pub(super) fn the_depth_of_reads_is_agreed(harness: &mut Harness) {
         harness.provider(PASSIVE).accept(passive.id, &ConnectParam::default(), now).expect("an accept");
         assert_eq!(harness.established(&active).1.initiator_depth, depth);
         assert!(harness.established(&passive).1.responder_resources >= depth);
-        // Post more Reads than may be outstanding. The Reads beyond this limit wait in the send queue.
+        // Post more Reads than may be outstanding at the same time. The surplus Reads wait in the send queue.
         let bytes: Vec<u8> = (0..DEPTH as u8).collect();
         let source = harness.side(PASSIVE).allocate_with(&bytes);
         let (_, remote) = harness.side(PASSIVE).expose(&source, crate::mr::Access::REMOTE_READ);

@@ -131,7 +131,8 @@ pub(super) fn atomics_return_the_old_value(harness: &mut Harness) {
     assert_eq!(harness.side(PASSIVE).bytes(&(target.start + 8..target.end)), [0; 56]);
 }
 
-/// If the extensions must be enabled on both sides, the provider refuses an operation of the extensions until they are.
+/// If the extensions must be enabled on both sides, the provider refuses an operation of the extensions until both
+/// sides have enabled them.
 pub(super) fn extensions_need_an_agreement(harness: &mut Harness) {
     let pair = harness.pair();
     let active = pair[0];

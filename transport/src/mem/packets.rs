@@ -284,8 +284,8 @@ pub(crate) fn take_network_error(socket: BorrowedFd<'_>) -> io::Result<(Option<S
         return Err(io::Error::last_os_error());
     }
     let mut why = io::Error::from(io::ErrorKind::Other);
-    // SAFETY: the kernel has filled in the header and the control data. A control message of the type `RECVERR` that is
-    // long enough for an error report contains one.
+    // SAFETY: the kernel has filled in the header and the control data. A control message of the type `IP_RECVERR` or
+    // `IPV6_RECVERR` that is long enough for an error report contains one.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {

@@ -222,8 +222,8 @@ fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
     for round in 0..100 {
         let taken = world.fake.take_shared(&end.handle);
         // In each round a failed send completes before a failed receive. So a failed send is always in the first entry
-        // of the provider's poll buffer, and a failed receive in the second. The opcodes in these entries are never
-        // written.
+        // of the provider's poll buffer, and a failed receive in the second. The device never writes the opcodes in
+        // these entries.
         world.fake.complete(&end.handle, failed(77));
         world.fake.complete(&end.handle, failed(taken));
         let done = world.poll(cq);
@@ -500,14 +500,14 @@ fn a_registration_that_is_not_given_back_keeps_its_memory() {
             }
         }
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (3, 2), "both registrations hold it");
-        // When the device no longer refuses, the calls succeed.
+        // When the device no longer refuses to release a registration, `invalidate` and `deregister` succeed.
         world.fake.fail("dereg_mr", 0);
         world.verbs.remote_keys().unwrap().invalidate(region.id).unwrap();
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (2, 1), "the remote key is gone");
         world.verbs.deregister(region.id).unwrap();
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (1, 0));
     }
-    // If the device still refuses when the provider is dropped, the memory is not freed, either.
+    // If the device refuses to release a registration when the provider is dropped, the memory is not freed.
     let weak = Arc::downgrade(&memory);
     world.verbs.register(device, &memory, 0..memory.len(), Access::REMOTE_WRITE).unwrap();
     drop(memory);
@@ -601,8 +601,7 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
         world.verbs.destroy_cq(cq).unwrap();
         assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::Stale { .. })));
     }
-    // If the device still refuses to destroy a shared receive queue when the provider is dropped, the queue is not
-    // freed, either.
+    // If the device refuses to destroy a shared receive queue when the provider is dropped, the queue is not freed.
     let mut world = AdapterTest::new(Personality::default());
     shared(&mut world);
     world.fake.fail("destroy_srq", libc::EBUSY);

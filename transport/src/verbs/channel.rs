@@ -43,8 +43,7 @@ pub(super) struct RawEvent {
     pub(super) read_depth: ReadDepth,
     /// The peer or the multicast group of a datagram id, with its route.
     pub(super) peer: Option<DatagramPeer>,
-    /// In an event about a multicast group: the number of the join that the event concerns
-    /// ([`RawId::join`](super::id::RawId::join)).
+    /// In an event about a multicast group: the number that was passed to `RawId::join` for this membership.
     pub(super) join: usize,
 }
 

@@ -60,7 +60,8 @@ impl Verbs {
         stopped
     }
 
-    /// Destroys those of the device's kept ids whose port is up now.
+    /// Destroys each kept id of the device if the id's port is up now. An id is kept if the program destroys it while
+    /// its port is down.
     pub(super) fn ports_changed(&mut self, device: DeviceId) {
         let device = &mut self.devices[device.0 as usize];
         for (port, raw) in std::mem::take(&mut device.waiting_for_port) {

@@ -4,7 +4,7 @@
 //! event reports that the queue pair's last receive has completed (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand Architecture Specification,
 //! volume 1, 10.2.9.2). If the queue pair is destroyed earlier, the receive may be lost, and the shared queue has one entry less from then
 //! on. So the provider destroys the queue pair when the event has arrived. Not every driver sends the event, so there is a time limit. The
-//! program does not wait for this: its id is invalid immediately.
+//! program does not wait for the event: the id is invalid as soon as the program has destroyed it.
 
 use std::time::{Duration, Instant};
 
