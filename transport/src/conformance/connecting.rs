@@ -96,12 +96,12 @@ pub(super) fn an_attempt_without_a_listener_is_refused(harness: &mut Harness) {
     assert_eq!(failure, ConnectFailure::Refused);
 }
 
-/// An attempt whose peer never answers fails at its deadline, and not earlier.
+/// If the peer never answers, a connection attempt fails at its deadline, and not earlier.
 pub(super) fn an_attempt_ends_at_its_deadline(harness: &mut Harness) {
     let (_, to) = harness.listener();
     let mut within = Duration::from_millis(500);
-    // If the machine is busy, the deadline may pass before the address is resolved. Then try again with a later
-    // deadline.
+    // If the machine is busy, the deadline may pass before the address is resolved. In this case, try again with a
+    // later deadline.
     let (id, deadline) = loop {
         let deadline = harness.now() + within;
         if let Some(id) = harness.resolved_by(to, deadline) {

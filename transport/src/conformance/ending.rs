@@ -52,7 +52,7 @@ pub(super) fn destroying_tells_the_peer(harness: &mut Harness) {
     }
 }
 
-/// A send that has completed before the disconnect arrives at the peer.
+/// If a send has completed before its side disconnects, the message arrives at the peer.
 pub(super) fn what_was_sent_arrives_before_the_end(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let part = harness.side(ACTIVE).allocate_with(b"not lost");

@@ -13,8 +13,8 @@ pub trait Factory: fmt::Debug {
     /// Returns the name of the device, to which [`Deviation::device`] refers.
     fn device(&self) -> &str;
 
-    /// Makes `sides` providers, 2 or 3, and the environment with their clock and poller. One thread drives all of them.
-    /// Each provider can reach the addresses of the others.
+    /// Makes `sides` (2 or 3) providers, and the environment, which has their clock and poller. One thread drives all
+    /// of them. Each provider can reach the addresses of the others.
     fn open(&self, sides: usize) -> (Vec<Box<dyn Provider>>, Box<dyn Environment>);
 
     /// Returns the address at which `side` listens, with port 0.

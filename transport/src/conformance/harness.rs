@@ -231,7 +231,8 @@ impl HarnessSide {
         self.key
     }
 
-    /// Registers a part of the memory for access by peers. Returns the region, and the address by which peers name it.
+    /// Registers a part of the memory for access by peers. Returns the region, and the address by which peers name the
+    /// part.
     pub(super) fn expose(&mut self, part: &Range<usize>, access: Access) -> (MemoryRegion, RemoteAddress) {
         let region = self.station.expose_range(self.device, part.clone(), access).expect("a region");
         (region, RemoteAddress { address: self.station.address(part.start), key: region.remote_key })
@@ -351,7 +352,7 @@ impl Harness {
         }
     }
 
-    /// Drives the sides for the time of [`Factory::grace`]. A case then checks that nothing has happened.
+    /// Drives the sides for the time of [`Factory::grace`]. The calling case then checks that nothing has happened.
     pub(super) fn settle(&mut self) {
         let end = self.now() + self.grace;
         while self.now() < end {
@@ -361,14 +362,15 @@ impl Harness {
 
     // Functions that wait for events.
 
-    /// Waits for the next event of a side for which `wanted` returns `Some`. Removes the event, and returns the value.
+    /// Waits until a side has an event, and `wanted` returns `Some` for this event. Removes the event, and returns the
+    /// value.
     #[track_caller]
     pub(super) fn wait_for_event<T>(&mut self, what: &str, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> T {
         self.wait_for(what, |harness| harness.take_event(side, &wanted))
     }
 
-    /// Removes the next event of a side for which `wanted` returns `Some`, and returns the value. Returns `None` if no
-    /// such event has arrived.
+    /// Calls `wanted` with each event of a side that has arrived, in order. Removes the first event for which `wanted`
+    /// returns `Some`, and returns the value. Returns `None` if `wanted` has returned `None` for every event.
     pub(super) fn take_event<T>(&mut self, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> Option<T> {
         let events = &mut self.sides[side].events;
         let (at, found) = events.iter().enumerate().find_map(|(at, event)| Some((at, wanted(event)?)))?;
@@ -408,7 +410,8 @@ impl Harness {
         *self.listener.insert(listener)
     }
 
-    /// Starts a connection attempt that fails after `within`. Waits until its address is resolved, and returns its id.
+    /// Starts a connection attempt that fails if it is not established within the time `within`. Waits until its
+    /// address is resolved, and returns its id.
     #[track_caller]
     pub(super) fn resolved(&mut self, to: SocketAddr, within: Duration) -> CmId {
         let deadline = self.now() + within;
@@ -672,7 +675,7 @@ impl Harness {
         self.wait_for("completion", |harness| harness.take_completion(end, wr_id))
     }
 
-    /// Waits for the completion of a work request, which must be successful.
+    /// Waits for the completion of a work request. Panics unless the completion is successful.
     #[track_caller]
     pub(super) fn success(&mut self, end: &ConnectionEnd, wr_id: u64) -> WorkCompletion {
         let wc = self.completion(end, wr_id);
@@ -680,7 +683,7 @@ impl Harness {
         wc
     }
 
-    /// Posts one signaled send, and waits for its completion, which must be successful.
+    /// Posts one signaled send, and waits for its completion. Panics unless the completion is successful.
     #[track_caller]
     pub(super) fn post_and_wait(&mut self, end: &ConnectionEnd, op: SendOp, part: &Range<usize>) -> WorkCompletion {
         let wr_id = self.post(end, op, part);
@@ -708,7 +711,8 @@ impl Harness {
         done.remove(at)?.places
     }
 
-    /// Waits for the next message of an end, checks its bytes, and posts its receive again. Returns the completion.
+    /// Waits for the next message of an end, checks the message's bytes, and posts the receive of the message again.
+    /// Returns the completion of the receive.
     #[track_caller]
     pub(super) fn expect_message(&mut self, end: &ConnectionEnd, bytes: &[u8]) -> WorkCompletion {
         let (wc, got, places) = self.received(end);

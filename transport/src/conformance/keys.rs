@@ -9,7 +9,7 @@ const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const LEN: usize = 4096;
 
 /// Establishes a connection, and registers a region of the passive side. Returns both ends, the part of the memory, the
-/// region, and its address for the peer.
+/// region, and the address by which the peer names the region.
 fn exposed(
     harness: &mut Harness,
     access: Access,
@@ -57,7 +57,7 @@ pub(super) fn a_key_that_never_was_is_refused(harness: &mut Harness) {
     }
 }
 
-/// By the key of a region, a peer can access only the region, and not the memory beside it.
+/// With the key of a region, a peer can access only the region, and not the memory beside the region.
 pub(super) fn a_range_is_all_that_a_peer_reaches(harness: &mut Harness) {
     for (offset, allowed) in [(1000, true), (1936, true), (999, false), (1937, false)] {
         let pair = harness.pair();
@@ -114,7 +114,8 @@ fn own_use(harness: &mut Harness, pair: &[ConnectionEnd; 2], region: MemoryRegio
     let bytes = harness.side(PASSIVE).bytes(&(target.start..target.start + 64));
     harness.expect_message(active, &bytes);
     harness.success(passive, wr_id);
-    // The receives that were posted earlier are filled first.
+    // Messages fill the receives in the order of their posts. So first fill the `DEPTH` receives that were posted
+    // earlier.
     for _ in 0..DEPTH {
         let part = harness.side(ACTIVE).allocate_with(b"first");
         harness.post_and_wait(active, SendOp::Send, &part);

@@ -86,8 +86,8 @@ impl Ledger {
         work.receives.len() + work.sends.iter().filter(|sent| sent.signaled).count()
     }
 
-    /// Checks a completion that was polled from `cq`, and removes its work request. Returns the ranges of a receive,
-    /// and `None` for a send.
+    /// Checks a completion that was polled from `cq`, and removes the completed work request from the ledger. Returns
+    /// the ranges of the memory of a receive, and `None` for a send.
     pub(super) fn complete(&mut self, cq: CqId, wc: &WorkCompletion) -> Option<RecvRanges> {
         let shared = self.shared.remove(&wc.wr_id);
         let work = self.of(wc.qp);

@@ -49,7 +49,8 @@ pub(super) fn a_full_queue_is_backpressure(harness: &mut Harness) {
     let chain = vec![place; 64 * DEPTH];
     let error = harness.post_recvs(&active, &chain).expect_err("more receives than the queue has room for");
     assert!(matches!(error.error, Error::QueueFull { depth, .. } if depth as usize == DEPTH), "{:?}", error.error);
-    // Each work request that was posted completes: the ledger contains exactly these.
+    // After the disconnect, each posted work request completes. The ledger checks this, because it contains exactly the
+    // posted work requests.
     harness.disconnect(&active);
     harness.flushed(&active);
     harness.settle();

@@ -23,7 +23,8 @@ use crate::mr::LocalKey;
 #[derive(Clone, Copy, Debug)]
 pub struct Sge {
     base: NonNull<u8>,
-    /// The length in bytes. The highest bit is [`SHARED`], which is the kind of the entry.
+    /// The length in bytes, in the lower 31 bits. The highest bit, [`SHARED`], is set in entries of
+    /// [`super::Memory::shared_entry`].
     len: u32,
     key: LocalKey,
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::iovec::{RecvSlice, SendSlice};
 use super::{Memory, Sge, words};
 
-/// A part of a [`Memory`], which it borrows. Peers, through the provider, may use the bytes at the same time. So may
-/// other threads of the program, through the functions of [`Memory`].
+/// A part of a [`Memory`]. The span borrows the memory. Peers, through the provider, may use the bytes at the same
+/// time. So may other threads of the program, through the functions of [`Memory`].
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     base: NonNull<u8>,

@@ -145,7 +145,7 @@ fn reads_need_a_sink_that_is_open_to_the_answer() {
 
 /// When a queue pair goes into the error state, irdma resets the TCP connection, and the messages that were sent last
 /// are lost (`reset_tcp_conn` in drivers/infiniband/hw/irdma/verbs.c, `irdma_modify_qp`). So the provider waits until
-/// the peer has closed, or until a time limit has passed.
+/// the peer has closed the connection, or until a time limit has passed.
 #[test]
 fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
     let mut world = AdapterTest::new(Personality { iwarp: true, ..Personality::default() });
@@ -157,7 +157,7 @@ fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DISCONNECTED);
     assert!(matches!(world.events()[..], [CmEventKind::Disconnected(DisconnectCause::Local)]));
     assert_eq!(world.fake.noted(), ["error state"], "flushed as soon as the peer has closed");
-    // If the peer never closes, the provider waits until its time limit, which `next_deadline` returns.
+    // If the peer never closes the connection, the provider waits until a time limit, which `next_deadline` returns.
     let (end, _) = world.pair();
     world.fake.noted();
     let closed = world.now;
@@ -408,7 +408,8 @@ fn one_bad_queue_ends_its_connections_only() {
     assert!(
         matches!(&events[0].kind, CmEventKind::Disconnected(DisconnectCause::Path(why)) if why.starts_with("fake0: "))
     );
-    // The failure is reported once. The queue can still be armed, polled and destroyed.
+    // The failure of the completion queue is reported only once. The failed queue can still be armed, polled and
+    // destroyed.
     world.verbs.req_notify(bad.cq, Notify::Any).unwrap();
     assert!(world.poll(bad.cq).is_empty() && world.events().is_empty());
     world.verbs.destroy_id(bad.id, world.now).unwrap();
@@ -676,7 +677,7 @@ fn files_of_others_are_left_alone_when_the_last_device_goes() {
 }
 
 /// On kernels before 5.12, registered memory must be excluded from child processes before the first registration
-/// (`ibv_fork_init`(3)). If this call fails, the provider works nevertheless.
+/// (`ibv_fork_init`(3)). If `ibv_fork_init` fails, the provider works nevertheless.
 #[test]
 fn forks_are_provided_for_before_anything_is_registered() {
     for error in [0, libc::EINVAL, libc::ENOSYS] {

@@ -33,7 +33,7 @@ unsafe impl Sync for EventChannel {}
 pub(super) struct RawEvent {
     pub(super) kind: rdma_cm_event_type::Type,
     pub(super) status: c_int,
-    /// The key of the id. A connect request has the key of the listener instead.
+    /// The key of the id that the event concerns. A connect request has the key of the listener instead.
     pub(super) key: Key,
     /// The new id of a connect request; `None` in other events.
     pub(super) request: Option<NewCmId>,

@@ -96,7 +96,8 @@ impl ConnectorShared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the next call to run. Returns `None` if there was none for [`IDLE`]: then the thread ends.
+    /// Waits for the next call to run, and returns it. Returns `None` if no call was queued for the time [`IDLE`]. The
+    /// thread then ends.
     fn next_job(&self) -> Option<Job> {
         let mut queue = self.lock();
         if queue.jobs.is_empty() {
@@ -152,7 +153,7 @@ impl ConnectorShared {
 }
 
 impl Connector {
-    /// Returns a connector. It wakes `waker` when a connect call has failed.
+    /// Makes a connector, which wakes `waker` when a connect call has failed.
     pub(super) fn new(waker: Waker) -> Self {
         Self { shared: Arc::new(ConnectorShared { queue: Mutex::default(), work: Condvar::new(), waker }) }
     }

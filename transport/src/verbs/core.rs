@@ -67,8 +67,8 @@ pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
 /// The state that all connections by exchange share.
 pub(super) struct Exchanges {
-    /// The source of random bytes for first packet numbers. Without it the provider does not have the role
-    /// [`Exchange`](crate::roles::Exchange).
+    /// The source of random bytes for the sequence numbers of first packets. Without it the provider does not have the
+    /// role [`Exchange`](crate::roles::Exchange).
     pub(super) entropy: Option<Entropy>,
     /// The folder in which the kernel lists the devices and their GIDs (sysfs).
     pub(super) sysfs: PathBuf,
@@ -181,8 +181,8 @@ impl Verbs {
         })
     }
 
-    /// Sets the source of random bytes. Connections by exchange use it for their first packet numbers. After this call the provider has the
-    /// role [`Exchange`](crate::roles::Exchange). Use a source that peers cannot predict.
+    /// Sets the source of random bytes. Connections by exchange use it for the sequence numbers of their first packets. After this call the
+    /// provider has the role [`Exchange`](crate::roles::Exchange). Use a source that peers cannot predict.
     #[must_use]
     pub fn with_entropy(mut self, entropy: Entropy) -> Self {
         self.exchanges.entropy = Some(entropy);

@@ -246,8 +246,8 @@ impl Cq {
         self.users > 0
     }
 
-    /// Reserves `depth` entries for all work requests of a send or receive queue. So the completion queue cannot
-    /// overrun.
+    /// Reserves `depth` entries, so that the completions of all work requests of a send or receive queue fit in the
+    /// completion queue. Fails if fewer entries are free.
     pub(super) fn reserve(&mut self, depth: u32) -> Result<()> {
         let reserved = u64::from(self.reserved) + u64::from(self.released) + u64::from(depth);
         if reserved > self.entries.into() {

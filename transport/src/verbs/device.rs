@@ -38,7 +38,7 @@ pub(super) enum Driver {
 
 impl Driver {
     /// Returns the driver of a device. Both software devices have their own vendor number (`SIW_VENDOR_ID`, `RXE_VENDOR_ID` in the kernel's
-    /// `drivers/infiniband/sw`). Kernels from before 2020 report the vendor number 0, so there the name decides.
+    /// `drivers/infiniband/sw`). Kernels from before 2020 report the vendor number 0. In this case the name decides.
     pub(super) fn of(vendor_id: u32, iwarp: bool, name: &str) -> Self {
         match vendor_id {
             0x0062_6d74 if iwarp => Self::Siw,
@@ -66,9 +66,9 @@ pub(super) struct RawDevice {
     /// because one thread uses them. Both pointers are null if the device has no thread domains.
     threads: (*mut ibv_td, *mut ibv_pd),
     channel: *mut ibv_comp_channel,
-    /// The queue that the function `guard` creates on siw. Null on other devices.
+    /// The completion queue that the function `guard` creates on siw. Null on other devices.
     guard: *mut ibv_cq,
-    /// True if librdmacm has opened the device. Then librdmacm must also close it.
+    /// True if librdmacm has opened the device, so that librdmacm must also close it.
     managed: bool,
     /// True after the device was removed.
     removed: AtomicBool,
@@ -241,7 +241,7 @@ impl RawDevice {
     }
 
     /// Converts the return code of a call that releases an object of the device. After the kernel has destroyed the process's objects on a
-    /// removed device, each such call fails with `EIO`. The object is destroyed then, so this error counts as success.
+    /// removed device, each such call fails with `EIO`. In this case the object is already destroyed, so the error counts as success.
     pub(super) fn given_back(&self, call: &'static str, rc: c_int) -> Result<()> {
         match check(call, rc) {
             Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EIO) && self.is_torn_down() => Ok(()),
@@ -252,8 +252,8 @@ impl RawDevice {
     /// Returns true if the device was removed and the kernel has destroyed this process's objects on it.
     ///
     /// With most drivers the kernel does so while processes still have the device open (`ib_uverbs_remove_one` with
-    /// `disassociate_ucontext`, drivers/infiniband/core/uverbs_main.c). With others (siw, rxe) the removal waits until the processes have
-    /// closed the device, and their calls still work.
+    /// `disassociate_ucontext`, drivers/infiniband/core/uverbs_main.c). With other drivers (siw, rxe) the removal waits until the processes
+    /// have closed the device, and until then their calls still work.
     ///
     /// A command that fails with `EIO` proves nothing: commands fail before the objects are destroyed, and a driver may return `EIO` for
     /// another reason. But the kernel destroys the newest objects first (`__uverbs_cleanup_ufile`, rdma_core.c), and the completion channel
@@ -265,7 +265,8 @@ impl RawDevice {
         unsafe { libc::poll(&raw mut fd, 1, 0) == 1 && fd.revents & libc::POLLERR != 0 }
     }
 
-    /// Records that the device was removed. Dropping this object then also makes librdmacm close the device.
+    /// Records that the device was removed. After this call, dropping this object also makes librdmacm close the
+    /// device.
     pub(super) fn set_removed(&self) {
         self.removed.store(true, Ordering::Relaxed);
     }

@@ -29,7 +29,7 @@ pub(super) enum IdState {
     AwaitingRequest,
     /// The id has sent a connect request that the peer has not answered.
     Connecting,
-    /// The id is of a connect request that the program has not answered.
+    /// The id belongs to a connect request that the program has not answered.
     RequestReceived,
     /// The program has accepted the connect request, but the connection is not established yet.
     Accepting,
@@ -38,7 +38,8 @@ pub(super) enum IdState {
     /// The program has disconnected.
     Disconnecting {
         /// The time at which the provider puts the queue pair into the error state, if the peer has not closed the
-        /// connection before. `None` if the queue pair is in the error state already. Only iWARP waits.
+        /// connection before. `None` if the queue pair is in the error state already. This is always so on other
+        /// devices than iWARP, where the provider does not wait for the peer.
         flush_at: Option<Instant>,
     },
     /// The connection has ended. The program can only destroy the id.

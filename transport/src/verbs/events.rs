@@ -200,7 +200,7 @@ impl Verbs {
         // SAFETY: the event has delivered a new id, which nothing else owns.
         let raw = unsafe { RawId::from_raw(request.id, &manager) };
         let Some(listening) = self.ids.get(listener).filter(|id| id.state == IdState::Listening) else {
-            // The program has destroyed the listener. Dropping the id refuses the peer.
+            // The program has destroyed the listener. Dropping the id of the connect request refuses the peer.
             return;
         };
         // The kernel does not apply the listener's options to the ids of its requests, so set them here.
@@ -336,7 +336,7 @@ impl Verbs {
         match event {
             AsyncEvent::Qp { kind, name } => self.qp_event(device, kind, name),
             AsyncEvent::CqError(name) => {
-                // The completion queue may be one of another provider in this process.
+                // The completion queue may belong to another provider in this process, which then reports its failure.
                 if let Some((key, _)) = self.cqs.at(name.slot()).filter(|(_, cq)| cq.named(name).is_some()) {
                     self.queue_failed(CqId(key), "the completion queue overran");
                 }
@@ -402,7 +402,7 @@ impl Verbs {
     fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
         if self.device_events.len() >= DEVICE_EVENTS {
             // The list is full: the program does not read the events, or the device reports events without end. Drop
-            // the oldest.
+            // the oldest event.
             self.device_events.pop_front();
         }
         self.device_events.push_back(DeviceEvent { device: DeviceId(device as u32), kind });

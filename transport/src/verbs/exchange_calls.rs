@@ -299,7 +299,7 @@ impl Verbs {
         Ok(())
     }
 
-    /// Closes the socket of an id. The id is no longer in the table, and its queue pair is destroyed.
+    /// Closes the socket of an id, after the caller has removed the id from the table and destroyed its queue pair.
     pub(super) fn close_exchange(&mut self, key: Key, state: IdState, exchange: ExchangeSocket) {
         let registry = self.event_set.poll.registry();
         match exchange {

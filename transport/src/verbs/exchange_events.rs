@@ -16,8 +16,8 @@ use crate::exchange::message::{Endpoint, ExchangeRefusal};
 use crate::newcomers::Host;
 use crate::slab::Key;
 
-/// The time that a peer has to send the message Request after it has connected, and the message Ready after the local
-/// Accept.
+/// The time that a peer has to send the message Request after it has connected, and to send the message Ready after the
+/// local side has sent Accept.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of these connections for
 /// each new peer: the oldest connection of the host that has the most of them.
@@ -245,7 +245,7 @@ impl Verbs {
         }
     }
 
-    /// Establishes a connection that the program has accepted, because the peer has sent Ready.
+    /// Processes the peer's message Ready: establishes the connection, which the program has accepted before.
     fn peer_ready(&mut self, key: Key) {
         let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
         id.state = IdState::Established;

@@ -49,7 +49,7 @@ pub(super) struct ExchangeStream {
     pub(super) port_gid: Option<PortGid>,
     pub(super) type_of_service: Option<u8>,
     pub(super) ack_timeout: Option<u8>,
-    /// The attributes of the local queue pair, after they were sent.
+    /// The attributes of the local queue pair. `None` before they are sent to the peer.
     pub(super) own: Option<Endpoint>,
     pub(super) peer: Option<Endpoint>,
     /// The sequence number of the first packet that the local side sends.
@@ -104,7 +104,7 @@ impl ExchangeListener {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         if let SocketAddr::V6(v6) = address {
-            // An unspecified IPv6 address also accepts IPv4, regardless of the system's default.
+            // A listener on the unspecified IPv6 address also accepts IPv4, regardless of the system's default.
             let own_kind = *v6.ip() != Ipv6Addr::UNSPECIFIED;
             socket.set_only_v6(options.ipv6_only.unwrap_or(own_kind))?;
         }
@@ -130,8 +130,8 @@ impl ExchangeListener {
     }
 }
 
-/// Makes a non-blocking stream of a descriptor that the program has supplied. Returns an error if it is not a stream
-/// socket.
+/// Makes a non-blocking stream of a descriptor that the program has supplied. Returns an error if the descriptor is not
+/// a stream socket.
 pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     let socket = Socket::from(stream);
     let no_stream = |source| Error::io("adopting a stream for an exchange", source);
@@ -205,7 +205,7 @@ impl ExchangeStream {
     }
 
     /// Deregisters the stream from the epoll set. Closing the socket does not suffice, because the program may have
-    /// another descriptor of it.
+    /// another descriptor of the socket.
     pub(super) fn forget(&self, registry: &Registry) {
         let Some(socket) = &self.socket else { return };
         if let Err(error) = registry.deregister(&mut SourceFd(&socket.as_raw_fd())) {
@@ -261,7 +261,7 @@ impl ExchangeStream {
         }
         self.forget(registry);
         if let Some(socket) = self.socket.take() {
-            // End the stream even if the program still has another descriptor of it.
+            // End the stream even if the program still has another descriptor of the socket.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::slab::Key;
 
 /// Converts a return code that is not 0 into an error. Most calls return -1 and set `errno`. Some calls return the
-/// error itself, and with some drivers the negated error.
+/// error number itself, and with some drivers the negated error number.
 pub(super) fn failure(rc: c_int) -> io::Error {
     if rc == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc.saturating_abs()) }
 }

@@ -186,14 +186,15 @@ fn is_v4(gid: [u8; 16]) -> bool {
     Ipv6Addr::from(gid).to_ipv4_mapped().is_some()
 }
 
-/// Returns the index of the network interface that has an address. Returns `None` if there is none.
+/// Returns the index of the network interface that has an address. Returns `None` if no interface has the address.
 fn interface_of(address: IpAddr) -> Option<u32> {
     let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     Some(mem::interface_of(socket.as_fd(), address).ok()?.index)
 }
 
-/// Returns the hardware address of the network interface that has an IP address. Returns `None` if there is none.
+/// Returns the hardware address of the network interface that has an IP address. Returns `None` if no interface with a
+/// hardware address has the IP address.
 fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
     let (wanted, interfaces) = (interface_of(address)?, Path::new("/sys/class/net"));
     let is_it =

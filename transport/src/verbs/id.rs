@@ -222,7 +222,7 @@ impl RawId {
         self.set_option(RDMA_OPTION_ID_REUSEADDR, 1_i32)
     }
 
-    /// Restricts an IPv6 listener to IPv6. With `false`, the listener also accepts IPv4.
+    /// If `only` is true, restricts an IPv6 listener to IPv6. If `only` is false, makes it also accept IPv4.
     pub(super) fn ipv6_only(&self, only: bool) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_AFONLY, i32::from(only))
     }

@@ -116,7 +116,7 @@ impl Verbs {
         self.device_up(&id)?.map_err(|reason| Error::NoDevice { reason })
     }
 
-    /// Returns the device that has an address, by the GID tables, because there is no connection manager.
+    /// Searches the GID tables for the device that has an address. Used if there is no connection manager.
     fn device_at_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
         let options = ExchangeOptions::default();
         let port_gid = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
@@ -156,9 +156,9 @@ impl Verbs {
         let exchange = id.exchange.take();
         let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
         let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
-        // Put a queue pair on a shared queue into the error state first, so that a receive that it has consumed
-        // completes. If another thread still shares the id, the queue pair is destroyed later, so it must not access
-        // memory from now on.
+        // If the queue pair uses a shared queue, put it into the error state first, so that the shared receives that it
+        // has consumed complete. If another thread still shares the id, the queue pair is destroyed later, so it must
+        // not access memory from now on.
         let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
         if let Some(qp) = on_shared {
             // Poll the completions of shared receives before the queue pair is destroyed, because some libraries drop the completions of a

@@ -235,8 +235,8 @@ impl Registrar for DeviceRegistrar {
     }
 }
 
-/// Returns the flags of a registration. On iWARP the response to a Read is a write of the peer. So adapters require the right to write for
-/// [`Access::READ_SINK`]. The kernel does the same for its own Reads (drivers/infiniband/core/rw.c).
+/// Returns the flags of a registration. On iWARP the response to a Read is a write of the peer. So [`Access::READ_SINK`] includes the
+/// remote right to write, which adapters require. The kernel grants this right for its own Reads, too (drivers/infiniband/core/rw.c).
 fn access_flags(access: Access, iwarp: bool) -> ibv_access_flags {
     use ibv_access_flags as flags;
     let local_and_remote_write = flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_WRITE;

@@ -40,8 +40,8 @@ use crate::wr::{RecvWr, SendWr};
 
 const STALE_REGION: Error = Error::Stale { object: "memory region" };
 
-/// The time that an iWARP peer has to close a connection after the local side has disconnected. Then the local side
-/// resets the connection.
+/// The time that an iWARP peer has to close a connection after the local side has disconnected. If the peer has not
+/// closed it by then, the local side resets the connection.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {

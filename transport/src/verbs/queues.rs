@@ -1,5 +1,5 @@
-//! Creation and polling of queues. Each queue is created within the limits of its device. Before a send or receive
-//! queue is created, it reserves entries in its completion queue for all of its work requests.
+//! Creation and polling of queues. Each queue is created within the limits of its device. Before the provider creates a
+//! send or receive queue, it reserves entries in the completion queue for all work requests of that queue.
 
 use std::sync::Arc;
 
@@ -188,8 +188,8 @@ impl Verbs {
         let name = QueueName::new(id.0);
         let mut made = init_attr(service, attr, capabilities, &queues, name);
         let raw = match id_raw.create_qp(&mut made, queues.clone()) {
-            // Inline data is optional, so try again without it. With this number of scatter/gather entries, inline data
-            // may exceed a limit of the device.
+            // Inline data is optional, so try again without it. Together with the requested number of scatter/gather
+            // entries, inline data may exceed a limit of the device.
             Err(_) if attr.max_inline > 0 => {
                 made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, name);
                 let raw = id_raw.create_qp(&mut made, queues).map_err(|error| error.on(&open.name))?;
@@ -201,8 +201,8 @@ impl Verbs {
         Ok(Qp::new((raw, name), &made, attr, attr.srq, capabilities, device.limits.driver))
     }
 
-    /// Releases the entries that a destroyed queue pair has reserved. All its remaining completions are in the
-    /// completion queues already.
+    /// Releases the entries that a destroyed queue pair has reserved. All remaining completions of the queue pair are
+    /// in its completion queues already.
     pub(super) fn release_entries(&mut self, qp: &Qp) {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
             cq.release(qp.attr.max_send_wr);
@@ -258,8 +258,8 @@ impl Verbs {
         }
     }
 
-    /// Polls a completion queue for the program. If the poll fails, the queue is marked as failed, is not polled again,
-    /// and its connections end.
+    /// Polls a completion queue for the program. If the poll fails, the queue is marked as failed and is not polled
+    /// again, and the connections that use the queue end.
     pub(super) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
         let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;

@@ -1,4 +1,4 @@
-//! Queue pairs on a shared receive queue whose destruction waits for an event.
+//! Queue pairs on shared receive queues. Before such a queue pair is destroyed, the provider waits for an event.
 //!
 //! A queue pair in the error state may still hold a receive that it has consumed from the shared queue. On InfiniBand and RoCE adapters, an
 //! event reports that the queue pair's last receive has completed (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand Architecture Specification,
@@ -37,8 +37,8 @@ impl Verbs {
         self.retiring.push_back(RetiringQp { key, qp, raw, device, state, until: now + LIMIT });
     }
 
-    /// Destroys the queue pair whose last shared receive has completed. Returns false if no kept queue pair has this
-    /// name.
+    /// Destroys the kept queue pair that has this name, because its last shared receive has completed, and returns
+    /// true. Returns false if no kept queue pair has this name.
     pub(super) fn last_receive(&mut self, name: QueueName) -> bool {
         let Some(place) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
         if let Some(retiring) = self.retiring.remove(place) {

@@ -39,8 +39,8 @@ impl Bond {
 }
 
 impl Bond {
-    /// Removes the network devices. The kernel waits until the provider has released the RDMA device, so this drives the provider until
-    /// then.
+    /// Removes the network devices. The kernel waits until the provider has released the RDMA device, so this function drives the provider
+    /// until then.
     fn remove(self, world: &mut World) {
         let start = Instant::now();
         let mut removal = Command::new("rdma").args(["link", "del", &self.device]).spawn().unwrap();
@@ -54,8 +54,8 @@ impl Bond {
     }
 }
 
-/// If its bond fails over, a listener receives an event. Without the event, the listener would wait forever on a device that no peer
-/// reaches. A new listener on the same address can be reached.
+/// If a bond fails over, a listener on the bond receives an event. Without the event, the listener would wait forever on a device that no
+/// peer reaches. A new listener on the same address can be reached.
 fn a_failover_is_told_to_the_listener(kind: Kind) {
     let bond = Bond::new(kind);
     let mut world = World::new();

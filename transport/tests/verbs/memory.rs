@@ -47,7 +47,7 @@ impl World {
         if kind == Kind::Siw {
             self.both_end(active, passive);
         } else {
-            // The passive end receives no event before an end disconnects.
+            // The passive end receives no event before one of the ends disconnects.
             assert!(self.event_within(Duration::from_millis(50)).is_none_or(|event| event.id == active.id));
             self.provider.disconnect(active.id, Instant::now()).unwrap();
             loop {
@@ -146,8 +146,8 @@ fn send_with_invalidate(kind: Kind) {
 }
 
 /// A key is invalidated while a peer writes with it continuously. The memory does not change after the call has returned. Siw is an
-/// exception: a part of a frame that another processor is placing at that moment still arrives. So on siw the memory must not change after
-/// the end of the connection, which the refused write causes.
+/// exception: a part of a frame that another processor is placing at that moment still arrives. So on siw the test waits for the end of the
+/// connection, which a refused write ends, before it checks that the memory does not change.
 fn nothing_is_touched_after_invalidate(kind: Kind) {
     let (mut world, active, passive) = connected(kind);
     let area = world.area(&passive, 1 << 20, EVERYTHING);

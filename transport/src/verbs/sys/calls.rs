@@ -105,7 +105,7 @@ macro_rules! functions {
                         symbol.ok().map(|symbol| *symbol)
                     },)*
                 };
-                // Keep the libraries loaded until the process ends: see the module.
+                // Keep the libraries loaded until the process ends, because they cannot be unloaded safely.
                 std::mem::forget((verbs, cm));
                 Ok(calls)
             }
