@@ -62,14 +62,14 @@ bitflags! {
         /// ([`Notify::Solicited`](crate::Notify::Solicited)).
         const SOLICITED_EVENTS = 1 << 18;
         /// A Write completes when the peer's device has acknowledged it, as on InfiniBand and RoCE. On iWARP, a Write
-        /// completes when TCP has accepted its bytes. There, only the response to a later operation, such as a Read,
-        /// proves that the data was placed.
+        /// completes when TCP has accepted its bytes: only the response to a later operation, such as a Read, proves
+        /// that the data was placed.
         const ACKNOWLEDGED_WRITES = 1 << 19;
     }
 }
 
-/// The moderation of a completion queue. The device delays an event of the queue until this number of completions has
-/// gathered, or until this time has passed since the first of them.
+/// The moderation of a completion queue. The device delays an event of the queue until the number `completions` of
+/// completions has gathered, or until the time `microseconds` has passed since the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moderation {
     /// The number of completions that raise the event.
@@ -86,7 +86,7 @@ pub struct Capabilities {
     pub features: Features,
     /// The length of the largest payload of an inline send, in bytes; 0 if the device has no inline sends.
     pub max_inline: u32,
-    /// The maximum number of scatter/gather entries per work request.
+    /// The maximum number of scatter/gather entries per work request. RDMA Reads have their own limit, `max_read_sge`.
     pub max_sge: u32,
     /// The maximum number of scatter/gather entries per RDMA Read.
     pub max_read_sge: u32,

@@ -10,11 +10,11 @@ pub use crate::handle::CmId;
 use crate::handle::DeviceId;
 use crate::wc::Failure;
 
-/// The parameters that the two sides exchange when they connect (`rdma_connect`(3)).
+/// The parameters of `connect` and of `accept` (`rdma_connect`(3)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectParam<'a> {
-    /// The private data, which the peer receives with its event. Some devices pad it with zeros, so include the length
-    /// in the data.
+    /// The private data, which the peer receives in the event `ConnectRequest`, `Established` or `Reached`. Some
+    /// devices pad the private data with zeros, so include the length in the data.
     pub private_data: &'a [u8],
     /// The number of RDMA Reads that the peer may have outstanding at the local queue pair (IRD). 0 selects the
     /// device's default.
@@ -75,7 +75,7 @@ impl Retries {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathOptions {
     /// The type of service of each packet. Its upper six bits are the DSCP (RFC 2474). On InfiniBand the subnet manager
-    /// derives the service level from it. siw of Linux 6.1 accepts the option but does not use it.
+    /// derives the service level from the type of service. Siw of Linux 6.1 accepts the option but does not use it.
     pub type_of_service: Option<u8>,
     /// The time after which the device retransmits an unanswered request. The value is a code from 0 to 31, which means
     /// 4.096 us times 2 to the power of the code. 0 means that the device waits forever. By default the connection
@@ -111,9 +111,9 @@ impl PathOptions {
         in_range("ack timeout", self.ack_timeout.unwrap_or(0), 0..=31, "a code from 0 to 31")
     }
 
-    /// Logs at level `info`, in one line, which of the set options `provider` ignores. A provider that supports neither
-    /// the type of service nor the ack timeout calls this. [`PathOptions::source`] is not logged, because a provider
-    /// must use it or return an error.
+    /// Logs at level `info`, in one line, which options are set although `provider` ignores them. A provider that
+    /// supports neither the type of service nor the ack timeout calls this function. [`PathOptions::source`] is not
+    /// logged, because a provider must use it or return an error.
     pub fn note_ignored(&self, provider: &str) {
         let asked = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
         let ignored: Vec<&str> = asked.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
@@ -146,8 +146,8 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// Checks that the values are in their ranges. Logs at level `info` which of the set options `provider` ignores. A
-    /// provider that supports none of the options except the backlog calls this.
+    /// Checks that the values are in their ranges. Logs at level `info` which options are set although `provider`
+    /// ignores them. A provider that supports none of the options except the backlog calls this function.
     ///
     /// # Errors
     /// [`crate::Error::OutOfRange`] names the value that is outside of its range.
@@ -167,7 +167,8 @@ impl ListenOptions {
 /// derives each field that is `None` from the local address of the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// The name of the device, such as `mlx5_0`. Necessary if the stream uses another network than the device, or none.
+    /// The name of the device, such as `mlx5_0`. Necessary if the stream uses another network than the device, or no
+    /// network, such as a Unix socket.
     pub device: Option<String>,
     /// The number of the device's port, from 1.
     pub port: Option<u8>,
@@ -188,7 +189,8 @@ pub struct ReadDepth {
 
 /// A connect request that is being moved from one provider to another. The first provider returns it from
 /// [`Handover::detach`](crate::roles::Handover::detach). The second provider, which may be on another thread, consumes
-/// it in [`attach`](crate::roles::Handover::attach). If it is dropped instead, the peer's connection attempt fails.
+/// it in [`attach`](crate::roles::Handover::attach). If the program drops the `Detached` instead, the peer's connection
+/// attempt fails.
 pub struct Detached {
     provider: &'static str,
     state: Box<dyn Any + Send>,
@@ -313,13 +315,14 @@ pub enum ConnectFailure {
     Refused,
     /// The peer did not answer in time.
     Timeout,
-    /// The address cannot be reached from this host.
+    /// The address cannot be reached from this host, for the reason in the text.
     Unreachable(String),
-    /// The peer closed the connection while connecting.
+    /// The peer closed the connection before it was established.
     PeerClosed,
-    /// The peer violated the protocol, or requests something that the local side refuses.
+    /// The peer violated the protocol, or requested something that the local side refuses. The text describes the
+    /// violation or the request.
     Protocol(String),
-    /// The system returned an error.
+    /// The system returned the error in the text.
     System(String),
 }
 

@@ -24,7 +24,8 @@ pub const QUEUE_KEY: u32 = 0x0123_4567;
 /// The route to a peer's port. An address handle is created from it (`ibv_create_ah`(3)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// The GID of the peer's port; on RoCE version 2, its IP address. Meaningful only if `is_global` is true.
+    /// The GID of the peer's port. On RoCE version 2 it contains the IP address of the port. Meaningful only if
+    /// `is_global` is true.
     pub gid: [u8; 16],
     /// True if datagrams carry the GID: always on RoCE, and between subnets of InfiniBand.
     pub is_global: bool,

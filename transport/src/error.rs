@@ -8,7 +8,8 @@ use std::ops::RangeInclusive;
 /// The result of a provider call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The reason why a provider refused a call. Each message names the rejected value and, if possible, how to correct it.
+/// The reason why a provider refused a call. Each message names the rejected value, and says how to correct it if
+/// possible.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -18,8 +18,8 @@ bitflags! {
         const REMOTE_ATOMIC = 8;
         /// The local program may read into the region with RDMA Reads. Implies `LOCAL_WRITE`. On iWARP adapters a Read
         /// into a region without this right fails. There, the memory into which a Read places data must be open to
-        /// writes of the peer, because the response names that memory by its STag (RFC 5040, section 3.1). So grant the
-        /// right only to memory for Reads.
+        /// writes of the peer, because the response names that memory by its STag (RFC 5040, section 3.1). So grant
+        /// this right only for memory into which the program reads.
         const READ_SINK = 16;
         /// The bus may reorder the device's writes to the region (PCI Express relaxed ordering), which is faster on
         /// some machines. Never use this right for memory that a program polls for a change instead of waiting for a
@@ -29,7 +29,7 @@ bitflags! {
         /// devices without [`Features::ON_DEMAND_PAGING`](crate::Features::ON_DEMAND_PAGING).
         const ON_DEMAND = 64;
         /// Peers on this host map the memory and access it themselves, without the owner's processor. The region must
-        /// cover the whole [`Memory::new_shared`](crate::Memory::new_shared) from which it is made. A peer keeps its
+        /// cover a whole memory that [`Memory::new_shared`](crate::Memory::new_shared) has made. A peer keeps its
         /// mapping, so the rights cannot be revoked: [`invalidate`](crate::roles::RemoteKeys::invalidate) and
         /// [`restrict`](crate::roles::RemoteKeys::restrict) refuse the region. The peer can access the pages even after
         /// [`deregister`](crate::Provider::deregister). Only the embedded provider ([`crate::iwarp`]) has this right.

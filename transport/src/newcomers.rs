@@ -1,9 +1,9 @@
 //! A table of young connections, ordered by age and by host. A connection is young until its peer has shown that it is
 //! a real client, for example by a first message.
 //!
-//! A peer that connects and then stays silent takes memory, and must not keep other peers from connecting. So the
-//! program limits the number of young connections. At the limit it closes one of them for each new connection. This
-//! table finds the one to close. Each operation takes logarithmic time.
+//! A peer that connects and then stays silent uses memory of the program, and must not keep other peers from
+//! connecting. So the program limits the number of young connections. At the limit it closes one of them for each new
+//! connection. This table finds the one to close. Each operation takes logarithmic time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

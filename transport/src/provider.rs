@@ -147,8 +147,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo>;
 
     /// Returns the device that has this address of the local host, and prepares the device for [`Provider::register`].
-    /// A program can call it before it has listened or connected. An unspecified address, such as `0.0.0.0`, matches no
-    /// device, except with providers that have only one device.
+    /// A program can call this function before it has listened or connected. An unspecified address, such as `0.0.0.0`,
+    /// matches no device, except with providers that have only one device.
     ///
     /// # Errors
     /// The error names the reason: no device of this provider has the address, or the port with the address is down.
@@ -286,7 +286,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError>;
 
     /// Posts sends on an established connection, and rings the doorbell once. Returns [`Posted::Completed`] if the call
-    /// may already have completed a work request. Also after an error, the call may have completed work requests.
+    /// may already have completed a work request. Even if the call returns an error, it may have completed work
+    /// requests.
     ///
     /// # Errors
     /// The errors of [`Provider::post_recv`].

@@ -19,7 +19,7 @@ pub trait Registrar: Send + Sync + fmt::Debug {
     fn register(&self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<Registration>;
 }
 
-/// A registration that a [`Registrar`] has made. The provider makes it a region in
+/// A registration that a [`Registrar`] has made. The provider turns the registration into a region in
 /// [`OffLoopRegistration::adopt`](crate::roles::OffLoopRegistration::adopt). If the program drops the registration
 /// instead, the memory is deregistered.
 pub struct Registration {

@@ -36,8 +36,8 @@ pub trait SharedReceives {
 
 /// The role of remote keys that can be restricted to one peer, and invalidated while their region stays registered.
 pub trait RemoteKeys {
-    /// Restricts the region's remote key to the peer of `qp`: other peers are refused as if the key did not exist. Returns `false`, and
-    /// changes nothing, if the device cannot restrict a key to one peer.
+    /// Restricts the region's remote key to the peer of `qp`: other peers are refused as if the key did not exist. Returns `true` if the
+    /// key is now restricted. Returns `false`, and changes nothing, if the device cannot restrict a key to one peer.
     fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool>;
 
     /// Invalidates a region's remote key immediately. No peer accesses the memory after the call has returned, except on devices with
@@ -184,7 +184,8 @@ pub trait Datagrams {
     /// Creates an id for datagrams at an address of this host, which selects the device. Port 0 selects a free port. Next, create the id's
     /// queue pair; the id may then join multicast groups.
     ///
-    /// Peers cannot resolve the queue pair by this address: to make it known to them, listen with another id.
+    /// Peers cannot resolve the queue pair by this address. To make the queue pair known to peers, listen with another
+    /// id.
     ///
     /// Returns the id, its device, and the length of the largest datagram that the id can send, in bytes. This length is at most the
     /// device's [`max_datagram`](crate::Capabilities::max_datagram). It is less if the MTU of the address's interface is smaller.
@@ -202,8 +203,8 @@ pub trait Datagrams {
     /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve), but for datagrams to `peer`, which may be a multicast group.
     /// `from` is an address of this host; with `None`, the system's routes decide. The result is the event `Resolved` or `ConnectFailed`.
     ///
-    /// After `Resolved`, call `connect`, with or without a queue pair of the id. Its result is the event `Reached`, `Rejected` or
-    /// `ConnectFailed`. For a multicast group, create the queue pair and call `join` instead.
+    /// After `Resolved`, call `connect`, with or without a queue pair of the id. The result of `connect` is the event `Reached`, `Rejected`
+    /// or `ConnectFailed`. For a multicast group, create the queue pair and call `join` instead.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId>;
 
     /// Joins a multicast group. The id must have a queue pair, and must be bound, or resolved for a group. The result

@@ -62,8 +62,8 @@ impl<T> Slot<T> {
 /// A growable table of `T` with stable keys. Inserting, looking up and removing take constant time.
 ///
 /// No key is returned twice. A slot is retired when its generations are used up: it stays empty forever, so that no
-/// stale key ever names another object. The cost is the memory of one retired slot for every 2^bits objects that the
-/// slot has held.
+/// stale key ever names another object. The cost is the memory of one retired slot for about every 2^`bits` objects
+/// that the slot has held, where `bits` is the argument of [`Slab::with_generation_bits`].
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,

@@ -25,11 +25,11 @@ pub enum WcStatus {
     RemoteAccessError,
     /// The peer could not execute the operation.
     RemoteOperationError,
-    /// The peer refused the request as invalid, for example one to invalidate a key that cannot be invalidated.
+    /// The peer refused the request as invalid, for example a request to invalidate a key that cannot be invalidated.
     RemoteInvalidRequest,
-    /// The peer did not answer after all retransmissions.
+    /// The peer did not answer, even after the last retransmission.
     RetryExceeded,
-    /// The peer had no receive posted after all retransmissions.
+    /// The peer had no receive posted, even at the last retransmission.
     ReceiverNotReady,
     /// A code that this library does not know.
     Other(u32),

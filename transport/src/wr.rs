@@ -53,8 +53,8 @@ impl SgeList {
         self.as_slice().iter().map(|sge| sge.len()).sum()
     }
 
-    /// Calls `each` for the bytes `offset..offset + len` of the list, counted over all entries. Each call gets the part
-    /// of one entry.
+    /// Calls `each` with entries for the bytes `offset..offset + len` of the list, where the offset counts over all
+    /// entries. If these bytes are in several entries, `each` is called once for each of these entries.
     #[inline]
     pub(crate) fn visit(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
         for sge in self.as_slice() {
@@ -190,8 +190,8 @@ impl SendOp {
         }
     }
 
-    /// Returns the feature that a device needs for the operation. Returns no feature for [`SendOp::Send`], which every
-    /// device supports.
+    /// Returns the feature that a device needs for the operation. Returns an empty set for [`SendOp::Send`], which
+    /// every device supports.
     #[must_use]
     #[inline]
     pub const fn feature(&self) -> Features {

@@ -32,8 +32,8 @@ fn two_providers(kind: Kind) {
     }
 }
 
-/// Two providers lose the same device. The last one that releases its objects lets the kernel finish the removal. Then the other device is
-/// removed, which neither provider has used.
+/// Two providers lose the same device. The kernel finishes the removal when both providers have released their objects. Then the other
+/// device, which neither provider has used, is removed.
 fn removal_under_two_providers(kind: Kind) {
     let mut worlds = [World::new(), World::new()];
     let other = if kind == Kind::Siw { Kind::Rxe } else { Kind::Siw };
@@ -83,7 +83,8 @@ fn removal_with_everything_open(kind: Kind) {
             told.extend([active.id, passive.id]);
             ends = vec![active, passive];
         } else {
-            // Destroy all ids, so that only regions and completion queues remain on the device.
+            // Destroy all ids, those of a new connection included, so that only regions and completion queues remain on
+            // the device.
             let (active, passive) = world.pair(to);
             for id in [active.id, passive.id, listener] {
                 world.provider.destroy_id(id, Instant::now()).unwrap();

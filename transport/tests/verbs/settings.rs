@@ -88,7 +88,7 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
         Kind::Rxe => check_agreed(&here, &there),
         Kind::Siw => {
             // An iWARP queue pair has none of these attributes, but its TCP connection can have a type of service. Siw of Linux 6.1 accepts
-            // the setting and does not use it. If another kernel uses it, every segment must have it.
+            // the setting and does not use it. If another kernel uses it, every segment must have this type of service.
             assert_eq!(here.port, 1);
             let seen = capture.of_tcp(to.port());
             println!("types of service on the wire: {seen:x?}");
@@ -196,7 +196,7 @@ fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
         let options = ListenOptions { ipv6_only: Some(only), ..ListenOptions::default() };
         let listener = world.provider.listen("[::]:0".parse().unwrap(), &options).unwrap();
         let port = world.provider.local_address(listener).unwrap().port();
-        // Siw accepts IPv6 only, regardless of this option.
+        // On siw, a listener on an IPv6 address accepts only IPv6, regardless of this option.
         let both = !only && kind == Kind::Rxe;
         for (address, taken) in [(kind.variable("ADDR"), both), (kind.variable("ADDR6"), true)] {
             let to = SocketAddr::new(address.parse().unwrap(), port);
@@ -241,7 +241,8 @@ fn events_come_on_every_completion_vector(kind: Kind) {
         }
         world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 5));
         assert_eq!(world.completion(passive.cq).byte_len, 5);
-        // Connect another pair. The completion queue of its passive end is on this vector.
+        // Replace the connection by another one. The completion queue of the new passive end is on the completion
+        // vector `vector`.
         world.drop_end(&active);
         world.disconnected(passive.id, &rdma_transport::DisconnectCause::Peer);
         world.drop_end(&passive);
@@ -408,8 +409,8 @@ fn a_dma_buf_is_refused_by_name(kind: Kind) {
     assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("dma-buf"), "{refused}");
 }
 
-/// A short Send with Invalidate works on a queue pair that sends short payloads inline. On siw the provider must not post it inline,
-/// because the kernel refuses it, and the send queue then stalls.
+/// A short Send with Invalidate works on a queue pair that sends short payloads inline. On siw the provider must not post a Send with
+/// Invalidate inline: the kernel would refuse it, and the send queue would stall.
 fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
     let mut world = World::new();
     (world.max_inline, world.access) = (64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);

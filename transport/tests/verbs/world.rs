@@ -57,7 +57,8 @@ impl Kind {
     }
 }
 
-/// Returns the address that this process must use, if a test has started it. Returns `None` if a user has started it.
+/// If a test has started this process, returns the address that the process must use. Returns `None` if a user has
+/// started the process.
 pub(crate) fn other_process() -> Option<IpAddr> {
     Some(std::env::var("RDMA_TEST_PEER").ok()?.parse().unwrap())
 }
