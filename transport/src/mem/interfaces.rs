@@ -25,7 +25,7 @@ pub struct Interface {
 /// `AddrNotAvailable` if no interface has the address; otherwise the system's error.
 pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<Interface> {
     let mut list = ptr::null_mut();
-    // SAFETY: the call allocates a list and writes its address. The list is freed below.
+    // SAFETY: the call allocates a list and writes its address to `list`. This function frees the list once.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }

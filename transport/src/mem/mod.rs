@@ -262,7 +262,8 @@ impl Memory {
     pub unsafe fn shared_entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         let span = self.span(range.start, range.end.checked_sub(range.start)?)?;
         let len = u32::try_from(span.len()).ok().filter(|&len| len <= Sge::MAX_LEN)?;
-        // SAFETY: the span is a part of this memory. The caller keeps the promise of this function.
+        // SAFETY: the span is a part of this memory. The caller of `shared_entry` keeps the promise in its section
+        // Safety.
         Some(unsafe { Sge::shared(span.base(), len, key) })
     }
 

@@ -224,7 +224,7 @@ pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> 
     let received = unsafe { libc::recvmmsg(fd, messages.as_mut_ptr().cast(), count as u32, flags, ptr::null_mut()) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?.min(count);
     for (message, name) in messages.iter().zip(&names).take(received) {
-        // SAFETY: the first `count` elements of both arrays are initialised above.
+        // SAFETY: this function has initialised the first `count` elements of both arrays before the receive call.
         let (message, name) = unsafe { (message.assume_init_ref(), name.assume_init_ref()) };
         let whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
         let len = if whole { (message.msg_len as usize).min(stride - headroom) } else { 0 };

@@ -236,8 +236,9 @@ impl Sge {
     #[inline]
     pub(crate) fn fill_from(&self, from: Span<'_>) {
         let len = self.len().min(from.len());
-        // SAFETY: the entry's bytes are valid by its promise, as in `fill`. Those of `from` are a part of a borrowed
-        // `Memory`. Bytes that are a part of a `Memory` are used by atomic operations, devices and the kernel only.
+        // SAFETY: the entry's bytes are valid, and no reference to them exists, by the promise of `new` or
+        // `shared_entry`. The bytes of `from` are a part of a borrowed `Memory`. Bytes that are a part of a `Memory`
+        // are used by atomic operations, devices and the kernel only.
         unsafe {
             if self.is_shared() {
                 words::transfer(from.base(), self.base, len);
@@ -252,7 +253,9 @@ impl Sge {
     #[inline]
     pub(super) fn store_into(&self, to: NonNull<u8>, most: usize) {
         let len = self.len().min(most);
-        // SAFETY: the entry's bytes are valid by its promise, as in `copy`. The bytes at `to` are a part of a `Memory`.
+        // SAFETY: the entry's bytes are valid by the promise of `new` or `shared_entry`. During this call nothing
+        // changes the bytes of an entry of `new`. The bytes of an entry of `shared_entry`, and those at `to`, are a
+        // part of a `Memory`.
         unsafe {
             if self.is_shared() {
                 words::transfer(self.base, to, len);
@@ -270,8 +273,8 @@ impl Sge {
             // SAFETY: the bytes are a part of a `Memory` by the promise of `shared_entry`.
             return unsafe { visit_copies(self.base, self.len(), each) };
         }
-        // SAFETY: the bytes are valid as in `copy`. The slice exists until this call returns, and in this time the
-        // provider does not write to posted memory.
+        // SAFETY: the bytes are valid, and nothing but the provider may change them, by the promise of `Sge::new`. The
+        // slice exists until this call returns, and in this time the provider does not write to posted memory.
         each(unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len()) });
     }
 

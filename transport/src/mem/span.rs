@@ -61,8 +61,9 @@ impl<'a> Span<'a> {
     pub fn append_to(self, out: &mut Vec<u8>) {
         let start = out.len();
         out.reserve(self.len);
-        // SAFETY: for the memory, as in `copy_to`. The vector has reserved `self.len` bytes behind its end, and they
-        // are written before `set_len` includes them.
+        // SAFETY: the bytes are a part of a borrowed `Memory`, whose words only atomic operations, devices and the
+        // kernel use. The vector has reserved `self.len` bytes behind its end, and they are written before `set_len`
+        // includes them.
         unsafe {
             words::load(self.base, out.as_mut_ptr().add(start), self.len);
             out.set_len(start + self.len);
@@ -72,15 +73,16 @@ impl<'a> Span<'a> {
     /// Copies `bytes` to the start of the span. Copies fewer bytes if the span is shorter.
     #[inline]
     pub fn fill(self, bytes: &[u8]) {
-        // SAFETY: as in `copy_to`.
+        // SAFETY: the span is a part of a borrowed `Memory`, whose words only atomic operations, devices and the kernel
+        // use. `bytes` is a reference, so it does not overlap the memory.
         unsafe { words::store(bytes.as_ptr(), self.base, bytes.len().min(self.len)) };
     }
 
     /// Copies the bytes of `from` to the start of this span. Copies fewer bytes if this span is shorter.
     #[inline]
     pub(crate) fn fill_from(self, from: Span<'_>) {
-        // SAFETY: for both spans, as in `copy_to`. If the spans overlap, they are identical, and each word keeps its
-        // value.
+        // SAFETY: both spans are parts of borrowed `Memory`s, whose words only atomic operations, devices and the
+        // kernel use. If the spans overlap, they are identical, and each word keeps its value.
         unsafe { words::transfer(from.base, self.base, self.len.min(from.len)) };
     }
 
@@ -108,7 +110,8 @@ impl<'a> Span<'a> {
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {
             return entry.part(0, len).visit(each);
         }
-        // SAFETY: the bytes are a part of a borrowed `Memory`, as in `copy_to`.
+        // SAFETY: the bytes are a part of a borrowed `Memory`, whose words only atomic operations, devices and the
+        // kernel use.
         unsafe { super::sge::visit_copies(self.base, len, each) };
     }
 

@@ -54,7 +54,7 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
         }
     }
     let count = (len - done) / WORD;
-    // SAFETY: `count` whole words follow, all of which are to be copied, and `to` has room for them.
+    // SAFETY: behind the first `done` bytes, `count` whole words are to be copied, and `to` has room for them.
     unsafe { load_words(from.add(done), to.add(done), count) };
     done += count * WORD;
     if done < len {
@@ -84,7 +84,7 @@ pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
         unsafe { merge(to, from, done) };
     }
     let count = (len - done) / WORD;
-    // SAFETY: `count` whole words follow, all of which are to be written, and `from` has bytes for them.
+    // SAFETY: behind the first `done` bytes, `count` whole words are to be written, and `from` has bytes for them.
     unsafe { store_words(from.add(done), to.add(done), count) };
     done += count * WORD;
     if done < len {
@@ -131,7 +131,7 @@ pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
 /// # Safety
 /// The requirements of [`store`]; also, the bytes are in one word.
 unsafe fn merge(to: NonNull<u8>, from: *const u8, len: usize) {
-    // SAFETY: the caller keeps the promise of this function.
+    // SAFETY: the word that contains `to` fulfils the requirements of `word`, because `to` fulfils those of `store`.
     let (word, within) = unsafe { word(to) };
     let (mut value, mut mask) = ([0; WORD], [0; WORD]);
     mask[within..within + len].fill(0xff);
@@ -159,11 +159,11 @@ unsafe fn merge(to: NonNull<u8>, from: *const u8, len: usize) {
 unsafe fn load_words(from: NonNull<u8>, to: *mut u8, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if count >= LONG {
-        // SAFETY: the caller keeps the promise of this function.
+        // SAFETY: the caller fulfils the requirements of `load_words`, so those of `move_words` are fulfilled.
         return unsafe { move_words(from.as_ptr(), to, count) };
     }
     for index in 0..count {
-        // SAFETY: this is one of the caller's words, and 8 bytes at `to`.
+        // SAFETY: the calls access one of the `count` words at `from`, and 8 of the bytes that the caller may write at `to`.
         unsafe {
             let word = word(from.add(index * WORD)).0.load(Ordering::Relaxed);
             to.add(index * WORD).cast::<u64>().write_unaligned(word);
@@ -179,11 +179,11 @@ unsafe fn load_words(from: NonNull<u8>, to: *mut u8, count: usize) {
 unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if count >= LONG {
-        // SAFETY: the caller keeps the promise of this function.
+        // SAFETY: the caller fulfils the requirements of `store_words`, so those of `move_words` are fulfilled.
         return unsafe { move_words(from, to.as_ptr(), count) };
     }
     for index in 0..count {
-        // SAFETY: these are 8 bytes at `from`, and one of the caller's words.
+        // SAFETY: the calls access 8 of the bytes that the caller may read at `from`, and one of the `count` words at `to`.
         unsafe {
             let bytes = from.add(index * WORD).cast::<u64>().read_unaligned();
             word(to.add(index * WORD)).0.store(bytes, Ordering::Relaxed);
@@ -199,11 +199,11 @@ unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
 unsafe fn transfer_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if count >= LONG {
-        // SAFETY: the caller keeps the promise of this function.
+        // SAFETY: the caller fulfils the requirements of `transfer_words`, so those of `move_words` are fulfilled.
         return unsafe { move_words(from.as_ptr(), to.as_ptr(), count) };
     }
     for index in 0..count {
-        // SAFETY: this is one of the caller's words at `from`, and one at `to`.
+        // SAFETY: the calls access one of the `count` words at `from`, and one of the `count` words at `to`.
         unsafe {
             let value = word(from.add(index * WORD)).0.load(Ordering::Relaxed);
             word(to.add(index * WORD)).0.store(value, Ordering::Relaxed);

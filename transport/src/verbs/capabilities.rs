@@ -205,11 +205,11 @@ fn probe_inline(device: &RawDevice) -> u32 {
         if qp.is_null() {
             return None;
         }
-        // SAFETY: the queue pair was created above, and was never used.
+        // SAFETY: this function has created the queue pair, which was never used.
         unsafe { ibv_destroy_qp(qp) };
         Some(attr.cap.max_inline_data.min(inline))
     });
-    // SAFETY: the queue was created above, and no queue pair uses it any more.
+    // SAFETY: this function has created the queue, and no queue pair uses the queue any more.
     unsafe { ibv_destroy_cq(cq) };
     found.unwrap_or(0)
 }

@@ -25,7 +25,7 @@ pub(super) struct EventChannel {
 // SAFETY: the channel is a descriptor in the library's memory. Any thread may read events and create ids on it. The
 // last owner destroys it once.
 unsafe impl Send for EventChannel {}
-// SAFETY: the reasons given for `Send` also hold for `Sync`.
+// SAFETY: several threads may read events and create ids on a channel at the same time.
 unsafe impl Sync for EventChannel {}
 
 /// A copy of a connection manager's event, which is already acknowledged.
@@ -87,7 +87,7 @@ impl EventChannel {
                 _ => return Err(Error::io("rdma_get_cm_event", error)),
             }
         }
-        // SAFETY: the call succeeded, so the event is complete. It stays valid until it is acknowledged below.
+        // SAFETY: the call succeeded, so the event is complete. It stays valid until `rdma_ack_cm_event`.
         let copy = unsafe { Self::copy(&*event) };
         // SAFETY: the event is acknowledged once, and not used afterwards.
         if let Err(error) = check("rdma_ack_cm_event", unsafe { rdma_ack_cm_event(event) }) {

@@ -66,8 +66,8 @@ impl Queue {
     fn interrupt(&self, id: &Arc<RawId>) {
         let Some(signal) = signal() else { return };
         for (_, thread) in self.connecting.iter().filter(|(address, _)| *address == address_of(id)) {
-            // SAFETY: a thread is in the list only while it runs. It leaves the list while it holds the lock, which
-            // this function holds now. The signal has a handler.
+            // SAFETY: the thread is still running: it removes itself from the list before it ends, for which it needs
+            // the lock that this function holds now. The signal has a handler.
             unsafe { libc::pthread_kill(*thread, signal) };
         }
     }
@@ -273,8 +273,8 @@ fn signal() -> Option<c_int> {
 /// signals.
 fn mask_signals() {
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initialises the mask, which the other calls use. The calls change the mask of this thread
-    // only.
+    // SAFETY: `sigfillset` initialises the mask before the other calls use it. The calls change only the signal mask of
+    // this thread.
     unsafe {
         libc::sigfillset(mask.as_mut_ptr());
         if let Some(signal) = signal() {
@@ -298,8 +298,9 @@ mod tests {
         assert!((libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal));
         let used = (libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| disposition(signal) != Some(libc::SIG_DFL));
         assert_eq!(used.collect::<Vec<_>>(), [signal], "one is enough");
-        // If the program changes the handling of the chosen signal, the provider no longer sends it.
-        // SAFETY: the call changes the handling of the provider's own signal. The handler is installed again below.
+        // If the program changes the handling of the chosen signal, the provider no longer sends it. SAFETY: the call
+        // changes the handling of the signal that the provider has chosen. The test installs the handler again
+        // afterwards.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
         assert_eq!(super::signal(), None);
         install(signal).expect("a handler");

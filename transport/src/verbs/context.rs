@@ -12,7 +12,7 @@ pub(super) struct RawContext(*mut ibv_context);
 
 // SAFETY: libibverbs lets any thread use and close a context. Its owner closes it once.
 unsafe impl Send for RawContext {}
-// SAFETY: the reasons given for `Send` also hold for `Sync`.
+// SAFETY: libibverbs lets several threads use a context at the same time.
 unsafe impl Sync for RawContext {}
 
 impl RawContext {

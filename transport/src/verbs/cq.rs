@@ -54,7 +54,7 @@ pub(super) struct RawCq {
 
 // SAFETY: libibverbs locks the data that calls on a queue share. The last owner destroys the queue once.
 unsafe impl Send for RawCq {}
-// SAFETY: the reasons given for `Send` also hold for `Sync`.
+// SAFETY: libibverbs locks the data that calls of several threads on a queue share.
 unsafe impl Sync for RawCq {}
 
 impl RawCq {

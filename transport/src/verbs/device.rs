@@ -110,7 +110,8 @@ fn parse_numa_node(text: &str) -> Option<u32> {
 // SAFETY: libibverbs lets any thread use a context, a domain and a channel. The last owner destroys them once. A thread domain promises
 // that one thread at a time posts to its queues: this is the thread that drives the provider.
 unsafe impl Send for RawDevice {}
-// SAFETY: the reasons given for `Send` also hold for `Sync`.
+// SAFETY: libibverbs lets several threads use a context, a domain and a channel at the same time. Only the thread that
+// drives the provider posts to queues in the thread domain.
 unsafe impl Sync for RawDevice {}
 
 impl RawDevice {
@@ -174,7 +175,7 @@ impl RawDevice {
         let parent = unsafe { alloc_parent_domain(self.context, &raw mut attr) };
         if parent.is_null() {
             log::debug!("{}: no domain around a thread domain: {}", self.name, io::Error::last_os_error());
-            // SAFETY: the thread domain was created above, and nothing uses it.
+            // SAFETY: this function has created the thread domain, and nothing uses it.
             unsafe { dealloc_td(td) };
             return (ptr::null_mut(), ptr::null_mut());
         }
@@ -290,8 +291,7 @@ impl RawDevice {
                 _ => Err(Error::io("ibv_get_async_event", error)),
             };
         }
-        // SAFETY: the call has filled in the event. The object of the event exists until the event is acknowledged
-        // below.
+        // SAFETY: the call has filled in the event. The object of the event exists until `ibv_ack_async_event`.
         let copy = unsafe { AsyncEvent::copy(event) };
         // SAFETY: the event is acknowledged once, and not used afterwards.
         unsafe { ibv_ack_async_event(event) }

@@ -120,7 +120,7 @@ pub(crate) struct Fake {
 
 // SAFETY: the pointers are to objects that are never freed. A lock protects the shared state.
 unsafe impl Sync for Fake {}
-// SAFETY: the reasons given for `Sync` also hold for `Send`.
+// SAFETY: the pointers are to objects that are never freed, and that any thread may use.
 unsafe impl Send for Fake {}
 
 thread_local! {
@@ -220,7 +220,7 @@ impl Fake {
         let state = Mutex::new(FakeState { next: 1, ..FakeState::default() });
         let fake: &'static Self =
             Box::leak(Box::new(Self { personality, context: context.cast(), state, released: Condvar::new() }));
-        // SAFETY: the context was made above, and nothing else uses it yet.
+        // SAFETY: this function has made the context, and nothing else uses it yet.
         unsafe { (*context).fake = Some(fake) };
         CURRENT.set(Some(fake));
         fake

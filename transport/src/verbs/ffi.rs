@@ -122,7 +122,7 @@ pub(super) fn local_addresses() -> Vec<SocketAddr> {
     let mut found = Vec::new();
     let mut at: *const libc::ifaddrs = list;
     while !at.is_null() {
-        // SAFETY: `at` is an element of the list, which is valid until it is freed below.
+        // SAFETY: `at` is an element of the list, and the list is not freed yet.
         let (this, next) = unsafe { ((*at).ifa_addr, (*at).ifa_next) };
         if !this.is_null() {
             // SAFETY: each address in the list has the length of its family.

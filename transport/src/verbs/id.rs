@@ -53,11 +53,12 @@ pub(super) struct RawId {
     device: OnceLock<Arc<RawDevice>>,
 }
 
-// SAFETY: the library locks the data that ids share. The calls below write the id's own fields. Two threads call on one id at the same time
-// only while one of them is inside `connect` (see `connector`). The other thread then calls only `abandon`, `flush` and functions that
-// post. None of these accesses the fields that `rdma_connect` writes.
+// SAFETY: the library locks the data that ids share. The calls of this type write only the id's own fields. Two threads call on one id at
+// the same time only while one of them is inside `connect` (see `connector`). During this time, the other thread calls only `abandon`,
+// `flush` and functions that post. None of these accesses the fields that `rdma_connect` writes.
 unsafe impl Send for RawId {}
-// SAFETY: the reasons given for `Send` also hold for `Sync`.
+// SAFETY: two threads use one id at the same time only while one of them is inside `connect`, and then access different
+// fields of it (see the implementation of `Send`).
 unsafe impl Sync for RawId {}
 
 impl RawId {
@@ -322,7 +323,7 @@ impl RawId {
                 let qp = non_null("ibv_create_qp", unsafe { ibv_create_qp(device.queue_domain(), attr) })?;
                 let atomics = device.attr.0.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
                 if let Err(error) = modify(qp, transitions::init(port, atomics)) {
-                    // SAFETY: the queue pair was created above, and nothing uses it.
+                    // SAFETY: this function has created the queue pair, and nothing uses it.
                     unsafe { ibv_destroy_qp(qp) };
                     return Err(error);
                 }

@@ -49,7 +49,8 @@ impl RawRegion {
             None => {
                 // The older call `ibv_reg_mr` has no flags that a device may ignore, and would refuse them.
                 let flags = flags.0 & !ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
-                // SAFETY: the same reasons as for the call of `register` above.
+                // SAFETY: the protection domain is live. The range is within the memory, which stays mapped while the
+                // registration exists. The promise of `Sge::new` covers the accesses of the device.
                 unsafe { ibv_reg_mr(domain, start.cast(), bytes, flags as c_int) }
             }
         };

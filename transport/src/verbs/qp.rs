@@ -162,7 +162,8 @@ impl Qp {
         if !taken.is_empty() {
             let first = chains.recvs(taken);
             let mut bad = ptr::null_mut();
-            // SAFETY: the reasons are those of `ibv_post_send` in `post_send`.
+            // SAFETY: the queue pair is live. `chains` keeps the entries of the chain until the call returns. The
+            // promise of `Sge::new` covers the memory to which they point.
             let rc = unsafe { ibv_post_recv(self.raw, first, &raw mut bad) };
             posted(rc, first, bad, taken.len(), "ibv_post_recv", "receive", self.attr.max_recv_wr)?;
         }

@@ -22,7 +22,7 @@ pub(super) struct RawSrq {
 
 // SAFETY: libibverbs locks the data that calls on a queue share. The last owner destroys the queue once.
 unsafe impl Send for RawSrq {}
-// SAFETY: the reasons given for `Send` also hold for `Sync`.
+// SAFETY: libibverbs locks the data that calls of several threads on a queue share.
 unsafe impl Sync for RawSrq {}
 
 impl RawSrq {

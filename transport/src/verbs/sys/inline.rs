@@ -39,7 +39,8 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
 /// `qp` and the chain are live. The memory that the chain names is live until its work requests have completed.
 #[inline]
 pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: a live queue pair has a live context. The caller keeps the promise of this function.
+    // SAFETY: a live queue pair has a live context. The caller promises that the queue pair, the chain and its memory
+    // are live.
     unsafe { (*(*qp).context).ops.post_send.map_or(libc::EOPNOTSUPP, |call| call(qp, wr, bad)) }
 }
 
@@ -49,7 +50,8 @@ pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mu
 /// `qp` and the chain are live. The memory that the chain names is live until its work requests have completed.
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: a live queue pair has a live context. The caller keeps the promise of this function.
+    // SAFETY: a live queue pair has a live context. The caller promises that the queue pair, the chain and its memory
+    // are live.
     unsafe { (*(*qp).context).ops.post_recv.map_or(libc::EOPNOTSUPP, |call| call(qp, wr, bad)) }
 }
 
@@ -59,7 +61,8 @@ pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mu
 /// `srq` and the chain are live. The memory that the chain names is live until its work requests have completed.
 #[inline]
 pub unsafe fn ibv_post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: a live shared queue has a live context. The caller keeps the promise of this function.
+    // SAFETY: a live shared queue has a live context. The caller promises that the queue, the chain and its memory are
+    // live.
     unsafe { (*(*srq).context).ops.post_srq_recv.map_or(libc::EOPNOTSUPP, |call| call(srq, wr, bad)) }
 }
 
