@@ -75,7 +75,8 @@ pub(super) fn nothing_happens_after_a_destroy(harness: &mut Harness) {
         let quiet = harness.side(PASSIVE).bytes(&all);
         harness.post_sends_unchecked(&active, in_flight);
         harness.destroy(&passive);
-        // Messages that were in flight may have arrived before the id was destroyed.
+        // If messages were in flight, they may have arrived before the id was destroyed. So remember the memory as it
+        // is now.
         let before = if in_flight == 0 { quiet } else { harness.side(PASSIVE).bytes(&all) };
         harness.post_sends_unchecked(&active, 4);
         harness.settle();

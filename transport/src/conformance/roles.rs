@@ -109,7 +109,7 @@ pub(super) fn an_end_returns_its_shared_receives(harness: &mut Harness) {
             harness.post_recv(&first, &places);
         }
     }
-    // The shared queue can still receive as many messages as it has entries.
+    // Check with a new connection that the shared queue can still receive as many messages as it has entries.
     let pair = harness.pair_of(&Spec::default(), &spec);
     for _ in 0..SHARED {
         let part = harness.side(ACTIVE).allocate_with(b"whole");
@@ -390,7 +390,7 @@ pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
         harness.side(ACTIVE).station.write(part.start, &bytes).expect("memory");
         harness.post_recv(&passive, std::slice::from_ref(&sink));
         let wr_id = harness.post(&active, SendOp::Send, &part);
-        // Only the active side is polled here. The peer was not driven, so it cannot have read the message.
+        // Poll only the active side. The peer's provider is not driven here, so the peer cannot have read the message.
         harness.poll(ACTIVE, active.cq);
         at_once = harness.take_completion(&active, wr_id).map(|wc| assert_eq!(wc.status, WcStatus::Success)).is_some();
         let (wc, got, _) = harness.received(&passive);

@@ -397,7 +397,8 @@ mod tests {
             for (at, value) in [(3, 0x11), (8, 0x22), (1, 0x33)] {
                 let memory = &memory;
                 scope.spawn(move || {
-                    // The range does not consist of whole words: the bytes beside it must not change.
+                    // Use a range that does not consist of whole words. The copy must not change the bytes beside the
+                    // range.
                     let bytes = vec![value; 2000 + at];
                     (0..ROUNDS).for_each(|_| assert!(memory.copy_in(16 + at, &bytes)));
                 });
@@ -412,7 +413,7 @@ mod tests {
             for _ in 0..ROUNDS {
                 assert!(memory.copy_out(13, &mut out));
                 assert!(out.iter().all(|byte| [0, 0x11, 0x22, 0x33].contains(byte)), "{out:x?}");
-                // These copies are made in the way in which the embedded provider makes them.
+                // Also copy with the two functions with which the embedded provider copies.
                 memory.span(9, 2000).unwrap().append_to(&mut Vec::new());
                 memory.shared_sge(5, 1999).append_to(&mut Vec::new());
             }

@@ -248,7 +248,7 @@ mod tests {
         // SAFETY: the name is a string that ends in zero.
         let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
         if fd < 0 {
-            // This system has no huge pages, so no peer can use them.
+            // `memfd_create` fails if this system has no huge pages. In this case no peer can use them, either.
             assert!(
                 [libc::ENOSYS, libc::ENODEV, libc::EINVAL]
                     .contains(&io::Error::last_os_error().raw_os_error().unwrap())

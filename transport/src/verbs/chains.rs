@@ -219,8 +219,7 @@ fn send(
         }
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
-    // Post Reads without the flag for a fence, because siw rejects it. Read responses arrive in order even without a
-    // fence.
+    // Post Reads without the flag `FENCE`, because siw rejects it. Read responses arrive in order even without a fence.
     let wanted = if wr.op.class() == SendClass::Read { wr.flags - SendFlags::FENCE } else { wr.flags };
     let flag = |ours, theirs: ibv_send_flags| if wanted.contains(ours) { theirs.0 } else { 0 };
     let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)

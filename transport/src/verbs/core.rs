@@ -246,7 +246,8 @@ impl Verbs {
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match asked {
-                // A peer of MPA revision 1 sends no read depths. Assume the usual read depth.
+                // A peer with MPA revision 1 sends no read depths, so `asked` is 0. Assume the read depth that iWARP
+                // devices usually have.
                 Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
                 Some(asked) => wanted.min(asked),
                 None => wanted,

@@ -138,7 +138,7 @@ impl RawCq {
 
 impl Drop for RawCq {
     fn drop(&mut self) {
-        // `ibv_destroy_cq` waits until every event of the queue is acknowledged.
+        // Acknowledge all events first, because `ibv_destroy_cq` waits until every event of the queue is acknowledged.
         self.acknowledge();
         // SAFETY: each queue pair holds a share of its completion queues, so this queue has none any more.
         if let Err(error) = check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw) }) {

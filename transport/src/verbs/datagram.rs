@@ -139,7 +139,7 @@ impl Verbs {
     pub(super) fn join_ended(&mut self, key: Key, number: usize, status: i32, peer: Option<DatagramPeer>) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let slot = id.groups.iter_mut().find(|joined| joined.is_some_and(|(_, joined)| joined == number));
-        // If the join is not found, the program has left the group since.
+        // If no slot has this join, the program has left the group in the meantime.
         let Some(slot) = slot else { return };
         let Some((group, _)) = *slot else { return };
         match peer {

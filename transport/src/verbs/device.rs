@@ -326,8 +326,8 @@ impl Drop for RawDevice {
         let last = self.events.take().is_some_and(Subscription::end);
         let removed = self.managed && self.removed.load(Ordering::Relaxed);
         if removed && last && !close_removed_devices() {
-            // This was the last device of the system, so librdmacm has closed no removed device, and would keep this device open until the
-            // process ends.
+            // librdmacm has found no device, because this was the last device of the system. So librdmacm has not closed the removed
+            // device, and would keep it open until the process ends.
             self.release_files();
         }
         self.context_owner = None;

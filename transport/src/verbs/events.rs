@@ -87,7 +87,7 @@ impl Verbs {
     fn connect_failed(&mut self, key: Key, failure: ConnectFailure) {
         let Some(id) = self.ids.get_mut(key) else { return };
         id.handshaking = false;
-        // An event may already have reported that the connect failed.
+        // Report the failure only once: an event may already have reported it.
         if id.state == IdState::Connecting {
             id.state = IdState::Closed;
             self.push(key, CmEventKind::ConnectFailed(failure));
@@ -121,7 +121,7 @@ impl Verbs {
             cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => {
                 self.join_ended(key, join, status, peer);
             }
-            // A SIDR reply in which the peer refuses.
+            // This event with a positive status is a SIDR reply in which the peer refuses.
             cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
                 let kind = match status {
                     SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
@@ -230,7 +230,7 @@ impl Verbs {
                 private_data
             }
             IdState::Accepting => Box::default(),
-            // The event arrived twice, or the program has disconnected before it arrived.
+            // Ignore the event: it has arrived twice, or the program has disconnected before it arrived.
             _ => return,
         };
         let (active, read_depth) = (id.state == IdState::Connecting, id.read_depth);
@@ -265,7 +265,8 @@ impl Verbs {
                 id.state = IdState::Closed;
                 self.push(key, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed));
             }
-            // The peer accepted, and disconnected before it was notified that the connection was established.
+            // This event means that the peer has accepted, and has disconnected before it was notified that the
+            // connection was established.
             IdState::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
                 self.disconnected(key, DisconnectCause::Peer);
             }
@@ -372,7 +373,7 @@ impl Verbs {
         let is_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
         let key = self.ids.at(queue.slot()).filter(|(_, id)| is_it(id)).map(|(key, _)| key);
         let Some((key, id)) = key.and_then(|key| Some((key, self.ids.get_mut(key)?))) else {
-            // The queue pair is of another provider in this process, because every provider receives all events of the
+            // The queue pair belongs to another provider in this process. Every provider receives all events of the
             // device.
             log::trace!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
             return;

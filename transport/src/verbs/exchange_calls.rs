@@ -22,7 +22,7 @@ use crate::exchange::message::{Endpoint, ExchangeRefusal, Network};
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// The default of the ack timeout, as a code: 2 s. It is the same as that of the connection manager.
+/// The default of the ack timeout, as a code: 19 means about 2 s. The connection manager has the same default.
 const ACK_TIMEOUT: u8 = 19;
 /// The maximum number of cached results of the search for a port and GID.
 const MAX_CACHED: usize = 16;

@@ -63,7 +63,7 @@ impl Verbs {
                     self.set_deadline(key, Some(now + ACCEPT_PAUSE));
                     return;
                 }
-                // The peer has closed the stream before it was accepted.
+                // This error means that the peer has closed the stream before the listener accepted it.
                 Err(error) => log::debug!("accepting a stream: {error}"),
             }
         }

@@ -348,7 +348,7 @@ fn garbage_leaves_nothing() {
         });
     }
     world.nothing_is_left(&[], 1);
-    // The listener still accepts connections.
+    // After these violations, the listener still accepts connections.
     let active = world.connect(to);
     let passive = world.accept();
     assert!(matches!(world.event(), (id, CmEventKind::Established { .. }) if id == active));
@@ -446,7 +446,7 @@ fn a_device_that_refuses_is_an_error_on_both_sides() {
 #[test]
 fn a_peer_that_goes_is_noticed_in_each_state() {
     let mut world = ExchangeTest::new();
-    // The peer closes the stream after it has received the request.
+    // A connection attempt fails if the peer closes the stream after it has received the request.
     let server = TcpListener::bind(LOOPBACK).unwrap();
     let asking = world.connect(server.local_addr().unwrap());
     let mut stream = server.accept().unwrap().0;
@@ -489,7 +489,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     let accepted = world.accept();
     drop(client);
     assert_eq!(world.failure(accepted), ConnectFailure::PeerClosed);
-    // The peer never sends the message Ready.
+    // If the peer never sends the message Ready, an accepted connection fails at the deadline.
     let mut client = TcpStream::connect(to).unwrap();
     client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
     let waiting = world.accept();

@@ -207,7 +207,7 @@ fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
 pub(super) fn source_for(peer: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
-    // Connecting a UDP socket sends nothing, and selects its local address.
+    // Connecting a UDP socket sends nothing. It only selects the socket's local address.
     socket.connect(peer)?;
     socket.local_addr()
 }

@@ -48,7 +48,8 @@ impl Verbs {
         if let Some(index) = self.devices.iter().position(known) {
             return Ok(DeviceId(index as u32));
         }
-        // First create a private id at the same address. It keeps the context open, and receives the event of the device's removal.
+        // Before the device is added, create a private id at the same address. The private id keeps the context open, and receives the
+        // event of the device's removal.
         let address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
         let watch = Arc::new(RawId::create(self.manager()?, Service::Connected)?);
         watch.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0)))?;

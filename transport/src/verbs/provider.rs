@@ -194,7 +194,8 @@ unsafe impl Provider for Verbs {
         entry.read_depth = offer.read_depth;
         entry.state = IdState::Accepting;
         if entry.raw.service() == Service::Datagram {
-            // No further event follows the answer to a request for datagrams.
+            // The id is established immediately, because librdmacm reports no event after the answer to a request for
+            // datagrams.
             entry.state = IdState::Established;
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
             self.push(id.0, CmEventKind::Established { private_data, read_depth });
@@ -220,7 +221,7 @@ unsafe impl Provider for Verbs {
             return Ok(());
         }
         if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
-            // The peer may have disconnected before the rejection.
+            // Only log the error: the peer may have disconnected before the rejection.
             log::debug!("{error}");
         }
         self.discard(id.0);

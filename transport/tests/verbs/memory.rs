@@ -146,8 +146,8 @@ fn send_with_invalidate(kind: Kind) {
 }
 
 /// A key is invalidated while a peer writes with it continuously. The memory does not change after the call has returned. Siw is an
-/// exception: a part of a frame that another processor is placing at that moment still arrives. So on siw the test waits for the end of the
-/// connection, which a refused write ends, before it checks that the memory does not change.
+/// exception: a part of a frame that another processor is placing at that moment still arrives. So on siw the test first waits until a
+/// refused write has ended the connection, and then checks that the memory does not change.
 fn nothing_is_touched_after_invalidate(kind: Kind) {
     let (mut world, active, passive) = connected(kind);
     let area = world.area(&passive, 1 << 20, EVERYTHING);

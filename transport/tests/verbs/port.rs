@@ -35,7 +35,8 @@ fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     assert_eq!(port, 1);
     let reason = why_not(world.provider.serves(here).unwrap());
     assert!(reason.contains(&device) && reason.contains("down"), "{reason}");
-    // The system decides if the address resolves while the port is down. `reaches` returns `No` in both cases.
+    // On some systems the address does not resolve while the port is down. `reaches` returns `No` whether it resolves
+    // or not.
     let reason = why_not(world.provider.reaches(here, Duration::from_secs(1)).unwrap());
     println!("{reason}");
     // A listener on all devices can still use the other device.

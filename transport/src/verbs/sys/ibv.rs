@@ -725,7 +725,8 @@ constants! {
     }
 }
 
-// These numbers are the same on x86_64 and aarch64. The compiler checks them on the target.
+// The asserted sizes and offsets are the same on x86_64 and aarch64. The compiler checks them for the target of the
+// build.
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<ibv_device>() == 664 && offset_of!(ibv_device, name) == 24);

@@ -50,8 +50,8 @@ pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type::Type) -> c
 
 type RegMrIova2 = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
 
-/// Returns the function, always as `Some`. The result is an `Option` because an old library may lack the function,
-/// which only the default binding can notice.
+/// Returns the function, always as `Some`. The result is an `Option` because the default binding has the same
+/// interface, and returns `None` if the library is too old to have the function.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
     Some(rdma_sys::ibv_reg_mr_iova2)
@@ -59,8 +59,8 @@ pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
 
 type RegDmabufMr = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
 
-/// Returns the function, always as `Some`. The result is an `Option` because an old library may lack the function,
-/// which only the default binding can notice.
+/// Returns the function, always as `Some`. The result is an `Option` because the default binding has the same
+/// interface, and returns `None` if the library is too old to have the function.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_dmabuf_mr() -> Option<RegDmabufMr> {
     Some(rdma_sys::ibv_reg_dmabuf_mr)
