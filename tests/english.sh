@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Judges the English of comments, documents and messages, with rustc alone. ENGLISH=list also prints the faults of files that are not done
-# yet. ENGLISH=write removes the files that are done from the list of these files.
+# Judges the English of comments, documents and messages, with rustc alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p target

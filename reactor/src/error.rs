@@ -32,7 +32,7 @@ pub enum Error {
     },
     /// The provider returned an error.
     #[error(transparent)]
-    Transport(#[from] rdma_transport::Error),
+    Transport(#[from] rdma_transport::TransportError),
     /// The reactor's poller failed. The poller is the part of the reactor that waits for descriptors in the operating system.
     #[error("polling failed: {0}")]
     Poll(#[source] io::Error),
@@ -321,7 +321,7 @@ impl std::error::Error for ConnectError {}
 impl From<Error> for ConnectError {
     fn from(error: Error) -> Self {
         match error {
-            Error::Transport(rdma_transport::Error::Unsupported { provider, feature }) => {
+            Error::Transport(rdma_transport::TransportError::Unsupported { provider, feature }) => {
                 Self::Unsupported { provider, feature }
             }
             Error::Limit { limit, value } => Self::Limit { limit, value },

@@ -152,7 +152,7 @@ impl ConnectOptions {
 #[derive(Clone, Debug, Default)]
 pub struct ListenOptions {
     pub(crate) framing: Framing,
-    pub(crate) path: cm::ListenOptions,
+    pub(crate) path: cm::ListenParam,
     pub(crate) exchange: Option<ExchangeOptions>,
     pub(crate) service: Service,
     pub(crate) security: Option<Security>,

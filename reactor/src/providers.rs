@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use rdma_transport::cm::{CmEvent, CmId, Detached};
-use rdma_transport::event::DeviceEvent;
+use rdma_transport::event::AsyncEvent;
 use rdma_transport::provider::{DeviceId, Drive, Provider};
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::Key;
@@ -188,7 +188,7 @@ impl Providers {
     pub(crate) fn exchanging(&mut self) -> rdma_transport::Result<usize> {
         let found = self.all.iter_mut().position(|provider| provider.exchange().is_some());
         let provider = self.get(0).name();
-        found.ok_or(rdma_transport::Error::Unsupported { provider, feature: EXCHANGE })
+        found.ok_or(rdma_transport::TransportError::Unsupported { provider, feature: EXCHANGE })
     }
 
     /// Returns the time by which the reactor must call [`Providers::progress`] again; `None` if no provider has a timer.
@@ -227,7 +227,7 @@ impl Providers {
     }
 
     /// Returns the next event of a device, and the index of the provider of that device. Returns `None` if no device has an event.
-    pub(crate) fn next_device_event(&mut self) -> Option<(usize, DeviceEvent)> {
+    pub(crate) fn next_device_event(&mut self) -> Option<(usize, AsyncEvent)> {
         let next = |provider: &mut Box<dyn Provider>| provider.device_events()?.next_device_event();
         self.all.iter_mut().enumerate().find_map(|(index, provider)| Some((index, next(provider)?)))
     }
@@ -245,7 +245,7 @@ impl Providers {
         let name = request.provider();
         let of_kind: Vec<usize> = (0..self.len()).filter(|&index| self.get(index).name() == name).collect();
         let same = of_kind.iter().copied().find(|&index| index == number || of_kind.len() == 1);
-        let provider = same.ok_or(rdma_transport::Error::Unsupported { provider: name, feature: HANDOVER })?;
+        let provider = same.ok_or(rdma_transport::TransportError::Unsupported { provider: name, feature: HANDOVER })?;
         let (id, device) = role(self.numbered(provider), Provider::handover, HANDOVER)?.attach(request, now)?;
         self.note_use(provider);
         Ok((Handle { provider, id }, device_index(provider, device)))
@@ -267,7 +267,7 @@ pub(crate) fn role<'a, T: ?Sized>(
     feature: &'static str,
 ) -> rdma_transport::Result<&'a mut T> {
     let name = provider.name();
-    role(provider).ok_or(rdma_transport::Error::Unsupported { provider: name, feature })
+    role(provider).ok_or(rdma_transport::TransportError::Unsupported { provider: name, feature })
 }
 
 #[cfg(test)]
@@ -277,7 +277,7 @@ mod tests {
     use rdma_transport::cm::{CmEventKind, ConnectParam};
     use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
     use rdma_transport::qp::QpAttr;
-    use rdma_transport::{CqAttr, ListenOptions, PathOptions};
+    use rdma_transport::{CqAttr, ListenParam, PathOptions};
 
     use super::*;
     use crate::seam::poller::{Clock, SystemClock, system_entropy};
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn a_request_goes_to_the_provider_that_it_is_for() {
         let (mut from, mut client, now) = (embedded(), embedded(), SystemClock.now());
-        let listener = from.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let listener = from.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let address = from.local_address(listener).unwrap();
         let mut attach = |providers: &mut Providers, number| {
             let id = client.resolve(address, &PathOptions::default(), now + Duration::from_secs(300)).unwrap();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Instant;
 
-use rdma_transport::cm::{ListenOptions, PathOptions};
+use rdma_transport::cm::{ListenParam, PathOptions};
 use rdma_transport::cq::CqAttr;
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{
@@ -87,7 +87,7 @@ impl End {
     /// # Panics
     /// Panics if the provider cannot listen.
     pub fn listen(&mut self, address: SocketAddr) -> (CmId, SocketAddr) {
-        let listener = self.station.provider().listen(address, &ListenOptions::default()).expect("a listener");
+        let listener = self.station.provider().listen(address, &ListenParam::default()).expect("a listener");
         let port = self.station.provider().local_address(listener).expect("an address").port();
         (listener, SocketAddr::new(address.ip(), port))
     }

@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use rdma_reactor::transport::caps::{Capabilities, Features};
 use rdma_reactor::transport::cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenOptions, PathOptions, ReadDepth,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenParam, PathOptions, ReadDepth,
     Retries,
 };
 use rdma_reactor::transport::cq::{CqAttr, Notify};
-use rdma_reactor::transport::event::{DeviceEvent, DeviceEventKind};
+use rdma_reactor::transport::event::{AsyncEvent, DeviceEventKind};
 use rdma_reactor::transport::mem::Memory;
 use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
@@ -26,7 +26,7 @@ use rdma_reactor::transport::slab::Key;
 use rdma_reactor::transport::srq::SrqAttr;
 use rdma_reactor::transport::wc::WorkCompletion;
 use rdma_reactor::transport::wr::{RecvWr, SendOp, SendWr};
-use rdma_reactor::transport::{Access, Error, Result};
+use rdma_reactor::transport::{Access, Result, TransportError};
 use rdma_reactor::{Config, Reactor};
 
 use crate::gate::{Call, Failure, Gate, Said, Unresolved};
@@ -36,7 +36,7 @@ use crate::parts::{embedded, reactor_on, reactor_on_all};
 #[derive(Clone, Debug)]
 pub enum Asked {
     /// `listen_with`.
-    Listen(ListenOptions),
+    Listen(ListenParam),
     /// `resolve_with`.
     Resolve(PathOptions),
     /// `connect`.
@@ -87,7 +87,7 @@ pub struct Forward {
     /// The ids of connections and listeners that are not destroyed. True if the id has a queue pair.
     ids: Vec<(CmId, bool)>,
     /// The events of the device that the reactor has not polled yet: those of the connection manager, and those of the device itself.
-    said: (VecDeque<CmEvent>, VecDeque<DeviceEvent>),
+    said: (VecDeque<CmEvent>, VecDeque<AsyncEvent>),
     /// The completion queues. True if the queue has failed.
     queues: Vec<(CqId, bool)>,
     /// The function that changes the address from which a peer appears to connect.
@@ -176,14 +176,14 @@ impl Forward {
     fn pass(&self, call: Call, name: &'static str) -> Result<()> {
         match self.gate.pass(call) {
             None => Ok(()),
-            Some(failure) => Err(Error::io(name, failure.system()).on(&self.info.name)),
+            Some(failure) => Err(TransportError::io(name, failure.system()).on(&self.info.name)),
         }
     }
 
     fn pass_memory(&self, bytes: usize) -> Result<()> {
         match self.gate.pass(Call::Register) {
             None => Ok(()),
-            Some(failure) => Err(Error::Memory { bytes, source: failure.system() }),
+            Some(failure) => Err(TransportError::Memory { bytes, source: failure.system() }),
         }
     }
 
@@ -204,8 +204,8 @@ impl Forward {
             post(&mut *self.inner, &chain[..posted])?;
         }
         let error = match failure {
-            Failure::Full | Failure::LastFull => Error::QueueFull { queue, depth: chain.len() as u32 },
-            _ => Error::io(name, failure.system()).on(&self.info.name),
+            Failure::Full | Failure::LastFull => TransportError::QueueFull { queue, depth: chain.len() as u32 },
+            _ => TransportError::io(name, failure.system()).on(&self.info.name),
         };
         Err(PostError { posted, error })
     }
@@ -244,8 +244,8 @@ impl Forward {
             }
             let device = DeviceId(0);
             match said {
-                Said::Removal => self.said.1.push_back(DeviceEvent { device, kind: DeviceEventKind::Removed }),
-                Said::Device(kind) => self.said.1.push_back(DeviceEvent { device, kind }),
+                Said::Removal => self.said.1.push_back(AsyncEvent { device, kind: DeviceEventKind::Removed }),
+                Said::Device(kind) => self.said.1.push_back(AsyncEvent { device, kind }),
                 Said::Overrun => self.queues.iter_mut().for_each(|(_, failed)| *failed = true),
                 Said::Failed(_) | Said::Timewait => {}
             }
@@ -254,7 +254,7 @@ impl Forward {
 
     /// Returns an error if the device is removed.
     fn plugged(&self, name: &'static str) -> Result<()> {
-        let gone = || Error::io(name, std::io::Error::from_raw_os_error(libc::ENODEV)).on(&self.info.name);
+        let gone = || TransportError::io(name, std::io::Error::from_raw_os_error(libc::ENODEV)).on(&self.info.name);
         if self.gate.is_unplugged() { Err(gone()) } else { Ok(()) }
     }
 
@@ -302,10 +302,10 @@ unsafe impl Provider for Forward {
         self.gate.pass(Call::Progress);
         self.inner.progress(now, drive)
     }
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         self.record.note(Asked::Listen(options.clone()));
         if let Some(failure) = self.gate.pass(Call::Listen) {
-            return Err(Error::Listen { address, source: failure.system() });
+            return Err(TransportError::Listen { address, source: failure.system() });
         }
         self.plugged("rdma_listen")?;
         let listener = self.inner.listen(address, options)?;
@@ -418,7 +418,7 @@ unsafe impl Provider for Forward {
         let CqAttr { entries, vector, .. } = *attr;
         if vector >= self.info.capabilities.completion_vectors {
             let range = "below the device's completion_vectors";
-            return Err(Error::OutOfRange { what: "completion vector", value: vector.into(), range });
+            return Err(TransportError::OutOfRange { what: "completion vector", value: vector.into(), range });
         }
         self.record.note(Asked::CompletionQueue(entries, vector));
         self.pass(Call::CreateCq, "ibv_create_cq")?;
@@ -603,7 +603,7 @@ impl Adapter for Forward {
 }
 
 impl DeviceEvents for Forward {
-    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+    fn next_device_event(&mut self) -> Option<AsyncEvent> {
         self.hear();
         self.said.1.pop_front()
     }

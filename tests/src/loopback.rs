@@ -14,7 +14,7 @@ use rdma_transport::*;
 
 const NAME: &str = "loopback";
 const DEVICE: DeviceId = DeviceId(0);
-const NO_QUEUE_PAIR: Error = Error::Stale { object: "queue pair" };
+const NO_QUEUE_PAIR: TransportError = TransportError::Stale { object: "queue pair" };
 
 // The channels by which a provider notifies its user.
 
@@ -51,7 +51,7 @@ enum State { Listening, Resolved, Connecting, Requested, Up, Ended }
 impl State {
     const fn refuse<T>(self, call: &'static str) -> Result<T> {
         let names = ["listening", "resolved", "connecting", "requested", "up", "ended"];
-        Err(Error::InvalidState { call, state: names[self as usize] })
+        Err(TransportError::InvalidState { call, state: names[self as usize] })
     }
 }
 
@@ -94,7 +94,7 @@ impl Shared {
 
     /// Returns an id of the provider `side`. An id of another provider is an error.
     fn id(&mut self, side: Key, id: Key) -> Result<&mut Id> {
-        self.ids.get_mut(id).filter(|id| id.side == side).ok_or(Error::Stale { object: "connection id" })
+        self.ids.get_mut(id).filter(|id| id.side == side).ok_or(TransportError::Stale { object: "connection id" })
     }
 
     /// Returns the queue pair of an id, and the state of its provider.
@@ -253,7 +253,7 @@ impl Loopback {
     fn lock(&self) -> MutexGuard<'_, Shared> { self.network.lock() }
 
     fn check_device(&self, device: DeviceId) -> Result<()> {
-        if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
+        if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
     }
 
     /// Returns the RDMA Read depths that the program requests. 0 stands for the largest depth of the device.
@@ -273,7 +273,7 @@ impl Drop for Loopback {
     }
 }
 
-const fn unsupported<T>(feature: &'static str) -> Result<T> { Err(Error::Unsupported { provider: NAME, feature }) }
+const fn unsupported<T>(feature: &'static str) -> Result<T> { Err(TransportError::Unsupported { provider: NAME, feature }) }
 
 /// Posts a chain of work requests up to the first one that fails.
 fn post<T>(chain: &[T], one: impl FnMut(&T) -> Result<()>) -> std::result::Result<(), PostError> {
@@ -290,7 +290,7 @@ unsafe impl Provider for Loopback {
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { (device == DEVICE).then_some(&self.info) }
 
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        let other = || Error::NoDevice { reason: format!("{NAME} is at {}, and not at {address}", self.address) };
+        let other = || TransportError::NoDevice { reason: format!("{NAME} is at {}, and not at {address}", self.address) };
         (address == self.address || address.is_unspecified()).then_some(DEVICE).ok_or_else(other)
     }
 
@@ -311,9 +311,9 @@ unsafe impl Provider for Loopback {
         false
     }
 
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         options.note_ignored(NAME)?;
-        let refuse = |kind: io::ErrorKind| Err(Error::Listen { address, source: kind.into() });
+        let refuse = |kind: io::ErrorKind| Err(TransportError::Listen { address, source: kind.into() });
         if self.device_at(address.ip()).is_err() { return refuse(io::ErrorKind::AddrNotAvailable); }
         let mut shared = self.lock();
         let ports = if address.port() == 0 { 1..=u16::MAX } else { address.port()..=address.port() };
@@ -334,7 +334,7 @@ unsafe impl Provider for Loopback {
         };
         let mut shared = self.lock();
         if !from_here || shared.sides.iter().all(|(_, side)| side.address != peer.ip()) {
-            return Err(Error::NoDevice { reason: format!("{NAME} does not reach {peer} from {:?}", options.source) });
+            return Err(TransportError::NoDevice { reason: format!("{NAME} does not reach {peer} from {:?}", options.source) });
         }
         let id = shared.insert(self.side, State::Resolved, SocketAddr::new(self.address, 0), peer);
         shared.id(self.side, id)?.deadline = Some(deadline);

@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use rdma_transport::cq::{CqAttr, Notify};
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
@@ -24,7 +24,7 @@ use rdma_transport::roles::{
 use rdma_transport::slab::Key;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendFlags, SendWr};
-use rdma_transport::{Error, Result};
+use rdma_transport::{Result, TransportError};
 
 /// A deliberate defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +194,7 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         self.inner.progress(now, drive)
     }
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         self.inner.listen(address, options)
     }
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
@@ -270,7 +270,7 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
         self.handles.remove(&cq.0);
         self.free = self.free.or((result.is_ok() && self.is(Defect::HandleTwice)).then_some(cq.0));
         match result {
-            Err(Error::InvalidState { .. }) if self.is(Defect::UsedQueueDestroyed) => Ok(()),
+            Err(TransportError::InvalidState { .. }) if self.is(Defect::UsedQueueDestroyed) => Ok(()),
             other => other,
         }
     }
@@ -294,7 +294,10 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
             let quiet = self.unsignaled.entry(qp.0).or_default();
             *quiet += chain.iter().filter(|wr| !wr.flags.contains(SendFlags::SIGNALED)).count();
             if *quiet > DEPTH {
-                return Err(PostError { posted: 0, error: Error::QueueFull { queue: "send", depth: DEPTH as u32 } });
+                return Err(PostError {
+                    posted: 0,
+                    error: TransportError::QueueFull { queue: "send", depth: DEPTH as u32 },
+                });
             }
         }
         let mut chain = chain.to_vec();

@@ -17,7 +17,7 @@ use std::time::Instant;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token};
 use rdma_reactor::transport::caps::Features;
-use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam, ListenOptions, PathOptions};
+use rdma_reactor::transport::cm::{CmEvent, CmId, ConnectParam, ListenParam, PathOptions};
 use rdma_reactor::transport::cq::{CqAttr, Notify};
 use rdma_reactor::transport::datagram::DatagramSource;
 use rdma_reactor::transport::iwarp::{Iwarp, TcpNet};
@@ -31,7 +31,7 @@ use rdma_reactor::transport::roles::{
 };
 use rdma_reactor::transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_reactor::transport::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
-use rdma_reactor::transport::{Access, Error, Result};
+use rdma_reactor::transport::{Access, Result, TransportError};
 use rdma_reactor::{Clock, Config, Reactor};
 
 use crate::parts::{embedded, reactor_with};
@@ -174,8 +174,8 @@ impl Null {
         self
     }
 
-    fn unsupported(&self, feature: &'static str) -> Error {
-        Error::Unsupported { provider: self.name(), feature }
+    fn unsupported(&self, feature: &'static str) -> TransportError {
+        TransportError::Unsupported { provider: self.name(), feature }
     }
 }
 
@@ -226,7 +226,7 @@ unsafe impl Provider for Null {
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         !lock(&self.ends)[self.side].echo() && self.inner.progress(now, drive)
     }
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         self.inner.listen(address, options)
     }
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {

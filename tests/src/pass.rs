@@ -20,7 +20,7 @@ unsafe impl<P: Provider> Provider for Pass<P> {
     fn channel(&self, channel: Channel) -> Result<RawFd> { self.0.channel(channel) }
     fn next_deadline(&self) -> Option<Instant> { self.0.next_deadline() }
     fn progress(&mut self, now: Instant, drive: Drive) -> bool { self.0.progress(now, drive) }
-    fn listen(&mut self, at: SocketAddr, options: &ListenOptions) -> Result<CmId> { self.0.listen(at, options) }
+    fn listen(&mut self, at: SocketAddr, options: &ListenParam) -> Result<CmId> { self.0.listen(at, options) }
     fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.0.local_address(id) }
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         self.0.resolve(peer, options, deadline)

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_transport::cm::ListenOptions;
+use rdma_transport::cm::ListenParam;
 use rdma_transport::cq::CqAttr;
 use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use rdma_transport::iwarp::wire::mpa::fpdu_len;
@@ -61,7 +61,7 @@ impl Target {
         };
         let mut iwarp = Iwarp::new(config, net, Box::new(entropy)).expect("settings");
         let cq = iwarp.create_cq(DeviceId(0), &CqAttr::new(4096)).expect("a completion queue");
-        let listener = iwarp.listen(SocketAddr::from(([127, 0, 0, 1], 0)), &ListenOptions::default()).expect("a port");
+        let listener = iwarp.listen(SocketAddr::from(([127, 0, 0, 1], 0)), &ListenParam::default()).expect("a port");
         let address = iwarp.local_address(listener).expect("an address");
         Self { iwarp, cq, address, now: Instant::now(), events: Vec::new() }
     }

@@ -61,7 +61,7 @@ unsafe impl<P: Provider> Provider for Twice<P> {
     fn channel(&self, channel: Channel) -> Result<RawFd> { self.inner.channel(channel) }
     fn next_deadline(&self) -> Option<Instant> { self.inner.next_deadline() }
     fn progress(&mut self, now: Instant, drive: Drive) -> bool { self.inner.progress(now, drive) }
-    fn listen(&mut self, at: SocketAddr, options: &ListenOptions) -> Result<CmId> { self.inner.listen(at, options) }
+    fn listen(&mut self, at: SocketAddr, options: &ListenParam) -> Result<CmId> { self.inner.listen(at, options) }
     fn local_address(&self, id: CmId) -> Option<SocketAddr> { self.inner.local_address(self.id(id)) }
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         let id = self.inner.resolve(peer, options, deadline)?;

@@ -397,7 +397,8 @@ fn a_waker_that_drops_its_send_passes_the_turn_on() {
     let filled = fill(&mut world, &here);
     for task in 0..filled as usize {
         let conn = here.clone();
-        let mut send: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move { conn.send(b"cancelled").await.map(drop).unwrap() });
+        let mut send: Pin<Box<dyn Future<Output = ()>>> =
+            Box::pin(async move { conn.send(b"cancelled").await.map(drop).unwrap() });
         assert!(send.as_mut().poll(&mut Task::from_waker(&Waker::from(Arc::new(Owner(task))))).is_pending());
         OWNED.with_borrow_mut(|owned| owned.push(Some(send)));
     }

@@ -12,9 +12,6 @@ use std::path::{Path, PathBuf};
 
 use english::{rules, text};
 
-/// The list of files that are not judged yet: a prefix of a path on each line. `ENGLISH=write` removes the lines that are not needed any
-/// more.
-const NOT_YET: &str = "tests/data/english-not-yet.txt";
 /// Folders and files that are not judged, for example because they quote bad English.
 const SKIPPED: [&str; 6] =
     ["target", ".git", "tests/data", "tests/tests/english", "tests/tests/english.rs", "CHANGELOG.md"];
@@ -50,26 +47,14 @@ fn check(path: &Path, name: &str, found: &mut BTreeMap<String, Vec<String>>) {
 
 #[test]
 fn the_english_is_plain() {
-    let (mut found, list) = (BTreeMap::new(), workspace().join(NOT_YET));
+    let mut found = BTreeMap::new();
     check(&workspace(), "", &mut found);
     assert!(found.len() > 200, "{} files: the search found too little", found.len());
-    let listed = fs::read_to_string(&list).expect("the list of files that are not done yet");
-    let prefixes = || listed.lines().filter(|line| !line.starts_with('#'));
-    let new = found.iter().filter(|(name, _)| !prefixes().any(|prefix| name.starts_with(prefix)));
-    let new: Vec<&str> = new.flat_map(|(_, faults)| faults).map(String::as_str).collect();
-    assert!(new.is_empty(), "{} faults; rule 8 of CONTRIBUTING.md says how to write:\n{}", new.len(), new.join("\n"));
-    let needed = |prefix: &&str| found.iter().any(|(name, faults)| name.starts_with(*prefix) && !faults.is_empty());
-    let done: Vec<&str> = prefixes().filter(|prefix| !needed(prefix)).collect();
-    if std::env::var_os("ENGLISH").is_some_and(|how| how == "write") {
-        let kept = listed.lines().filter(|line| !done.contains(line)).map(|line| format!("{line}\n"));
-        fs::write(list, kept.collect::<String>()).expect("the list is written");
-    } else {
-        assert!(
-            done.is_empty(),
-            "these files are done. Remove their lines from {NOT_YET}, or set ENGLISH=write:\n{done:?}"
-        );
-    }
-    if std::env::var_os("ENGLISH").is_some_and(|how| how == "list") {
-        println!("{}", found.into_values().flatten().map(|fault| format!("{fault}\n")).collect::<String>());
-    }
+    let faults: Vec<String> = found.into_values().flatten().collect();
+    assert!(
+        faults.is_empty(),
+        "{} faults; rule 8 of CONTRIBUTING.md says how to write:\n{}",
+        faults.len(),
+        faults.join("\n")
+    );
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::transport::caps::{Capabilities, Features};
-use rdma_reactor::transport::{Error as TransportError, QpAttr};
+use rdma_reactor::transport::{QpAttr, TransportError};
 use rdma_reactor::{
     Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, Framing, Handler, ListenOptions,
     Message, Outcome, Reactor, ReadDepth, RegionOptions, RejectReason, Retries, SendErrorKind, SendId, Source,

@@ -24,8 +24,6 @@ const LAYERS_PAGE: &str = "docs/design/layers.md";
 const WALKS_PAGE: &str = "docs/design/walks.md";
 /// The list of the public items of both libraries.
 const PUBLIC_ITEMS: &str = "tests/data/public-items.txt";
-/// The list of names that several types still have. `DOUBLED_NAMES=write` removes the names that only one type has now.
-const DOUBLED_NAMES: &str = "tests/data/doubled-names.txt";
 
 /// The largest number of lines of the reactor that name the type of the program's handler. Code that is generic over this type is compiled
 /// again for each program.
@@ -189,14 +187,7 @@ fn the_public_items_are_listed() {
 
 #[test]
 fn a_name_names_one_type() {
-    let listed = std::fs::read_to_string(workspace().join(DOUBLED_NAMES)).unwrap_or_default();
-    let doubles = names::doubles(&[("reactor", &reactor()), ("transport", &transport())]);
-    if std::env::var_os("DOUBLED_NAMES").is_some_and(|how| how == "write") {
-        let kept = listed.lines().filter(|line| line.starts_with('#') || doubles.contains_key(*line));
-        let kept: String = kept.map(|line| format!("{line}\n")).collect();
-        return std::fs::write(workspace().join(DOUBLED_NAMES), kept).expect("the list is written");
-    }
-    none(&names::faults(&doubles, &listed));
+    none(&names::doubles(&[("reactor", &reactor()), ("transport", &transport())]));
 }
 
 #[test]

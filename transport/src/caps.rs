@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 
 bitflags! {
     /// Operations and behaviours of a device.
@@ -142,10 +142,10 @@ impl Capabilities {
     /// Checks the length of private data. `provider` is the name of the calling provider, for the error.
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`] if there are more than `max_private_data` bytes.
+    /// [`TransportError::PrivateDataTooLong`] if there are more than `max_private_data` bytes.
     pub const fn check_private_data(&self, provider: &'static str, data: &[u8]) -> Result<()> {
         let (len, max) = (data.len(), self.max_private_data);
-        if len > max { Err(Error::PrivateDataTooLong { provider, len, max }) } else { Ok(()) }
+        if len > max { Err(TransportError::PrivateDataTooLong { provider, len, max }) } else { Ok(()) }
     }
 }
 

@@ -62,7 +62,7 @@ impl Retries {
     /// Checks that all values are in their ranges.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfRange`] names the first value that is outside its range.
+    /// [`crate::TransportError::OutOfRange`] names the first value that is outside its range.
     pub fn check(&self) -> Result<()> {
         in_range("retry count", self.path, 0..=7, "0 to 7")?;
         in_range("receiver-not-ready retry count", self.receiver_not_ready, 0..=7, "0 to 7")?;
@@ -106,7 +106,7 @@ impl PathOptions {
     /// Checks that the values are in their ranges.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfRange`] names the value that is outside its range.
+    /// [`crate::TransportError::OutOfRange`] names the value that is outside its range.
     pub fn check(&self) -> Result<()> {
         in_range("ack timeout", self.ack_timeout.unwrap_or(0), 0..=31, "a code from 0 to 31")
     }
@@ -125,7 +125,7 @@ impl PathOptions {
 
 /// The options of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenOptions {
+pub struct ListenParam {
     /// The number of connect requests that may wait until the program accepts or rejects them. The system refuses
     /// further requests (`rdma_listen`(3), `listen`(2)). The default is 1024.
     pub backlog: u32,
@@ -139,18 +139,18 @@ pub struct ListenOptions {
     pub ipv6_only: Option<bool>,
 }
 
-impl Default for ListenOptions {
+impl Default for ListenParam {
     fn default() -> Self {
         Self { backlog: 1024, type_of_service: None, ack_timeout: None, ipv6_only: None }
     }
 }
 
-impl ListenOptions {
+impl ListenParam {
     /// Checks that the values are in their ranges. Logs at level `info` which options are set although `provider`
     /// ignores them. A provider that supports none of the options except the backlog calls this function.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfRange`] names the value that is outside of its range.
+    /// [`crate::TransportError::OutOfRange`] names the value that is outside of its range.
     pub fn note_ignored(&self, provider: &str) -> Result<()> {
         let Self { type_of_service, ack_timeout, ipv6_only, .. } = *self;
         let path = PathOptions { type_of_service, ack_timeout, source: Source::Any };

@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use crate::caps::{Capabilities, Moderation};
-use crate::error::{Error, Result, in_range};
+use crate::error::{Result, TransportError, in_range};
 
 /// The attributes of a completion queue (`ibv_create_cq`(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl CqAttr {
     /// error.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] names the first value that is outside its range; [`Error::Unsupported`] for moderation on
+    /// [`TransportError::OutOfRange`] names the first value that is outside its range; [`TransportError::Unsupported`] for moderation on
     /// a device without it.
     pub fn check(&self, provider: &'static str, limits: &Capabilities) -> Result<()> {
         let (most, range) = (limits.max_completion_queue.into(), "1 to the device's max_completion_queue");
@@ -38,7 +38,11 @@ impl CqAttr {
         in_range("completion vector", self.vector, 0..=most, range)?;
         let (Some(to), Some(most)) = (self.moderation, limits.completion_moderation) else {
             let feature = "completion moderation on this device";
-            return if self.moderation.is_none() { Ok(()) } else { Err(Error::Unsupported { provider, feature }) };
+            return if self.moderation.is_none() {
+                Ok(())
+            } else {
+                Err(TransportError::Unsupported { provider, feature })
+            };
         };
         let range = "at most the device's completion_moderation";
         in_range("completions per event", to.completions, 0..=most.completions.into(), range)?;

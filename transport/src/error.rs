@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
 /// The result of a provider call.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, TransportError>;
 
 /// The reason why a provider refused a call. Each message names the rejected value, and says how to correct it if
 /// possible.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum TransportError {
     /// The provider or its device does not support the requested feature; see [`crate::Capabilities`].
     #[error("the provider {provider} has no {feature}")]
     Unsupported {
@@ -121,7 +121,7 @@ pub enum Error {
     },
 }
 
-/// Returns `Ok` if `value` is in the range `within`, and [`Error::OutOfRange`] if not. `range` describes the range in
+/// Returns `Ok` if `value` is in the range `within`, and [`TransportError::OutOfRange`] if not. `range` describes the range in
 /// the error.
 pub(crate) fn in_range(
     what: &'static str,
@@ -130,17 +130,17 @@ pub(crate) fn in_range(
     range: &'static str,
 ) -> Result<()> {
     let value = value.into();
-    if within.contains(&value) { Ok(()) } else { Err(Error::OutOfRange { what, value, range }) }
+    if within.contains(&value) { Ok(()) } else { Err(TransportError::OutOfRange { what, value, range }) }
 }
 
-impl Error {
+impl TransportError {
     /// Makes the error of a failed system call.
     #[must_use]
     pub const fn io(call: &'static str, source: io::Error) -> Self {
         Self::Io { call, source }
     }
 
-    /// Adds the name of the device to the error of a failed call: converts [`Error::Io`] into [`Error::Device`].
+    /// Adds the name of the device to the error of a failed call: converts [`TransportError::Io`] into [`TransportError::Device`].
     /// Returns other errors unchanged.
     #[must_use]
     pub fn on(self, device: &str) -> Self {

@@ -5,7 +5,7 @@ use crate::handle::{DeviceId, QpId, SrqId};
 /// An asynchronous event of a device. An event of a single connection, such as the failure of its queue pair, is
 /// reported as a [`crate::CmEvent`] of that connection instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceEvent {
+pub struct AsyncEvent {
     /// The device.
     pub device: DeviceId,
     /// The kind of event.

@@ -66,13 +66,13 @@ pub mod wr;
 
 pub use caps::{Capabilities, Features};
 pub use cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ExchangeOptions,
-    ListenOptions, PathOptions, ReadDepth, Retries, Source,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ExchangeOptions, ListenParam,
+    PathOptions, ReadDepth, Retries, Source,
 };
 pub use cq::{CqAttr, Notify};
 pub use datagram::{AddressId, DatagramPeer, DatagramSource, Destination, Route};
-pub use error::{Error, Result};
-pub use event::{DeviceEvent, DeviceEventKind};
+pub use error::{Result, TransportError};
+pub use event::{AsyncEvent, DeviceEventKind};
 pub use mem::Memory;
 pub use mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 pub use provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};

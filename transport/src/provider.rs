@@ -56,7 +56,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use crate::caps::DeviceInfo;
-use crate::cm::{CmEvent, ConnectParam, ListenOptions, PathOptions};
+use crate::cm::{CmEvent, ConnectParam, ListenParam, PathOptions};
 use crate::cq::{CqAttr, Notify};
 use crate::error::Result;
 use crate::handle::{CmId, MrId, QpId};
@@ -176,8 +176,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// logs their names in one line.
     ///
     /// # Errors
-    /// [`Error::Listen`](crate::Error::Listen) if the address is in use or is not of this host.
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId>;
+    /// [`TransportError::Listen`](crate::TransportError::Listen) if the address is in use or is not of this host.
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId>;
 
     /// Returns the local address of an id. For a listener, the address includes its port. Returns `None` if the id does
     /// not exist or its address is unknown.
@@ -195,8 +195,9 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// `ConnectFailed`.
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`](crate::Error::PrivateDataTooLong); [`Error::InvalidState`](crate::Error::InvalidState) for an id that
-    /// is not resolved, or has no queue pair. After an error nothing has changed.
+    /// [`TransportError::PrivateDataTooLong`](crate::TransportError::PrivateDataTooLong);
+    /// [`TransportError::InvalidState`](crate::TransportError::InvalidState) for an id that is not resolved, or has no
+    /// queue pair. After an error nothing has changed.
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()>;
 
     /// Accepts a connect request whose id has a queue pair. The result is the event `Established`, `ConnectFailed` or
@@ -217,7 +218,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// it again has no effect.
     ///
     /// # Errors
-    /// [`Error::InvalidState`](crate::Error::InvalidState) for a listener.
+    /// [`TransportError::InvalidState`](crate::TransportError::InvalidState) for a listener.
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()>;
 
     /// Destroys an id and its queue pair. The id is invalid afterwards, even after an error. Calling it again has no
@@ -264,14 +265,14 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Destroys a completion queue that no queue pair uses. Completions that are still in the queue are dropped.
     ///
     /// # Errors
-    /// [`Error::InvalidState`](crate::Error::InvalidState) if a queue pair uses it.
+    /// [`TransportError::InvalidState`](crate::TransportError::InvalidState) if a queue pair uses it.
     fn destroy_cq(&mut self, cq: CqId) -> Result<()>;
 
     /// Creates the queue pair of an id. The id is resolved, or is of a connect request, and has no queue pair yet.
     ///
     /// # Errors
-    /// [`Error::InvalidState`](crate::Error::InvalidState) if the id is in another state.
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange) for a depth that is 0 or above the device's limit, and for a
+    /// [`TransportError::InvalidState`](crate::TransportError::InvalidState) if the id is in another state.
+    /// [`TransportError::OutOfRange`](crate::TransportError::OutOfRange) for a depth that is 0 or above the device's limit, and for a
     /// completion queue without room for both depths. After an error nothing has changed.
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId>;
 
@@ -280,7 +281,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Posts receives. This is possible before the connection is established.
     ///
     /// # Errors
-    /// [`Error::QueueFull`](crate::Error::QueueFull) is backpressure: post again after a completion was polled. After
+    /// [`TransportError::QueueFull`](crate::TransportError::QueueFull) is backpressure: post again after a completion was polled. After
     /// any other error the program must end the connection. [`PostError::posted`] is the number of receives that were
     /// posted before the error.
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError>;
@@ -305,7 +306,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// device.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for [`Notify::Solicited`] on a device without
+    /// [`TransportError::Unsupported`](crate::TransportError::Unsupported) for [`Notify::Solicited`] on a device without
     /// [`Features::SOLICITED_EVENTS`](crate::Features::SOLICITED_EVENTS).
     fn req_notify(&mut self, cq: CqId, notify: Notify) -> Result<()>;
 

@@ -40,7 +40,7 @@ impl QpAttr {
     /// queue pair.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange) names the first value that is outside its range.
+    /// [`TransportError::OutOfRange`](crate::TransportError::OutOfRange) names the first value that is outside its range.
     pub fn check(&self, limits: &Capabilities) -> Result<()> {
         let (depths, range) = (1..=limits.max_queue_depth.into(), "1 to the device's max_queue_depth");
         in_range("depth of the send queue", self.max_send_wr, depths.clone(), range)?;

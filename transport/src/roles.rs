@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use crate::cm::{Detached, ExchangeOptions, ListenOptions, PathOptions};
+use crate::cm::{Detached, ExchangeOptions, ListenParam, PathOptions};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::Result;
-use crate::event::DeviceEvent;
+use crate::event::AsyncEvent;
 use crate::handle::{CmId, CqId, DeviceId, MrId, QpId, SrqId};
 use crate::mr::{Access, MemoryRegion};
 use crate::registrar::{Registrar, Registration};
@@ -109,11 +109,11 @@ pub trait Exchange {
     /// of this host.
     ///
     /// # Errors
-    /// [`Error::Listen`](crate::Error::Listen) if the address is in use or is not of this host.
+    /// [`TransportError::Listen`](crate::TransportError::Listen) if the address is in use or is not of this host.
     fn listen_exchange(
         &mut self,
         address: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenParam,
         exchange: &ExchangeOptions,
     ) -> Result<CmId>;
 
@@ -198,7 +198,7 @@ pub trait Datagrams {
     /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send datagrams. With a connect request, a peer asks
     /// for the number of a queue pair to send to. `accept` answers with the number of the request's own queue pair, and leads to the event
     /// `Established`. The peer's own queue pair is unknown until its first datagram arrives.
-    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId>;
+    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId>;
 
     /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve), but for datagrams to `peer`, which may be a multicast group.
     /// `from` is an address of this host; with `None`, the system's routes decide. The result is the event `Resolved` or `ConnectFailed`.
@@ -302,5 +302,5 @@ pub trait DeviceEvents {
     /// Returns the next event of a device. Returns `None` if no event is available. These events share the connection-manager channel, so
     /// call this when [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The provider keeps at most 1000
     /// unread events. If there are more, each new event replaces the oldest one.
-    fn next_device_event(&mut self) -> Option<DeviceEvent>;
+    fn next_device_event(&mut self) -> Option<AsyncEvent>;
 }

@@ -25,7 +25,7 @@ impl SrqAttr {
     /// queue.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange) if the capacity is outside its range.
+    /// [`TransportError::OutOfRange`](crate::TransportError::OutOfRange) if the capacity is outside its range.
     pub fn check(&self, limits: &Capabilities) -> Result<()> {
         let receives = 1..=limits.max_shared_receives.into();
         in_range("depth of the shared receive queue", self.max_wr, receives, "1 to the device's max_shared_receives")

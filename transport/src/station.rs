@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mem::{Memory, Sharing};
 use crate::mr::{Access, LocalKey, MemoryRegion};
 use crate::provider::{DeviceId, PostError, Posted, Provider};
@@ -74,7 +74,7 @@ impl Station {
     /// Copies `bytes` into the memory, from `offset` on.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the bytes are not all inside the memory.
+    /// [`TransportError::OutOfRange`] if the bytes are not all inside the memory.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(outside(offset)) }
     }
@@ -82,7 +82,7 @@ impl Station {
     /// Appends a copy of a range of the memory to `out`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the range is not inside the memory.
+    /// [`TransportError::OutOfRange`] if the range is not inside the memory.
     pub fn read(&mut self, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         self.memory.span(range.start, range.len()).ok_or_else(|| outside(range.end))?.append_to(out);
         Ok(())
@@ -91,7 +91,7 @@ impl Station {
     /// Posts one send work request. Its message is the concatenation of `parts` of the memory.
     ///
     /// # Errors
-    /// The errors of [`Provider::post_send`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4
+    /// The errors of [`Provider::post_send`]; [`TransportError::OutOfRange`] for parts outside the memory and for more than 4
     /// parts.
     pub fn post_send(
         &mut self,
@@ -109,7 +109,7 @@ impl Station {
     /// memory, and the flags.
     ///
     /// # Errors
-    /// The errors of [`Provider::post_send`]; [`Error::OutOfRange`] for a part outside the memory, in which case no
+    /// The errors of [`Provider::post_send`]; [`TransportError::OutOfRange`] for a part outside the memory, in which case no
     /// work request is posted.
     pub fn post_sends(
         &mut self,
@@ -125,7 +125,7 @@ impl Station {
     /// does. Returns `false`, and writes nothing, if the provider does not have this role or cannot write immediately.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a part outside the memory.
+    /// [`TransportError::OutOfRange`] for a part outside the memory.
     pub fn write_now(&mut self, qp: QpId, part: Range<usize>, remote: RemoteAddress) -> Result<bool> {
         let sges = self.sges(&[part])?;
         let (role, entry) = (self.provider.immediate_sends(), sges.as_slice().first());
@@ -135,7 +135,7 @@ impl Station {
     /// Posts one receive. The message is placed in `parts` of the memory, in their order.
     ///
     /// # Errors
-    /// The errors of [`Provider::post_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4
+    /// The errors of [`Provider::post_recv`]; [`TransportError::OutOfRange`] for parts outside the memory and for more than 4
     /// parts.
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
         let sges = self.sges(parts)?;
@@ -145,7 +145,7 @@ impl Station {
     /// Posts receives in one chain. Each element of `chain` has the `wr_id` and the part of the memory for the message.
     ///
     /// # Errors
-    /// The errors of [`Provider::post_recv`]; [`Error::OutOfRange`] for a part outside the memory, in which case no
+    /// The errors of [`Provider::post_recv`]; [`TransportError::OutOfRange`] for a part outside the memory, in which case no
     /// receive is posted.
     pub fn post_recvs(
         &mut self,
@@ -159,8 +159,8 @@ impl Station {
     /// Posts one receive to a shared receive queue. The message is placed in `parts` of the memory, in their order.
     ///
     /// # Errors
-    /// The errors of [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more
-    /// than 4 parts; [`Error::Stale`] if the provider has no shared receive queues.
+    /// The errors of [`SharedReceives::post_srq_recv`]; [`TransportError::OutOfRange`] for parts outside the memory and for more
+    /// than 4 parts; [`TransportError::Stale`] if the provider has no shared receive queues.
     pub fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
         let sges = self.sges(parts)?;
         self.shared()?.post_srq_recv(srq, &[RecvWr { wr_id, sges }]).map_err(reason)
@@ -170,8 +170,8 @@ impl Station {
     /// the memory for the message.
     ///
     /// # Errors
-    /// The errors of [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for a part outside the memory, in which
-    /// case no receive is posted; [`Error::Stale`] if the provider has no shared receive queues.
+    /// The errors of [`SharedReceives::post_srq_recv`]; [`TransportError::OutOfRange`] for a part outside the memory, in which
+    /// case no receive is posted; [`TransportError::Stale`] if the provider has no shared receive queues.
     pub fn post_srq_recvs(
         &mut self,
         srq: SrqId,
@@ -190,7 +190,7 @@ impl Station {
     }
 
     fn shared(&mut self) -> Result<&mut dyn SharedReceives> {
-        self.provider.shared_receives().ok_or(Error::Stale { object: "shared receive queue" })
+        self.provider.shared_receives().ok_or(TransportError::Stale { object: "shared receive queue" })
     }
 
     fn sges(&self, parts: &[Range<usize>]) -> Result<SgeList> {
@@ -200,7 +200,7 @@ impl Station {
             // its bytes exists.
             let sge = unsafe { self.memory.shared_entry(part.clone(), self.key) };
             let sge = sge.ok_or_else(|| outside(part.end))?;
-            list.push(sge).map_err(|_| Error::OutOfRange {
+            list.push(sge).map_err(|_| TransportError::OutOfRange {
                 what: "scatter/gather entries",
                 value: parts.len() as u64,
                 range: "at most 4",
@@ -210,14 +210,14 @@ impl Station {
     }
 }
 
-fn outside(offset: usize) -> Error {
-    Error::OutOfRange { what: "offset", value: offset as u64, range: "within the station's memory" }
+fn outside(offset: usize) -> TransportError {
+    TransportError::OutOfRange { what: "offset", value: offset as u64, range: "within the station's memory" }
 }
 
-fn none_posted(error: Error) -> PostError {
+fn none_posted(error: TransportError) -> PostError {
     PostError { posted: 0, error }
 }
 
-fn reason(error: PostError) -> Error {
+fn reason(error: PostError) -> TransportError {
     error.error
 }

@@ -4,7 +4,7 @@ use bitflags::bitflags;
 
 use crate::caps::Features;
 use crate::datagram::Destination;
-use crate::error::Error;
+use crate::error::TransportError;
 pub use crate::mem::Sge;
 use crate::mr::RemoteKey;
 
@@ -207,7 +207,7 @@ impl SendOp {
         }
     }
 
-    /// Returns the name of the operation, for [`Error::Unsupported`].
+    /// Returns the name of the operation, for [`TransportError::Unsupported`].
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -271,7 +271,7 @@ pub struct PostError {
     /// usual. The other work requests of the chain are not posted, and the caller may reuse their memory.
     pub posted: usize,
     /// The reason why the next work request of the chain was not posted.
-    pub error: Error,
+    pub error: TransportError,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use rdma_transport::Error;
+use rdma_transport::TransportError;
 use rdma_transport::verbs::Verbs;
 
 /// Returns the names of the functions that the library must have, from the declarations in the source code.
@@ -90,12 +90,12 @@ fn opened() -> bool {
     assert!(!mapped("libibverbs") && !mapped("librdmacm"), "the program is linked with a library");
     match Verbs::open() {
         Ok(_) => println!("\nopened: yes"),
-        Err(error @ Error::NoLibrary { .. }) => println!("\nopened: NoLibrary {error}"),
-        Err(error @ Error::NoDevice { .. }) => println!("\nopened: NoDevice {error}"),
+        Err(error @ TransportError::NoLibrary { .. }) => println!("\nopened: NoLibrary {error}"),
+        Err(error @ TransportError::NoDevice { .. }) => println!("\nopened: NoDevice {error}"),
         Err(error) => println!("\nopened: {error:?}"),
     }
     // A second attempt fails in the same way, because the first result is kept.
-    assert!(matches!(Verbs::open(), Err(Error::NoLibrary { .. } | Error::NoDevice { .. })));
+    assert!(matches!(Verbs::open(), Err(TransportError::NoLibrary { .. } | TransportError::NoDevice { .. })));
     true
 }
 

@@ -59,7 +59,7 @@ impl Slots {
         }
         while self.slots.len() < self.count {
             let memory = Memory::new(self.len);
-            let memory = memory.map_err(|source| transport::Error::Memory { bytes: self.len, source })?;
+            let memory = memory.map_err(|source| transport::TransportError::Memory { bytes: self.len, source })?;
             self.free.push(self.slots.len());
             self.slots.push(MessageSlot { memory: Arc::new(memory), regions: Vec::new(), holders: 0 });
         }

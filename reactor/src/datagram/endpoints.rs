@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rdma_transport::QpAttr;
-use rdma_transport::cm::{CmEventKind, CmId, ListenOptions};
+use rdma_transport::cm::{CmEventKind, CmId, ListenParam};
 use rdma_transport::datagram::{Destination, GRH_LEN};
 use rdma_transport::mr::{LocalKey, MrId};
 use rdma_transport::provider::Provider;
@@ -184,7 +184,7 @@ impl Endpoints {
         let provider = providers.serving(local.ip());
         let role = role(providers.numbered(provider), Provider::datagrams, DATAGRAMS)?;
         let (id, device, max) = role.bind_datagram(SocketAddr::new(local.ip(), 0))?;
-        let listener = role.listen_datagram(local, &ListenOptions::default());
+        let listener = role.listen_datagram(local, &ListenParam::default());
         providers.note_use(provider);
         let (cm, device) = (Handle { provider, id }, device_index(provider, device));
         let listener = match listener {

@@ -119,7 +119,7 @@ pub(crate) fn register(
     id: DeviceId,
     bytes: usize,
 ) -> Result<(Arc<Memory>, LocalKey), Error> {
-    let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
+    let memory = Memory::new(bytes).map_err(|source| rdma_transport::TransportError::Memory { bytes, source })?;
     let memory = Arc::new(memory);
     // The registration allows local access only, so no peer can ever access the pool's buffers.
     let region = provider.register(id, &memory, 0..bytes, Access::LOCAL_WRITE)?;
@@ -224,7 +224,7 @@ impl Device {
             .is_some_and(|info| info.capabilities.features.contains(Features::SHARED_RECEIVE_QUEUE));
         if !has {
             let (provider, feature) = (provider.name(), SHARED_RECEIVES);
-            return Err(rdma_transport::Error::Unsupported { provider, feature }.into());
+            return Err(rdma_transport::TransportError::Unsupported { provider, feature }.into());
         }
         let srq = role(provider, Provider::shared_receives, SHARED_RECEIVES)?
             .create_srq(self.id, &SrqAttr { max_wr: receives, max_sge: 1 })?;

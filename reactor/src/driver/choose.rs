@@ -68,7 +68,7 @@ fn halves(entropy: Entropy) -> (Entropy, Entropy) {
 
 fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
     let net = TcpNet::with_config(tcp(config));
-    let net = net.map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
+    let net = net.map_err(|source| rdma_transport::TransportError::io("opening the channels", source))?;
     let mut settings = settings(config);
     settings.shared_memory = policy;
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))

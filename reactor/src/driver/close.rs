@@ -61,7 +61,7 @@ impl Driver {
     }
 
     /// Marks a device as failed, so that it is not used any more, and ends its connections.
-    pub(super) fn fail_device(&mut self, index: usize, error: &rdma_transport::Error) {
+    pub(super) fn fail_device(&mut self, index: usize, error: &rdma_transport::TransportError) {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return };
         log::error!("{}: {error}: its connections end", device.name);
         device.removed = true;

@@ -297,7 +297,7 @@ pub(super) fn post_own_receives(
 /// will free a slot.
 fn full_or_failed(failed: PostError, waits: bool) -> Result<(), Error> {
     match failed.error {
-        rdma_transport::Error::QueueFull { .. } if waits => Ok(()),
+        rdma_transport::TransportError::QueueFull { .. } if waits => Ok(()),
         error => Err(error.into()),
     }
 }

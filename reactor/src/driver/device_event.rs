@@ -29,7 +29,7 @@ impl Driver {
     /// Handles the next event of a device. If connections cannot continue after the event, ends them. Returns `None` if there is no event.
     pub(crate) fn next_device_event(&mut self) -> Option<DeviceEventReport> {
         let (provider, event) = self.providers.next_device_event()?;
-        let event::DeviceEvent { device, kind } = event;
+        let event::AsyncEvent { device, kind } = event;
         let index = device_index(provider, device);
         let mut told = DeviceEventReport::default();
         match kind {

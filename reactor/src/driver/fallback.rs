@@ -105,7 +105,7 @@ impl Fallback {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
                     // In an exchange, an error which only says that a provider does not support exchanges is replaced by the error of a
                     // provider that does.
-                    let lacks_role = matches!(&refusal, Some(rdma_transport::Error::Unsupported { .. }));
+                    let lacks_role = matches!(&refusal, Some(rdma_transport::TransportError::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);
                     }

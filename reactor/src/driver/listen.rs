@@ -149,13 +149,13 @@ impl Driver {
         &mut self,
         first: usize,
         address: SocketAddr,
-        options: &cm::ListenOptions,
+        options: &cm::ListenParam,
     ) -> Result<Vec<Handle<CmId>>, Error> {
         let last = self.providers.len() - 1;
         for provider in first..=last {
             let name = self.providers.get(provider).name();
             match self.listen_at(provider, address, options) {
-                Err(error @ rdma_transport::Error::NoDevice { .. }) if provider < last => {
+                Err(error @ rdma_transport::TransportError::NoDevice { .. }) if provider < last => {
                     log::info!("provider {name}: not for {address}: {error}");
                 }
                 listening => {
@@ -181,8 +181,8 @@ impl Driver {
         &mut self,
         provider: usize,
         address: SocketAddr,
-        options: &cm::ListenOptions,
-    ) -> Result<Handle<CmId>, rdma_transport::Error> {
+        options: &cm::ListenParam,
+    ) -> Result<Handle<CmId>, rdma_transport::TransportError> {
         Ok(Handle { provider, id: self.providers.numbered(provider).listen(address, options)? })
     }
 
@@ -192,7 +192,7 @@ impl Driver {
 
     /// Listens on all providers, at the same port. If an iWARP device uses the TCP port with this number, the embedded provider cannot use
     /// that port. In that case, only the other providers listen.
-    fn listen_on_all(&mut self, address: SocketAddr, options: &cm::ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
+    fn listen_on_all(&mut self, address: SocketAddr, options: &cm::ListenParam) -> Result<Vec<Handle<CmId>>, Error> {
         let tries = if address.port() == 0 { PORTS } else { 1 };
         // The ids of the ports that are not used, because another provider could not listen there. These ids stay open until a port is
         // found, so that each new attempt gets a different port.
@@ -200,7 +200,7 @@ impl Driver {
         let listening = loop {
             let first = match self.listen_at(0, address, options) {
                 Ok(first) => first,
-                Err(rdma_transport::Error::NoDevice { .. }) => break self.listen_from(1, address, options),
+                Err(rdma_transport::TransportError::NoDevice { .. }) => break self.listen_from(1, address, options),
                 Err(error) => break Err(error.into()),
             };
             let same =

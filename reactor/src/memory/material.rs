@@ -116,7 +116,8 @@ impl RegionMaker {
     /// # Errors
     /// The system refuses to allocate or register the memory, or the device was removed.
     pub fn prepare(&self, len: usize) -> Result<PreparedRegion, Error> {
-        let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        let memory =
+            Memory::new(len).map_err(|source| rdma_transport::TransportError::Memory { bytes: len, source })?;
         memory.prefer_huge_pages();
         let (memory, options) = (Arc::new(memory), self.options.clone());
         let registration = match &self.registrar {

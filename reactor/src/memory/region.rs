@@ -78,13 +78,13 @@ impl RegionOptions {
     }
 
     /// Allocates the memory for a region of `len` bytes with these options.
-    pub(crate) fn memory(&self, len: usize) -> Result<Memory, rdma_transport::Error> {
+    pub(crate) fn memory(&self, len: usize) -> Result<Memory, rdma_transport::TransportError> {
         let writes = self.access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
         let made = match self.direct {
             true => Memory::new_shared(len, if writes { Sharing::Write } else { Sharing::Read }),
             false => Memory::new(len),
         };
-        made.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })
+        made.map_err(|source| rdma_transport::TransportError::Memory { bytes: len, source })
     }
 
     /// Limits the time for which peers have rights to the region: the reactor revokes the rights when `lifetime` has

@@ -225,16 +225,16 @@ impl Registry {
         (access, shared): (Access, bool),
     ) -> Result<(Arc<Memory>, MemoryRegion), Error> {
         let bytes = self.kept.block_len(len);
-        let register = |provider: &mut dyn Provider| -> Result<_, rdma_transport::Error> {
+        let register = |provider: &mut dyn Provider| -> Result<_, rdma_transport::TransportError> {
             let memory = if shared { Memory::new_shared(bytes, Sharing::Read) } else { Memory::new(bytes) };
-            let memory = memory.map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
+            let memory = memory.map_err(|source| rdma_transport::TransportError::Memory { bytes, source })?;
             memory.prefer_huge_pages();
             let memory = Arc::new(memory);
             let registered = provider.register(device_of(target.device).1, &memory, 0..bytes, access)?;
             Ok((memory, registered))
         };
         match register(providers.of_device(target.device)) {
-            Err(error @ rdma_transport::Error::Memory { .. }) if self.kept.bytes() > 0 => {
+            Err(error @ rdma_transport::TransportError::Memory { .. }) if self.kept.bytes() > 0 => {
                 log::debug!("{error}: the kept blocks are released");
                 self.forget_device(providers, target.device);
                 Ok(register(providers.of_device(target.device))?)

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
-use rdma_reactor::transport::Error as TransportError;
+use rdma_reactor::transport::TransportError;
 use rdma_reactor::transport::cm::ConnectFailure;
 use rdma_reactor::{
     Blocked, ConnectError, Context, DatagramHandler, DisconnectReason, EndpointId, EndpointOptions, Error, Handler,

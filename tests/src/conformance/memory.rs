@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_reactor::transport::mem::Memory;
-use rdma_reactor::transport::{Error as TransportError, Features};
+use rdma_reactor::transport::{Features, TransportError};
 use rdma_reactor::{Access, ConnectionId, Error, Outcome, Region, RegionOptions};
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};

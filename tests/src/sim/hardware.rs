@@ -16,7 +16,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use rdma_transport::cq::{CqAttr, Notify};
 use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::mem::Memory;
@@ -30,7 +30,7 @@ use rdma_transport::roles::{
 use rdma_transport::slab::Key;
 use rdma_transport::wc::{WcOpcode, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp, SendWr, SgeList};
-use rdma_transport::{Error, Result};
+use rdma_transport::{Result, TransportError};
 
 use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
@@ -185,8 +185,8 @@ impl Fabric {
     }
 }
 
-fn busy(call: &'static str) -> Error {
-    Error::io(call, std::io::Error::from_raw_os_error(libc::EBUSY))
+fn busy(call: &'static str) -> TransportError {
+    TransportError::io(call, std::io::Error::from_raw_os_error(libc::EBUSY))
 }
 
 /// A provider that simulates asynchronous hardware around another provider.
@@ -462,7 +462,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         more
     }
 
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         self.inner.listen(address, options)
     }
 
@@ -580,7 +580,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         fabric.tick();
         let node = self.node;
         let Some(queue) = fabric.ports[node].hardware.queue(cq) else {
-            return Err(Error::Stale { object: "completion queue" });
+            return Err(TransportError::Stale { object: "completion queue" });
         };
         let mut count = max.min(queue.visible.len());
         if short && count > 1 {
@@ -601,7 +601,8 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         fabric.tick();
         let now = fabric.now();
         let node = self.node;
-        let queue = fabric.ports[node].hardware.queue(cq).ok_or(Error::Stale { object: "completion queue" })?;
+        let queue =
+            fabric.ports[node].hardware.queue(cq).ok_or(TransportError::Stale { object: "completion queue" })?;
         if early {
             if let Some(soonest) = queue.late.iter().map(|late| late.at).min() {
                 // Very late completions stay in flight, because their work requests are not finished yet.

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdma_reactor::{Edge, Interest, Parts, Poller, Wake};
-use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
+use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use rdma_transport::cq::{CqAttr, Notify};
-use rdma_transport::error::{Error, Result};
-use rdma_transport::event::DeviceEvent;
+use rdma_transport::error::{Result, TransportError};
+use rdma_transport::event::AsyncEvent;
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
@@ -139,7 +139,7 @@ impl Twins {
 
     fn device_mut(&mut self, device: DeviceId) -> Result<(usize, &mut Forward)> {
         let side = device.0 as usize;
-        let provider = self.sides.get_mut(side).ok_or(Error::Stale { object: "device" })?;
+        let provider = self.sides.get_mut(side).ok_or(TransportError::Stale { object: "device" })?;
         Ok((side, provider))
     }
 
@@ -184,7 +184,7 @@ unsafe impl Provider for Twins {
         match channel {
             Channel::ConnectionManager => self.sides[0].channel(channel),
             Channel::Completions(device) => {
-                let side = self.sides.get(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
+                let side = self.sides.get(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
                 side.channel(Channel::Completions(DeviceId(0)))
             }
         }
@@ -197,7 +197,7 @@ unsafe impl Provider for Twins {
         let more = one.progress(now, drive);
         two.progress(now, drive) || more
     }
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         let side = side_of(address.ip());
         Ok(CmId(outer(side, self.sides[side].listen(address, options)?.0)))
     }
@@ -401,10 +401,10 @@ impl ImmediateSends for Twins {
 }
 
 impl DeviceEvents for Twins {
-    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+    fn next_device_event(&mut self) -> Option<AsyncEvent> {
         (0..2).find_map(|side| {
             let event = self.sides[side].next_device_event()?;
-            Some(DeviceEvent { device: DeviceId(side as u32), ..event })
+            Some(AsyncEvent { device: DeviceId(side as u32), ..event })
         })
     }
 }

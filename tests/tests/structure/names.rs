@@ -50,10 +50,11 @@ fn places(source: &Source) -> Places {
     all
 }
 
-/// Returns the names that several types have, each with its places. A key is `CRATE NAME` for two types of one crate, and `public NAME` for
-/// public types of both libraries.
-pub(crate) fn doubles(crates: &[(&str, &Source)]) -> BTreeMap<String, Vec<String>> {
-    let (mut doubles, mut public) = (BTreeMap::new(), BTreeMap::<String, Vec<Vec<String>>>::new());
+/// Returns a line for each name of several types, with their places. Before the name is its crate, or `public` for public types of both
+/// libraries.
+pub(crate) fn doubles(crates: &[(&str, &Source)]) -> Vec<String> {
+    let (mut doubles, mut public) =
+        (BTreeMap::<String, Vec<String>>::new(), BTreeMap::<String, Vec<Vec<String>>>::new());
     for (of, source) in crates {
         for (name, places) in places(source) {
             let shown: Vec<String> =
@@ -68,17 +69,7 @@ pub(crate) fn doubles(crates: &[(&str, &Source)]) -> BTreeMap<String, Vec<String
     }
     let twice = public.into_iter().filter(|(_, places)| places.len() > 1);
     doubles.extend(twice.map(|(name, places)| (format!("public {name}"), places.concat())));
-    doubles
-}
-
-/// Returns the names in `doubles` that are not in the list of allowed ones, and the names in the list that are not needed any more. Lines
-/// of the list that begin with `#` are its history.
-pub(crate) fn faults(doubles: &BTreeMap<String, Vec<String>>, listed: &str) -> Vec<String> {
-    let listed: Vec<&str> = listed.lines().filter(|line| !line.starts_with('#')).collect();
-    let new = doubles.iter().filter(|(name, _)| !listed.contains(&name.as_str()));
-    let new = new.map(|(name, places)| format!("`{name}` names several types: {}", places.join(", ")));
-    let stale = listed.iter().filter(|name| !doubles.contains_key(**name));
-    new.chain(stale.map(|name| format!("`{name}` names one type now: remove its line from the list"))).collect()
+    doubles.into_iter().map(|(name, places)| format!("`{name}` names several types: {}", places.join(", "))).collect()
 }
 
 #[test]
@@ -96,11 +87,8 @@ fn names_of_several_types_are_found() {
     ]);
     let other = Source::of(&[("lib.rs", "pub enum Both {} pub use one::Shown; pub struct Apart; struct Twice;")]);
     let found = doubles(&[("one", &one), ("other", &other)]);
-    let names: Vec<_> = found.keys().map(String::as_str).collect();
-    assert_eq!(names, ["one Deep", "one Twice", "public Both"]);
-    assert_eq!(found["one Twice"], ["src/a.rs:1", "src/b.rs:1"]);
-    assert_eq!(faults(&found, "# history\none Deep\none Twice\npublic Both\n"), [""; 0]);
-    let wrong = faults(&found, "one Deep\none Twice\none Once\n");
-    assert_eq!(wrong.len(), 2, "{wrong:?}");
-    assert!(wrong[0].starts_with("`public Both` names several") && wrong[1].starts_with("`one Once` names one"));
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert!(found[0].starts_with("`one Deep` names several types"), "{found:?}");
+    assert_eq!(found[1], "`one Twice` names several types: src/a.rs:1, src/b.rs:1");
+    assert!(found[2].starts_with("`public Both` names several types"), "{found:?}");
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::harness::*;
-use crate::cm::{CmEventKind, ConnectFailure, ConnectParam, ListenOptions};
-use crate::error::Error;
+use crate::cm::{CmEventKind, ConnectFailure, ConnectParam, ListenParam};
+use crate::error::TransportError;
 
 /// `device_at` returns the device that has an address, even before the program has created any listener or queue pair. `device` returns
 /// `None` for the handle of a device that does not exist.
@@ -31,8 +31,8 @@ pub(super) fn port_0_takes_a_free_one(harness: &mut Harness) {
 
 pub(super) fn an_address_in_use_is_an_error(harness: &mut Harness) {
     let (listener, address) = harness.listen(PASSIVE);
-    let again = harness.provider(PASSIVE).listen(address, &ListenOptions::default());
-    assert!(matches!(again, Err(Error::Listen { .. })), "{again:?}");
+    let again = harness.provider(PASSIVE).listen(address, &ListenParam::default());
+    assert!(matches!(again, Err(TransportError::Listen { .. })), "{again:?}");
     harness.destroy_id(PASSIVE, listener);
 }
 
@@ -57,7 +57,7 @@ pub(super) fn private_data_goes_both_ways(harness: &mut Harness) {
 pub(super) fn too_much_private_data_is_refused(harness: &mut Harness) {
     let long = [7; 4096];
     let param = ConnectParam { private_data: &long, ..ConnectParam::default() };
-    let too_long = |error: &Error| matches!(error, Error::PrivateDataTooLong { len: 4096, .. });
+    let too_long = |error: &TransportError| matches!(error, TransportError::PrivateDataTooLong { len: 4096, .. });
     let (_, to) = harness.listener();
     let id = harness.resolved(to, Duration::from_secs(300));
     let end = harness.create_queue_pair(ACTIVE, id, &Spec::default());
@@ -139,7 +139,7 @@ pub(super) fn an_attempt_that_is_destroyed_is_over(harness: &mut Harness) {
 
 pub(super) fn a_queue_pair_comes_before_the_connection(harness: &mut Harness) {
     let wrong = |result: crate::error::Result<()>| match result {
-        Err(Error::InvalidState { .. }) => {}
+        Err(TransportError::InvalidState { .. }) => {}
         other => panic!("{other:?}"),
     };
     let (_, to) = harness.listener();
@@ -151,7 +151,7 @@ pub(super) fn a_queue_pair_comes_before_the_connection(harness: &mut Harness) {
     wrong(harness.provider(PASSIVE).accept(request.id, &ConnectParam::default(), now));
     let passive = harness.create_queue_pair(PASSIVE, request.id, &Spec::default());
     let again = harness.provider(PASSIVE).create_qp(request.id, &Harness::attr(passive.cq, &Spec::default()));
-    assert!(matches!(again, Err(Error::InvalidState { .. })), "{again:?}");
+    assert!(matches!(again, Err(TransportError::InvalidState { .. })), "{again:?}");
     harness.provider(PASSIVE).accept(passive.id, &ConnectParam::default(), now).expect("an accept");
     harness.established(&active);
 }

@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::cm::DisconnectCause;
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp};
 
@@ -143,12 +143,12 @@ pub(super) fn a_send_after_the_flush_is_flushed(harness: &mut Harness) {
 pub(super) fn a_queue_in_use_is_not_destroyed(harness: &mut Harness) {
     let [active, _passive] = harness.pair();
     let used = harness.provider(ACTIVE).destroy_cq(active.cq);
-    assert!(matches!(used, Err(Error::InvalidState { .. })), "{used:?}");
+    assert!(matches!(used, Err(TransportError::InvalidState { .. })), "{used:?}");
     harness.destroy(&active);
     harness.provider(ACTIVE).destroy_cq(active.cq).expect("a queue that nothing uses");
     harness.forget_cq(ACTIVE, active.cq);
     let gone = harness.provider(ACTIVE).destroy_cq(active.cq);
-    assert!(matches!(gone, Err(Error::Stale { .. })), "{gone:?}");
+    assert!(matches!(gone, Err(TransportError::Stale { .. })), "{gone:?}");
 }
 
 /// The end of one connection does not affect other connections.

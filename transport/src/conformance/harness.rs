@@ -15,7 +15,7 @@ use super::factory::{Deviation, Factory};
 use super::ledger::{Ledger, LedgerSend, RecvRanges};
 use crate::caps::Capabilities;
 use crate::cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenOptions, PathOptions, ReadDepth,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenParam, PathOptions, ReadDepth,
 };
 use crate::cq::{CqAttr, Notify};
 use crate::handle::{CqId, DeviceId, QpId, SrqId};
@@ -398,7 +398,7 @@ impl Harness {
     /// Makes a listener on a free port of `side`. Returns its id and its address.
     pub(super) fn listen(&mut self, side: usize) -> (CmId, SocketAddr) {
         let address = self.sides[side].address;
-        let listener = self.provider(side).listen(address, &ListenOptions::default()).expect("a listener");
+        let listener = self.provider(side).listen(address, &ListenParam::default()).expect("a listener");
         let bound = self.provider(side).local_address(listener).expect("the address of a listener");
         assert_ne!(bound.port(), 0, "port 0 takes a free one");
         (listener, SocketAddr::new(address.ip(), bound.port()))

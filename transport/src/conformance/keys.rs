@@ -1,7 +1,7 @@
 //! Cases: the rights of a remote key, and its invalidation.
 
 use super::harness::*;
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::mr::{Access, MemoryRegion, RemoteKey};
 use crate::wr::{RemoteAddress, SendOp};
 
@@ -98,7 +98,7 @@ pub(super) fn an_invalidated_key_never_works_again(harness: &mut Harness) {
         own_use(harness, &pair, region, &target);
         refuse(harness, &pair, &target, op(remote));
         harness.provider(PASSIVE).deregister(region.id).expect("a deregister");
-        assert!(matches!(invalidate(harness, region), Err(Error::Stale { .. })));
+        assert!(matches!(invalidate(harness, region), Err(TransportError::Stale { .. })));
     }
 }
 
@@ -173,7 +173,7 @@ pub(super) fn a_region_lies_within_its_memory(harness: &mut Harness) {
     let mut register = |range| harness.provider(ACTIVE).register(device, &memory, range, Access::empty());
     for wrong in [0..memory.len() + 1, memory.len() + 1..memory.len() + 2] {
         let refused = register(wrong);
-        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(TransportError::OutOfRange { .. })), "{refused:?}");
     }
     let region = register(0..memory.len()).expect("a region");
     // A region keeps its memory alive until the region is deregistered.

@@ -7,7 +7,7 @@ use super::harness::*;
 use crate::caps::{Capabilities, Features};
 use crate::cm::ConnectParam;
 use crate::cq::{CqAttr, Notify};
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::mr::Access;
 use crate::qp::QpAttr;
 use crate::slab::Key;
@@ -21,7 +21,7 @@ pub(super) fn attributes_out_of_range_are_refused(harness: &mut Harness) {
     let provider = harness.provider(ACTIVE);
     for wrong in [CqAttr::new(0), CqAttr::new(u32::MAX), CqAttr { vector: vectors, ..CqAttr::new(8) }] {
         let refused = provider.create_cq(device, &wrong);
-        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{wrong:?}: {refused:?}");
+        assert!(matches!(refused, Err(TransportError::OutOfRange { .. })), "{wrong:?}: {refused:?}");
     }
     let cq = provider.create_cq(device, &CqAttr::new(16)).expect("a queue");
     let solicited = provider.req_notify(cq, Notify::Solicited);
@@ -34,7 +34,7 @@ pub(super) fn attributes_out_of_range_are_refused(harness: &mut Harness) {
     // supports.
     for (sends, receives) in [(16, 1), (1, 16), (0, 1), (1, 0), (1, u32::MAX), (u32::MAX, 1)] {
         let refused = provider.create_qp(id, &QpAttr::new(cq, cq, sends, receives));
-        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{sends} and {receives}: {refused:?}");
+        assert!(matches!(refused, Err(TransportError::OutOfRange { .. })), "{sends} and {receives}: {refused:?}");
     }
     provider.create_qp(id, &QpAttr::new(cq, cq, 8, 8)).expect("a refused queue pair keeps no room");
     harness.destroy_id(ACTIVE, id);
@@ -48,7 +48,11 @@ pub(super) fn a_full_queue_is_backpressure(harness: &mut Harness) {
     let place = harness.side(ACTIVE).allocate(SLOT);
     let chain = vec![place; 64 * DEPTH];
     let error = harness.post_recvs(&active, &chain).expect_err("more receives than the queue has room for");
-    assert!(matches!(error.error, Error::QueueFull { depth, .. } if depth as usize == DEPTH), "{:?}", error.error);
+    assert!(
+        matches!(error.error, TransportError::QueueFull { depth, .. } if depth as usize == DEPTH),
+        "{:?}",
+        error.error
+    );
     // After the disconnect, each posted work request completes. The ledger checks this, because it contains exactly the
     // posted work requests.
     harness.disconnect(&active);
@@ -98,8 +102,8 @@ pub(super) fn a_handle_is_never_used_twice(harness: &mut Harness) {
 
 /// A call with the handle of a destroyed object returns an error, and never affects another object.
 pub(super) fn a_stale_handle_is_an_error(harness: &mut Harness) {
-    let stale = |what: &str, result: Result<(), Error>| match result {
-        Err(Error::Stale { .. }) => {}
+    let stale = |what: &str, result: Result<(), TransportError>| match result {
+        Err(TransportError::Stale { .. }) => {}
         other => panic!("{what}: {other:?}"),
     };
     let [active, passive] = harness.pair();

@@ -1,7 +1,7 @@
 //! Cases: operations on the peer's memory, and their order.
 
 use super::harness::*;
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::mr::Access;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RemoteAddress, SendFlags, SendOp};
@@ -141,7 +141,7 @@ pub(super) fn extensions_need_an_agreement(harness: &mut Harness) {
     let part = harness.side(ACTIVE).allocate_with(b"early");
     let chain = [(SendOp::WriteWithImmediate(remote, 1), part.clone(), SendFlags::SIGNALED)];
     let (_, result) = harness.post_sends(&active, &chain);
-    assert!(result.is_err_and(|error| error.posted == 0 && matches!(error.error, Error::Unsupported { .. })));
+    assert!(result.is_err_and(|error| error.posted == 0 && matches!(error.error, TransportError::Unsupported { .. })));
     harness.enable_extensions(&pair);
     harness.post_and_wait(&active, chain[0].0, &part);
 }

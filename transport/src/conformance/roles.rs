@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::harness::*;
 use crate::cm::{CmEventKind, ConnectParam};
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::handle::SrqId;
 use crate::mem::Memory;
 use crate::mr::Access;
@@ -38,13 +38,13 @@ fn end_sharing(harness: &mut Harness, pairs: &[[ConnectionEnd; 2]], srq: SrqId) 
     let destroy =
         |harness: &mut Harness| harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq);
     let used = destroy(harness);
-    assert!(matches!(used, Err(Error::InvalidState { .. })), "{used:?}");
+    assert!(matches!(used, Err(TransportError::InvalidState { .. })), "{used:?}");
     for [active, passive] in pairs {
         harness.destroy(active);
         harness.destroy(passive);
     }
     destroy(harness).expect("a shared queue that nothing uses");
-    assert!(matches!(destroy(harness), Err(Error::Stale { .. })));
+    assert!(matches!(destroy(harness), Err(TransportError::Stale { .. })));
 }
 
 /// A message consumes a shared receive. The completion names the queue pair that received the message. The entry of the
@@ -56,14 +56,14 @@ pub(super) fn connections_share_receives(harness: &mut Harness) {
     fill(harness, &passive);
     let place = harness.side(PASSIVE).allocate(SLOT);
     let full = harness.post_recvs(&passive, std::slice::from_ref(&place)).expect_err("a full queue");
-    assert!(full.posted == 0 && matches!(full.error, Error::QueueFull { .. }), "{:?}", full.error);
+    assert!(full.posted == 0 && matches!(full.error, TransportError::QueueFull { .. }), "{:?}", full.error);
     for turn in 0..30 {
         let [active, passive] = &pairs[turn % 3];
         harness.message(active, passive, format!("message {turn}").as_bytes());
     }
     // A queue pair that uses a shared receive queue refuses a receive that is posted to the queue pair.
     let own = harness.side(PASSIVE).station.post_recvs(passive.qp, [(1 << 60, place)]);
-    assert!(own.is_err_and(|error| matches!(error.error, Error::InvalidState { .. })));
+    assert!(own.is_err_and(|error| matches!(error.error, TransportError::InvalidState { .. })));
     end_sharing(harness, &pairs, srq);
 }
 
@@ -132,12 +132,12 @@ pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harnes
     let role = harness.provider(ACTIVE).shared_receives().expect("the role");
     for wrong in [0, u32::MAX] {
         let refused = role.create_srq(device, &SrqAttr::new(wrong));
-        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(TransportError::OutOfRange { .. })), "{refused:?}");
     }
     let own = role.create_srq(device, &SrqAttr::new(SHARED as u32)).expect("a shared queue");
     let attr = |sends| QpAttr { srq: Some(own), ..QpAttr::new(cq, cq, sends, 0) };
     let refused = harness.provider(ACTIVE).create_qp(id, &attr(4));
-    assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(TransportError::OutOfRange { .. })), "{refused:?}");
     harness.provider(ACTIVE).create_qp(id, &attr(3)).expect("a queue pair with room for all");
     harness.destroy_id(ACTIVE, id);
     // Receives that are still posted are dropped when the queue is destroyed.
@@ -233,7 +233,7 @@ pub(super) fn a_path_is_that_of_a_queue_pair(harness: &mut Harness) {
     assert_ne!(path.port, 0, "ports count from 1: {path:?}");
     harness.destroy(&active);
     let gone = harness.provider(ACTIVE).paths().expect("the role").path_of(active.qp);
-    assert!(matches!(gone, Err(Error::Stale { .. })), "{gone:?}");
+    assert!(matches!(gone, Err(TransportError::Stale { .. })), "{gone:?}");
 }
 
 pub(super) fn a_sound_queue_has_not_failed(harness: &mut Harness) {
@@ -418,10 +418,10 @@ pub(super) fn a_direct_region_is_used_by_its_peer(harness: &mut Harness) {
     let access = Access::REMOTE | Access::DIRECT;
     let region = harness.side(PASSIVE).station.expose(device, access).expect("a direct region");
     let part = harness.side(PASSIVE).station.expose_range(device, 64..128, access);
-    assert!(matches!(part, Err(Error::Unsupported { .. })), "{part:?}");
+    assert!(matches!(part, Err(TransportError::Unsupported { .. })), "{part:?}");
     let keys = harness.provider(PASSIVE).remote_keys().expect("the role");
-    assert!(matches!(keys.invalidate(region.id), Err(Error::Unsupported { .. })));
-    assert!(matches!(keys.restrict(region.id, passive.qp), Err(Error::Unsupported { .. })));
+    assert!(matches!(keys.invalidate(region.id), Err(TransportError::Unsupported { .. })));
+    assert!(matches!(keys.restrict(region.id, passive.qp), Err(TransportError::Unsupported { .. })));
     let target = harness.side(PASSIVE).allocate(LONG);
     let remote = |offset: usize, harness: &mut Harness| RemoteAddress {
         address: harness.side(PASSIVE).station.address(target.start + offset),

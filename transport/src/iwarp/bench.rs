@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::{Iwarp, IwarpConfig, TcpNet};
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use crate::cq::CqAttr;
 use crate::patience::until;
 use crate::provider::{CqId, DeviceId, Drive, Provider};
@@ -43,7 +43,7 @@ impl Bench {
     }
 
     pub(super) fn listen(&mut self) -> (CmId, TcpStream) {
-        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let id = self.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let peer = TcpStream::connect(self.iwarp.local_address(id).unwrap()).unwrap();
         peer.set_nonblocking(true).unwrap();
         (id, peer)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::roce::RoceConfig;
 
 /// The largest number of RDMA Reads that may be outstanding in one direction of a connection.
@@ -176,7 +176,7 @@ impl IwarpConfig {
 
     /// Returns an error if a setting is out of its range.
     pub(crate) fn check(&self) -> Result<()> {
-        let range = |what, value, range| Err(Error::OutOfRange { what, value, range });
+        let range = |what, value, range| Err(TransportError::OutOfRange { what, value, range });
         if self.max_handshakes == 0 {
             return range("max_handshakes", 0, "at least 1");
         }

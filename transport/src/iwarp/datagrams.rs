@@ -9,9 +9,9 @@ use super::NAME;
 use super::endpoint::{CmEndpoint, EndpointState};
 use super::net::{Net, NetChannel, SocketId};
 use super::provider::{DEVICE, Iwarp, Owner, STALE_ID, STALE_QP};
-use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenOptions, ReadDepth};
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, ReadDepth};
 use crate::datagram::{AddressId, DatagramPeer, GRH_LEN, Route};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 use crate::qp::{QpAttr, QpId};
 use crate::roce::ROCE_PORT;
@@ -36,7 +36,9 @@ impl<N: Net> Iwarp<N> {
     fn datagram(&self, key: Key) -> Result<&DatagramId> {
         match self.endpoints.get(key) {
             Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => Ok(id),
-            Some(endpoint) => Err(Error::InvalidState { call: "a call for datagrams", state: endpoint.state.name() }),
+            Some(endpoint) => {
+                Err(TransportError::InvalidState { call: "a call for datagrams", state: endpoint.state.name() })
+            }
             None => Err(STALE_ID),
         }
     }
@@ -51,7 +53,7 @@ impl<N: Net> Iwarp<N> {
     /// Opens a UDP port. Without `at`, the port is bound to the local address `address`. With `at`, it joins the multicast group `address`
     /// on the interface with the address `at`.
     fn open_port(&mut self, address: SocketAddr, at: Option<IpAddr>) -> Result<Key> {
-        let listen = |source| Error::Listen { address, source };
+        let listen = |source| TransportError::Listen { address, source };
         let interface = self.net.interface(at.unwrap_or(address.ip())).map_err(listen)?;
         let (socket, kind) = match at {
             Some(member) => {
@@ -108,7 +110,7 @@ impl<N: Net> Iwarp<N> {
     fn is_of_a_device(address: SocketAddr) -> Result<()> {
         if address.ip().is_unspecified() || address.ip().is_multicast() {
             let reason = format!("{} is on none: datagrams need the address of a device", address.ip());
-            return Err(Error::NoDevice { reason });
+            return Err(TransportError::NoDevice { reason });
         }
         Ok(())
     }
@@ -139,8 +141,11 @@ impl<N: Net> Iwarp<N> {
 
     fn make_queue_pair(&mut self, key: Key, attr: &QpAttr, salt: u8) -> Result<Box<DatagramQueuePair>> {
         let port = self.datagrams.ports.get(self.datagram(key)?.port).ok_or(STALE_ID)?;
-        let full =
-            Error::OutOfRange { what: "another datagram queue pair", value: 1, range: "0: all numbers are in use" };
+        let full = TransportError::OutOfRange {
+            what: "another datagram queue pair",
+            value: 1,
+            range: "0: all numbers are in use",
+        };
         let number = self.datagrams.numbers.assign(key, salt).ok_or(full)?;
         Ok(Box::new(DatagramQueuePair::new(QpId(key), attr, number, port)))
     }
@@ -148,7 +153,9 @@ impl<N: Net> Iwarp<N> {
     /// Ends the query that an id has sent, or rejects the query for which the id was created. Flushes the work queues of the id.
     pub(super) fn end_datagrams(&mut self, key: Key) -> Result<()> {
         match &self.datagram(key)?.phase {
-            DatagramPhase::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            DatagramPhase::Listening(_) => {
+                return Err(TransportError::InvalidState { call: "disconnect", state: "listening" });
+            }
             DatagramPhase::Offered(..) => self.reject_query(key, &[])?,
             DatagramPhase::Querying(_) => {
                 let failure = ConnectFailure::System("disconnected here while connecting".into());
@@ -236,7 +243,7 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn query_peer(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
         let DatagramPhase::Resolved(peer, until) = id.phase else {
-            return Err(Error::InvalidState { call: "connect", state: id.name() });
+            return Err(TransportError::InvalidState { call: "connect", state: id.name() });
         };
         check_private_data(private_data, mad::REQUEST_DATA)?;
         let from = self.datagrams.ports.get(id.port).ok_or(STALE_ID)?.address;
@@ -275,10 +282,10 @@ impl<N: Net> Iwarp<N> {
     ) -> Result<()> {
         let id = self.datagram(asked)?;
         let DatagramPhase::Offered(query, to) = &id.phase else {
-            return Err(Error::InvalidState { call, state: id.name() });
+            return Err(TransportError::InvalidState { call, state: id.name() });
         };
         check_private_data(private_data, mad::REPLY_DATA)?;
-        let without = Error::InvalidState { call, state: "without a queue pair" };
+        let without = TransportError::InvalidState { call, state: "without a queue pair" };
         let number = self.datagram(owner)?.qp.as_ref().ok_or(without)?.number;
         let status = SidrStatus::Known { number, queue_key: self.config.roce.queue_key };
         let (request, to, port) = (query.request, *to, id.port);
@@ -297,7 +304,7 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn reject_query(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
         let DatagramPhase::Offered(query, to) = &id.phase else {
-            return Err(Error::InvalidState { call: "reject", state: id.name() });
+            return Err(TransportError::InvalidState { call: "reject", state: id.name() });
         };
         check_private_data(private_data, mad::REPLY_DATA)?;
         let (reply, port, to) = (query.reply(SidrStatus::Rejected, private_data).emit(), id.port, *to);
@@ -318,7 +325,7 @@ impl<N: Net> Iwarp<N> {
 
 fn check_private_data(private_data: &[u8], max: usize) -> Result<()> {
     let len = private_data.len();
-    if len > max { Err(Error::PrivateDataTooLong { provider: NAME, len, max }) } else { Ok(()) }
+    if len > max { Err(TransportError::PrivateDataTooLong { provider: NAME, len, max }) } else { Ok(()) }
 }
 
 impl<N: Net> Datagrams for Iwarp<N> {
@@ -340,7 +347,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         answered
     }
 
-    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         Self::is_of_a_device(address)?;
         options.note_ignored(NAME)?;
         let common = self.config.roce.port;
@@ -360,7 +367,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         };
         let Some(service) = service else {
             debug_assert!(*users > 0, "it has services");
-            return Err(Error::Listen { address, source: std::io::ErrorKind::AddrInUse.into() });
+            return Err(TransportError::Listen { address, source: std::io::ErrorKind::AddrInUse.into() });
         };
         let id = self.add_datagram(DatagramPhase::Listening(service), key);
         if let Some(UdpPort { kind: PortKind::Address { services }, .. }) = self.datagrams.ports.get_mut(key) {
@@ -372,11 +379,13 @@ impl<N: Net> Datagrams for Iwarp<N> {
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
         let from = match from {
             Some(from) => from.ip(),
-            None => self.net.source(peer).map_err(|source| Error::io("finding a route to the peer", source))?,
+            None => {
+                self.net.source(peer).map_err(|source| TransportError::io("finding a route to the peer", source))?
+            }
         };
         Self::is_of_a_device(SocketAddr::new(from, 0))?;
         if from.is_ipv4() != peer.is_ipv4() {
-            return Err(Error::InvalidState { call: "resolve_datagram", state: "from another version of IP" });
+            return Err(TransportError::InvalidState { call: "resolve_datagram", state: "from another version of IP" });
         }
         let port = self.port_at(from)?;
         let id = self.add_datagram(DatagramPhase::Resolved(peer, deadline), port);
@@ -404,11 +413,11 @@ impl<N: Net> Datagrams for Iwarp<N> {
             _ => Some(of.name()),
         };
         if let Some(state) = state {
-            return Err(Error::InvalidState { call: "join", state });
+            return Err(TransportError::InvalidState { call: "join", state });
         }
         if joined >= GROUPS {
             let (value, range) = (joined as u64 + 1, "at most 64");
-            return Err(Error::OutOfRange { what: "multicast groups of an id", value, range });
+            return Err(TransportError::OutOfRange { what: "multicast groups of an id", value, range });
         }
         let at = self.datagrams.ports.get(of.port).ok_or(STALE_ID)?.address.ip();
         let address = SocketAddr::new(group, self.config.roce.group_port);
@@ -433,7 +442,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         self.datagram(id.0)?;
         let of = self.datagram_mut(id.0).ok_or(STALE_ID)?;
         let place = of.groups.iter().position(|(in_it, _)| *in_it == group);
-        let place = place.ok_or(Error::InvalidState { call: "leave", state: "not in that group" })?;
+        let place = place.ok_or(TransportError::InvalidState { call: "leave", state: "not in that group" })?;
         let (_, port) = of.groups.swap_remove(place);
         self.cm_events.retain(|event| {
             event.id != id || !matches!(event.kind, CmEventKind::Joined { group: joined, .. } if joined == group)
@@ -449,7 +458,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
     fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId> {
         Self::is_device(device)?;
         if !route.is_global {
-            return Err(Error::Unsupported { provider: NAME, feature: "routes without an IP address" });
+            return Err(TransportError::Unsupported { provider: NAME, feature: "routes without an IP address" });
         }
         let port = if route.lid == 0 { self.config.roce.port.unwrap_or(ROCE_PORT) } else { route.lid };
         let address = SocketAddr::new(Ipv6Addr::from(route.gid).to_canonical(), port);
@@ -457,7 +466,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
     }
 
     fn destroy_address(&mut self, address: AddressId) -> Result<()> {
-        self.datagrams.addresses.remove(address.0).map(drop).ok_or(Error::Stale { object: "address" })
+        self.datagrams.addresses.remove(address.0).map(drop).ok_or(TransportError::Stale { object: "address" })
     }
 
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
@@ -466,7 +475,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
             Some((from, to)) if received.source.has_route_header() && !to.is_multicast() => {
                 Ok(self.route_to(SocketAddr::new(from, received.source.lid)))
             }
-            _ => Err(Error::io(
+            _ => Err(TransportError::io(
                 "finding the route back of a datagram to a group",
                 std::io::ErrorKind::InvalidInput.into(),
             )),

@@ -12,7 +12,7 @@ use super::net::Net;
 use super::provider::{DEVICE, Iwarp, Owner, STALE_ID};
 use super::startup::{self, RequestTerms};
 use crate::cm::{CmId, Detached};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::{DeviceId, Provider};
 
 /// A connect request that has left one provider and has not entered another one. It has no queue pair yet.
@@ -38,15 +38,17 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn detach_request(&mut self, id: CmId) -> Result<Detached> {
         let endpoint = self.endpoint(id)?;
         let (EndpointState::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
-            return Err(Error::InvalidState { call: "detach", state: endpoint.state.name() });
+            return Err(TransportError::InvalidState { call: "detach", state: endpoint.state.name() });
         };
         if endpoint.qp.is_some() {
-            return Err(Error::InvalidState { call: "detach", state: "with a queue pair" });
+            return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
         }
         let asked = *asked;
         let released = self.net.release(socket).map_err(|error| match error.kind() {
-            io::ErrorKind::Unsupported => Error::Unsupported { provider: NAME, feature: "sockets to hand over" },
-            _ => Error::io("detaching a socket", error),
+            io::ErrorKind::Unsupported => {
+                TransportError::Unsupported { provider: NAME, feature: "sockets to hand over" }
+            }
+            _ => TransportError::io("detaching a socket", error),
         })?;
         self.disown(socket);
         self.remove(id.0);
@@ -54,11 +56,12 @@ impl<N: Net> Iwarp<N> {
     }
 
     pub(super) fn attach_request(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        let mut request: DetachedRequest = request
-            .into_state()
-            .map_err(|_| Error::Unsupported { provider: NAME, feature: "connect requests of other providers" })?;
+        let mut request: DetachedRequest = request.into_state().map_err(|_| TransportError::Unsupported {
+            provider: NAME,
+            feature: "connect requests of other providers",
+        })?;
         let (socket, asked) = (request.socket.take().ok_or(STALE_ID)?, request.asked);
-        let socket = self.net.adopt(socket).map_err(|source| Error::io("attaching a socket", source))?;
+        let socket = self.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
         let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Dead, Some(socket)));
         self.transition(key, EndpointState::Offered(asked));
         self.own(socket, Owner::Endpoint(key));

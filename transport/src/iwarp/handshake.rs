@@ -12,7 +12,7 @@ use super::startup::{self, Agreement, FrameReader, Judgement, Verdict};
 use super::stream::Stream;
 use super::wire::StartupKind;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mem::RecvSlice;
 use crate::newcomers::Host;
 use crate::provider::DeviceId;
@@ -31,7 +31,7 @@ impl<N: Net> Iwarp<N> {
                 return Ok(Some(event));
             }
             self.timers(now);
-            let mut more = self.collect(NetChannel::Cm, now).map_err(|source| Error::io("poll", source))?;
+            let mut more = self.collect(NetChannel::Cm, now).map_err(|source| TransportError::io("poll", source))?;
             for _ in 0..self.handshakes.backlog.len() {
                 match self.handshakes.backlog.pop_front() {
                     Some(Key::NONE) => self.accept_local_peers(now),

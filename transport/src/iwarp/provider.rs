@@ -23,11 +23,11 @@ use super::wire::StartupKind;
 use super::{NAME, WITHIN_HOST};
 use crate::caps::{Capabilities, Features};
 use crate::cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ListenOptions, PathOptions,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ListenParam, PathOptions,
     Source,
 };
 use crate::cq::{CqAttr, Notify};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mem::{Memory, Sge};
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, Entropy, PostError, Posted, Provider};
@@ -46,8 +46,8 @@ use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, RemoteAddress, SendWr};
 
 pub(super) const DEVICE: DeviceId = DeviceId(0);
-pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
-pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
+pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
+pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
 
 /// The object to which a socket or a deadline belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -283,7 +283,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     pub(super) fn is_device(device: DeviceId) -> Result<()> {
-        if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
+        if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
     }
 
     /// Returns true if a connection requests a CRC from its peer, according to the policy and the addresses of its TCP socket.
@@ -301,7 +301,7 @@ impl<N: Net> Iwarp<N> {
 
     fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
         if access.contains(Access::ON_DEMAND) {
-            return Err(Error::Unsupported { provider: NAME, feature: "on-demand paging" });
+            return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging" });
         }
         let entropy = &mut self.entropy;
         let (id, stag) = self.resources.keys.register(memory, range, access, || {
@@ -317,10 +317,10 @@ impl<N: Net> Iwarp<N> {
         let free = match &endpoint.state {
             EndpointState::Resolved(_) | EndpointState::Offered(_) => endpoint.qp.is_none(),
             EndpointState::Datagram(id) if id.may_have_queue_pair() => id.qp.is_none(),
-            state => return Err(Error::InvalidState { call: "create_qp", state: state.name() }),
+            state => return Err(TransportError::InvalidState { call: "create_qp", state: state.name() }),
         };
         if !free {
-            return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
+            return Err(TransportError::InvalidState { call: "create_qp", state: "with a queue pair" });
         }
         attr.check(&self.device.capabilities)?;
         self.resources.cqs.reserve(attr.send_cq, attr.max_send_wr)?;
@@ -392,9 +392,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         more
     }
 
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         options.note_ignored(NAME)?;
-        let socket = self.net.listen(address, options.backlog).map_err(|source| Error::Listen { address, source })?;
+        let socket =
+            self.net.listen(address, options.backlog).map_err(|source| TransportError::Listen { address, source })?;
         let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Listening(Accepting::Yes), Some(socket)));
         self.own(socket, Owner::Endpoint(key));
         Ok(CmId(key))
@@ -410,7 +411,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         options.check()?;
         if options.source != Source::Any {
-            return Err(Error::Unsupported { provider: NAME, feature: "choice of the source of a connection" });
+            return Err(TransportError::Unsupported {
+                provider: NAME,
+                feature: "choice of the source of a connection",
+            });
         }
         options.note_ignored(NAME);
         let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Resolved(peer), None));
@@ -427,10 +431,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             return self.query_peer(id.0, param.private_data);
         }
         let EndpointState::Resolved(peer) = endpoint.state else {
-            return Err(Error::InvalidState { call: "connect", state: endpoint.state.name() });
+            return Err(TransportError::InvalidState { call: "connect", state: endpoint.state.name() });
         };
         if endpoint.qp.is_none() {
-            return Err(Error::InvalidState { call: "connect", state: "without a queue pair" });
+            return Err(TransportError::InvalidState { call: "connect", state: "without a queue pair" });
         }
         let attempt = Attempt {
             terms: self.terms(param),
@@ -452,16 +456,16 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             return self.reply_to_query(id.0, id.0, "accept", param.private_data);
         }
         let (EndpointState::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
-            return Err(Error::InvalidState { call: "accept", state: endpoint.state.name() });
+            return Err(TransportError::InvalidState { call: "accept", state: endpoint.state.name() });
         };
         if endpoint.qp.is_none() {
-            return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
+            return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let asked = *asked;
         let terms = StartupTerms { crc: self.requests_crc(socket), ..terms };
         let offer = self.offer(key, socket, &asked);
         if offer.is_none() && self.config.shared_memory == SharedMemoryPolicy::Require {
-            return Err(Error::Unsupported {
+            return Err(TransportError::Unsupported {
                 provider: WITHIN_HOST,
                 feature: "peers that are not met in shared memory",
             });
@@ -488,7 +492,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             return Ok(());
         }
         let EndpointState::Offered(asked) = endpoint.state else {
-            return Err(Error::InvalidState { call: "reject", state: endpoint.state.name() });
+            return Err(TransportError::InvalidState { call: "reject", state: endpoint.state.name() });
         };
         let reply = startup::reject(&asked, private_data);
         if let Some(socket) = self.remove(id.0) {
@@ -501,7 +505,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let key = id.0;
         let endpoint = self.endpoint(id)?;
         match &endpoint.state {
-            EndpointState::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            EndpointState::Listening(_) => {
+                return Err(TransportError::InvalidState { call: "disconnect", state: "listening" });
+            }
             EndpointState::Datagram(_) => self.end_datagrams(key)?,
             EndpointState::Requesting { .. } | EndpointState::Dead => {}
             EndpointState::Live => self.end(key, DisconnectCause::Local, None, now),
@@ -787,7 +793,10 @@ impl<N: Net> Liveness for Iwarp<N> {
 impl<N: Net> Extensions for Iwarp<N> {
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
         if !self.config.extensions {
-            return Err(Error::Unsupported { provider: NAME, feature: "extensions: see IwarpConfig::extensions" });
+            return Err(TransportError::Unsupported {
+                provider: NAME,
+                feature: "extensions: see IwarpConfig::extensions",
+            });
         }
         match self.endpoints.get_mut(qp.0) {
             Some(CmEndpoint { link: Some(link), .. }) => link.enable_extensions(),

@@ -385,9 +385,9 @@ impl Net for TcpNet {
 mod tests {
     use super::*;
     use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, DisconnectCause};
-    use crate::cm::{ListenOptions, PathOptions};
+    use crate::cm::{ListenParam, PathOptions};
     use crate::cq::CqAttr;
-    use crate::error::Error;
+    use crate::error::TransportError;
     use crate::iwarp::{Iwarp, IwarpConfig};
     use crate::patience;
     use crate::provider::{CqId, DeviceId, Drive, Provider};
@@ -465,7 +465,7 @@ mod tests {
     }
 
     fn connect(server: &mut TcpNode, client: &mut TcpNode) -> (CmId, CmId) {
-        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
         let out =
             client.iwarp.resolve(address, &PathOptions::default(), Instant::now() + Duration::from_secs(120)).unwrap();
@@ -556,10 +556,10 @@ mod tests {
     fn a_request_moves_to_another_provider_or_is_refused() {
         for taken in [true, false] {
             let [mut door, mut server, mut client] = [(); 3].map(|()| TcpNode::new(IwarpConfig::default()));
-            let listener = door.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+            let listener = door.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
             assert!(matches!(
                 door.iwarp.handover().unwrap().detach(listener),
-                Err(Error::InvalidState { call: "detach", .. })
+                Err(TransportError::InvalidState { call: "detach", .. })
             ));
             let address = door.iwarp.local_address(listener).unwrap();
             let out = client
@@ -571,7 +571,7 @@ mod tests {
             until(&mut door, &mut client, |door, _| !door.events.is_empty());
             let asked = door.events.remove(0).id;
             let request = door.iwarp.handover().unwrap().detach(asked).unwrap();
-            assert!(matches!(door.iwarp.handover().unwrap().detach(asked), Err(Error::Stale { .. })));
+            assert!(matches!(door.iwarp.handover().unwrap().detach(asked), Err(TransportError::Stale { .. })));
             if !taken {
                 drop(request);
                 until(&mut door, &mut client, |_, client| client.events.len() > 1);
@@ -585,7 +585,7 @@ mod tests {
                 server.qp(id);
                 assert!(matches!(
                     server.iwarp.handover().unwrap().detach(id),
-                    Err(Error::InvalidState { state: "with a queue pair", .. })
+                    Err(TransportError::InvalidState { state: "with a queue pair", .. })
                 ));
                 server.iwarp.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
                 server
@@ -599,6 +599,6 @@ mod tests {
         }
         let mut side = TcpNode::new(IwarpConfig::default());
         let foreign = side.iwarp.handover().unwrap().attach(Detached::new("another", ()), Instant::now());
-        assert!(matches!(foreign, Err(Error::Unsupported { .. })));
+        assert!(matches!(foreign, Err(TransportError::Unsupported { .. })));
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::mad::{MadOctets, SidrRequest};
 use super::queue_pair::DatagramQueuePair;
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::provider::PostError;
 use crate::qp::SrqId;
 use crate::slab::Key;
@@ -89,6 +89,6 @@ impl DatagramId {
 
     /// Returns the id's queue pair, for posting. If the id has no queue pair, returns the error that no work request was posted.
     pub(crate) fn queue_pair(&mut self) -> std::result::Result<&mut DatagramQueuePair, PostError> {
-        self.qp.as_deref_mut().ok_or(PostError { posted: 0, error: Error::Stale { object: "queue pair" } })
+        self.qp.as_deref_mut().ok_or(PostError { posted: 0, error: TransportError::Stale { object: "queue pair" } })
     }
 }

@@ -7,7 +7,7 @@ use super::frame::{self, HEADROOM};
 use super::packet::DatagramHeader;
 use super::port::UdpPort;
 use crate::datagram::{DatagramSource, GRH_LEN};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mem::Packets;
 use crate::provider::PostError;
 use crate::qp::{QpAttr, QpId, SrqId};
@@ -114,20 +114,25 @@ impl DatagramQueuePair {
         let (destination, immediate) = match wr.op {
             SendOp::Datagram(destination) => (destination, None),
             SendOp::DatagramWithImmediate(destination, value) => (destination, Some(value)),
-            other => return Err(Error::Unsupported { provider: "a datagram queue pair", feature: other.name() }),
+            other => {
+                return Err(TransportError::Unsupported { provider: "a datagram queue pair", feature: other.name() });
+            }
         };
         let len = wr.sges.total_len();
         if len > self.max {
             let (what, range) = ("datagram length", "at most the max_datagram of the id");
-            return Err(Error::OutOfRange { what, value: len as u64, range });
+            return Err(TransportError::OutOfRange { what, value: len as u64, range });
         }
         if wr.flags.contains(SendFlags::INLINE) && len > self.completions.attr.max_inline as usize {
             let (what, range) = ("inline length", "at most the max_inline of the queue pair");
-            return Err(Error::OutOfRange { what, value: len as u64, range });
+            return Err(TransportError::OutOfRange { what, value: len as u64, range });
         }
-        let mut to = *addresses.get(destination.address.0).ok_or(Error::Stale { object: "address" })?;
+        let mut to = *addresses.get(destination.address.0).ok_or(TransportError::Stale { object: "address" })?;
         if to.is_ipv4() != self.is_v4 {
-            return Err(Error::InvalidState { call: "post_send", state: "at an address of another version of IP" });
+            return Err(TransportError::InvalidState {
+                call: "post_send",
+                state: "at an address of another version of IP",
+            });
         }
         if let SocketAddr::V6(v6) = &mut to {
             if v6.ip().is_unicast_link_local() || v6.ip().is_multicast() {

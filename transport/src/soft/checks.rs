@@ -2,7 +2,7 @@
 
 use super::keys::KeyTable;
 use crate::caps::Features;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::qp::QpAttr;
 use crate::wr::{SendClass, SendFlags, SendWr};
 
@@ -34,11 +34,11 @@ pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()
         request(wr, len, terms)?;
     }
     if len as u64 > MAX_MESSAGE {
-        return Err(Error::OutOfRange { what: "message length", value: len as u64, range: "at most 1 GiB" });
+        return Err(TransportError::OutOfRange { what: "message length", value: len as u64, range: "at most 1 GiB" });
     }
     if wr.flags.contains(SendFlags::INLINE) && len > terms.attr.max_inline as usize {
         let range = "at most the max_inline of the queue pair";
-        return Err(Error::OutOfRange { what: "inline length", value: len as u64, range });
+        return Err(TransportError::OutOfRange { what: "inline length", value: len as u64, range });
     }
     Ok(())
 }
@@ -48,7 +48,7 @@ pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()
 fn request(wr: &SendWr, total: usize, terms: &SendLimits<'_>) -> Result<()> {
     let feature = wr.op.feature();
     if !(Features::READ.contains(feature) || terms.extensions && EXTENSIONS.contains(feature)) {
-        return Err(Error::Unsupported { provider: terms.provider, feature: wr.op.name() });
+        return Err(TransportError::Unsupported { provider: terms.provider, feature: wr.op.name() });
     }
     let len = match wr.op.class() {
         SendClass::Send | SendClass::Write => return Ok(()),
@@ -58,14 +58,14 @@ fn request(wr: &SendWr, total: usize, terms: &SendLimits<'_>) -> Result<()> {
     let entries = wr.sges.as_slice();
     if entries.len() > 1 || (entries.is_empty() && len > 0) {
         let (value, range) = (entries.len() as u64, "1: the wire carries one");
-        return Err(Error::OutOfRange { what: "entries of an RDMA Read or atomic", value, range });
+        return Err(TransportError::OutOfRange { what: "entries of an RDMA Read or atomic", value, range });
     }
     if wr.flags.contains(SendFlags::INLINE) {
-        return Err(Error::Unsupported { provider: terms.provider, feature: "inline RDMA Reads or atomics" });
+        return Err(TransportError::Unsupported { provider: terms.provider, feature: "inline RDMA Reads or atomics" });
     }
     if len > 0 && terms.depth == Some(0) {
         let range = "at least 1: the peer serves no RDMA Reads";
-        return Err(Error::OutOfRange { what: "read depth of the connection", value: 0, range });
+        return Err(TransportError::OutOfRange { what: "read depth of the connection", value: 0, range });
     }
     if len > 0
         && entries.first().is_some_and(|entry| {
@@ -74,7 +74,7 @@ fn request(wr: &SendWr, total: usize, terms: &SendLimits<'_>) -> Result<()> {
         })
     {
         let state = "without a registered entry of the right length and the right to write it here";
-        return Err(Error::InvalidState { call: "post_send of an RDMA Read or atomic", state });
+        return Err(TransportError::InvalidState { call: "post_send of an RDMA Read or atomic", state });
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use super::cq::CompletionQueues;
 use super::receive_queue::{ReceiveQueue, ReceivedMessage};
 use super::resources::Resources;
 use crate::datagram::DatagramSource;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mr::RemoteKey;
 use crate::provider::PostError;
 use crate::qp::{QpAttr, QpId, SrqId};
@@ -64,7 +64,7 @@ impl Completions {
     pub(crate) fn check_send_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_send_wr;
         if queued + self.send_unpolled as usize >= depth as usize {
-            return Err(Error::QueueFull { queue: "send", depth });
+            return Err(TransportError::QueueFull { queue: "send", depth });
         }
         Ok(())
     }
@@ -74,7 +74,7 @@ impl Completions {
     pub(crate) fn check_recv_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_recv_wr;
         if queued + self.recv_unpolled as usize >= depth as usize {
-            return Err(Error::QueueFull { queue: "receive", depth });
+            return Err(TransportError::QueueFull { queue: "receive", depth });
         }
         Ok(())
     }
@@ -93,7 +93,7 @@ impl Completions {
     ) -> std::result::Result<(), PostError> {
         for (posted, wr) in chain.iter().enumerate() {
             if self.attr.srq.is_some() {
-                let error = Error::InvalidState { call: "post_recv", state: "using a shared receive queue" };
+                let error = TransportError::InvalidState { call: "post_recv", state: "using a shared receive queue" };
                 return Err(PostError { posted, error });
             }
             self.check_recv_room(queue.len()).map_err(|error| PostError { posted, error })?;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::CqId;
 use crate::slab::Slab;
 use crate::wc::WorkCompletion;
@@ -37,7 +37,7 @@ pub struct CompletionQueues {
 /// A new queue allocates memory for at most this number of entries. The memory grows when more completions are in the queue.
 const FEW: usize = 256;
 
-const STALE: Error = Error::Stale { object: "completion queue" };
+const STALE: TransportError = TransportError::Stale { object: "completion queue" };
 
 impl CompletionQueues {
     /// Creates a queue with this number of entries.
@@ -52,7 +52,7 @@ impl CompletionQueues {
     pub fn destroy(&mut self, cq: CqId) -> Result<()> {
         let queue = self.queues.get(cq.0).ok_or(STALE)?;
         if queue.users > 0 {
-            return Err(Error::InvalidState { call: "destroy_cq", state: "using the completion queue" });
+            return Err(TransportError::InvalidState { call: "destroy_cq", state: "using the completion queue" });
         }
         let gone = self.queues.remove(cq.0);
         self.armed -= usize::from(gone.is_some_and(|queue| queue.armed));
@@ -67,7 +67,7 @@ impl CompletionQueues {
         let reserved = queue.reserved + depth as usize;
         if reserved > queue.entries {
             let (value, range) = (reserved as u64, "at most the entries it was created with");
-            return Err(Error::OutOfRange { what: "work requests on the completion queue", value, range });
+            return Err(TransportError::OutOfRange { what: "work requests on the completion queue", value, range });
         }
         queue.reserved = reserved;
         queue.users += 1;
@@ -226,7 +226,7 @@ mod tests {
         let mut cqs = CompletionQueues::default();
         let cq = cqs.create(8);
         cqs.reserve(cq, 6).unwrap();
-        assert!(matches!(cqs.reserve(cq, 3), Err(Error::OutOfRange { value: 9, .. })));
+        assert!(matches!(cqs.reserve(cq, 3), Err(TransportError::OutOfRange { value: 9, .. })));
         assert!(cqs.destroy(cq).is_err());
         cqs.release(cq, 6, 2);
         assert!(cqs.reserve(cq, 7).is_err());
@@ -234,6 +234,6 @@ mod tests {
         cqs.reserve(cq, 7).unwrap();
         cqs.release(cq, 7, 0);
         cqs.destroy(cq).unwrap();
-        assert!(matches!(cqs.arm(cq), Err(Error::Stale { .. })));
+        assert!(matches!(cqs.arm(cq), Err(TransportError::Stale { .. })));
     }
 }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mem::{Memory, Span, in_pages, page_size};
 use crate::mr::{Access, MrId};
 use crate::slab::{Key, Slab};
@@ -28,7 +28,7 @@ pub enum Miss {
     Misaligned,
 }
 
-const STALE: Error = Error::Stale { object: "memory region" };
+const STALE: TransportError = TransportError::Stale { object: "memory region" };
 const DIRECT_OF_PART: &str =
     "direct regions of a part of a memory, or of one that peers cannot map: see Memory::new_shared";
 
@@ -84,11 +84,15 @@ impl KeyTable {
     ) -> Result<(MrId, u32)> {
         if range.start > range.end || range.end > memory.len() {
             let range_text = "within the memory";
-            return Err(Error::OutOfRange { what: "end of the region", value: range.end as u64, range: range_text });
+            return Err(TransportError::OutOfRange {
+                what: "end of the region",
+                value: range.end as u64,
+                range: range_text,
+            });
         }
         let direct = access.contains(Access::DIRECT);
         if direct && (memory.file().is_none() || range.start != 0 || in_pages(range.end, page_size()) != memory.len()) {
-            return Err(Error::Unsupported { provider: "iwarp", feature: DIRECT_OF_PART });
+            return Err(TransportError::Unsupported { provider: "iwarp", feature: DIRECT_OF_PART });
         }
         if (self.regions.len() + 1) * 2 > self.index.len() {
             self.grow();
@@ -196,7 +200,7 @@ impl KeyTable {
     fn revocable(&mut self, id: MrId, feature: &'static str) -> Result<&mut RegionEntry> {
         let region = self.regions.get_mut(id.0).ok_or(STALE)?;
         if region.access.contains(Access::DIRECT) {
-            return Err(Error::Unsupported { provider: "iwarp", feature });
+            return Err(TransportError::Unsupported { provider: "iwarp", feature });
         }
         Ok(region)
     }
@@ -347,8 +351,8 @@ mod tests {
         assert!(table.sink(local, base, 8).is_some() && table.sink(local, base, 1001).is_none());
         assert!(table.sink(read, base, 8).is_none());
         table.deregister(readable).unwrap();
-        assert!(matches!(table.deregister(readable), Err(Error::Stale { .. })));
-        assert!(matches!(table.invalidate(readable), Err(Error::Stale { .. })));
+        assert!(matches!(table.deregister(readable), Err(TransportError::Stale { .. })));
+        assert!(matches!(table.invalidate(readable), Err(TransportError::Stale { .. })));
         // Only the remaining regions still hold the memory.
         assert_eq!(Arc::strong_count(&memory), 3);
     }

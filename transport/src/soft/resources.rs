@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use super::cq::CompletionQueues;
 use super::keys::KeyTable;
 use super::srq::SharedReceiveQueue;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::CqId;
 use crate::qp::{QpId, SrqId};
 use crate::slab::{Key, Slab};
 use crate::wr::RecvWr;
 
-const STALE: Error = Error::Stale { object: "shared receive queue" };
+const STALE: TransportError = TransportError::Stale { object: "shared receive queue" };
 
 /// The objects that the queue pairs of a provider share.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl Resources {
     /// # Errors Returns an error if the queue does not exist, or if queue pairs use it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         if self.srq(srq)?.is_used() {
-            return Err(Error::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
+            return Err(TransportError::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
         }
         let mut left = 0;
         self.orphans.retain(|_, orphan| {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::cq::CompletionQueues;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::CqId;
 use crate::wr::RecvWr;
 
@@ -28,7 +28,7 @@ impl SharedReceiveQueue {
     /// # Errors Returns an error if the queue is full.
     pub fn post(&mut self, wr: RecvWr) -> Result<()> {
         if self.posted.len() + self.taken as usize >= self.depth as usize {
-            return Err(Error::QueueFull { queue: "shared receive", depth: self.depth });
+            return Err(TransportError::QueueFull { queue: "shared receive", depth: self.depth });
         }
         self.posted.push_back(wr);
         Ok(())

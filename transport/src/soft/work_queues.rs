@@ -4,7 +4,7 @@ use super::completions::{Completions, Done};
 use super::cq::CompletionQueues;
 use super::receive_queue::ReceiveQueue;
 use crate::caps::Capabilities;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::qp::{QpAttr, QpId};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendWr};
@@ -47,7 +47,7 @@ impl WorkQueues {
         let max_inline = self.completions.attr.max_inline;
         if wr.flags.contains(SendFlags::INLINE) && wr.sges.total_len() > max_inline as usize {
             let (what, value) = ("inline length", wr.sges.total_len() as u64);
-            return Err(Error::OutOfRange { what, value, range: "at most the max_inline of the queue pair" });
+            return Err(TransportError::OutOfRange { what, value, range: "at most the max_inline of the queue pair" });
         }
         Ok(())
     }
@@ -117,8 +117,8 @@ mod tests {
         queues.send_done(&send(7, SendFlags::empty()), WcStatus::Success, 0, &mut cqs);
         queues.check_send(&send(8, SendFlags::SIGNALED)).unwrap();
         queues.send_done(&send(8, SendFlags::SIGNALED), WcStatus::Success, 0, &mut cqs);
-        assert!(matches!(queues.check_send(&send(9, SendFlags::SIGNALED)), Err(Error::QueueFull { .. })));
-        assert!(matches!(queues.post_recv(&receive(2)), Err(Error::QueueFull { .. })));
+        assert!(matches!(queues.check_send(&send(9, SendFlags::SIGNALED)), Err(TransportError::QueueFull { .. })));
+        assert!(matches!(queues.post_recv(&receive(2)), Err(TransportError::QueueFull { .. })));
         queues.flush(&mut cqs);
         let mut polled = Vec::new();
         cqs.poll(cq, 2, &mut polled).unwrap();

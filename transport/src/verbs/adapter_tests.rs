@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::core::Verbs;
 use super::fake::{Fake, Handle, Personality};
 use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
-use crate::cm::{CmEventKind, ConnectParam, DisconnectCause, ListenOptions, PathOptions, Retries};
+use crate::cm::{CmEventKind, ConnectParam, DisconnectCause, ListenParam, PathOptions, Retries};
 use crate::cq::{CqAttr, Notify};
 use crate::event::DeviceEventKind;
 use crate::mem::Memory;
@@ -19,7 +19,7 @@ use crate::slab::Key;
 use crate::srq::SrqAttr;
 use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
-use crate::{CmId, Error, RemoteKey};
+use crate::{CmId, RemoteKey, TransportError};
 
 /// A connection on the fake device.
 #[derive(Clone, Copy, Debug)]
@@ -204,7 +204,7 @@ fn shared(world: &mut AdapterTest) -> (SrqId, CqId, DeviceId) {
     (srq, cq, device)
 }
 
-fn post(world: &mut AdapterTest, srq: SrqId, numbers: impl Iterator<Item = u64>) -> Result<(), Error> {
+fn post(world: &mut AdapterTest, srq: SrqId, numbers: impl Iterator<Item = u64>) -> Result<(), TransportError> {
     let chain: Vec<_> = numbers.map(|wr_id| RecvWr { wr_id, sges: SgeList::default() }).collect();
     world.verbs.shared_receives().unwrap().post_srq_recv(srq, &chain).map_err(|error| error.error)
 }
@@ -231,7 +231,7 @@ fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
         assert_eq!(kinds, [(77, WcOpcode::Send, 0x77), (round % 4, WcOpcode::Recv, 0x77)], "round {round}");
         let again = post(&mut world, srq, std::iter::once(done[1].wr_id));
         assert!(again.is_ok(), "round {round}: {again:?}");
-        assert!(matches!(post(&mut world, srq, 0..1), Err(Error::QueueFull { .. })), "a send returned a slot");
+        assert!(matches!(post(&mut world, srq, 0..1), Err(TransportError::QueueFull { .. })), "a send returned a slot");
     }
 }
 
@@ -302,7 +302,7 @@ fn ids_are_destroyed_while_their_port_is_down() {
 fn an_address_that_moves_is_told() {
     let mut world = AdapterTest::new(Personality::default());
     let (end, _) = world.pair();
-    let listener = world.verbs.listen("10.0.0.1:7".parse().unwrap(), &ListenOptions::default()).unwrap();
+    let listener = world.verbs.listen("10.0.0.1:7".parse().unwrap(), &ListenParam::default()).unwrap();
     let raw = world.verbs.id(listener).unwrap().raw.as_ptr();
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_ADDR_CHANGE);
     world.fake.id_event(raw, cm::RDMA_CM_EVENT_ADDR_CHANGE);
@@ -341,7 +341,10 @@ fn a_shared_receive_in_progress_comes_back() {
             world.verbs.disconnect(end.id, world.now).unwrap();
         }
         world.verbs.destroy_id(end.id, world.now).unwrap();
-        assert!(matches!(world.verbs.disconnect(end.id, world.now), Err(Error::Stale { .. })), "gone for the user");
+        assert!(
+            matches!(world.verbs.disconnect(end.id, world.now), Err(TransportError::Stale { .. })),
+            "gone for the user"
+        );
         assert!(!world.fake.qp(&end.handle, |qp| qp.destroyed), "it waits for the event");
         world.fake.last_receive(&end.handle);
         world.events();
@@ -479,7 +482,7 @@ fn the_loop_goes_on_while_another_thread_registers_memory() {
     world.fake.hold_registrations(false);
     let region = world.verbs.off_loop_registration().unwrap().adopt(thread.join().unwrap().unwrap()).unwrap();
     world.verbs.deregister(region.id).unwrap();
-    assert!(matches!(world.verbs.deregister(region.id), Err(Error::Stale { .. })));
+    assert!(matches!(world.verbs.deregister(region.id), Err(TransportError::Stale { .. })));
 }
 
 /// A device may refuse to release a registration: with `EBUSY` while memory windows are bound to it, or with `EIO` if the device does not
@@ -559,11 +562,17 @@ fn a_queue_pair_that_is_not_destroyed_is_reported() {
     for end in [own, on_shared] {
         let why = world.verbs.destroy_id(end.id, world.now).unwrap_err().to_string();
         assert!(why.starts_with("fake0: ibv_destroy_qp failed: "), "{why}");
-        assert!(matches!(world.verbs.disconnect(end.id, world.now), Err(Error::Stale { .. })), "the id is gone");
+        assert!(
+            matches!(world.verbs.disconnect(end.id, world.now), Err(TransportError::Stale { .. })),
+            "the id is gone"
+        );
         world.verbs.destroy_id(end.id, world.now).unwrap();
     }
-    assert!(matches!(world.verbs.destroy_cq(own.cq), Err(Error::InvalidState { .. })));
-    assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::InvalidState { .. })));
+    assert!(matches!(world.verbs.destroy_cq(own.cq), Err(TransportError::InvalidState { .. })));
+    assert!(matches!(
+        world.verbs.shared_receives().unwrap().destroy_srq(srq),
+        Err(TransportError::InvalidState { .. })
+    ));
     let fake = world.fake;
     fake.noted();
     drop(world);
@@ -590,7 +599,10 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
             let why = world.verbs.shared_receives().unwrap().destroy_srq(srq).unwrap_err().to_string();
             assert!(why.starts_with("fake0: ibv_destroy_srq failed: "), "{why}");
         }
-        assert!(matches!(world.verbs.destroy_cq(cq), Err(Error::InvalidState { .. })), "its completions go there");
+        assert!(
+            matches!(world.verbs.destroy_cq(cq), Err(TransportError::InvalidState { .. })),
+            "its completions go there"
+        );
         world.fake.noted();
         if repeats {
             world.fake.fail("destroy_srq", 0);
@@ -600,7 +612,7 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
         world.verbs.shared_receives().unwrap().destroy_srq(srq).unwrap();
         assert_eq!(world.fake.noted().contains(&"shared queue freed".to_owned()), repeats);
         world.verbs.destroy_cq(cq).unwrap();
-        assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::Stale { .. })));
+        assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(TransportError::Stale { .. })));
     }
     // If the device refuses to destroy a shared receive queue when the provider is dropped, the queue is not freed.
     let mut world = AdapterTest::new(Personality::default());
@@ -720,20 +732,20 @@ fn settings_reach_the_library() {
     assert!(world.fake.noted().contains(&"queue on vector 1".to_owned()));
     assert!(matches!(
         world.verbs.create_cq(device, &CqAttr { vector: 2, ..CqAttr::new(16) }),
-        Err(Error::OutOfRange { value: 2, .. })
+        Err(TransportError::OutOfRange { value: 2, .. })
     ));
     let attr =
         QpAttr { send_cq: cq, recv_cq: cq, max_send_wr: 4, max_recv_wr: 4, max_inline: 0, max_recv_sge: 0, srq: None };
     world.verbs.create_qp(id, &attr).unwrap();
     let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
     let wrong = ConnectParam { retries: Retries { path: 8, ..retries }, ..ConnectParam::default() };
-    assert!(matches!(world.verbs.connect(id, &wrong), Err(Error::OutOfRange { value: 8, .. })));
+    assert!(matches!(world.verbs.connect(id, &wrong), Err(TransportError::OutOfRange { value: 8, .. })));
     world.verbs.connect(id, &ConnectParam { retries, ..ConnectParam::default() }).unwrap();
     world.events();
     assert_eq!(world.fake.noted(), ["connect retry 3 rnr 5", "min rnr timer 8"]);
     let wrong = PathOptions { ack_timeout: Some(32), ..PathOptions::default() };
     let refused = world.verbs.resolve(peer, &wrong, world.now);
-    assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(TransportError::OutOfRange { value: 32, .. })), "{refused:?}");
 }
 
 /// If no queue pair has the number in a completion, the program gets the completion with the handle `QpId(Key::NONE)`.

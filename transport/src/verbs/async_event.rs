@@ -6,7 +6,7 @@ use crate::event::DeviceEventKind;
 
 /// A copy of an asynchronous event. The copy contains a [`QueueName`] in place of the pointer to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AsyncEvent {
+pub(super) enum RawAsyncEvent {
     /// An event of a queue pair.
     Qp { kind: QpEvent, name: QueueName },
     /// A completion queue failed.
@@ -34,7 +34,7 @@ pub(super) enum QpEvent {
     Other(u32),
 }
 
-impl AsyncEvent {
+impl RawAsyncEvent {
     /// Copies an event.
     ///
     /// # Safety
@@ -93,14 +93,14 @@ mod tests {
     use crate::slab::Key;
     use crate::verbs::sys::{ibv_async_event_element_t, ibv_qp};
 
-    fn copy_of(kind: u32, element: ibv_async_event_element_t) -> AsyncEvent {
+    fn copy_of(kind: u32, element: ibv_async_event_element_t) -> RawAsyncEvent {
         // SAFETY: all fields are numbers or pointers, for which zeros are valid. Type 0 is a valid type.
         let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
         event.element = element;
         // SAFETY: the type is written as a number, and read in the same way.
         unsafe { (&raw mut event.event_type).cast::<u32>().write(kind) };
         // SAFETY: each caller passes the field of the union that belongs to the type.
-        unsafe { AsyncEvent::copy(&raw const event) }
+        unsafe { RawAsyncEvent::copy(&raw const event) }
     }
 
     #[test]
@@ -110,15 +110,15 @@ mod tests {
         let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
         qp.qp_context = name.context();
         let copy = copy_of(16, ibv_async_event_element_t { qp: &raw mut qp });
-        assert_eq!(copy, AsyncEvent::Qp { kind: QpEvent::LastReceive, name });
+        assert_eq!(copy, RawAsyncEvent::Qp { kind: QpEvent::LastReceive, name });
     }
 
     #[test]
     fn types_that_the_binding_does_not_know_are_data() {
-        assert_eq!(copy_of(4711, ibv_async_event_element_t { port_num: 0 }), AsyncEvent::Other(4711));
+        assert_eq!(copy_of(4711, ibv_async_event_element_t { port_num: 0 }), RawAsyncEvent::Other(4711));
         let port = |kind, port_num| copy_of(kind, ibv_async_event_element_t { port_num });
-        assert_eq!(port(10, 2), AsyncEvent::Port(DeviceEventKind::PortDown { port: 2 }));
-        assert_eq!(port(17, 1), AsyncEvent::Port(DeviceEventKind::Port { code: 17, port: 1 }));
-        assert_eq!(port(18, -1), AsyncEvent::Port(DeviceEventKind::AddressChange { port: 0 }));
+        assert_eq!(port(10, 2), RawAsyncEvent::Port(DeviceEventKind::PortDown { port: 2 }));
+        assert_eq!(port(17, 1), RawAsyncEvent::Port(DeviceEventKind::Port { code: 17, port: 1 }));
+        assert_eq!(port(18, -1), RawAsyncEvent::Port(DeviceEventKind::AddressChange { port: 0 }));
     }
 }

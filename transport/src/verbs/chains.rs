@@ -11,7 +11,7 @@ use super::sys::{
     imm_data_invalidated_rkey_union_t, qp_type_t, rdma_t, tso_t, ud_t, wr_t, xrc_t,
 };
 use crate::datagram::Destination;
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::provider::PostError;
 use crate::slab::Slab;
 use crate::wr::{MAX_SGE, RecvWr, RemoteAddress, SendClass, SendFlags, SendOp, SendWr, Sge, SgeList};
@@ -22,21 +22,28 @@ use crate::wr::{MAX_SGE, RecvWr, RemoteAddress, SendClass, SendFlags, SendOp, Se
 pub(super) const RECEIVE: u64 = 1 << 63;
 
 /// Checks that the `wr_id` of a work request is below 2^63, and that its number of entries is at most `max`.
-pub(super) fn check_request(wr_id: u64, sges: &SgeList, max: u32) -> Result<(), Error> {
+pub(super) fn check_request(wr_id: u64, sges: &SgeList, max: u32) -> Result<(), TransportError> {
     if wr_id & RECEIVE != 0 {
-        return Err(Error::OutOfRange { what: "number of a work request", value: wr_id, range: "below 2^63" });
+        return Err(TransportError::OutOfRange { what: "number of a work request", value: wr_id, range: "below 2^63" });
     }
     let count = sges.as_slice().len();
     if count > max as usize {
         let range = "at most the device's max_sge, of a read its max_read_sge";
-        return Err(Error::OutOfRange { what: "scatter/gather entries of a work request", value: count as u64, range });
+        return Err(TransportError::OutOfRange {
+            what: "scatter/gather entries of a work request",
+            value: count as u64,
+            range,
+        });
     }
     Ok(())
 }
 
 /// Returns the part of a chain before the first work request that fails `check`, and the error of that work request.
 /// Returns the whole chain and `None` if all of them pass.
-pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Option<Error>) {
+pub(super) fn split<T>(
+    chain: &[T],
+    check: impl Fn(&T) -> Result<(), TransportError>,
+) -> (&[T], Option<TransportError>) {
     for (index, wr) in chain.iter().enumerate() {
         if let Err(error) = check(wr) {
             return (&chain[..index], Some(error));
@@ -63,8 +70,8 @@ pub(super) fn posted<T>(
     let source = post_failure(rc);
     let error = match source.raw_os_error() {
         // Siw returns one of these two codes if the queue is full.
-        Some(libc::ENOMEM | libc::ENOBUFS) => Error::QueueFull { queue, depth },
-        _ => Error::io(call, source),
+        Some(libc::ENOMEM | libc::ENOBUFS) => TransportError::QueueFull { queue, depth },
+        _ => TransportError::io(call, source),
     };
     Err(PostError { posted: if taken < count { taken } else { 0 }, error })
 }
@@ -342,11 +349,11 @@ mod tests {
         for rc in [libc::ENOMEM, -libc::ENOMEM] {
             let failed = posted(rc, first, at(3), 4, "x", "send", 8).unwrap_err();
             assert_eq!(failed.posted, 3);
-            assert!(matches!(failed.error, Error::QueueFull { queue: "send", depth: 8 }));
+            assert!(matches!(failed.error, TransportError::QueueFull { queue: "send", depth: 8 }));
         }
         let failed = posted(-libc::EINVAL, first, ptr::null_mut(), 4, "x", "send", 8).unwrap_err();
         assert_eq!(failed.posted, 0);
-        assert!(matches!(failed.error, Error::Io { .. }));
+        assert!(matches!(failed.error, TransportError::Io { .. }));
     }
 
     #[test]
@@ -354,7 +361,7 @@ mod tests {
         let good = check_request(RECEIVE - 1, &SgeList::default(), 4);
         assert!(good.is_ok(), "{good:?}");
         let bad = check_request(RECEIVE, &SgeList::default(), 4);
-        assert!(matches!(bad, Err(Error::OutOfRange { value: RECEIVE, .. })), "{bad:?}");
+        assert!(matches!(bad, Err(TransportError::OutOfRange { value: RECEIVE, .. })), "{bad:?}");
         let mut chains = Chains::default();
         let first = chains.recvs(&[RecvWr { wr_id: 7, sges: SgeList::default() }]);
         // SAFETY: the chain was just built.

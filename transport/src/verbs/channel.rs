@@ -13,7 +13,7 @@ use super::sys::{
 };
 use crate::cm::ReadDepth;
 use crate::datagram::DatagramPeer;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::slab::Key;
 
 /// A non-blocking event channel.
@@ -84,7 +84,7 @@ impl EventChannel {
             match error.kind() {
                 io::ErrorKind::WouldBlock => return Ok(None),
                 io::ErrorKind::Interrupted => {}
-                _ => return Err(Error::io("rdma_get_cm_event", error)),
+                _ => return Err(TransportError::io("rdma_get_cm_event", error)),
             }
         }
         // SAFETY: the call succeeded, so the event is complete. It stays valid until `rdma_ack_cm_event`.

@@ -9,21 +9,16 @@ use super::entry::{IdEntry, IdState};
 use super::ffi::{RawAddress, local_addresses};
 use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
-use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenOptions, PathOptions, Source};
-use crate::error::{Error, Result};
+use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, Source};
+use crate::error::{Result, TransportError};
 
 impl Verbs {
-    pub(super) fn listen_for(
-        &mut self,
-        service: Service,
-        address: SocketAddr,
-        options: &ListenOptions,
-    ) -> Result<CmId> {
+    pub(super) fn listen_for(&mut self, service: Service, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         let listen = |error| match error {
-            Error::Io { source, .. } => Error::Listen { address, source },
+            TransportError::Io { source, .. } => TransportError::Listen { address, source },
             other => other,
         };
-        let ListenOptions { backlog, type_of_service, ack_timeout, ipv6_only } = *options;
+        let ListenParam { backlog, type_of_service, ack_timeout, ipv6_only } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         let raw = RawId::create(self.manager()?, service)?;
         raw.reuse_address().map_err(listen)?;
@@ -51,7 +46,7 @@ impl Verbs {
             Source::Any => RawId::create(self.manager()?, Service::Connected)?,
             Source::Address(address) => {
                 let raw = RawId::create(self.manager()?, Service::Connected)?;
-                raw.bind(&RawAddress::new(SocketAddr::new(*address, 0))).map_err(|error| Error::NoDevice {
+                raw.bind(&RawAddress::new(SocketAddr::new(*address, 0))).map_err(|error| TransportError::NoDevice {
                     reason: format!("a connection cannot leave from {address}: {error}"),
                 })?;
                 raw
@@ -82,7 +77,7 @@ impl Verbs {
         }
         let kind = if peer.is_ipv6() { "IPv6" } else { "IPv4" };
         let port = port.map_or_else(String::new, |port| format!("port {port} of "));
-        Err(Error::NoDevice {
+        Err(TransportError::NoDevice {
             reason: format!("{port}{name} has no {kind} address here; `rdma link` shows the devices"),
         })
     }
@@ -95,7 +90,7 @@ impl Verbs {
         let failure = match raw.resolve_address(&RawAddress::new(peer), milliseconds_to(Some(deadline), self.now)) {
             Ok(()) => return Ok(CmId(key)),
             Err(_) if peer.ip().is_loopback() => ConnectFailure::Unreachable(NO_LOOPBACK.into()),
-            Err(Error::Io { source, .. }) if is_unreachable(&source) => connect_failure(&source),
+            Err(TransportError::Io { source, .. }) if is_unreachable(&source) => connect_failure(&source),
             Err(error) => {
                 drop(raw);
                 self.discard(key);

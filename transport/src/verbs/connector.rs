@@ -26,7 +26,7 @@ use std::time::Duration;
 use mio::Waker;
 
 use super::id::{ConnectOffer, RawId};
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::slab::Key;
 
 /// The maximum number of threads for connect calls. In addition, the same number of threads can run releases, which are
@@ -129,7 +129,7 @@ impl ConnectorShared {
         // interrupts this thread. If the program has already destroyed the id, do not connect.
         let result = if id.is_abandoned() { Ok(()) } else { id.connect(offer) };
         self.lock().connecting.retain(|(address, _)| *address != address_of(id));
-        if let Err(Error::Io { source: error, .. }) = result {
+        if let Err(TransportError::Io { source: error, .. }) = result {
             self.fail(key, error);
         }
     }

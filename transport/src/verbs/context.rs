@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use super::ffi::{check, non_null};
 use super::sys::{ibv_close_device, ibv_context, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 
 /// The sole owner of a context. The [module](self) says when it is used.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl RawContext {
         unsafe { ibv_free_device_list(list) }
         match found {
             Some(context) => Ok(Self(context.map_err(|error| error.on(name))?)),
-            None => Err(Error::NoDevice {
+            None => Err(TransportError::NoDevice {
                 reason: format!("libibverbs has no device {name}; `rdma link` shows those of the kernel"),
             }),
         }

@@ -25,16 +25,16 @@ use super::mr::RegisteredRegion;
 use super::srq::Srq;
 use super::sys::ibv_fork_init;
 use crate::cm::{CmId, ConnectParam, ExchangeOptions, ReadDepth};
-use crate::error::{Error, Result};
-use crate::event::DeviceEvent;
+use crate::error::{Result, TransportError};
+use crate::event::AsyncEvent;
 use crate::newcomers::Newcomers;
 use crate::provider::{DeviceId, Entropy};
 use crate::slab::{Key, Slab};
 
-pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
-pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
-pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };
-pub(super) const STALE_SRQ: Error = Error::Stale { object: "shared receive queue" };
+pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
+pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
+pub(super) const STALE_CQ: TransportError = TransportError::Stale { object: "completion queue" };
+pub(super) const STALE_SRQ: TransportError = TransportError::Stale { object: "shared receive queue" };
 
 /// The tokens of the epoll set: `CM` for the event channel and `WAKE` for the waker. A device's asynchronous events
 /// have the token `ASYNC` plus the number of the device.
@@ -107,7 +107,7 @@ pub struct Verbs {
     pub(super) closing: VecDeque<(Instant, Key)>,
     /// Events that the program has not read yet.
     pub(super) events: VecDeque<crate::cm::CmEvent>,
-    pub(super) device_events: VecDeque<DeviceEvent>,
+    pub(super) device_events: VecDeque<AsyncEvent>,
     pub(super) chains: Chains,
     pub(super) acknowledgements: u64,
     /// The latest time that the program has passed to the provider.
@@ -140,7 +140,7 @@ impl Verbs {
     /// `manager` is the reason.
     pub(super) fn on_channel(manager: std::result::Result<Arc<EventChannel>, String>) -> Result<Self> {
         protect_from_forks();
-        let io = |source| Error::io("opening the connection-manager channel", source);
+        let io = |source| TransportError::io("opening the connection-manager channel", source);
         let poll = Poll::new().map_err(io)?;
         if let Ok(channel) = &manager {
             poll.registry().register(&mut SourceFd(&channel.fd()), CM, Interest::READABLE).map_err(io)?;
@@ -194,7 +194,7 @@ impl Verbs {
     /// # Errors
     /// The connection manager cannot be used. The error contains the reason.
     pub(super) fn manager(&self) -> Result<&Arc<EventChannel>> {
-        self.manager.as_ref().map_err(|why| Error::NoDevice {
+        self.manager.as_ref().map_err(|why| TransportError::NoDevice {
             reason: format!("{why}; connecting by exchange works without it (docs/guide/exchange.md)"),
         })
     }
@@ -214,7 +214,7 @@ impl Verbs {
     }
 
     pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {
-        let device = self.devices.get(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
+        let device = self.devices.get(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
         device.live()?;
         Ok(device)
     }
@@ -235,7 +235,7 @@ impl Verbs {
         param: &ConnectParam<'_>,
         asked: Option<ReadDepth>,
     ) -> Result<ConnectOffer> {
-        let device = id.device.ok_or(Error::InvalidState { call: "connect", state: "on no device" })?;
+        let device = id.device.ok_or(TransportError::InvalidState { call: "connect", state: "on no device" })?;
         let device = &self.devices[device.0 as usize];
         device.info.capabilities.check_private_data(NAME, param.private_data)?;
         param.retries.check()?;

@@ -20,7 +20,7 @@ use super::sys::{
 use crate::caps::Moderation;
 use crate::cq::Notify;
 use crate::datagram::DatagramSource;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mr::RemoteKey;
 use crate::slab::Key;
 use crate::wc::{WcOpcode, WorkCompletion};
@@ -97,7 +97,7 @@ impl RawCq {
             let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.0.as_mut_ptr()) };
             if rc <= 0 {
                 if rc < 0 {
-                    return Err(Error::io("ibv_poll_cq", failure(rc)));
+                    return Err(TransportError::io("ibv_poll_cq", failure(rc)));
                 }
                 break;
             }
@@ -252,7 +252,11 @@ impl Cq {
         let reserved = u64::from(self.reserved) + u64::from(self.released) + u64::from(depth);
         if reserved > self.entries.into() {
             let range = "at most the entries it was created with";
-            return Err(Error::OutOfRange { what: "work requests on the completion queue", value: reserved, range });
+            return Err(TransportError::OutOfRange {
+                what: "work requests on the completion queue",
+                value: reserved,
+                range,
+            });
         }
         self.reserved += depth;
         self.users += 1;
@@ -297,7 +301,7 @@ pub(super) fn next_event(
         match error.kind() {
             io::ErrorKind::WouldBlock => return Ok(None),
             io::ErrorKind::Interrupted => {}
-            _ => return Err(Error::io("ibv_get_cq_event", error)),
+            _ => return Err(TransportError::io("ibv_get_cq_event", error)),
         }
     }
     let found = owned(QueueName::of(context));
@@ -339,7 +343,7 @@ mod tests {
     fn room_is_kept_for_every_work_request() {
         let mut cq = Cq::new(0, 8);
         cq.reserve(6).unwrap();
-        assert!(matches!(cq.reserve(3), Err(Error::OutOfRange { value: 9, .. })));
+        assert!(matches!(cq.reserve(3), Err(TransportError::OutOfRange { value: 9, .. })));
         cq.reserve(2).unwrap();
         cq.cancel(2);
         assert!(cq.is_used());

@@ -15,7 +15,7 @@ use super::sys::{ibv_ah_attr, ibv_grh, ibv_init_ah_from_wc, ibv_wc, ibv_wc_flags
 use crate::caps::Features;
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use crate::datagram::{AddressId, DatagramPeer, DatagramSource, GRH_LEN, Route};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::slab::Key;
@@ -29,19 +29,19 @@ impl Verbs {
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         let raw = RawId::create(self.manager()?, Service::Datagram)?;
         raw.bind(&RawAddress::new(address)).map_err(|error| match error {
-            Error::Io { source, .. } => Error::Listen { address, source },
+            TransportError::Io { source, .. } => TransportError::Listen { address, source },
             other => other,
         })?;
         if raw.context().is_null() {
             let reason = format!("{} is not on an RDMA device: datagrams need the address of a device", address.ip());
-            return Err(Error::NoDevice { reason });
+            return Err(TransportError::NoDevice { reason });
         }
         let key = self.add(IdEntry::new(Arc::new(raw), IdState::Bound));
         let assigned = self.assign_device(key).and_then(|device| {
             if self.devices[device.0 as usize].info.capabilities.features.contains(Features::DATAGRAMS) {
                 Ok(device)
             } else {
-                Err(Error::Unsupported { provider: NAME, feature: "datagrams on this device" })
+                Err(TransportError::Unsupported { provider: NAME, feature: "datagrams on this device" })
             }
         });
         match assigned {
@@ -57,11 +57,12 @@ impl Verbs {
     pub(super) fn answer_datagram_request(&mut self, id: CmId, qp: QpId, private_data: &[u8]) -> Result<()> {
         let entry = self.id(id)?;
         if entry.state != IdState::RequestReceived || entry.raw.service() != Service::Datagram {
-            return Err(Error::InvalidState { call: "answer_datagram", state: entry.state.name() });
+            return Err(TransportError::InvalidState { call: "answer_datagram", state: entry.state.name() });
         }
         let (device, raw) = (entry.device, Arc::clone(&entry.raw));
         let number = self.ids.get(qp.0).filter(|id| id.device == device).and_then(|id| id.qp.as_ref());
-        let number = number.map(|qp| qp.number).ok_or(Error::Stale { object: "queue pair on the same device" });
+        let number =
+            number.map(|qp| qp.number).ok_or(TransportError::Stale { object: "queue pair on the same device" });
         let answered = number.and_then(|number| {
             let param = ConnectParam { private_data, ..ConnectParam::default() };
             let offer = self.offer(self.id(id)?, &param, None)?;
@@ -93,8 +94,10 @@ impl Verbs {
     fn datagram_id(&mut self, id: CmId, call: &'static str) -> Result<&mut IdEntry> {
         let entry = self.id_mut(id)?;
         match entry.raw.service() {
-            Service::Connected => Err(Error::InvalidState { call, state: "not for datagrams" }),
-            Service::Datagram if entry.qp.is_none() => Err(Error::InvalidState { call, state: "without a queue pair" }),
+            Service::Connected => Err(TransportError::InvalidState { call, state: "not for datagrams" }),
+            Service::Datagram if entry.qp.is_none() => {
+                Err(TransportError::InvalidState { call, state: "without a queue pair" })
+            }
             Service::Datagram => Ok(entry),
         }
     }
@@ -102,18 +105,18 @@ impl Verbs {
     pub(super) fn join_group(&mut self, id: CmId, group: IpAddr) -> Result<()> {
         let entry = self.datagram_id(id, "join")?;
         if entry.groups.iter().flatten().any(|&(joined, _)| joined == group) {
-            return Err(Error::InvalidState { call: "join", state: "in that group, or about to be" });
+            return Err(TransportError::InvalidState { call: "join", state: "in that group, or about to be" });
         }
         let slot = entry.groups.iter().position(Option::is_none).unwrap_or(entry.groups.len());
         if slot >= GROUPS {
             let (value, range) = (slot as u64 + 1, "at most 64");
-            return Err(Error::OutOfRange { what: "multicast groups of an id", value, range });
+            return Err(TransportError::OutOfRange { what: "multicast groups of an id", value, range });
         }
         let device = entry.device;
         let raw = Arc::clone(&entry.raw);
         let features = device.and_then(|device| self.devices.get(device.0 as usize)).map(|device| &device.info);
         if !features.is_some_and(|info| info.capabilities.features.contains(Features::MULTICAST)) {
-            return Err(Error::Unsupported { provider: NAME, feature: "multicast groups on this device" });
+            return Err(TransportError::Unsupported { provider: NAME, feature: "multicast groups on this device" });
         }
         self.joins = self.joins.wrapping_add(1);
         let number = self.joins;
@@ -130,7 +133,7 @@ impl Verbs {
         let entry = self.datagram_id(id, "leave")?;
         let joined = entry.groups.iter_mut().find(|joined| joined.is_some_and(|(joined, _)| joined == group));
         let Some(joined) = joined else {
-            return Err(Error::InvalidState { call: "leave", state: "not in that group" });
+            return Err(TransportError::InvalidState { call: "leave", state: "not in that group" });
         };
         *joined = None;
         entry.raw.leave(group)
@@ -164,7 +167,7 @@ impl Verbs {
     pub(super) fn route_to_sender(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
         let raw = &self.id(id)?.raw;
         if raw.context().is_null() {
-            return Err(Error::InvalidState { call: "route_back", state: "on no device" });
+            return Err(TransportError::InvalidState { call: "route_back", state: "on no device" });
         }
         // SAFETY: all fields are numbers, for which zeros are valid.
         let mut wc: ibv_wc = unsafe { std::mem::zeroed() };

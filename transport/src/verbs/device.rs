@@ -10,7 +10,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::async_event::AsyncEvent;
+use super::async_event::RawAsyncEvent;
 use super::dispatcher::Subscription;
 use super::ffi::{check, non_null, set_nonblocking};
 use super::sys::{
@@ -19,7 +19,7 @@ use super::sys::{
     ibv_destroy_cq, ibv_device_attr, ibv_get_async_event, ibv_node_type, ibv_parent_domain_init_attr, ibv_pd,
     ibv_query_device, ibv_td, ibv_td_init_attr, ibv_transport_type, rdma_free_devices, rdma_get_devices,
 };
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 
 /// An object that keeps the context of a device open while it exists. It is a private id of the provider that is bound to the device, or a
 /// [`RawContext`](super::context::RawContext).
@@ -245,7 +245,11 @@ impl RawDevice {
     /// removed device, each such call fails with `EIO`. In this case the object is already destroyed, so the error counts as success.
     pub(super) fn given_back(&self, call: &'static str, rc: c_int) -> Result<()> {
         match check(call, rc) {
-            Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EIO) && self.is_torn_down() => Ok(()),
+            Err(TransportError::Io { source, .. })
+                if source.raw_os_error() == Some(libc::EIO) && self.is_torn_down() =>
+            {
+                Ok(())
+            }
             other => other.map_err(|error| error.on(&self.name)),
         }
     }
@@ -273,14 +277,14 @@ impl RawDevice {
     }
 
     /// Returns the next asynchronous event for this provider. Returns `None` if no event is available.
-    pub(super) fn next_event(&self) -> Result<Option<AsyncEvent>> {
+    pub(super) fn next_event(&self) -> Result<Option<RawAsyncEvent>> {
         match &self.events {
             Some(events) => events.next(|| self.read_event()),
             None => Ok(None),
         }
     }
 
-    fn read_event(&self) -> Result<Option<AsyncEvent>> {
+    fn read_event(&self) -> Result<Option<RawAsyncEvent>> {
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
         let event = event.as_mut_ptr();
         // SAFETY: the context is live, and the pointer is to memory for the result.
@@ -288,11 +292,11 @@ impl RawDevice {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(Error::io("ibv_get_async_event", error)),
+                _ => Err(TransportError::io("ibv_get_async_event", error)),
             };
         }
         // SAFETY: the call has filled in the event. The object of the event exists until `ibv_ack_async_event`.
-        let copy = unsafe { AsyncEvent::copy(event) };
+        let copy = unsafe { RawAsyncEvent::copy(event) };
         // SAFETY: the event is acknowledged once, and not used afterwards.
         unsafe { ibv_ack_async_event(event) }
         Ok(Some(copy))

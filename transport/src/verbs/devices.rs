@@ -7,7 +7,7 @@ use super::device::{ContextOwner, Driver, RawDevice};
 use super::id::RawId;
 use super::qp_numbers::QpNumbers;
 use super::sys::ibv_context;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::DeviceInfo;
 use crate::slab::Key;
 
@@ -71,7 +71,7 @@ impl Device {
         self.raw
             .as_ref()
             .filter(|_| !self.removed)
-            .ok_or_else(|| Error::NoDevice { reason: format!("{} was removed", self.info.name) })
+            .ok_or_else(|| TransportError::NoDevice { reason: format!("{} was removed", self.info.name) })
     }
 
     /// Records that a port is down, or that it is up.

@@ -10,8 +10,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::async_event::AsyncEvent;
-use crate::error::{Error, Result};
+use super::async_event::RawAsyncEvent;
+use crate::error::{Result, TransportError};
 
 /// The maximum number of events in the private queue of a provider. If the queue is full, a new event replaces the
 /// oldest one.
@@ -23,7 +23,7 @@ const MAX_READS: usize = 64;
 struct Subscriber {
     context: usize,
     number: u64,
-    queue: VecDeque<AsyncEvent>,
+    queue: VecDeque<RawAsyncEvent>,
     wake: Arc<OwnedFd>,
 }
 
@@ -64,7 +64,7 @@ impl Subscription {
         // SAFETY: the call makes a descriptor, and accesses no memory.
         let wake = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         if wake < 0 {
-            return Err(Error::io("eventfd", io::Error::last_os_error()));
+            return Err(TransportError::io("eventfd", io::Error::last_os_error()));
         }
         // SAFETY: `eventfd` has returned this descriptor, which has no other owner.
         let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(wake) });
@@ -82,7 +82,10 @@ impl Subscription {
     }
 
     /// Returns the next event for this subscriber. Returns `None` if no event is available. `read` reads one event from the system's queue.
-    pub(super) fn next(&self, mut read: impl FnMut() -> Result<Option<AsyncEvent>>) -> Result<Option<AsyncEvent>> {
+    pub(super) fn next(
+        &self,
+        mut read: impl FnMut() -> Result<Option<RawAsyncEvent>>,
+    ) -> Result<Option<RawAsyncEvent>> {
         let mut all = subscribers();
         let mut failed = None;
         for _ in 0..MAX_READS {
@@ -127,14 +130,14 @@ mod tests {
     fn every_subscriber_gets_every_event_whoever_reads_it() {
         let (first, second, elsewhere) =
             (Subscription::new(16).unwrap(), Subscription::new(16).unwrap(), Subscription::new(32).unwrap());
-        let mut system = vec![AsyncEvent::Other(2), AsyncEvent::Other(1)];
-        assert_eq!(first.next(|| Ok(system.pop())).unwrap(), Some(AsyncEvent::Other(1)));
+        let mut system = vec![RawAsyncEvent::Other(2), RawAsyncEvent::Other(1)];
+        assert_eq!(first.next(|| Ok(system.pop())).unwrap(), Some(RawAsyncEvent::Other(1)));
         assert!(system.is_empty(), "one call reads all events");
         let nothing = || Ok(None);
-        assert_eq!(second.next(nothing).unwrap(), Some(AsyncEvent::Other(1)));
-        assert_eq!(second.next(nothing).unwrap(), Some(AsyncEvent::Other(2)));
+        assert_eq!(second.next(nothing).unwrap(), Some(RawAsyncEvent::Other(1)));
+        assert_eq!(second.next(nothing).unwrap(), Some(RawAsyncEvent::Other(2)));
         assert_eq!(second.next(nothing).unwrap(), None);
-        assert_eq!(first.next(nothing).unwrap(), Some(AsyncEvent::Other(2)));
+        assert_eq!(first.next(nothing).unwrap(), Some(RawAsyncEvent::Other(2)));
         assert_eq!(elsewhere.next(nothing).unwrap(), None);
         assert!(!first.end(), "the second is left");
         assert!(second.end());
@@ -145,11 +148,11 @@ mod tests {
     fn a_subscriber_that_never_asks_costs_bounded_memory() {
         let (idle, busy) = (Subscription::new(48).unwrap(), Subscription::new(48).unwrap());
         for code in 0..3 * MAX_QUEUED as u32 {
-            let mut event = Some(AsyncEvent::Other(code));
+            let mut event = Some(RawAsyncEvent::Other(code));
             assert!(busy.next(|| Ok(event.take())).unwrap().is_some());
         }
         let first = idle.next(|| Ok(None)).unwrap();
-        assert_eq!(first, Some(AsyncEvent::Other(2 * MAX_QUEUED as u32)));
+        assert_eq!(first, Some(RawAsyncEvent::Other(2 * MAX_QUEUED as u32)));
         assert!(!idle.end() && busy.end());
     }
 
@@ -159,7 +162,7 @@ mod tests {
         let mut reads = 0;
         one.next(|| {
             reads += 1;
-            Ok(Some(AsyncEvent::Other(0)))
+            Ok(Some(RawAsyncEvent::Other(0)))
         })
         .unwrap();
         assert_eq!(reads, MAX_READS);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::async_event::{AsyncEvent, QpEvent};
+use super::async_event::{QpEvent, RawAsyncEvent};
 use super::channel::{NewCmId, RawEvent};
 use super::connecting::set_path;
 use super::core::{ASYNC, CM, Verbs, milliseconds_to};
@@ -15,8 +15,8 @@ use super::srq::Srq;
 use super::status::{connect_failure, connect_outcome};
 use super::sys::rdma_cm_event_type as cm;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, DisconnectCause, ReadDepth};
-use crate::error::{Error, Result};
-use crate::event::{DeviceEvent, DeviceEventKind};
+use crate::error::{Result, TransportError};
+use crate::event::{AsyncEvent, DeviceEventKind};
 use crate::provider::{CqId, DeviceId};
 use crate::qp::{QpId, SrqId};
 use crate::slab::Key;
@@ -57,7 +57,7 @@ impl Verbs {
     fn poll_event_set(&mut self) -> Result<bool> {
         match self.event_set.poll.poll(&mut self.event_set.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
-            other => other.map_err(|source| Error::io("epoll_wait", source))?,
+            other => other.map_err(|source| TransportError::io("epoll_wait", source))?,
         }
         let mut any = false;
         let mut woken = false;
@@ -332,23 +332,23 @@ impl Verbs {
         }
     }
 
-    fn async_event(&mut self, device: usize, event: AsyncEvent) {
+    fn async_event(&mut self, device: usize, event: RawAsyncEvent) {
         let name = &self.devices[device].info.name;
         match event {
-            AsyncEvent::Qp { kind, name } => self.qp_event(device, kind, name),
-            AsyncEvent::CqError(name) => {
+            RawAsyncEvent::Qp { kind, name } => self.qp_event(device, kind, name),
+            RawAsyncEvent::CqError(name) => {
                 // The completion queue may belong to another provider in this process, which then reports its failure.
                 if let Some((key, _)) = self.cqs.at(name.slot()).filter(|(_, cq)| cq.named(name).is_some()) {
                     self.queue_failed(CqId(key), "the completion queue overran");
                 }
             }
-            AsyncEvent::SrqError(name) => self.srq_failed(device, name),
-            AsyncEvent::DeviceFatal => {
+            RawAsyncEvent::SrqError(name) => self.srq_failed(device, name),
+            RawAsyncEvent::DeviceFatal => {
                 log::error!("the device {name} failed");
                 self.device_event(device, DeviceEventKind::Fatal);
                 self.device_removed(DeviceId(device as u32));
             }
-            AsyncEvent::Port(kind) => {
+            RawAsyncEvent::Port(kind) => {
                 log::warn!("{name}: {kind:?}");
                 match kind {
                     DeviceEventKind::PortDown { port } => self.devices[device].set_down(port as u8, true),
@@ -358,7 +358,7 @@ impl Verbs {
                 self.device_event(device, kind);
                 self.ports_changed(DeviceId(device as u32));
             }
-            AsyncEvent::Other(code) => {
+            RawAsyncEvent::Other(code) => {
                 log::debug!("{name}: event {code}");
                 self.device_event(device, DeviceEventKind::Other(code));
             }
@@ -406,7 +406,7 @@ impl Verbs {
             // the oldest event.
             self.device_events.pop_front();
         }
-        self.device_events.push_back(DeviceEvent { device: DeviceId(device as u32), kind });
+        self.device_events.push_back(AsyncEvent { device: DeviceId(device as u32), kind });
     }
 
     fn srq_failed(&mut self, device: usize, name: QueueName) {

@@ -15,9 +15,9 @@ use super::id::{ConnectOffer, RawId};
 use super::status::connect_failure;
 use super::transitions::{self, Negotiated};
 use crate::cm::{
-    CmEventKind, CmId, ConnectFailure, Detached, ExchangeOptions, ListenOptions, PathOptions, ReadDepth, Source,
+    CmEventKind, CmId, ConnectFailure, Detached, ExchangeOptions, ListenParam, PathOptions, ReadDepth, Source,
 };
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::exchange::message::{Endpoint, ExchangeRefusal, Network};
 use crate::provider::DeviceId;
 use crate::slab::Key;
@@ -33,17 +33,17 @@ impl Verbs {
     pub(super) fn listen_by_exchange(
         &mut self,
         address: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenParam,
         exchange: &ExchangeOptions,
     ) -> Result<CmId> {
-        let ListenOptions { type_of_service, ack_timeout, .. } = *options;
+        let ListenParam { type_of_service, ack_timeout, .. } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         if exchange.device.is_some() {
             // If the device, port or GID that the program has named does not exist, the call fails. Otherwise every
             // incoming connection would fail later.
             self.port_gid_for(None, exchange)?;
         }
-        let listen = |source| Error::Listen { address, source };
+        let listen = |source| TransportError::Listen { address, source };
         let listening = ExchangeListener::open(address, options, exchange).map_err(listen)?;
         let mut id = IdEntry::new(Arc::new(RawId::for_exchange(0, listening.address(), None)), IdState::Listening);
         id.exchange = Some(ExchangeSocket::Listener(Box::new(listening)));
@@ -65,12 +65,12 @@ impl Verbs {
     pub(super) fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
         let listening = self.id_mut(listener)?;
         if listening.listener_mut().is_none() {
-            return Err(Error::InvalidState { call: "accept_stream", state: listening.state.name() });
+            return Err(TransportError::InvalidState { call: "accept_stream", state: listening.state.name() });
         }
         let socket = adopt(stream)?;
         let arrived = self.add_newcomer(ExchangeStream::passive(socket, listener.0), now);
         self.connector.wake();
-        arrived.map_err(|source| Error::io("watching a stream", source))
+        arrived.map_err(|source| TransportError::io("watching a stream", source))
     }
 
     // Functions that connect.
@@ -111,7 +111,7 @@ impl Verbs {
                 exchange.port = exchange.port.or(*port);
             }
         }
-        let unreachable = |source| Error::io("finding the way to the peer", source);
+        let unreachable = |source| TransportError::io("finding the way to the peer", source);
         let local = match (stream.to, stream.from) {
             (Some(_), Some(from)) => Some(SocketAddr::new(from, 0)),
             (Some(to), None) => Some(gid::source_for(to).map_err(unreachable)?),
@@ -273,7 +273,9 @@ impl Verbs {
         let entry = self.id_mut(id)?;
         match entry.state {
             IdState::Disconnecting { .. } => return Ok(()),
-            IdState::Listening => return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() }),
+            IdState::Listening => {
+                return Err(TransportError::InvalidState { call: "disconnect", state: entry.state.name() });
+            }
             _ => {}
         }
         if entry.state == IdState::RequestReceived {
@@ -373,7 +375,7 @@ impl Verbs {
         let watched = self.ids.get(key).and_then(IdEntry::stream).map_or(Ok(()), |stream| stream.watch(registry, key));
         if let Err(error) = watched {
             self.discard(key);
-            return Err(Error::io("watching a stream", error));
+            return Err(TransportError::io("watching a stream", error));
         }
         Ok((CmId(key), device))
     }

@@ -11,8 +11,8 @@ use mio::{Interest, Registry, Token};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::gid::PortGid;
-use crate::cm::{ExchangeOptions, ListenOptions, ReadDepth};
-use crate::error::{Error, Result};
+use crate::cm::{ExchangeOptions, ListenParam, ReadDepth};
+use crate::error::{Result, TransportError};
 use crate::exchange::conversation::{Conversation, ConversationEvent};
 use crate::exchange::message::{Endpoint, MAX_MESSAGE};
 use crate::newcomers::Ticket;
@@ -27,7 +27,7 @@ const USER_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(super) struct ExchangeListener {
     pub(super) socket: Socket,
-    pub(super) options: ListenOptions,
+    pub(super) options: ListenParam,
     pub(super) exchange: ExchangeOptions,
     /// The number of connect requests that the program has not answered yet.
     pub(super) waiting: u32,
@@ -100,7 +100,7 @@ fn address(of: io::Result<SockAddr>) -> Option<SocketAddr> {
 
 impl ExchangeListener {
     /// Opens a listening socket, which is non-blocking.
-    pub(super) fn open(address: SocketAddr, options: &ListenOptions, exchange: &ExchangeOptions) -> io::Result<Self> {
+    pub(super) fn open(address: SocketAddr, options: &ListenParam, exchange: &ExchangeOptions) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         if let SocketAddr::V6(v6) = address {
@@ -134,7 +134,7 @@ impl ExchangeListener {
 /// a stream socket.
 pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     let socket = Socket::from(stream);
-    let no_stream = |source| Error::io("adopting a stream for an exchange", source);
+    let no_stream = |source| TransportError::io("adopting a stream for an exchange", source);
     match socket.r#type() {
         Ok(Type::STREAM) => {}
         Ok(_) => return Err(no_stream(io::ErrorKind::InvalidInput.into())),

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use super::core::Verbs;
 use super::fake::{Fake, Personality};
 use crate::cm::{
-    CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ExchangeOptions, ListenOptions, PathOptions,
+    CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ExchangeOptions, ListenParam, PathOptions,
     Retries, Source,
 };
 use crate::cq::CqAttr;
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::exchange::message::{Endpoint, ExchangeMessage, ExchangeRefusal, MAX_MESSAGE, Network};
 use crate::patience::until;
 use crate::provider::{DeviceId, Provider};
@@ -98,12 +98,11 @@ impl ExchangeTest {
 
     fn listen(&mut self) -> (CmId, SocketAddr) {
         let address = LOOPBACK.parse().unwrap();
-        let id =
-            self.verbs.listen_by_exchange(address, &ListenOptions::default(), &ExchangeOptions::default()).unwrap();
+        let id = self.verbs.listen_by_exchange(address, &ListenParam::default(), &ExchangeOptions::default()).unwrap();
         (id, self.verbs.local_address(id).unwrap())
     }
 
-    fn resolve(&mut self, to: SocketAddr) -> Result<(CmId, DeviceId), Error> {
+    fn resolve(&mut self, to: SocketAddr) -> Result<(CmId, DeviceId), TransportError> {
         self.resolve_with(to, &PathOptions::default(), &ExchangeOptions::default())
     }
 
@@ -112,7 +111,7 @@ impl ExchangeTest {
         to: SocketAddr,
         path: &PathOptions,
         options: &ExchangeOptions,
-    ) -> Result<(CmId, DeviceId), Error> {
+    ) -> Result<(CmId, DeviceId), TransportError> {
         let deadline = self.now + LONG;
         let id = self.verbs.exchange().unwrap().resolve_exchange(to, path, options, deadline)?;
         let event = self.event();
@@ -309,10 +308,10 @@ fn without_a_connection_manager_the_error_names_the_cure() {
     let deadline = world.now + LONG;
     for error in [
         world.verbs.resolve(to, &PathOptions::default(), deadline).unwrap_err(),
-        world.verbs.listen(to, &ListenOptions::default()).unwrap_err(),
+        world.verbs.listen(to, &ListenParam::default()).unwrap_err(),
     ] {
         let text = error.to_string();
-        assert!(matches!(error, Error::NoDevice { .. }), "{text}");
+        assert!(matches!(error, TransportError::NoDevice { .. }), "{text}");
         assert!(text.contains("rdma_cm is missing") && text.contains("by exchange"), "{text}");
     }
     let device = world.verbs.device_at([10, 0, 0, 1].into()).unwrap();
@@ -324,7 +323,7 @@ fn without_a_connection_manager_the_error_names_the_cure() {
 fn an_iwarp_device_has_no_exchange() {
     let mut world = ExchangeTest::with(Personality { iwarp: true, ..Personality::default() });
     let error = world.resolve(LOOPBACK.parse().unwrap()).unwrap_err();
-    assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("iWARP"), "{error}");
+    assert!(matches!(error, TransportError::Unsupported { .. }) && error.to_string().contains("iWARP"), "{error}");
     assert_eq!(lines_with(&world.fake.noted(), "device"), ["device opened", "device closed"]);
 }
 
@@ -547,7 +546,7 @@ fn the_program_brings_the_stream() {
     let mut world = ExchangeTest::new();
     let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
     let address = LOOPBACK.parse().unwrap();
-    let listener = world.verbs.listen_by_exchange(address, &ListenOptions::default(), &options).unwrap();
+    let listener = world.verbs.listen_by_exchange(address, &ListenParam::default(), &options).unwrap();
     let (one, other) = UnixStream::pair().unwrap();
     let (now, deadline) = (world.now, world.now + LONG);
     let role = world.verbs.exchange().unwrap();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use socket2::SockAddr;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::slab::Key;
 
 /// Converts a return code that is not 0 into an error. Most calls return -1 and set `errno`. Some calls return the
@@ -19,12 +19,12 @@ pub(super) fn failure(rc: c_int) -> io::Error {
 
 /// Converts a return code into a `Result`. The code 0 means success.
 pub(super) fn check(call: &'static str, rc: c_int) -> Result<()> {
-    if rc == 0 { Ok(()) } else { Err(Error::io(call, failure(rc))) }
+    if rc == 0 { Ok(()) } else { Err(TransportError::io(call, failure(rc))) }
 }
 
 /// Converts a returned pointer into a `Result`. Null means failure.
 pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T> {
-    if pointer.is_null() { Err(Error::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
+    if pointer.is_null() { Err(TransportError::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
 /// Returns the `context` that carries a key. The program sets it in a connection-manager id, and the library returns it
@@ -141,7 +141,7 @@ pub(super) fn set_nonblocking(fd: c_int) -> Result<()> {
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     // SAFETY: the call sets the flags of a descriptor, and accesses no memory.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
-        return Err(Error::io("fcntl", io::Error::last_os_error()));
+        return Err(TransportError::io("fcntl", io::Error::last_os_error()));
     }
     Ok(())
 }
@@ -156,7 +156,7 @@ mod tests {
             assert_eq!(failure(rc).raw_os_error(), Some(libc::ENOMEM));
         }
         assert!(check("x", 0).is_ok());
-        assert!(matches!(check("x", libc::EINVAL), Err(Error::Io { call: "x", .. })));
+        assert!(matches!(check("x", libc::EINVAL), Err(TransportError::Io { call: "x", .. })));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::NAME;
 use crate::cm::ExchangeOptions;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::exchange::message::Network;
 use crate::mem;
 
@@ -17,7 +17,7 @@ use crate::mem;
 pub(super) const SYSFS: &str = "/sys/class/infiniband";
 
 /// The error for an iWARP device, whose queue pairs cannot connect by exchange.
-pub(super) const IWARP: Error = Error::Unsupported {
+pub(super) const IWARP: TransportError = TransportError::Unsupported {
     provider: NAME,
     feature: "exchange on an iWARP device, whose queue pairs connect by rdma_cm only",
 };
@@ -150,7 +150,7 @@ impl<'a> Port<'a> {
             };
             return match found.or_else(by_family) {
                 Some(entry) => Ok(Some(self.port_gid(Network::RoceV2, entry))),
-                None => Err(Error::NoDevice {
+                None => Err(TransportError::NoDevice {
                     reason: format!(
                         "port {} of {} has no GID of RoCE version 2: give its network interface an address",
                         self.number, self.device
@@ -167,14 +167,14 @@ impl<'a> Port<'a> {
                 self.device,
                 usable.join(", ")
             );
-            return Err(Error::NoDevice { reason });
+            return Err(TransportError::NoDevice { reason });
         }
         Ok(Some(self.port_gid(Network::RoceV2, (index, gid))))
     }
 
-    fn empty(&self, index: u8) -> Error {
+    fn empty(&self, index: u8) -> TransportError {
         let Self { device, number, .. } = self;
-        Error::NoDevice {
+        TransportError::NoDevice {
             reason: format!(
                 "the GID index {index} of port {number} of {device} is empty; `show_gids` or /sys/class/infiniband/{device}/ports/{number}/gids show the table"
             ),
@@ -258,7 +258,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
         ),
         (None, None) => "the stream has no address of this host: name the device of the connection".into(),
     };
-    Err(Error::NoDevice { reason })
+    Err(TransportError::NoDevice { reason })
 }
 
 impl PortGid {

@@ -13,7 +13,7 @@ use super::entry::{IdEntry, IdState};
 use super::exchange_socket::DetachedStream;
 use super::id::RawId;
 use crate::cm::{CmId, Detached, ReadDepth};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 
 /// A connect request of rdma_cm that is detached from its provider. It has no queue pair yet.
@@ -27,10 +27,10 @@ impl Verbs {
     pub(super) fn detach_request(&mut self, id: CmId) -> Result<Detached> {
         let entry = self.id_mut(id)?;
         if entry.state != IdState::RequestReceived {
-            return Err(Error::InvalidState { call: "detach", state: entry.state.name() });
+            return Err(TransportError::InvalidState { call: "detach", state: entry.state.name() });
         }
         if entry.qp.is_some() {
-            return Err(Error::InvalidState { call: "detach", state: "with a queue pair" });
+            return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
         }
         if entry.raw.uses_exchange() {
             return self.detach_stream(id);
@@ -38,7 +38,7 @@ impl Verbs {
         let channel = Arc::new(EventChannel::open()?);
         let entry = self.id_mut(id)?;
         let raw = Arc::get_mut(&mut entry.raw);
-        raw.ok_or(Error::InvalidState { call: "detach", state: "in use" })?.migrate(&channel)?;
+        raw.ok_or(TransportError::InvalidState { call: "detach", state: "in use" })?.migrate(&channel)?;
         let IdEntry { raw, device, read_depth, .. } = self.ids.remove(id.0).ok_or(STALE_ID)?;
         if let Some(device) = device {
             self.devices[device.0 as usize].ids -= 1;
@@ -53,9 +53,10 @@ impl Verbs {
             Ok(moving) => return self.attach_stream(moving),
             Err(request) => request,
         };
-        let DetachedId { mut id, read_depth } = request
-            .into_state()
-            .map_err(|_| Error::Unsupported { provider: NAME, feature: "connect requests of other providers" })?;
+        let DetachedId { mut id, read_depth } = request.into_state().map_err(|_| TransportError::Unsupported {
+            provider: NAME,
+            feature: "connect requests of other providers",
+        })?;
         id.migrate(self.manager()?)?;
         let mut entry = IdEntry::new(Arc::new(id), IdState::RequestReceived);
         entry.read_depth = read_depth;

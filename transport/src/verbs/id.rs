@@ -20,7 +20,7 @@ use super::sys::{
 };
 use super::transitions::{self, Change};
 use crate::cm::ReadDepth;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::slab::Key;
 
 /// The service of an id's queue pair.
@@ -99,7 +99,7 @@ impl RawId {
         match self.method {
             ConnectMethod::RdmaCm { raw, .. } => Ok(raw),
             ConnectMethod::Exchange { .. } => {
-                Err(Error::InvalidState { call: "a call of rdma_cm", state: "connecting by exchange" })
+                Err(TransportError::InvalidState { call: "a call of rdma_cm", state: "connecting by exchange" })
             }
         }
     }
@@ -307,7 +307,7 @@ impl RawId {
     /// Creates the queue pair with the attributes `attr`, in which the pointers to `queues` are set.
     pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: Queues) -> Result<*mut ibv_qp> {
         let Some(device) = self.device.get() else {
-            return Err(Error::InvalidState { call: "create_qp", state: "on no device" });
+            return Err(TransportError::InvalidState { call: "create_qp", state: "on no device" });
         };
         let qp = match self.method {
             ConnectMethod::RdmaCm { raw, .. } => {

@@ -16,7 +16,7 @@ use super::ffi::{self, RawAddress};
 use super::gid::{self, PortGid};
 use super::id::{RawId, Service};
 use crate::cm::ExchangeOptions;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::slab::Key;
@@ -42,7 +42,7 @@ impl Verbs {
     pub(super) fn device_of(&mut self, id: &RawId) -> Result<DeviceId> {
         let context = id.context();
         if context.is_null() {
-            return Err(Error::NoDevice { reason: "the address is not on an RDMA device".into() });
+            return Err(TransportError::NoDevice { reason: "the address is not on an RDMA device".into() });
         }
         let known = |device: &Device| device.raw.as_ref().is_some_and(|raw| raw.context() == context);
         if let Some(index) = self.devices.iter().position(known) {
@@ -50,11 +50,11 @@ impl Verbs {
         }
         // Before the device is added, create a private id at the same address. The private id keeps the context open, and receives the
         // event of the device's removal.
-        let address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
+        let address = id.local_address().ok_or(TransportError::NoDevice { reason: "an id has no address".into() })?;
         let watch = Arc::new(RawId::create(self.manager()?, Service::Connected)?);
         watch.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0)))?;
         if watch.context() != context {
-            return Err(Error::NoDevice { reason: format!("{address} is on more than one device") });
+            return Err(TransportError::NoDevice { reason: format!("{address} is on more than one device") });
         }
         let context_owner: ContextOwner = Arc::clone(&watch) as ContextOwner;
         // SAFETY: the id is on the device. librdmacm keeps the device's context open while the id exists.
@@ -72,7 +72,7 @@ impl Verbs {
         for fd in device.live()?.event_fds() {
             let registered =
                 self.event_set.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
-            registered.map_err(|source| Error::io("watching a device", source))?;
+            registered.map_err(|source| TransportError::io("watching a device", source))?;
         }
         self.devices.push(device);
         Ok(DeviceId(index as u32))
@@ -108,13 +108,13 @@ impl Verbs {
         }
         let id = RawId::create(self.manager()?, Service::Connected)?;
         id.bind(&RawAddress::new(SocketAddr::new(address, 0)))
-            .map_err(|error| Error::NoDevice { reason: format!("the address {address}: {error}") })?;
+            .map_err(|error| TransportError::NoDevice { reason: format!("the address {address}: {error}") })?;
         if id.context().is_null() {
-            return Err(Error::NoDevice {
+            return Err(TransportError::NoDevice {
                 reason: format!("{address} is not on an RDMA device: use the address of one"),
             });
         }
-        self.device_up(&id)?.map_err(|reason| Error::NoDevice { reason })
+        self.device_up(&id)?.map_err(|reason| TransportError::NoDevice { reason })
     }
 
     /// Searches the GID tables for the device that has an address. Used if there is no connection manager.

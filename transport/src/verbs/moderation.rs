@@ -4,7 +4,7 @@ use super::NAME;
 use super::ffi::check;
 use super::sys::{ibv_cq, ibv_cq_attr_mask, ibv_moderate_cq, ibv_modify_cq_attr, modify_cq};
 use crate::caps::Moderation;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 
 /// Sets the moderation of a completion queue.
 ///
@@ -15,7 +15,7 @@ pub(super) unsafe fn set(cq: *mut ibv_cq, to: Moderation) -> Result<()> {
     let mut attr = ibv_modify_cq_attr { attr_mask: ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0, moderate };
     // SAFETY: the caller promises that the queue is live. The library reads the attributes during the call.
     match unsafe { modify_cq(cq, &raw mut attr) } {
-        libc::EOPNOTSUPP => Err(Error::Unsupported { provider: NAME, feature: "completion moderation" }),
+        libc::EOPNOTSUPP => Err(TransportError::Unsupported { provider: NAME, feature: "completion moderation" }),
         rc => check("ibv_modify_cq", rc),
     }
 }

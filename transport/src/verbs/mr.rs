@@ -19,7 +19,7 @@ use std::sync::Arc;
 use super::NAME;
 use super::device::RawDevice;
 use super::sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, RemoteKey};
 use crate::registrar::{Registrar, Registration};
@@ -61,9 +61,9 @@ impl RawRegion {
     }
 
     fn register_dmabuf(device: &Arc<RawDevice>, part: &DmaBuf<'_>, access: Access) -> Result<Self> {
-        const NO_DMABUF: Error =
-            Error::Unsupported { provider: NAME, feature: "regions over a dma-buf on this device" };
-        let register = ibv_reg_dmabuf_mr().ok_or(Error::Unsupported {
+        const NO_DMABUF: TransportError =
+            TransportError::Unsupported { provider: NAME, feature: "regions over a dma-buf on this device" };
+        let register = ibv_reg_dmabuf_mr().ok_or(TransportError::Unsupported {
             provider: NAME,
             feature: "regions over a dma-buf: libibverbs has no ibv_reg_dmabuf_mr, install rdma-core 34 or newer",
         })?;
@@ -76,7 +76,7 @@ impl RawRegion {
             let error = io::Error::last_os_error();
             return Err(match error.raw_os_error() {
                 Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT) => NO_DMABUF,
-                _ => Error::io("ibv_reg_dmabuf_mr", error).on(&device.name),
+                _ => TransportError::io("ibv_reg_dmabuf_mr", error).on(&device.name),
             });
         }
         Ok(Self { raw, memory: None, device: Arc::clone(device) })
@@ -147,7 +147,7 @@ impl RegisteredRegion {
     ) -> Result<(Self, LocalKey, RemoteKey)> {
         if range.start >= range.end || range.end > memory.len() {
             let (value, range) = (range.end as u64, "behind its start, and within the memory");
-            return Err(Error::OutOfRange { what: "end of the region", value, range });
+            return Err(TransportError::OutOfRange { what: "end of the region", value, range });
         }
         if !access.contains(Access::ON_DEMAND) {
             // The registration pins all pages. Pages that were never touched are allocated now, so set the memory
@@ -259,10 +259,10 @@ fn access_flags(access: Access, iwarp: bool) -> ibv_access_flags {
     all
 }
 
-fn registration_error(device: &RawDevice, bytes: usize) -> Error {
+fn registration_error(device: &RawDevice, bytes: usize) -> TransportError {
     let source = explain(io::Error::last_os_error());
     let source = io::Error::new(source.kind(), format!("{}: {source}", device.name));
-    Error::Memory { bytes, source }
+    TransportError::Memory { bytes, source }
 }
 
 /// Adds the limit on locked memory, and how to raise it, to the error of a registration.

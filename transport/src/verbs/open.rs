@@ -14,7 +14,7 @@ use super::ffi::{RawAddress, local_addresses};
 use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, is_unreachable};
 use super::sys::{self, ibv_free_device_list, ibv_get_device_list, rdma_cm_event_type};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::handle::DeviceId;
 use crate::slab::Key;
 
@@ -42,14 +42,14 @@ impl Verbs {
     /// which it needs entropy ([`Verbs::with_entropy`]).
     ///
     /// # Errors
-    /// [`Error::NoLibrary`] if the libraries are missing or too old; [`Error::NoDevice`] if a device, a kernel module or a permission is
-    /// missing. Both errors say how to correct the problem.
+    /// [`TransportError::NoLibrary`] if the libraries are missing or too old; [`TransportError::NoDevice`] if a device, a kernel module or
+    /// a permission is missing. Both errors say how to correct the problem.
     pub fn open() -> Result<Self> {
-        sys::load().map_err(|missing| Error::NoLibrary { reason: missing.to_string() })?;
+        sys::load().map_err(|missing| TransportError::NoLibrary { reason: missing.to_string() })?;
         check_devices()?;
         let manager = match EventChannel::open() {
             Ok(channel) => Ok(Arc::new(channel)),
-            Err(Error::Io { source, .. }) => Err(no_manager(&source)),
+            Err(TransportError::Io { source, .. }) => Err(no_manager(&source)),
             Err(other) => return Err(other),
         };
         if let Err(why) = &manager {
@@ -155,9 +155,9 @@ impl Verbs {
     }
 }
 
-fn unreachable(error: Error) -> Result<Reach> {
+fn unreachable(error: TransportError) -> Result<Reach> {
     match error {
-        Error::Io { source, .. } if is_unreachable(&source) => {
+        TransportError::Io { source, .. } if is_unreachable(&source) => {
             Ok(Reach::No { reason: format!("no RDMA device leads there: {source}") })
         }
         other => Err(other),
@@ -175,7 +175,7 @@ fn check_devices() -> Result<()> {
             Some(libc::ENOSYS) => "the kernel has no user-space RDMA; load the module ib_uverbs".into(),
             _ => format!("the list of devices cannot be read: {error}"),
         };
-        return Err(Error::NoDevice { reason });
+        return Err(TransportError::NoDevice { reason });
     }
     let count = usize::try_from(count).unwrap_or(0);
     let names: Vec<String> = (0..count)
@@ -188,7 +188,7 @@ fn check_devices() -> Result<()> {
     // SAFETY: the list is freed once, after the names were copied.
     unsafe { ibv_free_device_list(list) }
     if names.is_empty() {
-        return Err(Error::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
+        return Err(TransportError::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
     }
     for refusal in refusals(&names, usable)? {
         log::info!("provider verbs: without the device of {refusal}");
@@ -209,7 +209,11 @@ fn refusals(names: &[String], usable: impl Fn(&Path) -> io::Result<()>) -> Resul
             refusals.push(format!("{node}: {error}; {}", cure(&error)));
         }
     }
-    if refusals.len() < names.len() { Ok(refusals) } else { Err(Error::NoDevice { reason: refusals.join(", ") }) }
+    if refusals.len() < names.len() {
+        Ok(refusals)
+    } else {
+        Err(TransportError::NoDevice { reason: refusals.join(", ") })
+    }
 }
 
 /// Returns the names of the kernel's devices, including those for which libibverbs has no driver.

@@ -14,7 +14,7 @@ use super::core::Verbs;
 use super::device::Driver;
 use super::entry::IdState;
 use super::id::RawId;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 
 impl Verbs {
@@ -29,7 +29,7 @@ impl Verbs {
     pub(super) fn check_port(&mut self, device: Option<DeviceId>, port: u8) -> Result<()> {
         let Some(device) = device.filter(|device| self.is_down(*device, port)) else { return Ok(()) };
         let name = &self.devices[device.0 as usize].info.name;
-        Err(Error::NoDevice { reason: format!("port {port} of {name} is down; `rdma link` shows it") })
+        Err(TransportError::NoDevice { reason: format!("port {port} of {name} is down; `rdma link` shows it") })
     }
 
     /// Destroys an id. If the connection manager would send through a port that is down, the id is destroyed later instead. Fails if the

@@ -18,12 +18,12 @@ use super::status::connect_failure;
 use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::Features;
 use crate::cm::{
-    CmEvent, CmEventKind, CmId, ConnectParam, Detached, ExchangeOptions, ListenOptions, PathOptions, ReadDepth,
+    CmEvent, CmEventKind, CmId, ConnectParam, Detached, ExchangeOptions, ListenParam, PathOptions, ReadDepth,
 };
 use crate::cq::{CqAttr, Notify};
 use crate::datagram::{AddressId, GRH_LEN, Route};
-use crate::error::{Error, Result};
-use crate::event::DeviceEvent;
+use crate::error::{Result, TransportError};
+use crate::event::AsyncEvent;
 use crate::exchange::message::ExchangeRefusal;
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
@@ -38,7 +38,7 @@ use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, SendWr};
 
-const STALE_REGION: Error = Error::Stale { object: "memory region" };
+const STALE_REGION: TransportError = TransportError::Stale { object: "memory region" };
 
 /// The time that an iWARP peer has to close a connection after the local side has disconnected. If the peer has not
 /// closed it by then, the local side resets the connection.
@@ -48,16 +48,16 @@ impl Verbs {
     fn check_access(&self, device: DeviceId, access: Access) -> Result<()> {
         let features = self.live_device(device)?.info.capabilities.features;
         if access.contains(Access::REMOTE_ATOMIC) && !features.contains(Features::ATOMICS) {
-            return Err(Error::Unsupported { provider: NAME, feature: "atomic operations on this device" });
+            return Err(TransportError::Unsupported { provider: NAME, feature: "atomic operations on this device" });
         }
         if access.contains(Access::DIRECT) {
-            return Err(Error::Unsupported {
+            return Err(TransportError::Unsupported {
                 provider: NAME,
                 feature: "direct regions: those are for peers of one host",
             });
         }
         if access.contains(Access::ON_DEMAND) && !features.contains(Features::ON_DEMAND_PAGING) {
-            return Err(Error::Unsupported { provider: NAME, feature: "on-demand paging on this device" });
+            return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging on this device" });
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ unsafe impl Provider for Verbs {
         false
     }
 
-    fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         self.listen_for(Service::Connected, address, options)
     }
 
@@ -140,10 +140,10 @@ unsafe impl Provider for Verbs {
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
         let entry = self.id(id)?;
         if entry.state != IdState::Resolved {
-            return Err(Error::InvalidState { call: "connect", state: entry.state.name() });
+            return Err(TransportError::InvalidState { call: "connect", state: entry.state.name() });
         }
         if entry.qp.is_none() && entry.raw.service() == Service::Connected {
-            return Err(Error::InvalidState { call: "connect", state: "without a queue pair" });
+            return Err(TransportError::InvalidState { call: "connect", state: "without a queue pair" });
         }
         let offer = self.offer(entry, param, None)?;
         if entry.raw.uses_exchange() {
@@ -153,10 +153,10 @@ unsafe impl Provider for Verbs {
         let mut refused = None;
         if iwarp {
             let started = self.connector.connect(id.0, raw, offer);
-            started.map_err(|source| Error::io("starting a thread to connect on", source))?;
+            started.map_err(|source| TransportError::io("starting a thread to connect on", source))?;
         } else if let Err(error) = raw.connect(&offer) {
             match error {
-                Error::Io { source, .. } => refused = Some(connect_failure(&source)),
+                TransportError::Io { source, .. } => refused = Some(connect_failure(&source)),
                 other => return Err(other),
             }
         }
@@ -176,10 +176,10 @@ unsafe impl Provider for Verbs {
         self.now = Some(now);
         let entry = self.id(id)?;
         if entry.state != IdState::RequestReceived {
-            return Err(Error::InvalidState { call: "accept", state: entry.state.name() });
+            return Err(TransportError::InvalidState { call: "accept", state: entry.state.name() });
         }
         if entry.qp.is_none() {
-            return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
+            return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let offer = self.offer(entry, param, Some(entry.read_depth))?;
         let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
@@ -210,7 +210,7 @@ unsafe impl Provider for Verbs {
         self.now = Some(now);
         let entry = self.id(id)?;
         if entry.state != IdState::RequestReceived {
-            return Err(Error::InvalidState { call: "reject", state: entry.state.name() });
+            return Err(TransportError::InvalidState { call: "reject", state: entry.state.name() });
         }
         if let Some(device) = entry.device {
             self.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
@@ -240,7 +240,7 @@ unsafe impl Provider for Verbs {
         let notify_peer = match entry.state {
             IdState::Disconnecting { .. } => return Ok(()),
             IdState::Listening | IdState::WatchingDevice => {
-                return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
+                return Err(TransportError::InvalidState { call: "disconnect", state: entry.state.name() });
             }
             // Do not call `rdma_disconnect` during a handshake on iWARP, because it would block until the handshake has
             // ended. Destroying the id also ends the handshake, on a private thread.
@@ -347,7 +347,7 @@ unsafe impl Provider for Verbs {
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(()) };
         let device = &mut self.devices[entry.device as usize];
         if notify == Notify::Solicited && !device.info.capabilities.features.contains(Features::SOLICITED_EVENTS) {
-            return Err(Error::Unsupported {
+            return Err(TransportError::Unsupported {
                 provider: NAME,
                 feature: "events of solicited completions on this device",
             });
@@ -364,7 +364,7 @@ unsafe impl Provider for Verbs {
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
-        let entry = self.devices.get_mut(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
+        let entry = self.devices.get_mut(device.0 as usize).ok_or(TransportError::Stale { object: "device" })?;
         // If no queue is armed, no event can arrive, so the system call is skipped.
         while entry.armed > 0 {
             let Some(raw) = &entry.raw else { break };
@@ -454,7 +454,7 @@ impl Exchange for Verbs {
     fn listen_exchange(
         &mut self,
         address: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenParam,
         exchange: &ExchangeOptions,
     ) -> Result<CmId> {
         self.listen_by_exchange(address, options, exchange)
@@ -534,10 +534,10 @@ impl OffLoopRegistration for Verbs {
     fn adopt(&mut self, registration: Registration) -> Result<MemoryRegion> {
         let PreparedRegion { region, device, local_key, remote_key } = registration
             .into_state()
-            .map_err(|_| Error::Unsupported { provider: NAME, feature: "registrations of other providers" })?;
+            .map_err(|_| TransportError::Unsupported { provider: NAME, feature: "registrations of other providers" })?;
         let ours = self.live_device(DeviceId(region.device))?.live()?;
         if !Arc::ptr_eq(ours, &device) {
-            return Err(Error::Stale { object: "device of a registration" });
+            return Err(TransportError::Stale { object: "device of a registration" });
         }
         Ok(self.add_region((region, local_key, remote_key)))
     }
@@ -573,7 +573,7 @@ impl Datagrams for Verbs {
         self.answer_datagram_request(id, qp, private_data)
     }
 
-    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
+    fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         self.listen_for(Service::Datagram, address, options)
     }
 
@@ -598,7 +598,7 @@ impl Datagrams for Verbs {
     }
 
     fn destroy_address(&mut self, address: AddressId) -> Result<()> {
-        self.addresses.remove(address.0).map(drop).ok_or(Error::Stale { object: "address" })
+        self.addresses.remove(address.0).map(drop).ok_or(TransportError::Stale { object: "address" })
     }
 
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
@@ -644,7 +644,7 @@ impl Adapter for Verbs {
 }
 
 impl DeviceEvents for Verbs {
-    fn next_device_event(&mut self) -> Option<DeviceEvent> {
+    fn next_device_event(&mut self) -> Option<AsyncEvent> {
         self.device_events.pop_front()
     }
 }

@@ -11,7 +11,7 @@ use super::ffi::QueueName;
 use super::id::{Queues, Service};
 use super::sys::{ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use crate::caps::{Capabilities, Features};
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::provider::{CqId, PostError, Posted};
 use crate::qp::{QpAttr, SrqId};
 use crate::slab::Slab;
@@ -111,26 +111,26 @@ impl Qp {
         self.attr.send_cq == cq || self.attr.recv_cq == cq
     }
 
-    fn check_send(&self, wr: &SendWr, addresses: &Slab<Address>) -> Result<(), Error> {
+    fn check_send(&self, wr: &SendWr, addresses: &Slab<Address>) -> Result<(), TransportError> {
         let max_sge = if wr.op.class() == SendClass::Read { self.max_read_sge } else { self.max_sge };
         check_request(wr.wr_id, &wr.sges, max_sge)?;
         if wr.flags.contains(SendFlags::INLINE) && wr.sges.total_len() > self.inline.of(&wr.op) {
             let range =
                 "at most the queue pair's max_inline, and 0 for a Read, an atomic, and on siw a Send with Invalidate";
             let value = wr.sges.total_len() as u64;
-            return Err(Error::OutOfRange { what: "bytes of an inline send", value, range });
+            return Err(TransportError::OutOfRange { what: "bytes of an inline send", value, range });
         }
         if let Some(max) = self.max_datagram {
             return check_datagram(wr, max, addresses);
         }
         let needed = wr.op.feature();
         if needed == Features::DATAGRAMS {
-            return Err(Error::InvalidState { call: "post_send of a datagram", state: "not for datagrams" });
+            return Err(TransportError::InvalidState { call: "post_send of a datagram", state: "not for datagrams" });
         }
         if self.features.contains(needed) {
             Ok(())
         } else {
-            Err(Error::Unsupported { provider: NAME, feature: wr.op.name() })
+            Err(TransportError::Unsupported { provider: NAME, feature: wr.op.name() })
         }
     }
 
@@ -156,7 +156,7 @@ impl Qp {
     pub(super) fn post_recv(&self, chain: &[RecvWr], chains: &mut Chains) -> Result<(), PostError> {
         if self.srq.is_some() {
             let state = "on a shared receive queue";
-            return Err(PostError { posted: 0, error: Error::InvalidState { call: "post_recv", state } });
+            return Err(PostError { posted: 0, error: TransportError::InvalidState { call: "post_recv", state } });
         }
         let (taken, refused) = split(chain, |wr| check_request(wr.wr_id, &wr.sges, self.attr.max_recv_sge));
         if !taken.is_empty() {
@@ -171,16 +171,19 @@ impl Qp {
     }
 }
 
-fn check_datagram(wr: &SendWr, max: u32, addresses: &Slab<Address>) -> Result<(), Error> {
+fn check_datagram(wr: &SendWr, max: u32, addresses: &Slab<Address>) -> Result<(), TransportError> {
     let (SendOp::Datagram(to) | SendOp::DatagramWithImmediate(to, _)) = wr.op else {
-        return Err(Error::Unsupported { provider: NAME, feature: "operation but datagrams on a datagram queue pair" });
+        return Err(TransportError::Unsupported {
+            provider: NAME,
+            feature: "operation but datagrams on a datagram queue pair",
+        });
     };
     if addresses.get(to.address.0).is_none_or(|address| address.raw.is_none()) {
-        return Err(Error::Stale { object: "address" });
+        return Err(TransportError::Stale { object: "address" });
     }
     if wr.sges.total_len() > max as usize {
         let (value, range) = (wr.sges.total_len() as u64, "at most the device's max_datagram");
-        return Err(Error::OutOfRange { what: "bytes of a datagram", value, range });
+        return Err(TransportError::OutOfRange { what: "bytes of a datagram", value, range });
     }
     Ok(())
 }

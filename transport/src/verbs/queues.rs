@@ -14,14 +14,15 @@ use super::srq::{RawSrq, Srq};
 use crate::caps::Features;
 use crate::cm::CmId;
 use crate::cq::CqAttr;
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::{CqId, DeviceId};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::Key;
 use crate::srq::SrqAttr;
 use crate::wc::{WcOpcode, WorkCompletion};
 
-const NO_SRQ: Error = Error::Unsupported { provider: NAME, feature: "shared receive queues on this device" };
+const NO_SRQ: TransportError =
+    TransportError::Unsupported { provider: NAME, feature: "shared receive queues on this device" };
 
 /// The maximum number of completions that one poll moves to the stash.
 const BATCH: usize = 64;
@@ -54,7 +55,7 @@ impl Verbs {
 
     pub(super) fn drop_cq(&mut self, cq: CqId) -> Result<()> {
         if self.cqs.get(cq.0).ok_or(STALE_CQ)?.is_used() {
-            return Err(Error::InvalidState { call: "destroy_cq", state: "using the completion queue" });
+            return Err(TransportError::InvalidState { call: "destroy_cq", state: "using the completion queue" });
         }
         if let Some(cq) = self.cqs.remove(cq.0) {
             self.devices[cq.device as usize].armed -= usize::from(cq.armed);
@@ -92,7 +93,7 @@ impl Verbs {
     pub(super) fn drop_srq(&mut self, srq: SrqId) -> Result<()> {
         let entry = self.srqs.get_mut(srq.0).ok_or(STALE_SRQ)?;
         if entry.is_used() {
-            return Err(Error::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
+            return Err(TransportError::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
         }
         entry.destroy()?;
         for cq in entry.targets() {
@@ -109,15 +110,15 @@ impl Verbs {
         let srq = attr.srq;
         let entry = self.id(id)?;
         if !matches!(entry.state, IdState::Resolved | IdState::RequestReceived | IdState::Bound) {
-            return Err(Error::InvalidState { call: "create_qp", state: entry.state.name() });
+            return Err(TransportError::InvalidState { call: "create_qp", state: entry.state.name() });
         }
         if entry.qp.is_some() {
-            return Err(Error::InvalidState { call: "create_qp", state: "with a queue pair" });
+            return Err(TransportError::InvalidState { call: "create_qp", state: "with a queue pair" });
         }
-        let device = entry.device.ok_or(Error::InvalidState { call: "create_qp", state: "on no device" })?;
+        let device = entry.device.ok_or(TransportError::InvalidState { call: "create_qp", state: "on no device" })?;
         let capabilities = &self.devices[device.0 as usize].info.capabilities;
         if entry.raw.service() == Service::Datagram && !capabilities.features.contains(Features::DATAGRAMS) {
-            return Err(Error::Unsupported { provider: NAME, feature: "datagrams on this device" });
+            return Err(TransportError::Unsupported { provider: NAME, feature: "datagrams on this device" });
         }
         attr.check(capabilities)?;
         self.cqs.get_mut(attr.send_cq.0).ok_or(STALE_CQ)?.reserve(attr.max_send_wr)?;
@@ -181,7 +182,7 @@ impl Verbs {
         let queues = Queues { send: owned(attr.send_cq)?, recv: owned(attr.recv_cq)?, shared };
         let elsewhere = queues.shared.as_ref().is_some_and(|shared| !shared.is_on(open));
         if elsewhere || !queues.send.is_on(open) || !queues.recv.is_on(open) {
-            return Err(Error::InvalidState { call: "create_qp", state: "on another device than its queues" });
+            return Err(TransportError::InvalidState { call: "create_qp", state: "on another device than its queues" });
         }
         let capabilities = &device.info.capabilities;
         let service = id_raw.service();

@@ -7,7 +7,7 @@ use super::chains::{Chains, check_request, posted, split};
 use super::device::RawDevice;
 use super::ffi::{QueueName, non_null};
 use super::sys::{ibv_create_srq, ibv_destroy_srq, ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
-use crate::error::{Error, Result};
+use crate::error::{Result, TransportError};
 use crate::provider::{CqId, PostError};
 use crate::slab::Key;
 use crate::wr::RecvWr;
@@ -143,14 +143,14 @@ impl Srq {
 
     pub(super) fn post(&mut self, chain: &[RecvWr], chains: &mut Chains) -> std::result::Result<(), PostError> {
         let Some(raw) = &self.raw else {
-            return Err(PostError { posted: 0, error: Error::Stale { object: "shared receive queue" } });
+            return Err(PostError { posted: 0, error: TransportError::Stale { object: "shared receive queue" } });
         };
         let room = (self.max_wr - self.outstanding.min(self.max_wr)) as usize;
         let (taken, mut refused) = split(chain, |wr| check_request(wr.wr_id, &wr.sges, self.max_sge));
         let mut fits = taken;
         if taken.len() > room {
             fits = &taken[..room];
-            refused = Some(Error::QueueFull { queue: "shared receive", depth: self.max_wr });
+            refused = Some(TransportError::QueueFull { queue: "shared receive", depth: self.max_wr });
         }
         if !fits.is_empty() {
             let first = chains.recvs(fits);

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use rdma_transport::cm::{ConnectFailure, ListenOptions, PathOptions};
+use rdma_transport::cm::{ConnectFailure, ListenParam, PathOptions};
 use rdma_transport::verbs::Reach;
-use rdma_transport::{CmEvent, CmEventKind, CmId, DeviceId, Error, Features, Provider};
+use rdma_transport::{CmEvent, CmEventKind, CmId, DeviceId, Features, Provider, TransportError};
 
 use crate::world::*;
 
@@ -29,7 +29,7 @@ fn open_and_reach(kind: Kind) {
     assert!(caps.max_inline > 0 && caps.max_sge == 4 && caps.max_message >= 1 << 20);
     let (listener, _) = world.listen(address);
     let again = world.provider.local_address(listener).unwrap();
-    assert!(matches!(world.provider.listen(again, &ListenOptions::default()), Err(Error::Listen { .. })));
+    assert!(matches!(world.provider.listen(again, &ListenParam::default()), Err(TransportError::Listen { .. })));
 }
 
 fn no_route(kind: Kind) {
@@ -93,7 +93,7 @@ fn every_family(kind: Kind) {
     world.drop_end(&active);
     world.drop_end(&passive);
     // A listener on the wildcard address is on every device.
-    let listener = world.provider.listen("0.0.0.0:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+    let listener = world.provider.listen("0.0.0.0:0".parse().unwrap(), &ListenParam::default()).unwrap();
     let port = world.provider.local_address(listener).unwrap().port();
     while world.event_within(Duration::from_millis(100)).is_some() {}
     world.pair(SocketAddr::new(kind.address(), port));

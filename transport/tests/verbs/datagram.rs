@@ -4,13 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rdma_transport::cm::ConnectFailure;
-use rdma_transport::cm::ListenOptions;
+use rdma_transport::cm::ListenParam;
 use rdma_transport::cq::CqAttr;
 use rdma_transport::datagram::GRH_LEN;
 use rdma_transport::provider::PostError;
 use rdma_transport::{
-    Access, AddressId, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DatagramPeer, Destination, DeviceId, Error,
-    Features, Provider, QpAttr, QpId, RecvWr, SendFlags, SendOp, SendWr, SgeList, WcOpcode, WcStatus, WorkCompletion,
+    Access, AddressId, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DatagramPeer, Destination, DeviceId, Features,
+    Provider, QpAttr, QpId, RecvWr, SendFlags, SendOp, SendWr, SgeList, TransportError, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 
 use crate::world::*;
@@ -127,7 +128,7 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
             .provider
             .datagrams()
             .unwrap()
-            .listen_datagram(SocketAddr::new(kind.address(), 0), &ListenOptions::default())
+            .listen_datagram(SocketAddr::new(kind.address(), 0), &ListenParam::default())
             .unwrap();
         let port = world.provider.local_address(listener).unwrap().port();
         world.resolved_datagram(SocketAddr::new(kind.address(), port), None)
@@ -147,7 +148,10 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
             srq: None,
         };
         let refused = world.provider.create_qp(id, &attr);
-        assert!(matches!(refused, Err(Error::Unsupported { feature: "datagrams on this device", .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(TransportError::Unsupported { feature: "datagrams on this device", .. })),
+            "{refused:?}"
+        );
         return;
     }
     assert_eq!(capabilities.max_datagram, 1024);
@@ -200,13 +204,19 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
     let sges = SgeList::one(active.sent.sge(0, capabilities.max_datagram as usize + 1));
     let wr = |op, sges| SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED };
     let refused = world.provider.post_send(active.qp, &[wr(SendOp::Datagram(there), sges)]);
-    assert!(matches!(refused, Err(PostError { error: Error::OutOfRange { value: 1025, .. }, .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(PostError { error: TransportError::OutOfRange { value: 1025, .. }, .. })),
+        "{refused:?}"
+    );
     let refused = world.provider.post_send(active.qp, &[wr(SendOp::Send, SgeList::default())]);
-    assert!(matches!(refused, Err(PostError { error: Error::Unsupported { .. }, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(PostError { error: TransportError::Unsupported { .. }, .. })), "{refused:?}");
     world.provider.datagrams().unwrap().destroy_address(there.address).unwrap();
-    assert!(matches!(world.provider.datagrams().unwrap().destroy_address(there.address), Err(Error::Stale { .. })));
+    assert!(matches!(
+        world.provider.datagrams().unwrap().destroy_address(there.address),
+        Err(TransportError::Stale { .. })
+    ));
     let refused = world.provider.post_send(active.qp, &[wr(SendOp::Datagram(there), SgeList::default())]);
-    assert!(matches!(refused, Err(PostError { error: Error::Stale { .. }, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(PostError { error: TransportError::Stale { .. }, .. })), "{refused:?}");
     world.forget(active);
     world.forget(passive);
 }
@@ -220,7 +230,7 @@ fn nobody_there_and_a_no(kind: Kind) {
         .provider
         .datagrams()
         .unwrap()
-        .listen_datagram(SocketAddr::new(kind.address(), 0), &ListenOptions::default())
+        .listen_datagram(SocketAddr::new(kind.address(), 0), &ListenParam::default())
         .unwrap();
     let port = world.provider.local_address(listener).unwrap().port();
     for (port, refused) in [(9, true), (port, false)] {
@@ -249,7 +259,7 @@ fn siw_has_none() -> bool {
         world.resolved(to)
     };
     let refused = world.provider.datagrams().unwrap().join(id, "239.1.2.3".parse().unwrap());
-    assert!(matches!(refused, Err(Error::InvalidState { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(TransportError::InvalidState { .. })), "{refused:?}");
     !world.provider.device(device).unwrap().capabilities.features.intersects(Features::DATAGRAMS | Features::MULTICAST)
 }
 
@@ -265,10 +275,13 @@ fn groups_reach_everyone_in_them(kind: Kind) {
     for _ in 0..3 {
         let (id, device) = world.resolved_datagram(SocketAddr::new(group, 0), from);
         let early = world.provider.datagrams().unwrap().join(id, group);
-        assert!(matches!(early, Err(Error::InvalidState { .. })), "without a queue pair: {early:?}");
+        assert!(matches!(early, Err(TransportError::InvalidState { .. })), "without a queue pair: {early:?}");
         let end = world.datagrams(id, device);
         world.provider.datagrams().unwrap().join(id, group).unwrap();
-        assert!(matches!(world.provider.datagrams().unwrap().join(id, group), Err(Error::InvalidState { .. })));
+        assert!(matches!(
+            world.provider.datagrams().unwrap().join(id, group),
+            Err(TransportError::InvalidState { .. })
+        ));
         match world.news() {
             CmEvent { id: of, kind: CmEventKind::Joined { group: joined, peer: at } } if of == id => {
                 assert_eq!((joined, at.qp_number), (group, 0x00ff_ffff));
@@ -291,7 +304,10 @@ fn groups_reach_everyone_in_them(kind: Kind) {
     }
     // A member that has left the group receives no more datagrams. The other members still do.
     world.provider.datagrams().unwrap().leave(ends[2].id, group).unwrap();
-    assert!(matches!(world.provider.datagrams().unwrap().leave(ends[2].id, group), Err(Error::InvalidState { .. })));
+    assert!(matches!(
+        world.provider.datagrams().unwrap().leave(ends[2].id, group),
+        Err(TransportError::InvalidState { .. })
+    ));
     world.tell(&ends[0], SendOp::Datagram(there), b"the rest of us");
     assert_eq!(world.hear(&ends[1]).2, b"the rest of us");
     let late = world.event_within(Duration::from_millis(50));

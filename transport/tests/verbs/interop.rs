@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_transport::cm::ConnectFailure;
-use rdma_transport::cm::ListenOptions;
+use rdma_transport::cm::ListenParam;
 use rdma_transport::{
     CmEvent, CmEventKind, ConnectParam, DatagramPeer, Provider, SendOp, WcOpcode, WcStatus, WorkCompletion,
 };
@@ -119,7 +119,7 @@ fn udaddy_asks() {
         .provider
         .datagrams()
         .unwrap()
-        .listen_datagram(SocketAddr::new(address, UDADDY), &ListenOptions::default())
+        .listen_datagram(SocketAddr::new(address, UDADDY), &ListenParam::default())
         .unwrap();
     let theirs = Theirs::start("udaddy", &["-s", &address.to_string()]);
     let (id, _, device, ..) = world.connect_request();

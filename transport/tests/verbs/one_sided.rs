@@ -3,8 +3,8 @@
 use rdma_transport::provider::PostError;
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{
-    Access, CmEventKind, Error, Features, Provider, ReadDepth, RemoteKey, SendFlags, SendOp, SendWr, SgeList, WcOpcode,
-    WcStatus,
+    Access, CmEventKind, Features, Provider, ReadDepth, RemoteKey, SendFlags, SendOp, SendWr, SgeList, TransportError,
+    WcOpcode, WcStatus,
 };
 
 use crate::world::*;
@@ -40,7 +40,10 @@ fn every_size_both_ways(kind: Kind) {
         SendWr { wr_id: 1, op: SendOp::Read(target.remote(0)), sges: pieces(&back, 9), flags: SendFlags::empty() };
     if entries == 1 {
         let refused = world.provider.post_send(active.qp, &[many]);
-        assert!(matches!(refused, Err(PostError { error: Error::OutOfRange { value: 3, .. }, .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(PostError { error: TransportError::OutOfRange { value: 3, .. }, .. })),
+            "{refused:?}"
+        );
     }
     for (round, len) in SIZES.into_iter().enumerate() {
         source.fill(round as u32);
@@ -101,7 +104,9 @@ fn immediate_data(kind: Kind) {
         let posted = world.provider.post_send(active.qp, &[active.op(op, slot, 7)]);
         if kind == Kind::Siw {
             match posted {
-                Err(PostError { posted: 0, error: Error::Unsupported { feature, .. } }) => assert_eq!(feature, name),
+                Err(PostError { posted: 0, error: TransportError::Unsupported { feature, .. } }) => {
+                    assert_eq!(feature, name)
+                }
                 other => panic!("{other:?}"),
             }
             continue;
@@ -130,11 +135,14 @@ fn atomics(kind: Kind) {
         ] {
             let wr = SendWr { wr_id: 1, op, sges: SgeList::one(local.sge(0, 8)), flags: SendFlags::SIGNALED };
             let refused = world.provider.post_send(active.qp, &[wr]);
-            assert!(matches!(refused, Err(PostError { posted: 0, error: Error::Unsupported { .. } })), "{refused:?}");
+            assert!(
+                matches!(refused, Err(PostError { posted: 0, error: TransportError::Unsupported { .. } })),
+                "{refused:?}"
+            );
         }
         let refused =
             world.provider.register(passive.device, &local.memory, 0..local.memory.len(), Access::REMOTE_ATOMIC);
-        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(TransportError::Unsupported { .. })), "{refused:?}");
         return;
     }
     let target = world.area(&passive, 4096, Access::REMOTE_ATOMIC);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rdma_transport::cm::ListenOptions;
+use rdma_transport::cm::ListenParam;
 use rdma_transport::cq::Notify;
 use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcStatus};
 
@@ -72,7 +72,7 @@ fn add_device(kind: Kind) {
 fn removal_with_everything_open(kind: Kind) {
     let device = kind.variable("DEV");
     let mut world = World::new();
-    let wildcard = world.provider.listen("0.0.0.0:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+    let wildcard = world.provider.listen("0.0.0.0:0".parse().unwrap(), &ListenParam::default()).unwrap();
     let port = world.provider.local_address(wildcard).unwrap().port();
     for round in 0..3 {
         let (listener, to) = world.listen(kind.address());

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use rdma_transport::cq::CqAttr;
 use rdma_transport::{
-    Access, CmEventKind, CmId, ConnectParam, DeviceId, Error, ExchangeOptions, Features, ListenOptions, Memory,
-    PathOptions, PathState, Provider, QpAttr, ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, WcStatus,
+    Access, CmEventKind, CmId, ConnectParam, DeviceId, ExchangeOptions, Features, ListenParam, Memory, PathOptions,
+    PathState, Provider, QpAttr, ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, TransportError, WcStatus,
 };
 
 use crate::world::*;
@@ -77,7 +77,7 @@ impl Capture {
 
 fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     let mut world = World::new();
-    let options = ListenOptions { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenOptions::default() };
+    let options = ListenParam { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenParam::default() };
     let listener = world.provider.listen(SocketAddr::new(kind.address(), 0), &options).unwrap();
     let to = world.provider.local_address(listener).unwrap();
     let capture = Capture::on("lo");
@@ -101,7 +101,7 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
 /// is refused.
 fn an_exchange_agrees_on_the_same(kind: Kind) {
     let mut world = World::new();
-    let options = ListenOptions { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenOptions::default() };
+    let options = ListenParam { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenParam::default() };
     let (address, exchange) = (SocketAddr::new(kind.address(), 0), ExchangeOptions::default());
     let listener = world.provider.exchange().unwrap().listen_exchange(address, &options, &exchange).unwrap();
     let to = world.provider.local_address(listener).unwrap();
@@ -110,7 +110,10 @@ fn an_exchange_agrees_on_the_same(kind: Kind) {
     let resolved = role.resolve_exchange(to, &path, &exchange, Instant::now() + TIMEOUT);
     if kind == Kind::Siw {
         let refused = resolved.unwrap_err();
-        assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("iWARP"), "{refused}");
+        assert!(
+            matches!(refused, TransportError::Unsupported { .. }) && refused.to_string().contains("iWARP"),
+            "{refused}"
+        );
         return;
     }
     let id = resolved.unwrap();
@@ -174,7 +177,10 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
         (Source::Address("192.0.2.9".parse().unwrap()), "192.0.2.9"),
     ] {
         let refused = world.provider.resolve(to, &from(source), Instant::now() + TIMEOUT).unwrap_err();
-        assert!(matches!(refused, Error::NoDevice { .. }) && refused.to_string().contains(wanted), "{refused}");
+        assert!(
+            matches!(refused, TransportError::NoDevice { .. }) && refused.to_string().contains(wanted),
+            "{refused}"
+        );
     }
     // A connection from the chosen device and port can carry a message.
     let (id, device) = resolved_with(&mut world, to, &from(Source::Device { name, port: Some(1) }));
@@ -193,7 +199,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
 fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
     for only in [true, false] {
         let mut world = World::new();
-        let options = ListenOptions { ipv6_only: Some(only), ..ListenOptions::default() };
+        let options = ListenParam { ipv6_only: Some(only), ..ListenParam::default() };
         let listener = world.provider.listen("[::]:0".parse().unwrap(), &options).unwrap();
         let port = world.provider.local_address(listener).unwrap().port();
         // On siw, a listener on an IPv6 address accepts only IPv6, regardless of this option.
@@ -226,7 +232,7 @@ fn events_come_on_every_completion_vector(kind: Kind) {
     println!("{vectors} completion vectors");
     assert!(matches!(
         world.provider.create_cq(device, &CqAttr { vector: vectors, ..CqAttr::new(8) }),
-        Err(Error::OutOfRange { .. })
+        Err(TransportError::OutOfRange { .. })
     ));
     world.provider.destroy_id(any, Instant::now()).unwrap();
     for vector in 0..vectors {
@@ -293,7 +299,7 @@ fn receives_of_one_piece_take_one(kind: Kind) {
     world.provider.post_recv(qp, &[rdma_transport::RecvWr { wr_id: 1, sges }]).unwrap();
     sges.push(area.sge(8, 8)).unwrap();
     let refused = world.provider.post_recv(qp, &[rdma_transport::RecvWr { wr_id: 2, sges }]).unwrap_err().error;
-    assert!(matches!(refused, Error::OutOfRange { value: 2, .. }), "{refused}");
+    assert!(matches!(refused, TransportError::OutOfRange { value: 2, .. }), "{refused}");
 }
 
 /// A read depth above the device's limit is reduced to that limit. Values that no device supports are refused.
@@ -310,14 +316,14 @@ fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
         Retries { min_rnr_timer: 32, ..Retries::default() },
     ] {
         let refused = world.provider.connect(id, &ConnectParam { retries, ..ConnectParam::default() });
-        assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(TransportError::OutOfRange { .. })), "{refused:?}");
     }
     let path = PathOptions { ack_timeout: Some(32), ..PathOptions::default() };
     let refused = world.provider.resolve(to, &path, Instant::now() + TIMEOUT);
-    assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
-    let options = ListenOptions { ack_timeout: Some(99), ..ListenOptions::default() };
+    assert!(matches!(refused, Err(TransportError::OutOfRange { value: 32, .. })), "{refused:?}");
+    let options = ListenParam { ack_timeout: Some(99), ..ListenParam::default() };
     let refused = world.provider.listen(SocketAddr::new(kind.address(), 0), &options);
-    assert!(matches!(refused, Err(Error::OutOfRange { value: 99, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(TransportError::OutOfRange { value: 99, .. })), "{refused:?}");
 }
 
 /// RDMA Reads can place data in every kind of region: in one that another thread has registered, in one with `READ_SINK`, in one with
@@ -347,7 +353,7 @@ fn every_kind_of_region_is_read_into(kind: Kind) {
     } else {
         let memory = Arc::new(Memory::new(4096).unwrap());
         let refused = world.provider.register(active.device, &memory, 0..memory.len(), Access::ON_DEMAND);
-        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(TransportError::Unsupported { .. })), "{refused:?}");
         assert!(refused.unwrap_err().to_string().contains("on-demand paging"));
     }
     for sink in &sinks {
@@ -406,7 +412,10 @@ fn a_dma_buf_is_refused_by_name(kind: Kind) {
         .register_dmabuf(device, fd.as_fd(), 0, 4096, 0x1000, Access::LOCAL_WRITE)
         .unwrap_err();
     println!("{refused}");
-    assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("dma-buf"), "{refused}");
+    assert!(
+        matches!(refused, TransportError::Unsupported { .. }) && refused.to_string().contains("dma-buf"),
+        "{refused}"
+    );
 }
 
 /// A short Send with Invalidate works on a queue pair that sends short payloads inline. On siw the provider must not post a Send with
@@ -437,7 +446,7 @@ fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
             ..active.op(SendOp::SendInvalidate(target.region.remote_key), DEPTH as usize, 8)
         };
         let refused = world.provider.post_send(active.qp, &[wr]).unwrap_err().error;
-        assert!(matches!(refused, Error::OutOfRange { value: 8, .. }), "{refused}");
+        assert!(matches!(refused, TransportError::OutOfRange { value: 8, .. }), "{refused}");
     }
     let wc = world.done(&active, SendOp::Send, SgeList::one(active.sge(DEPTH as usize, 8)), SendFlags::INLINE);
     assert_eq!(wc.status, WcStatus::Success);

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use rdma_transport::cm::{ListenOptions, PathOptions};
+use rdma_transport::cm::{ListenParam, PathOptions};
 use rdma_transport::cq::{CqAttr, Notify};
 use rdma_transport::provider::Channel;
 use rdma_transport::verbs::Verbs;
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{
-    Access, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DeviceEvent, DeviceId, DisconnectCause, Memory,
+    Access, AsyncEvent, CmEvent, CmEventKind, CmId, ConnectParam, CqId, DeviceId, DisconnectCause, Memory,
     MemoryRegion, Provider, QpAttr, QpId, ReadDepth, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, WcStatus,
     WorkCompletion,
 };
@@ -239,7 +239,7 @@ impl World {
     }
 
     pub(crate) fn listen(&mut self, address: IpAddr) -> (CmId, SocketAddr) {
-        let listener = self.provider.listen(SocketAddr::new(address, 0), &ListenOptions::default()).unwrap();
+        let listener = self.provider.listen(SocketAddr::new(address, 0), &ListenParam::default()).unwrap();
         let bound = self.provider.local_address(listener).unwrap();
         assert_ne!(bound.port(), 0);
         (listener, SocketAddr::new(address, bound.port()))
@@ -358,7 +358,7 @@ impl World {
     }
 
     /// Waits for an event of a device for which `wanted` returns `Some`, and returns the value.
-    pub(crate) fn device_event<T>(&mut self, wanted: impl Fn(DeviceEvent) -> Option<T>) -> T {
+    pub(crate) fn device_event<T>(&mut self, wanted: impl Fn(AsyncEvent) -> Option<T>) -> T {
         let until = Instant::now() + TIMEOUT;
         loop {
             while let Some(event) = self.provider.device_events().unwrap().next_device_event() {

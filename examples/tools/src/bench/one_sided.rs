@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use hdrhistogram::Histogram;
 use rdma_reactor::system_entropy;
-use rdma_reactor::transport::cm::{ListenOptions, PathOptions};
+use rdma_reactor::transport::cm::{ListenParam, PathOptions};
 use rdma_reactor::transport::cq::CqAttr;
 use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_reactor::transport::wr::RemoteAddress;
@@ -104,7 +104,7 @@ pub fn serve() -> io::Result<()> {
     let listener = side
         .station
         .provider()
-        .listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenOptions::default())
+        .listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenParam::default())
         .map_err(io::Error::other)?;
     let address = side.station.provider().local_address(listener).ok_or(io::ErrorKind::AddrNotAvailable)?;
     println!("{LISTENING}{address}");

@@ -109,7 +109,7 @@ fn listen(
             Err(error) => error,
         };
         tries -= 1;
-        let in_use = matches!(&error, rdma_reactor::Error::Transport(transport::Error::Listen { source, .. })
+        let in_use = matches!(&error, rdma_reactor::Error::Transport(transport::TransportError::Listen { source, .. })
             if source.kind() == io::ErrorKind::AddrInUse);
         match (in_use, tries) {
             (false, _) => return Err(Failure::new(format!("{error}; check --bind and --port"))),

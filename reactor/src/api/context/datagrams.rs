@@ -109,7 +109,7 @@ impl DatagramContext<'_> {
     /// # Errors
     /// One of these:
     ///
-    /// - The provider or the device does not support datagrams ([`rdma_transport::Error::Unsupported`] says which of
+    /// - The provider or the device does not support datagrams ([`rdma_transport::TransportError::Unsupported`] says which of
     ///   them).
     /// - The address belongs to no device, or is in use.
     /// - The device has no free resources.

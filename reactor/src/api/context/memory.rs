@@ -109,7 +109,8 @@ impl Context<'_> {
         options: &RegionOptions,
     ) -> Result<Region, Error> {
         let len = bytes.len();
-        let memory = Memory::from_vec(bytes).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
+        let memory =
+            Memory::from_vec(bytes).map_err(|source| rdma_transport::TransportError::Memory { bytes: len, source })?;
         self.driver.register(conn, Material::Own(memory, len), options)
     }
 
@@ -201,7 +202,7 @@ impl Context<'_> {
     ) -> Result<(Region, Arc<Memory>), Error> {
         // SAFETY: the caller of `register_raw` promises that the rules of `Memory::from_raw` hold.
         let memory = unsafe { Memory::from_raw(base, len) };
-        let memory = Arc::new(memory.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?);
+        let memory = Arc::new(memory.map_err(|source| rdma_transport::TransportError::Memory { bytes: len, source })?);
         Ok((self.register_memory(conn, Arc::clone(&memory), options)?, memory))
     }
 

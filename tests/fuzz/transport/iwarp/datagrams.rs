@@ -20,7 +20,7 @@ use super::super::config::IwarpConfig;
 use super::super::net::{Net, NetChannel, Ready, SocketId};
 use super::super::provider::{DEVICE, Iwarp};
 use super::tape::Tape;
-use crate::cm::{CmEventKind, CmId, ConnectParam, ListenOptions};
+use crate::cm::{CmEventKind, CmId, ConnectParam, ListenParam};
 use crate::cq::CqAttr;
 use crate::datagram::{AddressId, DatagramPeer, Destination, GRH_LEN, QUEUE_KEY};
 use crate::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
@@ -356,7 +356,7 @@ impl World<'_> {
         let at = address(which & 1);
         let id = match kind % 4 {
             0 => self.iwarp.bind_datagram(SocketAddr::new(at.ip(), 0)).map(|(id, ..)| id),
-            1 => self.iwarp.listen_datagram(at, &ListenOptions::default()),
+            1 => self.iwarp.listen_datagram(at, &ListenParam::default()),
             2 => self.iwarp.resolve_datagram(address(kind >> 2), Some(at), self.deadline()),
             _ => self.iwarp.bind_datagram(address(which)).map(|(id, ..)| id),
         };

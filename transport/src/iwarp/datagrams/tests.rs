@@ -110,7 +110,7 @@ fn meet(
     at: SocketAddr,
     from: SocketAddr,
 ) -> (QpId, QpId, DatagramPeer) {
-    let listener = passive.iwarp.listen_datagram(at, &ListenOptions::default()).unwrap();
+    let listener = passive.iwarp.listen_datagram(at, &ListenParam::default()).unwrap();
     let at = passive.iwarp.local_address(listener).unwrap();
     let id = active.iwarp.resolve_datagram(at, Some(from), far()).unwrap();
     let mut sides = [active, passive];
@@ -163,13 +163,16 @@ fn a_question_an_answer_and_a_talk() {
             passive.iwarp.destroy_address(back.address).unwrap();
         }
         let long = active.tell(here, SendOp::Datagram(to), &[0; MAX_PAYLOAD + 1]);
-        assert!(matches!(long, Err(PostError { error: Error::OutOfRange { value: 4097, .. }, .. })), "{long:?}");
+        assert!(
+            matches!(long, Err(PostError { error: TransportError::OutOfRange { value: 4097, .. }, .. })),
+            "{long:?}"
+        );
         let other = active.tell(here, SendOp::Send, &[]);
-        assert!(matches!(other, Err(PostError { error: Error::Unsupported { .. }, .. })), "{other:?}");
+        assert!(matches!(other, Err(PostError { error: TransportError::Unsupported { .. }, .. })), "{other:?}");
         active.iwarp.destroy_address(to.address).unwrap();
-        assert!(matches!(active.iwarp.destroy_address(to.address), Err(Error::Stale { .. })));
+        assert!(matches!(active.iwarp.destroy_address(to.address), Err(TransportError::Stale { .. })));
         let stale = active.tell(here, SendOp::Datagram(to), &[]);
-        assert!(matches!(stale, Err(PostError { error: Error::Stale { .. }, .. })), "{stale:?}");
+        assert!(matches!(stale, Err(PostError { error: TransportError::Stale { .. }, .. })), "{stale:?}");
         // A disconnect flushes the posted work requests. After the ids are destroyed, the provider has no port and no query.
         active.iwarp.disconnect(CmId(here.0), far()).unwrap();
         active.turn();
@@ -187,10 +190,10 @@ fn nobody_there_and_a_no() {
         let shared = config.roce.port.is_some();
         let (mut active, mut passive) = (DatagramNode::new(config.clone()), DatagramNode::new(config));
         let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let listener = passive.iwarp.listen_datagram(at, &ListenOptions::default()).unwrap();
+        let listener = passive.iwarp.listen_datagram(at, &ListenParam::default()).unwrap();
         let there = passive.iwarp.local_address(listener).unwrap();
-        let taken = passive.iwarp.listen_datagram(there, &ListenOptions::default());
-        assert!(matches!(taken, Err(Error::Listen { .. })), "{taken:?}");
+        let taken = passive.iwarp.listen_datagram(there, &ListenParam::default());
+        assert!(matches!(taken, Err(TransportError::Listen { .. })), "{taken:?}");
         let from = Some("127.0.0.3:0".parse().unwrap());
         for (to, refused) in [(SocketAddr::new(there.ip(), 9), true), (there, false)] {
             let mut sides = [&mut active, &mut passive];
@@ -250,11 +253,14 @@ fn groups_reach_everyone_in_them() {
         let (mut one, mut other) = (DatagramNode::new(config.clone()), DatagramNode::new(config.clone()));
         let join = |side: &mut DatagramNode| {
             let id = side.iwarp.resolve_datagram(SocketAddr::new(group, 0), Some(from), far()).unwrap();
-            assert!(matches!(side.iwarp.join(id, group), Err(Error::InvalidState { .. })), "without a queue pair");
+            assert!(
+                matches!(side.iwarp.join(id, group), Err(TransportError::InvalidState { .. })),
+                "without a queue pair"
+            );
             let qp = side.qp(id, 4);
             assert!(side.iwarp.join(id, from.ip()).is_err(), "no group");
             side.iwarp.join(id, group).unwrap();
-            assert!(matches!(side.iwarp.join(id, group), Err(Error::InvalidState { .. })));
+            assert!(matches!(side.iwarp.join(id, group), Err(TransportError::InvalidState { .. })));
             side.turn();
             match side.events.drain(..).next_back().map(|event| event.kind) {
                 Some(CmEventKind::Joined { group: joined, peer }) if joined == group => (qp, peer),
@@ -283,7 +289,7 @@ fn groups_reach_everyone_in_them() {
             });
         }
         other.iwarp.leave(CmId(second.0), group).unwrap();
-        assert!(matches!(other.iwarp.leave(CmId(second.0), group), Err(Error::InvalidState { .. })));
+        assert!(matches!(other.iwarp.leave(CmId(second.0), group), Err(TransportError::InvalidState { .. })));
         one.tell(first, SendOp::Datagram(to), b"the rest of us").unwrap();
         if rounds > 0 {
             until(&mut [&mut one, &mut other], |sides| sides[0].heard());
@@ -362,12 +368,12 @@ fn addresses_of_no_device_are_refused() {
     let mut side = DatagramNode::new(IwarpConfig::default());
     for address in ["0.0.0.0:0", "[::]:7", "239.1.2.3:0"] {
         let refused = side.iwarp.bind_datagram(address.parse().unwrap());
-        assert!(matches!(refused, Err(Error::NoDevice { .. })), "{address}: {refused:?}");
+        assert!(matches!(refused, Err(TransportError::NoDevice { .. })), "{address}: {refused:?}");
     }
     let (peer, from) = ("127.0.0.1:9".parse().unwrap(), "[::1]:0".parse().unwrap());
     assert!(side.iwarp.resolve_datagram(peer, Some(from), far()).is_err());
     let elsewhere = side.iwarp.bind_datagram("203.0.113.77:0".parse().unwrap());
-    assert!(matches!(elsewhere, Err(Error::Listen { .. })), "{elsewhere:?}");
+    assert!(matches!(elsewhere, Err(TransportError::Listen { .. })), "{elsewhere:?}");
     let zero = Iwarp::new(common(0), TcpNet::new().unwrap(), Box::new(|_| {}));
-    assert!(matches!(zero, Err(Error::OutOfRange { .. })));
+    assert!(matches!(zero, Err(TransportError::OutOfRange { .. })));
 }

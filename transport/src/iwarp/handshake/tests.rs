@@ -2,7 +2,7 @@
 
 use super::super::bench::{Bench, request_v1};
 use super::*;
-use crate::cm::{ConnectParam, DisconnectCause, ListenOptions, PathOptions};
+use crate::cm::{ConnectParam, DisconnectCause, ListenParam, PathOptions};
 use crate::iwarp::net::Ready;
 use crate::iwarp::{CrcPolicy, IwarpConfig};
 use crate::iwarp::{Iwarp, TcpNet};
@@ -103,7 +103,7 @@ fn an_undecided_request_is_rejected_in_time() {
     bench.end(&mut peer);
     assert!(bench.iwarp.accept(id, &ConnectParam::default(), bench.now).is_err());
     bench.iwarp.destroy_id(id, bench.now).unwrap();
-    assert!(matches!(bench.iwarp.disconnect(id, bench.now), Err(Error::Stale { .. })));
+    assert!(matches!(bench.iwarp.disconnect(id, bench.now), Err(TransportError::Stale { .. })));
     let other = bench.request();
     bench.iwarp.accept(other, &ConnectParam::default(), bench.now).unwrap();
 }
@@ -289,7 +289,7 @@ fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
 /// Creates a provider with these settings and starts a listener. Returns the provider, the listener's id and its address.
 fn listening(config: IwarpConfig) -> (Bench, CmId, SocketAddr) {
     let mut bench = Bench::new(config);
-    let id = bench.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+    let id = bench.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
     let address = bench.iwarp.local_address(id).unwrap();
     (bench, id, address)
 }
@@ -394,7 +394,7 @@ fn only_allowed_networks_may_connect() {
         TcpNet::new().unwrap(),
         Box::new(|_| {}),
     );
-    assert!(matches!(refused, Err(Error::OutOfRange { what: "max_handshakes_per_peer", .. })));
+    assert!(matches!(refused, Err(TransportError::OutOfRange { what: "max_handshakes_per_peer", .. })));
 }
 
 #[test]
@@ -470,7 +470,7 @@ impl Net for Exhausted {
 fn without_descriptors_it_tries_once_per_back_off() {
     let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0 };
     let mut iwarp = Iwarp::new(IwarpConfig::default(), net, Box::new(|_| {})).unwrap();
-    let listener = iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
+    let listener = iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
     let address = iwarp.local_address(listener).unwrap();
     let mut now = Instant::now();
     let mut peers = Vec::new();

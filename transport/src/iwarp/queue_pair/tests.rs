@@ -8,7 +8,7 @@ mod replay;
 use super::super::startup::ReadyToReceive;
 use super::super::wire::Opcode;
 use super::*;
-use crate::error::Error;
+use crate::error::TransportError;
 use crate::mem::Memory;
 use crate::provider::CqId;
 use crate::slab::Key;
@@ -366,7 +366,7 @@ fn queues_are_full_until_their_completions_are_polled() {
     a.transmit(usize::MAX);
     let wr = SendWr { wr_id: 64, op: SendOp::Send, sges: SgeList::default(), flags: SendFlags::empty() };
     let full = a.qp.post_send(&[wr], &mut a.resources).unwrap_err();
-    assert!(matches!(full.error, Error::QueueFull { depth: 64, .. }));
+    assert!(matches!(full.error, TransportError::QueueFull { depth: 64, .. }));
     assert_eq!(a.done().len(), 64);
     a.qp.post_send(&[wr], &mut a.resources).unwrap();
 }

@@ -528,23 +528,29 @@ fn what_cannot_be_posted() {
     let local = end.area(16, Access::LOCAL_WRITE, 78);
     let remote = RemoteAddress { address: 0, key: RemoteKey(5) };
     let sge = local.sge(0, 8);
-    assert!(matches!(end.post(0, SendOp::Read(remote), sge, SIGNALED), Err(Error::OutOfRange { value: 0, .. })));
+    assert!(matches!(
+        end.post(0, SendOp::Read(remote), sge, SIGNALED),
+        Err(TransportError::OutOfRange { value: 0, .. })
+    ));
     let mut end = TestQueuePair::new(Role::Initiator, agreement(true, None), 1448);
     let local = end.area(16, Access::LOCAL_WRITE, 78);
     let fixed = end.area(16, REMOTE, 79);
     let mut two = local.sge(0, 8);
     two.push(local.sge(8, 8).as_slice()[0]).unwrap();
-    assert!(matches!(end.post(0, SendOp::Read(remote), two, SIGNALED), Err(Error::OutOfRange { value: 2, .. })));
+    assert!(matches!(
+        end.post(0, SendOp::Read(remote), two, SIGNALED),
+        Err(TransportError::OutOfRange { value: 2, .. })
+    ));
     let bad = [fixed.sge(0, 8), SgeList::one(local.memory.sge(CANARY, 8)), SgeList::one(Sge::default())];
     for sges in bad.into_iter().take(2) {
-        assert!(matches!(end.post(0, SendOp::Read(remote), sges, SIGNALED), Err(Error::InvalidState { .. })));
+        assert!(matches!(end.post(0, SendOp::Read(remote), sges, SIGNALED), Err(TransportError::InvalidState { .. })));
     }
     for op in [
         SendOp::WriteWithImmediate(remote, 1),
         SendOp::FetchAdd { remote, add: 1 },
         SendOp::CompareSwap { remote, expected: 1, swap: 2 },
     ] {
-        assert!(matches!(end.post(0, op, local.sge(0, 8), SIGNALED), Err(Error::Unsupported { .. })));
+        assert!(matches!(end.post(0, op, local.sge(0, 8), SIGNALED), Err(TransportError::Unsupported { .. })));
     }
     assert!(end.take_wire().is_empty());
 }
@@ -722,7 +728,7 @@ fn receives_from_a_shared_queue() {
     for wr_id in 0..3 {
         post(&mut end.resources, srq, wr_id).unwrap();
     }
-    assert!(matches!(post(&mut end.resources, srq, 3), Err(Error::QueueFull { .. })));
+    assert!(matches!(post(&mut end.resources, srq, 3), Err(TransportError::QueueFull { .. })));
     assert!(qps[0].post_recv(&[RecvWr { wr_id: 1, sges: SgeList::default() }], &mut end.resources.cqs).is_err());
     let wire = stream(&[5, 6, 7], true, 1448, 1, usize::MAX);
     // The first queue pair receives the peer's ready-to-receive message and two messages. The second queue pair receives one message, which
