@@ -20,7 +20,7 @@ pub fn page(stats: &Stats) -> String {
         let (meaning, value) = (meaning.unwrap_or_default(), value.unwrap_or_default());
         format!("<tr><td>{meaning}<td style=\"text-align:right\">{value}\n")
     };
-    // Each metric has three lines: its meaning, its type, and its value.
+    // Prometheus's format has three lines for each metric: its meaning, its type, and its value.
     let rows: String = lines.chunks_exact(3).map(row).collect();
     format!(
         "<!doctype html><meta charset=utf-8><meta http-equiv=refresh content=1><title>rdma-reactor</title>\n\

@@ -21,7 +21,7 @@ fn run(program: &str, args: &[&str]) -> String {
     let pid = Pid::from_raw(child.id() as i32);
     let (done, watch) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        // The program hangs: a lost wake-up makes its loop sleep forever.
+        // A timeout means that the program hangs, because a lost wake-up made its loop sleep forever.
         if watch.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
             kill(pid, Signal::SIGKILL).expect("it has not been waited for");
         }

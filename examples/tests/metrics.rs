@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use patience::PATIENCE;
 
-/// The time limit that the server has for an HTTP connection. On a busy machine, an answer may take longer.
+/// The time limit that the server sets for an HTTP connection. On a busy machine, an answer may take longer.
 const VISIT: Duration = Duration::from_secs(5);
 
 /// The running program, with the addresses that it printed. Dropping this value kills the program.
@@ -80,8 +80,7 @@ fn silent(address: &str, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| connect(address)).collect()
 }
 
-/// Requests a page and returns the answer. Repeats the request if the server closed the connection at its time limit before the answer
-/// arrived.
+/// Requests a page and returns the answer. Repeats the request if the connection reached the server's time limit before the answer arrived.
 fn ask(http: &str, request: &str) -> String {
     loop {
         let begun = Instant::now();
@@ -130,14 +129,15 @@ fn visitors_that_say_nothing_keep_nobody_out() {
     let program = Program::start(256);
     let mut visitors = silent(&program.http, 64);
     shows_metrics(&program.http);
-    // The server closes each connection at its time limit. Then 192 connections, three times the limit, must do no harm either.
+    // The server closes each silent connection at its time limit. After that, the test opens 192 silent connections, which is three times
+    // the server's limit. The server must still serve visitors.
     let mut last = visitors.pop().expect("there are 64");
     assert_eq!(last.read(&mut [0]).expect("an end within the time of a visit"), 0);
     let _more = silent(&program.http, 192);
     shows_metrics(&program.http);
 }
 
-/// The server has 24 descriptors, and 30 connections need more. It must still serve visitors.
+/// The server may open 24 descriptors, and 30 connections need more. The server must still serve visitors.
 #[test]
 fn visitors_that_take_all_descriptors_keep_nobody_out() {
     let program = Program::start(24);
@@ -147,8 +147,8 @@ fn visitors_that_take_all_descriptors_keep_nobody_out() {
     (0..3).for_each(|_| shows_metrics(&program.http));
 }
 
-/// Connections that are not HTTP use up all descriptors, so closing the oldest HTTP connection cannot free one. When they end, visitors
-/// must be served again.
+/// Connections that are not HTTP use up all descriptors, so closing the oldest HTTP connection cannot free one. When the connections that
+/// are not HTTP end, visitors must be served again.
 #[test]
 fn visitors_are_served_when_there_are_descriptors_again() {
     let program = Program::start(24);

@@ -35,8 +35,8 @@ fn an_echo_comes_back() {
     assert!(out.lines().any(|line| line.ends_with(": hello")), "{out}");
 }
 
-/// The server ends twice, once with an orderly close and once without. The client must report the difference, and must have all its
-/// answers in the end.
+/// The server ends twice, first with an orderly close and then without one. The client must report which of the two happened, and must have
+/// all its answers in the end.
 #[test]
 fn a_client_survives_its_server() {
     let out = succeeds(env!("CARGO_BIN_EXE_05-reconnect"));
@@ -98,7 +98,8 @@ fn a_thousand_tasks_get_their_answers_in_each_way() {
     }
 }
 
-/// Every block must be stored and returned: first in a file of the test, then in a temporary file, which the program must remove.
+/// The store must return every block that it has stored. It uses a temporary file in the first run, and a file of this test in the second
+/// run.
 #[test]
 fn a_store_gives_its_blocks_back() {
     let named = std::env::temp_dir().join(format!("blocks-of-a-test-{}", std::process::id()));
@@ -117,7 +118,7 @@ fn blocks_of_a_cache_move_with_one_end() {
     assert!(out.matches("Done: 10000 blocks have arrived (").count() >= 2, "{out}");
     assert!(out.contains("10000 blocks are correct\n"), "{out}");
     assert!(out.contains("the owner was notified of 40960000 bytes, and 10000 blocks are correct\n"), "{out}");
-    // The third transfer may complete before it is cancelled.
+    // All three transfers must report a result. The third one may have completed before it was cancelled.
     assert_eq!(out.matches(" blocks have arrived (").count(), 3, "{out}");
 }
 

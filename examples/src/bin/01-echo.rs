@@ -30,7 +30,7 @@ impl Handler for Echo {
         while let Some(message) = waiting.front() {
             match cx.send(conn, message) {
                 Ok(_) => drop(waiting.pop_front()),
-                // The reactor calls `on_writable` when credit arrives.
+                // There is no credit, so the message stays in `waiting`. The reactor calls `on_writable` when credit arrives.
                 Err(SendErrorKind::WouldBlock(_)) => return,
                 Err(error) => {
                     eprintln!("{conn}: {error}");

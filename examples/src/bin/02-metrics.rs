@@ -1,5 +1,5 @@
 //! An echo server that shows its counters, and ends on SIGINT or SIGTERM. One event loop serves RDMA, a TCP listener of the standard
-//! library, its HTTP connections, and a pipe that reports signals.
+//! library, the HTTP connections that this listener accepts, and a pipe that reports signals.
 //!
 //! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: the HTTP server has the counters for Prometheus at `/metrics`, and a page for people at `/`.
 #![forbid(unsafe_code)]
@@ -19,13 +19,14 @@ use signal_hook::low_level::pipe;
 
 /// The length of the longest accepted request head, in bytes.
 const MAX_REQUEST: usize = 8 << 10;
-/// The largest number of open HTTP connections. If there is one more, the program closes the oldest one.
+/// The largest number of open HTTP connections. When this many are open and another one is accepted, the program closes the oldest one.
 const MAX_VISITORS: usize = 64;
-/// The largest number of HTTP connections accepted in one turn. It is less than `MAX_VISITORS`, so new connections cannot displace all
-/// earlier ones before these are served.
+/// The largest number of HTTP connections accepted in one turn. It is less than `MAX_VISITORS`, so the connections accepted in one turn
+/// cannot displace all connections that were open before.
 const AT_ONCE: usize = MAX_VISITORS / 4;
-/// The time limit of an HTTP connection. `AGAIN` is the pause before the program retries a listener that failed.
+/// The time limit of an HTTP connection.
 const VISIT: Duration = Duration::from_secs(5);
+/// The pause between a failed call of `accept` and the next call.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// An HTTP connection: its request, then the part of the response that is not sent yet.
@@ -38,7 +39,8 @@ struct Visitor {
 }
 
 impl Visitor {
-    /// Reads the request, then writes the response. Returns true if the connection must stay open, because one of them is incomplete.
+    /// Reads the request, then writes the response. Returns the error `WouldBlock` if the request or the response is still incomplete.
+    /// After every other result, `Ok(false)` included, the caller must close the connection.
     fn serve(&mut self, cx: &Context<'_>) -> std::io::Result<bool> {
         while self.response.is_empty() {
             let mut bytes = [0; 1024];
@@ -74,8 +76,8 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts connections until none is waiting or `AT_ONCE` are accepted. If some may remain, sets a timer to continue. So open
-    /// connections are served before the remaining ones are accepted.
+    /// Accepts connections until none is waiting or `AT_ONCE` calls of `accept` were made. In the latter case, sets a timer to continue, so
+    /// that the program serves open connections before it accepts further ones.
     fn accept(&mut self, cx: &mut Context<'_>) {
         for _ in 0..AT_ONCE {
             match self.accept_one(cx) {
@@ -84,7 +86,7 @@ impl Server {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(error) => {
                     log::warn!("accepting: {error}");
-                    // Descriptors or memory may have run out. Closing the oldest connection frees some.
+                    // `accept` may have failed for lack of descriptors or memory. Closing the oldest connection frees some.
                     if !self.close_oldest(cx) {
                         self.again = Some(cx.set_timer(AGAIN, 0));
                         return;

@@ -1,5 +1,4 @@
-//! An echo server on all cores: one listener, and a reactor with
-//! its thread for each core. Ctrl-C drains the connections.
+//! An echo server on all cores: one listener, and for each core a reactor on a separate thread. Ctrl-C drains the connections.
 //!
 //! `03-cores [ADDRESS [REACTORS]]`, by default 127.0.0.1:7471 and one reactor per core.
 #![forbid(unsafe_code)]
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Reactors};
 
-/// The time that connections have to end after Ctrl-C. Those that remain are then closed.
+/// The time that connections have to end after Ctrl-C. The reactors close the connections that have not ended by then.
 const DRAIN: Duration = Duration::from_secs(5);
 
 struct Echo;

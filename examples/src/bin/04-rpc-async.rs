@@ -29,7 +29,8 @@ fn sum_to(n: u64) -> u64 {
 async fn serve(client: AsyncConnection) {
     while let Ok(call) = client.recv().await {
         let Ok(argument) = <[u8; 8]>::try_from(&call[..]) else { return };
-        // Dropping the request returns its credit to the client. This happens first because sending the answer may have to wait.
+        // Dropping the request returns its credit to the client. The request is dropped before the answer is sent, because that send may
+        // have to wait.
         drop(call);
         if client.send(&sum_to(u64::from_le_bytes(argument) % (1 << 20)).to_le_bytes()).await.is_err() {
             return;
@@ -51,7 +52,7 @@ async fn serve_all(listener: &AsyncListener) {
     }
 }
 
-/// Calls the procedure and waits at most [`TIMEOUT`]. Returns the answer.
+/// Sends a call to the server, and waits at most [`TIMEOUT`] for the answer. Returns the answer.
 async fn call(net: &AsyncReactor, server: &AsyncConnection, argument: u64) -> Result<u64> {
     let answer = async {
         server.send(&argument.to_le_bytes()).await?;

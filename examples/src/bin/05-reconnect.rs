@@ -1,6 +1,6 @@
 //! A client that survives its server. When a connect fails or the connection ends, the client connects again after growing pauses with
-//! jitter. It then repeats the ping that was not answered. The server of this example ends twice: once with an orderly close, once
-//! without any, like a crash.
+//! jitter. It then repeats the ping that was not answered. The server of this example ends twice: the first time with an orderly close, the
+//! second time without a close, as in a crash.
 //!
 //! `05-reconnect [HOST:PORT]`: with an address, pings an echo server there until Ctrl-C.
 #![forbid(unsafe_code)]
@@ -16,12 +16,14 @@ use rdma_reactor::{
     ProviderChoice, Reactor, TimerId,
 };
 
-/// The time between two pings. `PINGS` is the number of answered pings after which the example ends.
+/// The time between two pings.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// The number of answered pings after which the example ends.
 const PINGS: u64 = 30;
 
-/// The tokens of the timers: one sends the next ping, the other one reconnects.
+/// The token of the timer that sends the next ping.
 const PING: u64 = 0;
+/// The token of the timer that connects again.
 const CONNECT: u64 = 1;
 
 /// Pings a server, and reconnects until enough pings are answered.
@@ -30,8 +32,8 @@ struct Client {
     port: u16,
     conn: Option<ConnectionId>,
     backoff: Backoff,
-    /// The number of answered pings. The next ping has this number; if it is not answered, the next connection repeats
-    /// it.
+    /// The number of answered pings. The next ping has this number. If that ping is not answered, the client sends it again on the next
+    /// connection.
     answered: u64,
     most: u64,
     reconnects: u64,
@@ -53,7 +55,7 @@ impl Client {
 
     fn ping(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         if let Err(error) = cx.send(conn, &self.answered.to_le_bytes()) {
-            // The ping is sent again when a timer expires or the next connection is established.
+            // The connection is ending, so the ping is sent again on the next connection.
             println!("ping {}: {error}", self.answered);
         }
     }
@@ -85,7 +87,7 @@ impl Handler for Client {
         match (token, self.conn) {
             (CONNECT, _) => self.connect(cx),
             (_, Some(conn)) => self.ping(cx, conn),
-            // The connection ended before its timer expired. The next connection sends the ping again.
+            // The ping is due, but there is no connection. The client sends the ping when the next connection is established.
             (_, None) => {}
         }
     }
@@ -102,7 +104,7 @@ impl Handler for Client {
     }
 }
 
-/// Sends pings back. After `left` pings, the next one stops the server's reactor.
+/// Sends pings back. After `left` pings, the next ping stops the server's reactor instead.
 struct Server {
     left: u64,
 }
@@ -119,15 +121,15 @@ impl Handler for Server {
     }
 }
 
-/// Runs three servers on one address, sequentially: the first ends with an orderly close, the second like a crash, the third does not
-/// end.
+/// Runs three servers on one address, sequentially. The first server ends with an orderly close, the second one ends as in a crash, and the
+/// third one does not end.
 fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), rdma_reactor::Error> {
     for life in 0..3 {
         let mut reactor = if life == 0 {
             std::mem::replace(&mut first, Reactor::new(config.clone())?)
         } else {
             let mut reactor = Reactor::new(config.clone())?;
-            // The port may be in use for a moment, so the server retries.
+            // The previous server's port may still be in use for a moment, so the listen is retried.
             while let Err(error) = reactor.context().listen(address) {
                 println!("the server: {error}");
                 thread::sleep(Duration::from_millis(100));
@@ -139,7 +141,7 @@ fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), 
         if life == 0 {
             reactor.shutdown(&mut server, Duration::from_secs(1))?;
         }
-        // Only the first server calls `shutdown`, which closes its connections in order. The second reactor is dropped with open
+        // Only the first server calls `shutdown`, which ends its connections with an orderly close. The second reactor is dropped with open
         // connections, as in a crash.
         drop(reactor);
         thread::sleep(Duration::from_millis(100));

@@ -42,7 +42,7 @@ impl Sender {
                 Err(error) => return eprintln!("{conn}: {error}"),
             }
         }
-        // All messages are queued. The close delivers them first.
+        // All messages are queued. The close first delivers these messages.
         cx.close(conn);
     }
 }

@@ -1,5 +1,5 @@
-//! Clients use the memory of a server by one-sided operations, without involving the server's program. Each client draws a ticket from
-//! a counter by an atomic fetch-and-add, and writes its name to the entry with that number. When all clients have reported that they
+//! Clients use the memory of a server by one-sided operations, without involving the server's program. Each client draws a ticket from a
+//! counter by an atomic fetch-and-add, and writes its name to the entry with the ticket's number. When all clients have reported that they
 //! are done, the server reads the memory.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
@@ -27,8 +27,8 @@ struct Board {
 impl Handler for Board {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if self.region.is_none() {
-            // Peers may write to this memory and use atomic operations on it. Without `any_peer`, only the peer of this connection
-            // could.
+            // All peers may write to this memory and use atomic operations on it. Without `any_peer`, only the peer of this connection
+            // could access the memory.
             let rights = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
             let options = RegionOptions::new().allow(rights).any_peer();
             match cx.register(conn, (1 + CLIENTS) * PLACE, &options) {
@@ -44,7 +44,8 @@ impl Handler for Board {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
-        // Operations of a connection arrive in order: this message shows that the client's earlier write has arrived.
+        // A client's operations and messages arrive in the order of sending. So the client's message shows that its earlier write has
+        // arrived.
         self.done += 1;
         if self.done == CLIENTS {
             cx.stop();
@@ -106,7 +107,8 @@ impl Handler for Client {
                 cx.stop();
             }
         } else {
-            // The write or the message has completed. The first completion closes the connection; a second call has no effect.
+            // The write or the message has completed. The first of these two completions closes the connection. At the second one, `close`
+            // has no effect.
             cx.close(conn);
         }
     }

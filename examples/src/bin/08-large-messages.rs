@@ -59,7 +59,7 @@ impl Handler for Sender {
     }
 }
 
-/// Reads each byte of every message, to check the content.
+/// Reads each byte of every message, in order to check the content.
 struct Receiver;
 
 impl Handler for Receiver {

@@ -17,8 +17,9 @@ use rdma_reactor::{
 
 const MEMBERS: [&str; 4] = ["quick-1", "quick-2", "drop-me", "close-me"];
 const MESSAGES: u32 = 1000;
-/// The time between two messages. `SLOW` is the time that a slow member needs for each message.
+/// The time between two messages.
 const PERIOD: Duration = Duration::from_micros(200);
+/// The time that a slow member needs to handle a message.
 const SLOW: Duration = Duration::from_millis(20);
 
 /// Publishes numbers once all members have connected.
@@ -70,7 +71,7 @@ impl Handler for Feed {
                 println!("message {}: a member is closed for being slow", self.next);
             }
             Ok(_) => {}
-            // A member with the policy `Wait` is behind. The next timer publishes the same message again.
+            // A member with the policy `Wait` is behind. The same message is published again when the next timer expires.
             Err(PublishError::Full) => return,
             Err(error) => eprintln!("message {}: {error}", self.next),
         }

@@ -87,7 +87,7 @@ async fn on_threads() -> Result<()> {
         let stats = reactor.with(|cx| cx.stats()).await?;
         let (waits, messages) = (stats.turns.waits, stats.messages.sent);
         println!("{name}: {waits} waits of the reactor's thread for {messages} messages sent");
-        // `drain` waits for the last connection to end; then the reactor's thread ends.
+        // `drain` waits for the last connection to end. After that, the reactor's thread ends.
         reactor.drain(Duration::from_secs(10));
         reactor.ended().await?;
     }

@@ -135,8 +135,9 @@ fn content(block: u64) -> Vec<u8> {
 /// The client: stores all blocks, then requests them and compares them.
 struct Client {
     started: Instant,
-    /// The blocks that are not stored yet. `to_ask` has the blocks that are not requested yet.
+    /// The blocks that are not stored yet.
     to_store: Vec<u64>,
+    /// The blocks that are not requested yet.
     to_ask: Vec<u64>,
     stored: u64,
     compared: u64,
@@ -154,7 +155,8 @@ impl Client {
             match cx.offer(conn, &region, 0..BLOCK, block) {
                 Ok(send) => _ = self.storing.insert(send, (block, region)),
                 Err(SendErrorKind::WouldBlock(_)) => {
-                    // The reactor calls `on_writable` when it can send again.
+                    // The offer was refused for now, so the block is offered again later. The reactor calls `on_writable` when sends are
+                    // possible again.
                     self.to_store.push(block);
                     self.free.push(region);
                     return Ok(());
@@ -189,7 +191,7 @@ impl Client {
 
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The server reads a block from this memory to store it, and writes a requested block to it.
+        // To store a block, the server reads it from this memory. To return a block, the server writes it to this memory.
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
         for _ in 0..SLOTS {
             match cx.register(conn, BLOCK, &options) {
@@ -208,7 +210,7 @@ impl Handler for Client {
                 Outcome::Sent => self.stored += 1,
                 // The server refused the offer because it has no free region, so the client offers the block again.
                 Outcome::Refused => self.to_store.push(block),
-                // The connection has failed; `on_disconnect` follows.
+                // The connection has failed. The reactor calls `on_disconnect` next.
                 _ => return,
             }
             if self.stored == BLOCKS {

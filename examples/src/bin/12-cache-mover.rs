@@ -80,7 +80,7 @@ impl Mover {
         let pieces = std::mem::take(&mut self.pieces);
         let options = TransferOptions::within(WITHIN);
         self.transfers += 1;
-        // Fills the memory before the time is taken, so that page faults are not measured.
+        // Fills the memory before the clock is read, so that page faults are not measured.
         blocks.copy_from(0, &vec![0xff; self.block * BLOCKS])?;
         self.started = Instant::now();
         match self.transfers {
@@ -88,8 +88,8 @@ impl Mover {
                 cx.transfer(conn, Transfer::Read(&mut [blocks]), pieces, &options)?;
             }
             2 => {
-                // On iWARP, the completion of a write does not show that it has arrived. `confirm` adds a read of a few bytes after the
-                // last block, whose completion shows it.
+                // On iWARP, the completion of a write does not show that the data has arrived. With `confirm`, a read of a few bytes
+                // follows the last block; the completion of this read shows that all blocks have arrived.
                 cx.transfer(conn, Transfer::Write(&[blocks]), pieces, &options.confirm().immediate(1))?;
             }
             3 => {
@@ -110,7 +110,7 @@ impl Handler for Mover {
         if let Some(cache) = RemoteRegion::from_bytes(&message) {
             self.pieces = (0..BLOCKS).filter_map(|nth| Some(Piece::new(nth * len, place(cache, nth)?))).collect();
         }
-        // The memory is the destination of reads. An iWARP adapter needs the right `READ_SINK` for that.
+        // The memory is the destination of reads. An iWARP adapter requires the right `READ_SINK` for such memory.
         let options = RegionOptions::new().allow(Access::READ_SINK);
         self.blocks = cx.register(conn, len * BLOCKS, &options).ok();
         let gone_on = self.go_on(cx, conn);

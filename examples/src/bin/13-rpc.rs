@@ -18,12 +18,15 @@ const TASKS: u64 = 1_000;
 const CALLS: u64 = 20;
 const CONNECTIONS: usize = 4;
 const SERVER: &str = "server.example";
-/// The deadline of a call. `SHORT` is the deadline of a call that must expire, and `LONG` is the time that the slow procedure takes.
+/// The deadline of a call that must be answered. Also the time limit of a drain.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// The deadline of a call that must not be answered in time.
 const SHORT: Duration = Duration::from_millis(50);
+/// The time that the slow procedure takes.
 const LONG: Duration = Duration::from_secs(3);
-/// The numbers of the procedures in a request: `SUM` adds numbers, `SLOW` takes too long.
+/// The number in a request for the procedure that adds numbers.
 const SUM: u8 = 0;
+/// The number in a request for the procedure that takes too long.
 const SLOW: u8 = 1;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -71,7 +74,7 @@ async fn procedure(request: ThreadedRequest) {
     let Some((&name, argument)) = request.split_first() else { return };
     let Ok(argument) = <[u8; 8]>::try_from(argument) else { return };
     if name == SLOW {
-        // The caller's deadline passes during this pause. The answer below has no effect then.
+        // The caller's deadline passes during this pause. The answer that this task sends after the pause has no effect.
         tokio::time::sleep(LONG).await;
     }
     let n = u64::from_le_bytes(argument);
@@ -99,7 +102,8 @@ async fn client(server: Caller, task: u64) -> [u64; 3] {
     [right, late, other]
 }
 
-/// Returns the settings of clients that the server must refuse. The key describes what is wrong with the client's credentials.
+/// Returns the settings of clients that the server must refuse. The key of each entry describes what is wrong with that client's
+/// credentials.
 fn strangers(authority: &Authority) -> Result<BTreeMap<&'static str, Security>> {
     let other = Authority::new("another authority")?;
     Ok(BTreeMap::from([

@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while !app.load.done {
         let deadline = app.reactor.next_deadline();
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        // If the turn has not done all of its work, the reactor's descriptor is readable, so `dispatch` returns immediately.
+        // If the last turn has not done all of its work, the reactor's descriptor is readable, so `dispatch` returns immediately.
         event_loop.dispatch(left, &mut app)?;
         if deadline.is_some_and(|at| at <= Instant::now()) {
             app.turn()?;

@@ -31,14 +31,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     epoll.add(&other, EpollEvent::new(EpollFlags::EPOLLIN, OTHER))?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // The connect waits for the first turn of the reactor. So the descriptor is readable from the beginning, and the first `wait`
-    // returns immediately.
+    // True if the last turn has not done all of its work. It can start as false: the reactor already has a connect to process, so its
+    // descriptor is readable and the first `wait` returns immediately.
     let mut more = false;
     while !load.done {
         let due = reactor.next_deadline().map_or(heartbeat, |at| at.min(heartbeat));
         let left = if more { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) };
         let mut events = [EpollEvent::empty(); 8];
-        // epoll takes milliseconds, rounded up here. If they were rounded down, the loop would wake up repeatedly before the deadline.
+        // epoll takes the timeout in milliseconds. The remaining time is rounded up. If it were rounded down, `wait` would repeatedly
+        // return just before the deadline.
         let timeout = EpollTimeout::try_from(left + Duration::from_micros(999))?;
         let count = epoll.wait(&mut events, timeout)?;
         let events = &events[..count];

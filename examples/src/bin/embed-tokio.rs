@@ -35,8 +35,8 @@ async fn drive<H: Handler>(
             }
         };
         tokio::select! {
-            // tokio is edge-triggered, so its readiness is cleared before the next turn. Events from now on make the descriptor
-            // readable again; the next turn handles all earlier ones.
+            // tokio reports readiness by edges, so the readiness is cleared before the next turn. That turn handles all events up to now.
+            // Events from now on make the descriptor readable again.
             ready = readable.readable() => ready?.clear_ready(),
             () = due => {}
         }

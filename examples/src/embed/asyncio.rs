@@ -1,6 +1,5 @@
-//! A thin adapter that runs an [`AsyncReactor`] beside the other tasks of an executor,
-//! as `aio::drive` does on tokio. The adapter takes a turn when the reactor's descriptor
-//! is readable, when its deadline has passed, and when a task has requested something.
+//! A thin adapter that runs an [`AsyncReactor`] beside the other tasks of an executor, as `aio::drive` does on tokio. The adapter takes a
+//! turn when the reactor's descriptor is readable, when the reactor's deadline has passed, and when a task has requested something.
 
 use std::error::Error;
 use std::pin::pin;
@@ -19,7 +18,7 @@ pub async fn on_async_io(net: AsyncReactor) -> Result<(), Box<dyn Error>> {
     let descriptor = async_io::Async::new(net.descriptor()?)?;
     loop {
         let turn = net.turn(Duration::ZERO)?;
-        // This turn has completed the drain, so it is the last one.
+        // If the reactor is drained, no further turn is needed.
         if net.is_drained() {
             return Ok(());
         }

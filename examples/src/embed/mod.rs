@@ -40,8 +40,8 @@ pub fn on_tokio(reactor: &Reactor) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }
 
-/// Sends every message back. An echo that is refused is lost. [`Load`] has few messages in flight, so no echo is refused. Other servers
-/// must keep refused answers, as the one in the README does.
+/// Sends every message back, and drops an echo that is refused. [`Load`] has few messages in flight, so none of its echoes is refused.
+/// Other servers must keep refused answers, as the server in the README does.
 #[derive(Debug)]
 pub struct Echo;
 
@@ -56,7 +56,7 @@ impl Handler for Echo {
 /// An echo server on a separate thread.
 #[derive(Debug)]
 pub struct Server {
-    /// The address that it listens on.
+    /// The address that the server listens on.
     pub address: SocketAddr,
     remote: ReactorHandle,
     thread: JoinHandle<Result<(), Error>>,
@@ -92,9 +92,9 @@ pub struct Load {
     echoed: u64,
     rests: u64,
     resting: Option<ConnectionId>,
-    /// True if all messages are echoed and the connection is closed, or if the client failed.
+    /// True if all messages are echoed and the connection is closed. Also true if the client failed.
     pub done: bool,
-    /// The reason why the client failed, if it did.
+    /// The reason why the client failed; `None` if it did not fail.
     pub failure: Option<String>,
 }
 
@@ -121,7 +121,7 @@ impl Load {
         self.done = true;
     }
 
-    /// Prints one line about the run. `heartbeats` is the number of events of the loop's other source.
+    /// Prints one line about the run. `heartbeats` is the number of events of the other event source in the example's event loop.
     ///
     /// # Errors
     /// The client failed.

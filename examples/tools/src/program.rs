@@ -1,4 +1,4 @@
-//! The common part of all programs: it parses the command line, runs the program, and prints a failure in one line.
+//! The common part of all programs. It parses the command line, runs the program, and prints a failure in one line.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -10,7 +10,7 @@ use clap::error::ErrorKind;
 use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::output::Output;
 
-/// The meaning of a valid command line.
+/// The action that a valid command line requests.
 #[derive(Debug)]
 pub enum Parsed<C> {
     /// Run the program with these arguments.

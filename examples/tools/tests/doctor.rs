@@ -128,7 +128,7 @@ fn software_devices_are_described() {
     }
 }
 
-/// A flag that stops a thread. Dropping this value sets it, even if a check fails.
+/// A flag that stops a thread. Dropping this value sets the flag, even if a check of the test fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

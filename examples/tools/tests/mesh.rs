@@ -24,14 +24,14 @@ use patience::PATIENCE;
 
 const MESH: &str = env!("CARGO_BIN_EXE_rdma-mesh");
 /// Flags for short measurements. All ranks share one machine, so the figures of the pairs may differ by any factor. The tolerance is so
-/// high that none is reported.
+/// high that no pair is reported as slow.
 const QUICK: &[&str] =
     &["-n", "50", "--bandwidth", "0.02", "--all-to-all", "0.2", "--tolerance", "1e6", "--at-once", "1"];
 /// The time in seconds after which a rank that never joins, or is stopped, counts as dead. All other ranks join and answer within this
 /// time, even on a busy machine.
 const AWAY: &str = "10";
 
-/// The processes of a run. They are killed if the run exceeds its time limit.
+/// The processes of a run. Each process is killed when the run exceeds its time limit.
 struct Ranks {
     ranks: Vec<Child>,
     port: String,
@@ -141,7 +141,7 @@ fn pairs(told: &RunOutput) -> &[Value] {
     told.json["pairs"].as_array().expect("a list")
 }
 
-/// Checks that all pairs without this rank have all figures.
+/// Checks that all figures are present for all pairs without the rank `rank`.
 #[track_caller]
 fn all_but(told: &RunOutput, rank: usize) {
     for pair in pairs(told).iter().filter(|pair| pair["a"] != rank && pair["b"] != rank) {

@@ -31,13 +31,14 @@ struct World {
 /// An event of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// This rank checks if it must connect.
+    /// The rank checks whether it must connect to another rank.
     Turn(usize),
     /// A connect request arrives at the host `to`.
     Request { from: usize, to: usize },
     /// The host `to` has handled a request.
     Served { from: usize, to: usize },
-    /// The outcome arrives at the rank `from`, which has connected. `up` is true if the connection is established.
+    /// The outcome of a connect arrives at the rank `from`, which has requested the connection. `up` is true if the connection is
+    /// established.
     Answer { from: usize, to: usize, up: bool },
 }
 
@@ -78,7 +79,7 @@ fn live(world: World, seed: u64) -> WorldFigures {
     let mut looks: Vec<Option<Duration>> = starts.iter().copied().map(Some).collect();
     let mut events: BinaryHeap<_> = (0..ranks).map(|rank| Reverse((starts[rank], Event::Turn(rank)))).collect();
     while let Some(Reverse((now, event))) = events.pop() {
-        // A turn does not count as activity, because it may have nothing to do.
+        // A turn does not count as activity of the cluster, because a rank may have nothing to do in it.
         if !matches!(event, Event::Turn(_)) {
             seen.time = now;
         }

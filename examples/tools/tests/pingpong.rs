@@ -98,14 +98,15 @@ fn every_operation_has_latency_and_throughput() {
         assert_eq!((&result["op"], number(&result, "/iters")), (&op.into(), 300.0));
         let [min, max] = ["min", "max"].map(|name| number(&result, &format!("/{figure}/{name}")));
         assert!(0.0 < min && min <= max, "{result}");
-        // The sum of all measured times must not exceed the duration of the measurement.
+        // The sum of all measured times must not exceed the duration of the measurement. A half round trip counts twice in this sum.
         let ways = if op == "read" { 1.0 } else { 2.0 };
         let share = ways * 300.0 * number(&result, &format!("/{figure}/mean")) / 1e6 / number(&result, "/seconds");
         assert!(share < 1.01, "{share} of {result}");
         let other = if op == "read" { "half_rtt_us" } else { "read_us" };
         assert_eq!(result[other], Value::Null);
         assert!(finished.stderr.contains(&format!("{op} of 100 B")), "{finished:?}");
-        // One-sided operations use neither receives nor credits of the peer. So only control messages are sent.
+        // Only a job with messages sends its data as messages. One-sided operations use neither receives nor credits of the peer, so such a
+        // job sends only control messages.
         assert_eq!(number(&result, "/stats/messages/sent") >= 300.0, op == "send", "{result}");
 
         let finished = run(&["demo", "--op", op, "--mode", "throughput", "-n", "3000", "-s", "4K", "--json", "-"]);
@@ -131,7 +132,7 @@ fn an_open_loop_counts_from_the_schedule() {
         assert!(number(&result, "/seconds") > 0.05, "{result}");
         assert!(finished.stderr.contains("Round trip from the scheduled time, 64 B"), "{finished:?}");
     }
-    // No machine reaches this rate, so all messages are due immediately. None may be lost.
+    // No machine reaches this rate, so all messages are due immediately. No message may be lost.
     let finished = run(&["demo", "--rate", "1000000000", "-n", "5000", "--json", "-"]);
     let result: Value = serde_json::from_str(&finished.stdout).unwrap();
     assert_eq!(number(&result, "/iters"), 5000.0, "{finished:?}");
@@ -358,7 +359,7 @@ fn a_tcp_server_that_is_not_iwarp_is_recognised() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let thread = thread::spawn(move || {
-            // The client may connect a second time, with an older revision of the protocol.
+            // The client may connect a second time, then with an older revision of the protocol.
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let mut byte = [0];
@@ -505,7 +506,8 @@ fn a_demo_leaves_nothing_behind() {
         let children = demo.children();
         assert_eq!(children.len(), 1);
         demo.signal(signal);
-        // The child process has the same standard error as its parent. So reading that to its end also waits for the child.
+        // The child process inherits its parent's standard error. `finish` reads standard error to its end, so it also waits for the child
+        // process.
         let finished = demo.finish();
         assert_eq!(finished.code(), (signal != Signal::SIGKILL).then_some(130), "{finished:?}");
         assert_eq!(finished.stderr, "");

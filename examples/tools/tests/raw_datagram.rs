@@ -30,7 +30,7 @@ fn exchange(first: &str, second: &str) {
     assert!(one.status.success(), "{first} / {second}: {}", String::from_utf8_lossy(&one.stderr));
 }
 
-/// The datagrams are few and small, so that no socket buffer overflows and loses some.
+/// The test sends few and small datagrams, so that no socket buffer overflows and loses some of them.
 #[test]
 fn datagrams_go_there_and_back() {
     exchange("server 127.0.0.1 -p 0 -n 50 -s 1024", "client ADDR -n 50 -s 1024 --verify");

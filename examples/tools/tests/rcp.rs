@@ -102,7 +102,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns `len` bytes without repetitions at short distances.
+/// Returns `len` bytes that do not repeat within short distances.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
@@ -242,7 +242,7 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
         let resumed = stdout.strip_prefix(&format!("copy: {} bytes, ", mib << 20)).expect("a length");
         let resumed: u64 = resumed.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
         if resumed == mib << 20 {
-            // The copy was complete before the sender was killed, so this attempt shows nothing.
+            // The sender was killed only after the copy was complete, so this attempt shows nothing.
             fs::remove_file(server.there("copy")).expect("it is there");
             continue;
         }
@@ -412,8 +412,8 @@ fn a_name_is_one_senders_while_it_gets_on() {
     });
 }
 
-/// One sender sends nothing after its offer but answers every ping. Another one sends one byte twenty times a second. The server must
-/// end both, so that the name becomes free.
+/// One sender sends nothing after its offer, but answers every ping. Another sender sends one byte twenty times a second. The server must
+/// close both connections, so that other senders can use the name.
 #[test]
 fn a_sender_that_does_not_get_on_holds_no_name() {
     for drips in [false, true] {
@@ -421,7 +421,7 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
         let source = server.source(b"the file");
         let offer = CopyMessage::Offer { len: 1 << 40, name: "copy" };
         let mut asked = false;
-        // On a busy machine, the second sender may end before this offer is made. Then the test repeats it.
+        // On a busy machine, the server may end this sender before the server has answered the offer. The test then makes the offer again.
         while !asked {
             let mut why = None;
             talk(&server, &offer, |cx, conn, message| match message.map(CopyMessage::decode) {
@@ -439,7 +439,7 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
             });
             assert!(why.as_deref().is_some_and(|why| why.contains("no progress for 1 s")), "{why:?}");
         }
-        // On a busy machine, this sender may exceed the time limit itself. So it is repeated.
+        // On a busy machine, this copy may itself exceed the server's time limit. So the copy is repeated until it succeeds.
         until("the name is free", || {
             let output = server.copy(&source, "127.0.0.1:copy");
             let stderr = String::from_utf8_lossy(&output.stderr);

@@ -303,7 +303,7 @@ fn a_client_notices_what_a_server_does_wrong() {
         (&[READ, NOD], "byte 0 of 64 in round 0 is not what was sent: 0xff"),
         (&[NOD, |_, cx, conn, _| reply(cx, conn, 15)], "a message of 15 bytes where rping has 16"),
         (&[READ, LEAVE], "the connection ended in round 0: closed by the peer"),
-        // The server reads a range that exceeds the end of the offered region.
+        // Here the server reads a range that exceeds the end of the region that the client offers.
         (
             &[|peer, cx, conn, message| {
                 let mut remote = advert::decode(message).unwrap();
@@ -312,7 +312,7 @@ fn a_client_notices_what_a_server_does_wrong() {
             }],
             "the connection ended in round 0: ",
         ),
-        // The server writes to the source, which permits only reads.
+        // Here the server writes to the client's source, which permits only reads.
         (
             &[|peer, cx, conn, message| {
                 cx.write(conn, advert::decode(message).unwrap(), peer.region.as_ref().unwrap(), 0..LEN).unwrap();

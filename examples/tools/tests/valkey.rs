@@ -43,13 +43,15 @@ enum Fault {
     Interrupted,
 }
 
-/// A server for one client. `client` is the id of the client's process.
+/// A server for one client.
 struct Server {
     wrong: Fault,
+    /// Receives the id of the client's process.
     client: Receiver<u32>,
-    /// The length of the buffer that the client writes to. `filled` is the number of bytes in it that have arrived.
+    /// The length of `buffer`, which the client writes to, and of `source`.
     len: usize,
     buffer: Option<Region>,
+    /// The number of bytes in `buffer` that have arrived.
     filled: usize,
     offers: u32,
     /// The free part of the client's buffer.
@@ -99,7 +101,7 @@ impl Server {
         (self.filled, self.offers) = (0, self.offers + 1);
     }
 
-    /// Returns the server's answer to a request. If the test wants a fault, the answer has it.
+    /// Returns the server's answer to a request. The answer is wrong if the test requests a fault that affects answers.
     fn answer(&mut self, request: &[Vec<u8>]) -> Vec<u8> {
         if let Fault::Answer(text) = self.wrong {
             return text.to_vec();
@@ -250,7 +252,7 @@ fn talk(wrong: Fault, len: usize, args: &[&str]) -> (Output, Server) {
         server
     });
     let client = client(address, args);
-    // The process id is for the server, which may signal the client. Most tests do not need it.
+    // The server receives the process id, because it may have to send a signal to the client. In most tests, the server ignores the id.
     _ = pid.send(client.id());
     let output = client.wait_with_output().unwrap();
     stop.stop();

@@ -18,26 +18,26 @@ use super::secured::{KeyFiles, SecurityMode};
 use super::target::RowTarget;
 use super::work::{self, Pingpong, RoundSettings, Work};
 
-/// The position of a contest's result in a picture, which is its x-coordinate.
+/// The x-coordinate of a contest's result in a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlotPoint {
-    /// In the picture of the latency by message size: the size in bytes.
+    /// A position in the picture of the latency by message size. The field is the message size in bytes.
     Size(u32),
-    /// In the picture of the echo rate by number of connections: that number.
+    /// A position in the picture of the echo rate by number of connections. The field is the number of connections.
     Connections(u32),
 }
 
 /// A contest: the same work, done by this library and by a competitor.
 #[derive(Clone, Debug)]
 pub struct Contest {
-    /// The name of its row in the table.
+    /// The contest's name in the table.
     pub name: String,
-    /// The position of its result in a picture; `None` if no picture shows it.
+    /// The position of the contest's result in a picture; `None` if no picture shows it.
     pub place: Option<PlotPoint>,
     /// The target that this library's result must meet.
     pub target: RowTarget,
-    /// The distance between the two processors for which the target applies. `None` means: the nearest distance at which rounds were
-    /// measured.
+    /// The distance between the two processors for which the target applies. If it is `None`, the target applies for the nearest distance
+    /// at which rounds were measured.
     pub at: Option<Distance>,
     /// The competitor that this library is compared with.
     pub theirs: Competitor,
@@ -52,17 +52,18 @@ pub struct Contest {
 pub enum Competitor {
     /// There is no competitor: only this library is measured.
     Nobody,
-    /// The machine without a library, such as bare TCP.
+    /// Work that is done without any library, such as an exchange over bare TCP sockets.
     Bare(Baseline),
     /// A program of another project.
     Peer(PeerProgram),
-    /// `sockperf` in an open loop: both sides send the same number of messages per second, a share of the slower side's maximum rate.
+    /// `sockperf` in an open loop. `sockperf` and this library send the same number of messages per second: the share `LOAD` of the
+    /// maximum rate of the slower one.
     OpenLoop,
     /// This library with the same work, on connections that are not secured.
     Plain,
-    /// This library with other work. The text describes the difference in the table.
+    /// This library with other work. The text describes the other work in the table.
     Otherwise(&'static str, Work),
-    /// `openssl s_server` and `openssl s_client`. The number is that of the bytes to send.
+    /// `openssl s_server` and `openssl s_client`. The field is the number of bytes to send.
     Openssl(u64),
 }
 
@@ -71,13 +72,13 @@ pub enum Competitor {
 pub enum Baseline {
     /// TCP: the kind of exchange, the size of a message in bytes, and the number of iterations.
     Tcp(&'static str, u32, u64),
-    /// Echoes over TCP: the number of connections, and the number of echoes on all of them together.
+    /// Echoes over TCP: the number of connections, and the total number of echoes on all connections.
     TcpEchoes(u32, u64),
     /// UDP: the kind of exchange, the size of a datagram in bytes, and the number of datagrams.
     Udp(&'static str, u32, u64),
-    /// Messages of 64 B back and forth over a bare ring in shared memory. The number is that of the messages.
+    /// Messages of 64 B back and forth over a bare ring in shared memory. The field is the number of messages.
     RingLatency(u64),
-    /// Messages of 64 B one way over a bare ring in shared memory. The number is that of the messages.
+    /// Messages of 64 B one way over a bare ring in shared memory. The field is the number of messages.
     RingRate(u64),
     /// One thread writes memory and another thread reads it: the size of a message in bytes, and the number of messages.
     RingTouched(u32, u64),
@@ -85,12 +86,12 @@ pub enum Baseline {
     Memcpy(u32, u64),
 }
 
-/// The rate of an open loop, as a share of the slower side's maximum rate.
+/// The rate of an open loop, as a share of the slower side's maximum rate. The sides are the competitor and this library.
 const LOAD: f64 = 0.8;
 /// The time limit of one measurement on the bare ring.
 const RING_LIMIT: Duration = Duration::from_secs(10);
-/// The pause after an attempt whose rounds were at a distance that needs no more rounds. During the pause, the host may move the
-/// processors.
+/// The pause after an attempt that ran no round, because every contest already has enough rounds at the current distance between the
+/// processors. During the pause, the host may move the processors.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl Baseline {
@@ -179,14 +180,14 @@ impl Competitor {
 type RoundSamples = (Option<Sample>, Sample);
 
 impl Contest {
-    /// Returns the work of those sides that use `rdma-pingpong`.
+    /// Returns the work that uses `rdma-pingpong`: this library's work, the competitor's work, both or none.
     pub fn pingpongs(&self) -> Vec<Pingpong> {
         let theirs = if let Competitor::Otherwise(_, work) = &self.theirs { Some(work) } else { None };
         let of = |work: &Work| if let Work::Pingpong(work) = work { Some(work.clone()) } else { None };
         [Some(&self.ours), theirs].into_iter().flatten().filter_map(of).collect()
     }
 
-    /// Returns the reason why the contest cannot run here, or `None` if it can.
+    /// Returns the reason why the contest cannot run on this machine, or `None` if it can.
     #[must_use]
     pub fn hindrance(&self, processors: &Processors) -> Option<String> {
         let program = match &self.theirs {
@@ -204,7 +205,7 @@ impl Contest {
         (!pair::is_installed(program)).then(|| format!("{program} is not installed (make bench-setup)"))
     }
 
-    /// Returns the congestion control that both sides use, or `None` if they do not use TCP.
+    /// Returns the name of the TCP congestion control that both sides use, or `None` if they do not use TCP.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
         match &self.ours {
@@ -235,7 +236,7 @@ impl Contest {
         Ok(Ok((theirs, self.ours.measure(processors, &terms)?)))
     }
 
-    /// Measures the maximum rate of both sides, and then the latency of both at the same lower rate.
+    /// Measures the maximum rates of the competitor and of this library, and then the latency of both at the same lower rate.
     fn open_loop(
         &self,
         processors: &Processors,
@@ -261,23 +262,23 @@ fn open_loop_rate(theirs: f64, ours: f64) -> u64 {
     (theirs.min(ours) * LOAD).max(1.0) as u64
 }
 
-/// The limits of the rounds and of the attempts in each contest.
+/// The number of rounds that each contest needs, and the limit of attempts to measure them.
 #[derive(Clone, Copy, Debug)]
 pub struct RoundCounts {
-    /// The number of rounds with near processors, and also of those with far processors.
+    /// The number of rounds that a contest needs with near processors. A contest also runs up to this number of rounds with far processors.
     pub rounds: usize,
-    /// The largest number of attempts to measure these rounds.
+    /// The largest number of attempts. In each attempt, every contest that needs more rounds runs one round at most.
     pub tries: usize,
 }
 
 impl RoundCounts {
-    /// Returns true if more rounds are needed at this distance.
+    /// Returns true if a contest with this outcome needs more rounds at this distance.
     fn is_missing(&self, outcome: &Outcome, distance: Distance) -> bool {
         outcome.at(distance).len() < self.rounds
     }
 
-    /// Returns true if a contest needs no more rounds: it was skipped, or it has all rounds with near processors. If probes are not
-    /// possible, rounds at an unknown distance count instead.
+    /// Returns true if a contest needs no more rounds: it was skipped, or it has all rounds with near processors. If the distance cannot be
+    /// measured, rounds at an unknown distance count instead.
     fn is_over(&self, outcome: &Outcome) -> bool {
         outcome.skipped.is_some()
             || !self.is_missing(outcome, Distance::Near)
@@ -285,11 +286,11 @@ impl RoundCounts {
     }
 }
 
-/// Runs the contests that have `only` in their names. Each pass runs one round of every contest, so that other load of the machine
-/// affects all contests equally.
+/// Runs the contests whose names contain the text `only`. Each attempt runs at most one round of every contest, so that other load of the
+/// machine affects all contests equally.
 ///
 /// # Errors
-/// A process failed, or no contest has such a name.
+/// A process failed, or no contest's name contains `only`.
 pub fn run(wanted: RoundCounts, only: &str, processors: &Processors) -> Result<Vec<Outcome>, Failure> {
     let (contests, others): (Vec<_>, Vec<_>) =
         rows::contests().into_iter().partition(|contest| contest.name.contains(only));

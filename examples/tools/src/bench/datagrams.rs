@@ -34,14 +34,15 @@ pub enum DatagramExchange {
     Flood,
 }
 
-/// The number of packets in one system call of bare UDP. Also the number of sends that an endpoint of this library queues.
+/// The number of packets in one system call of bare UDP.
 const BATCH: usize = 32;
+/// The number of sends that an endpoint of this library queues.
 const SENDS: u32 = 64;
 /// The number of receives that an endpoint of this library posts.
 const RECEIVES: u32 = 1024;
 /// The length in bytes of the datagram by which the client requests the result of a flood.
 const END: usize = 1;
-/// The pause before the client requests the result again.
+/// The client requests the result again if no answer has arrived after this time.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The result of a flood: the number of received bytes, and the time from the first datagram to the last.
@@ -57,7 +58,7 @@ impl FloodResult {
         self.bytes += len as u64;
     }
 
-    /// Records the current time as that of the last datagram. Datagrams that arrive together need one call.
+    /// Records the current time as that of the last datagram. One call suffices for several datagrams that arrive together.
     fn mark(&mut self) {
         let now = Instant::now();
         self.nanos = (now - *self.first.get_or_insert(now)).as_nanos() as u64;
@@ -71,7 +72,8 @@ impl FloodResult {
     }
 }
 
-/// Decodes the server's answer, which has bytes and a time. Returns Gbit/s, or `None` if the answer is malformed.
+/// Decodes the result of a flood from the server's answer: the number of bytes and the time. Returns the throughput in Gbit/s, or `None` if
+/// the answer is malformed.
 fn figure(answer: &[u8]) -> Option<f64> {
     let bytes = u64::from_le_bytes(*answer.first_chunk()?);
     let nanos = u64::from_le_bytes(*answer.get(8..)?.first_chunk()?);
@@ -238,7 +240,8 @@ fn options() -> EndpointOptions {
 struct DatagramServer {
     kind: DatagramExchange,
     came: FloodResult,
-    /// The client, which is the only sender: the origin of its datagrams and its id as a peer.
+    /// The origin of the last datagram that was answered, and the id of its sender as a peer. The next answer to the same origin uses this
+    /// id.
     last: Option<(Origin, PeerId)>,
 }
 
@@ -304,7 +307,7 @@ impl DatagramClient {
         let Some((endpoint, peer)) = self.to else { return };
         while self.done < self.count {
             if cx.datagrams().send(endpoint, peer, &self.bytes).is_err() {
-                return; // `on_datagram_writable` follows.
+                return; // The reactor calls `on_datagram_writable` when the send queue has space.
             }
             self.done += 1;
         }

@@ -1,6 +1,6 @@
-//! The distance between the two processors of a round. It determines the cost of every cache line that moves between them. The host of
-//! a virtual machine moves its processors between groups of cores that share a cache, every few seconds to minutes. So each round
-//! probes the distance before and after its measurement.
+//! The distance between the two processors of a round. This distance determines the cost of moving a cache line from one to the other. The
+//! host of a virtual machine moves the machine's processors from one group of cores with a common cache to another, every few seconds to
+//! minutes. So each round probes the distance before and after its measurement.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::pair::Processors;
 use super::ring;
 
-/// The threshold of a probe, in ns. If a message of 64 B takes less time, the two processors share a cache. On a Zen 4, the times were
-/// 90 with a shared cache, and 290 to 340 without. The threshold is near their geometric mean.
+/// The threshold of a probe, in ns. If the half round trip of 64 B takes less time, the two processors share a cache. On a Zen 4, this half
+/// round trip took 90 ns with a shared cache, and 290 to 340 ns without one. The threshold is near the geometric mean of these times.
 pub const NEAR_BELOW_NS: f64 = 180.0;
 /// The number of exchanges in a probe.
 const EXCHANGES: u64 = 20_000;
@@ -28,7 +28,7 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// Returns the distance. `ns` is the half round trip that a probe measured.
+    /// Converts a measured half round trip to a distance. `ns` is that half round trip, in ns.
     #[must_use]
     pub fn of(ns: f64) -> Self {
         if ns < NEAR_BELOW_NS { Self::Near } else { Self::Far }

@@ -15,8 +15,8 @@ pub fn system_congestion() -> String {
     read.map_or_else(|_| "unknown".into(), |name| name.trim().into())
 }
 
-/// Returns the congestion control that this library selects for connections within a host. Returns `None` if the system does not allow
-/// that; the library then uses the system's default.
+/// Returns the name of the congestion control that this library selects for connections within a host. Returns `None` if the system does
+/// not allow this congestion control; the library then uses the system's default.
 pub fn own_congestion() -> Option<&'static str> {
     static OWN: OnceLock<Option<String>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
@@ -27,7 +27,7 @@ pub fn own_congestion() -> Option<&'static str> {
     own.as_deref()
 }
 
-/// Gives a socket of bare TCP the congestion control that this library uses within a host, for a fair comparison.
+/// Makes a bare TCP socket use the congestion control that this library uses within a host, for a fair comparison.
 pub fn equal_congestion(socket: &impl AsFd) {
     if let Some(name) = own_congestion() {
         // The call cannot fail: `own_congestion` has returned a name, so the system allows it.

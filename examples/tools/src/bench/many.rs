@@ -21,7 +21,7 @@ use super::pair;
 
 /// The length of a message, in bytes.
 const SIZE: usize = 64;
-/// The largest number of connections that a side supports.
+/// The largest number of connections that the server or the client supports.
 const MOST: u32 = 20_000;
 /// The time limit for establishing all connections.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,8 +49,8 @@ pub fn serve(carrier: EchoTransport) -> Result<(), Failure> {
     }
 }
 
-/// Runs the client. Returns echoes per second on `connections` connections. `count` echoes are measured, after another tenth of them
-/// for warming up.
+/// Runs the client. Returns the number of echoes per second on all `connections` connections together. Measures `count` echoes. Before
+/// them, the client runs an unmeasured warm-up of `count / 10` echoes, but at least one for each connection.
 ///
 /// # Errors
 /// A system call failed, or the server went away.
@@ -69,7 +69,7 @@ fn permit_many() -> Result<(), Failure> {
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(Failure::new)
 }
 
-/// Counts echoes. Measures the time of all echoes after those for warming up.
+/// Counts echoes. The measured time begins after the last echo of the warm-up.
 struct EchoRate {
     echoes: u64,
     warmup: u64,
@@ -83,7 +83,7 @@ impl EchoRate {
         Self { echoes: 0, warmup, last: warmup + count, started: Instant::now() }
     }
 
-    /// Counts an echo. Returns `Some` with the echoes per second after the last one, and otherwise `None`.
+    /// Counts an echo. If this was the last one, returns the number of echoes per second. Otherwise returns `None`.
     fn echo(&mut self) -> Option<f64> {
         self.echoes += 1;
         if self.echoes == self.warmup {
@@ -118,7 +118,7 @@ impl Handler for EchoServer {
 }
 
 struct EchoClient {
-    /// The connections that are established so far. Cleared when all of them are.
+    /// The connections that are established so far. The list is emptied when all of them are established.
     up: Vec<ConnectionId>,
     wanted: usize,
     pace: EchoRate,
@@ -178,7 +178,7 @@ fn ask_on_reactor(server: SocketAddr, connections: u32, pace: EchoRate) -> Resul
 
 // The echoes over bare TCP.
 
-/// A socket, and the received part of the current message.
+/// A socket, and the bytes of the current message that have arrived so far.
 struct Socket {
     stream: TcpStream,
     message: [u8; SIZE],

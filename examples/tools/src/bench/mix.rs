@@ -71,7 +71,7 @@ pub fn serve(buffers: Buffers) -> Result<(), Failure> {
 /// The client, which sends the next request when the last one is answered.
 struct MixClient {
     lengths: Vec<usize>,
-    /// The number of answers so far. The answers up to `warmup` are not measured.
+    /// The number of answers so far. The first `warmup` answers are not measured.
     answers: usize,
     warmup: usize,
     bytes: Vec<u8>,
@@ -131,7 +131,8 @@ impl Handler for MixClient {
     }
 }
 
-/// Runs the client. Returns requests per second. `count` requests are measured, after another tenth of them for warming up.
+/// Runs the client. Returns the number of requests per second. Measures `count` requests, after an unmeasured warm-up of `count / 10`
+/// requests.
 ///
 /// # Errors
 /// A system call failed, or the server went away.

@@ -2,10 +2,10 @@
 //! one-sided operations with bare TCP and with programs of other projects. It also compares secured connections with plain ones and
 //! with `openssl`.
 //!
-//! Each round of a [`contest`] runs two processes, each on a separate processor ([`pair`]). The [`distance`] of these processors is
-//! probed before and after. The [`rows`] of the table name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this
-//! library itself with other [`work`]. Work that `rdma-pingpong` cannot do is in [`one_sided`], [`mix`], [`many`], [`datagrams`] and
-//! [`secured`]. In an [`outcome`], a figure is the median of its rounds, and a ratio is the median of their ratios.
+//! Each round of a [`contest`] runs two processes, each on a separate processor ([`pair`]). The [`distance`] of these processors is probed
+//! before and after. The [`rows`] of the table name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this library
+//! itself with other [`work`]. Work that `rdma-pingpong` cannot do is in [`one_sided`], [`mix`], [`many`], [`datagrams`] and [`secured`].
+//! In an [`outcome`], a figure is the median of the figures of all rounds, and a ratio is the median of the ratios of all rounds.
 
 pub mod contest;
 pub mod datagrams;
@@ -55,10 +55,10 @@ use self::tcp::TcpExchange;
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct BenchArgs {
-    /// Rounds per figure, of which the median counts: this many with near processors, and as many with far ones
+    /// Rounds with near processors, and as many with far ones; each figure is the median of its rounds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Largest number of attempts at these rounds
+    /// Largest number of attempts to measure these rounds
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     tries: u32,
     /// Only the rows that have this text in their names, such as TLS
@@ -67,7 +67,7 @@ struct BenchArgs {
     /// Write the results as JSON; - is standard output, and the table, which is Markdown, then goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the spinning half round trips by size
+    /// Draw the half round trips with both sides polling, by message size
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Draw the echoes per second by connections
@@ -89,7 +89,7 @@ enum ChildCommand {
     /// The server of bare TCP
     #[command(hide = true)]
     TcpServer {
-        /// The work to do.
+        /// The kind of exchange.
         kind: TcpExchange,
         /// The length of a message, or of one read, in bytes.
         size: usize,
@@ -97,7 +97,7 @@ enum ChildCommand {
     /// The client of bare TCP
     #[command(hide = true)]
     TcpClient {
-        /// The work to do.
+        /// The kind of exchange.
         kind: TcpExchange,
         /// Address of the server.
         address: SocketAddr,
@@ -137,7 +137,7 @@ enum ChildCommand {
         address: SocketAddr,
         /// The number of connections.
         connections: u32,
-        /// The number of echoes on all of them together.
+        /// The total number of echoes on all connections.
         count: u64,
     },
     /// The server of one-sided operations, which provides the memory
@@ -146,7 +146,7 @@ enum ChildCommand {
     /// The client of one-sided operations
     #[command(hide = true)]
     OneSidedClient {
-        /// The work to do.
+        /// The operation to measure.
         operation: Operation,
         /// Address of the server.
         address: SocketAddr,

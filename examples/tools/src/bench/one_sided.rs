@@ -198,8 +198,8 @@ fn chunks(
         (posted, under_way) = (posted + room, under_way + room);
         under_way -= side.completions()? as u64;
     }
-    // A Write completes when the provider has sent it, before it has arrived. So a Read follows the last Write. Its completion shows
-    // that the peer's memory has all written data.
+    // A Write completes when the provider has sent the data, before the data has arrived. So a Read follows the last Write. The completion
+    // of this Read shows that the peer's memory has the data of all Writes.
     let last = side.station.post_send(qp, 0, SendOp::Read(remote), std::slice::from_ref(&(0..8)), SendFlags::SIGNALED);
     last.map_err(io::Error::other)?;
     side.completions()?;

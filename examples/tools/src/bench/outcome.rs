@@ -1,4 +1,4 @@
-//! The rounds of a contest, in which this library and a competitor do the same work, and the medians of their results.
+//! The rounds of a contest, in which this library and a competitor do the same work, and the medians of the rounds' results.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct Round {
     pub theirs: Option<Sample>,
     /// The sample of this library.
     pub ours: Sample,
-    /// The probes of the processors' distance before and after the round, in ns; `None` with a single processor.
+    /// The results of the probes of the processors' distance before and after the round, in ns; `None` if there is only one processor.
     pub probes_ns: Option<[f64; 2]>,
 }
 
@@ -36,7 +36,7 @@ pub struct Outcome {
     /// The command line of the competitor, if it is a program of another project.
     command: Option<String>,
     congestion: Option<String>,
-    /// The reason why the contest has too few rounds or none.
+    /// The reason why the contest was skipped, so that it has too few rounds or none; `None` if it was not skipped.
     pub skipped: Option<String>,
     rounds: BTreeMap<Distance, Vec<Round>>,
     /// The number of dropped rounds, in which the processors moved between the two probes.
@@ -86,8 +86,8 @@ impl Outcome {
         self.rounds.get(&distance).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the distance whose rounds are compared with the target: the distance that the contest chose, or else the nearest one
-    /// with rounds.
+    /// Returns the distance whose rounds are compared with the target. This is the distance that the contest chose, or else the nearest
+    /// distance at which rounds were measured. Returns `None` if there are no rounds.
     #[must_use]
     pub fn counted(&self) -> Option<Distance> {
         let nearest = self.rounds.keys().next().copied();
@@ -133,7 +133,7 @@ impl Outcome {
         Some([of(0)?, of(1)?, of(2)?, of(3)?])
     }
 
-    /// Returns true if the target is met, or if it cannot be judged because the contest was skipped or has no rounds.
+    /// Returns true if the target is met. Also returns true if there is nothing to judge, because the contest was skipped or has no rounds.
     #[must_use]
     pub fn is_met(&self) -> bool {
         let Some(distance) = self.counted() else { return true };

@@ -13,7 +13,7 @@ use rdma_reactor::{Handler, Reactor};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::server::LISTENING;
 
-/// If this is the first argument of this program, it behaves as `rdma-pingpong`.
+/// If this is the first argument of `bench`, the program behaves as `rdma-pingpong`.
 pub const PINGPONG: &str = "pingpong";
 
 /// The processors that this process may use. The server runs on the first one, the client on the second.
@@ -35,7 +35,7 @@ impl Processors {
         self.all.len()
     }
 
-    /// Returns the number of the server's processor and that of the client's.
+    /// Returns the number of the server's processor, and the number of the client's processor.
     #[must_use]
     pub fn numbers(&self) -> [usize; 2] {
         match self.all[..] {
@@ -44,7 +44,8 @@ impl Processors {
         }
     }
 
-    /// Moves this thread to the processor at `index`: 0 is the server's, 1 the client's. Child processes that start later inherit it.
+    /// Moves this thread to one of the two processors: to the server's if `index` is 0, to the client's if it is 1. Child processes that
+    /// this thread starts later run on the same processor.
     pub fn choose(&self, index: usize) {
         if let [first, second, ..] = self.all[..] {
             if !core_affinity::set_for_current([first, second][index]) {
@@ -66,7 +67,7 @@ impl fmt::Display for Processors {
 /// The time limit within which a server must begin to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A child process. Dropping this value kills it, so that no process outlives its round.
+/// A child process. Dropping this value kills the process, so that no process outlives its round.
 #[derive(Debug)]
 pub struct Guard(Child);
 
@@ -90,11 +91,12 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
     processors.choose(0);
     let mut command = Command::new(&program);
-    // The server ends when its standard input closes. So it ends with this process, whatever happens.
+    // The server ends when its standard input closes. The pipe closes even if this process is killed, so the server never outlives this
+    // process.
     command.args(server).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
     let mut line = String::new();
-    // The pipe stays open until the end: the server may print more, and would fail on a closed pipe.
+    // This end of the pipe stays open until the function returns: the server may print more lines, and would fail on a closed pipe.
     let mut stdout = server.0.stdout.take().map(BufReader::new);
     if let Some(stdout) = &mut stdout {
         stdout.read_line(&mut line).map_err(|error| failed("reading from a server:", &error))?;
@@ -143,8 +145,8 @@ pub fn free_port() -> Result<u16, Failure> {
     Ok(address.map_err(|error| Failure::new(format!("a free port: {error}")))?.port())
 }
 
-/// Starts the server of another project's program, and waits until it listens. Moves this thread to the client's processor, so that
-/// later children run there.
+/// Starts the server of another project's program, and waits until it listens. Then moves this thread to the client's processor, so that
+/// the child processes that it starts later run on that processor.
 ///
 /// # Errors
 /// The program does not start, or does not listen.

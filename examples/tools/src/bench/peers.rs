@@ -17,8 +17,9 @@ const PATIENCE: &str = "10";
 /// The transports of UCX.
 #[derive(Clone, Copy, Debug)]
 pub enum Ucx {
-    /// TCP over the loopback interface. UCX would send 64 KiB by its rendezvous protocol, which takes twice as long here. At 1 MiB,
-    /// rendezvous is faster.
+    /// TCP over the loopback interface. The settings raise the threshold of UCX's rendezvous protocol to 256 KiB. On the loopback
+    /// interface, the rendezvous protocol takes twice as long as the eager protocol for messages of 64 KiB. For messages of 1 MiB, the
+    /// rendezvous protocol is faster.
     Tcp,
     /// Shared memory. Each message is copied twice.
     Posix,
@@ -44,8 +45,8 @@ impl Ucx {
     }
 }
 
-/// A program of another project, with its work. In its command lines, `PORT` is replaced by the port that both sides use, and `SERVER`
-/// and `CLIENT` by the numbers of their processors.
+/// A program of another project, with its work. In its command lines, `PORT` stands for the port that both sides use. `SERVER` and `CLIENT`
+/// stand for the numbers of the two sides' processors.
 #[derive(Clone, Debug)]
 pub struct PeerProgram {
     name: &'static str,
@@ -58,7 +59,7 @@ pub struct PeerProgram {
     scale: f64,
     /// Finds the quantiles in the output of an open loop; `None` for other work.
     tail: Option<fn(&str) -> Option<Tail>>,
-    /// True if its TCP connections use the system's congestion control, because it has no flag for another one.
+    /// True if the program's TCP connections use the system's congestion control, because the program has no flag for another one.
     keeps_system_congestion: bool,
 }
 
@@ -126,9 +127,9 @@ impl PeerProgram {
         Self::sockperf("throughput", &format!("-m {size} -t 1"), |text| after(text, "Message Rate is"))
     }
 
-    /// Measures an open loop with messages of 64 B, by `sockperf`. With a rate in messages per second, the result is the p99 of the
-    /// round trip, in us. Without a rate, the result is the number of answers per second. A round trip begins when its message is sent.
-    /// The client has two threads: one polls the clock; the other one runs on the server's processor.
+    /// Measures an open loop with messages of 64 B, by `sockperf`. With a rate in messages per second, the result is the p99 of the round
+    /// trip, in us. Without a rate, the result is the number of answers per second. A round trip begins when its message is sent. The
+    /// client's sending thread polls the clock. The client's receiving thread runs on the same processor as the server.
     #[must_use]
     pub fn sockperf_open_loop(rate: Option<u64>) -> Self {
         let mps = rate.map_or_else(|| "max".into(), |rate| rate.to_string());
@@ -179,7 +180,7 @@ impl PeerProgram {
         self.name
     }
 
-    /// Returns the program that must be installed.
+    /// Returns the name of the program that must be installed.
     #[must_use]
     pub const fn program(&self) -> &'static str {
         self.program
@@ -191,7 +192,7 @@ impl PeerProgram {
         &self.client
     }
 
-    /// Returns true if its TCP connections use the system's congestion control.
+    /// Returns true if the program's TCP connections use the system's congestion control.
     #[must_use]
     pub const fn keeps_system_congestion(&self) -> bool {
         self.keeps_system_congestion
@@ -228,8 +229,8 @@ impl PeerProgram {
     }
 }
 
-/// Returns the name of libfabric's faster provider for TCP. In version 1.17, that is `net`; its provider `tcp` is slower. Later
-/// versions call the faster one `tcp`.
+/// Returns the name of libfabric's faster provider for TCP. In libfabric 1.17, that provider is called `net`, and a slower one is called
+/// `tcp`. Later versions call the faster provider `tcp`.
 #[must_use]
 pub fn libfabric_provider() -> &'static str {
     let mut info = Command::new("fi_info");

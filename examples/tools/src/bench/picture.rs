@@ -8,12 +8,14 @@ use crate::pingpong::failure::Failure;
 use super::contest::PlotPoint;
 use super::outcome::{ContestSide, Outcome};
 
-/// The colour of this library. The colours of bare TCP and of other projects' programs follow.
+/// The colour of this library's results.
 const OURS: RGBColor = RGBColor(31, 96, 168);
+/// The colour of the results of bare TCP.
 const BARE: RGBColor = RGBColor(120, 120, 120);
+/// The colour of the results of other projects' programs.
 const OTHERS: RGBColor = RGBColor(214, 96, 32);
-/// The x-coordinates of the quantiles p50, p99 and p99.9: 1 of this many messages is slower. The largest value is not a quantile, so it
-/// is not drawn.
+/// The x-coordinates of the quantiles p50, p99 and p99.9. One of `x` messages is slower than the quantile at the coordinate `x`. The
+/// largest latency has no such coordinate, so it is not drawn.
 const ONE_IN: [f64; 3] = [2.0, 100.0, 1000.0];
 
 /// Draws the half round trips by message size, with both sides polling: one line for this library, and one for each competitor.

@@ -1,5 +1,5 @@
-//! A bare ring: two threads exchange messages through shared memory at the lowest possible cost. It has no connections, does not check
-//! the peer's data, and never sleeps. Shared memory of this library is compared with it.
+//! A bare ring: two threads exchange messages through shared memory at the lowest possible cost. It has no connections, does not check the
+//! peer's data, and never sleeps. The benchmark compares this library's shared-memory provider with this ring.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -17,9 +17,9 @@ use super::pair::Processors;
 
 /// The number of slots in a ring of short messages.
 const SLOTS: usize = 1024;
-/// The number of exchanges between two readings of the clock. A reading takes longer than an exchange, so it must be rare.
+/// The number of exchanges between two readings of the clock. Reading the clock takes longer than an exchange, so it must be rare.
 const BATCH: u64 = 20;
-/// The receiver reports that slots are free once for this many messages.
+/// The number of messages after which the receiver reports that their slots are free. One report covers all of these messages.
 const RETURN: u64 = 64;
 /// The message number that ends an exchange.
 const END: u64 = u64::MAX;
@@ -55,7 +55,7 @@ impl RingSlot {
     }
 }
 
-/// A value that shares neither its cache lines nor the neighbouring ones with other data.
+/// A value in an aligned block of 128 bytes. No other data is in the value's cache line, or in the neighbouring line of the same block.
 #[derive(Debug)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
@@ -89,7 +89,7 @@ impl RingCount {
 /// ns. Each sample of this median is the mean of `BATCH` exchanges.
 #[must_use]
 pub fn half_round_trip(processors: &Processors, exchanges: u64, limit: Duration) -> f64 {
-    // `CachePadded` also separates neighbouring lines, because a processor may prefetch them in pairs.
+    // `CachePadded` also keeps the two values out of neighbouring cache lines, because a processor may prefetch such lines in pairs.
     let [there, back] = [(); 2].map(|()| CachePadded(RingSlot::default()));
     let [there, back] = [&there.0, &back.0];
     let mut batches_ns = Vec::with_capacity(usize::try_from(exchanges / BATCH).unwrap_or_default());
@@ -148,11 +148,11 @@ pub fn rate(processors: &Processors, count: u64) -> f64 {
     count as f64 / started.elapsed().as_secs_f64()
 }
 
-/// One thread writes each byte of a buffer, another one reads each byte. Returns Gbit/s.
+/// One thread writes each byte of a buffer, and another thread reads each byte. Returns Gbit/s.
 #[must_use]
 pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
-    // `rdma-pingpong` has as many messages in flight as there are buffers here. Locking an uncontended mutex costs only two writes to a
-    // cache line.
+    // The number of buffers is the number of messages that `rdma-pingpong` has in flight. Each buffer has a mutex; locking a mutex without
+    // contention costs only two writes to a cache line.
     let depth = Job::suited_depth(ProviderChoice::Shm, size);
     let buffers: Vec<_> = (0..depth).map(|_| Mutex::new(vec![1; size as usize])).collect();
     let buffer = |number: u64| &buffers[number as usize % buffers.len()];
@@ -185,7 +185,7 @@ pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
     gbit_per_second(size, count, started)
 }
 
-/// Copies the same buffer to another one repeatedly. Returns Gbit/s.
+/// Copies one buffer to another buffer, `count` times. Returns Gbit/s.
 #[must_use]
 pub fn memcpy(processors: &Processors, size: u32, count: u64) -> f64 {
     let (from, mut to) = (vec![1_u8; size as usize], vec![0; size as usize]);

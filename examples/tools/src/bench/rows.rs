@@ -40,7 +40,7 @@ fn row(name: &str, target: RowTarget, theirs: Competitor, ours: impl Into<Work>)
     Contest { name: name.into(), place: None, target, at: None, theirs, ours: ours.into(), mode: None }
 }
 
-/// Returns the work of an open loop without a rate, because the round measures the rate first.
+/// Returns the work that measures the maximum rate of an open loop. The round then chooses the rate of its open loop from this result.
 fn limitless() -> Pingpong {
     Pingpong::open_loop_limit()
 }
@@ -70,7 +70,7 @@ fn to_and_fro() -> Vec<Contest> {
 }
 
 fn one_way() -> Vec<Contest> {
-    // If the competitor's program sleeps, this library sleeps too.
+    // In each row, this library polls if the competitor polls, and sleeps if the competitor sleeps.
     let (spinning, sleeping) = ("64 B one way", "64 B one way, events");
     let ours = |wait| Pingpong::one_way("iwarp", wait, 64, 2_000_000, RATE);
     let mut all = vec![
@@ -94,7 +94,7 @@ fn one_way() -> Vec<Contest> {
     all
 }
 
-/// Returns bare TCP as a competitor, which sends 64 KiB in each write.
+/// Returns bare TCP as a competitor. Its client sends 64 KiB in each write.
 fn stream() -> Competitor {
     Baseline::Tcp("stream", 64 << 10, 32_768).into()
 }

@@ -7,10 +7,10 @@ use crate::pingpong::failure::Failure;
 /// The results of one side in a round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// The main result, in the unit of its row.
+    /// The main result, in the unit of the table's row.
     pub figure: f64,
-    /// The processor time for each message, in us: that of the client, which sends, and that of the server. `None` if it was not
-    /// measured.
+    /// The processor time for each message, in us: the time of the client, which sends, and then the time of the server. `None` if it was
+    /// not measured.
     pub processor_us: Option<[f64; 2]>,
     /// The quantiles of the round trip in an open loop, in us; `None` for other work.
     pub tail: Option<Tail>,

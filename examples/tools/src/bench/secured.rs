@@ -25,7 +25,7 @@ pub enum SecurityMode {
     Psk,
 }
 
-/// A directory with the files of `rdma-pingpong keygen`. Dropping this value removes it.
+/// A directory with the files of `rdma-pingpong keygen`. Dropping this value removes the directory.
 #[derive(Debug)]
 pub struct KeyFiles(PathBuf);
 
@@ -33,7 +33,7 @@ impl KeyFiles {
     /// Generates the files.
     ///
     /// # Errors
-    /// They cannot be generated.
+    /// The files cannot be generated.
     pub fn new() -> Result<Self, Failure> {
         let files = Self(std::env::temp_dir().join(format!("rdma-bench.{}", std::process::id())));
         fs::create_dir(&files.0).map_err(|error| Failure::new(format!("{}: {error}", files.0.display())))?;
@@ -42,13 +42,13 @@ impl KeyFiles {
         Ok(files)
     }
 
-    /// Returns the path of one of the files.
+    /// Returns the path of the file `name` in this directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Returns the command-line flags that make a side, `server` or `client`, use these files.
+    /// Returns the command-line flags with which a side uses these files. `side` is `server` or `client`.
     #[must_use]
     pub fn flags(&self, mode: SecurityMode, side: &str) -> String {
         let path = |name: &str| self.path(name).display().to_string();
@@ -98,7 +98,8 @@ pub fn serve(security: &SecurityArgs) -> Result<(), Failure> {
     pair::serve(reactor(security)?, &mut ConnectionsServer)
 }
 
-/// A client that opens a connection, closes it when it is established, and opens the next one after it has ended.
+/// A client that opens connections sequentially. It closes each connection when that connection is established, and opens the next one when
+/// the closed one has ended.
 struct ConnectionsClient {
     server: SocketAddr,
     left: u64,

@@ -1,4 +1,5 @@
-//! The target of a row of the table: the result that this library must reach compared with the competitor. Also formats results.
+//! The target of a row of the table: the limit for this library's result, absolute or relative to the competitor's result. This module also
+//! formats results.
 
 use std::fmt;
 
@@ -20,7 +21,8 @@ pub enum RowTarget {
 }
 
 impl RowTarget {
-    /// Returns true if this library meets the target. `ours` is its result, and `ratio` is its result divided by the competitor's.
+    /// Returns true if this library meets the target. `ours` is this library's result. `ratio` is this library's result divided by the
+    /// competitor's; `None` if there is no competitor.
     #[must_use]
     pub fn is_met(self, ours: f64, ratio: Option<f64>) -> bool {
         match self {

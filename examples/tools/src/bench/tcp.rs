@@ -1,4 +1,4 @@
-//! Bare TCP sockets as a competitor. They do the same work as efficiently as possible.
+//! Bare TCP sockets as a competitor. They do the same work as this library, as efficiently as possible.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,14 +12,14 @@ use crate::pingpong::server::LISTENING;
 
 use super::machine;
 
-/// The work to do.
+/// The kind of exchange over bare TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TcpExchange {
     /// Messages back and forth. Both sides retry their reads in a loop.
     Spin,
     /// Messages back and forth. Both sides sleep in epoll.
     Epoll,
-    /// Writes one way. Both sides retry in a loop.
+    /// Writes one way. Both sides retry their writes or reads in a loop.
     Stream,
 }
 
@@ -69,9 +69,9 @@ pub fn measure(kind: TcpExchange, server: SocketAddr, size: usize, iterations: u
     Ok(half_rtt.value_at_quantile(0.5) as f64 / 1e3)
 }
 
-/// The way in which a peer waits for bytes.
+/// The way in which one side of a ping-pong waits for bytes.
 enum TcpWait {
-    /// The peer does not sleep: it retries the read.
+    /// The side does not sleep: it retries the read.
     Spin,
     Epoll(Poll, Events),
 }
@@ -107,7 +107,8 @@ impl TcpPeer {
     fn receive(&mut self) -> io::Result<bool> {
         let mut have = 0;
         while have < self.buffer.len() {
-            // The peer sleeps before its first read. The answer has not arrived yet, so a read now would be a wasted system call.
+            // With `TcpWait::Epoll`, this side sleeps before each read. The next bytes have usually not arrived yet, so an immediate read
+            // would be a wasted system call.
             if let TcpWait::Epoll(poll, events) = &mut self.wait {
                 poll.poll(events, None)?;
             }

@@ -9,13 +9,13 @@ use super::secured::{KeyFiles, SecurityMode};
 /// The work of this library.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// `rdma-pingpong`.
+    /// A measurement by `rdma-pingpong`.
     Pingpong(Pingpong),
-    /// One-sided operations: an argument of `one-sided-client`, and the number of iterations.
+    /// One-sided operations: the operation, as an argument of `one-sided-client`, and the number of iterations.
     OneSided(&'static str, u64),
-    /// Connections that are opened sequentially. The number is that of the connections.
+    /// Connections that are opened sequentially. The field is the number of connections.
     Connections(u64),
-    /// Echoes on many connections: the number of connections, and that of the echoes on all of them together.
+    /// Echoes on many connections: the number of connections, and the total number of echoes on all connections.
     Echoes(u32, u64),
     /// Datagrams: the kind of exchange, the size of a datagram in bytes, and the number of datagrams.
     Datagrams(&'static str, u32, u64),
@@ -74,7 +74,7 @@ impl Pingpong {
         Self { provider: "iwarp", flags, figure }
     }
 
-    /// Returns work that measures the maximum rate of an open loop. The rate is so high that all messages are due immediately.
+    /// Returns work that measures the maximum rate of an open loop. Its schedule is so fast that all messages are due immediately.
     #[must_use]
     pub fn open_loop_limit() -> Self {
         let flags = "--mode latency --wait event --size 64 --iters 500000 --warmup 10000 --rate 1000000000".into();
@@ -148,7 +148,7 @@ impl Work {
     }
 }
 
-/// Measures bare TCP. `kind` is the kind of exchange, and `size` the length of a message in bytes.
+/// Measures bare TCP. `kind` is the kind of exchange, and `size` is the length of a message in bytes.
 ///
 /// # Errors
 /// A process failed.

@@ -31,7 +31,7 @@ use rdma_reactor_tools::program;
 
 /// The port that udaddy always uses.
 const PORT: u16 = 7174;
-/// The smallest and the largest depth of the endpoint's receive queue and send queue.
+/// The smallest and the largest depth of a queue. They apply to the receive queue and to the send queue of the endpoint.
 const DEPTH: (u32, u32) = (64, 4096);
 /// The largest number of senders that the echo server answers. It drops the datagrams of further senders.
 const SENDERS: usize = 1024;
@@ -114,9 +114,9 @@ struct TalkArgs {
 /// The role of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Sends datagrams back. Ends after `total` of them.
+    /// Sends datagrams back. The program ends after `total` datagrams.
     Echo { total: u32 },
-    /// Sends datagrams to the server, and receives as many back. With `verify`, compares their bytes.
+    /// Sends datagrams to the server, and receives as many back. With `verify`, checks that the returned bytes are those that were sent.
     Ask { verify: bool },
     /// Receives the datagrams of a multicast group.
     Receive,
@@ -132,7 +132,7 @@ struct Talk {
     number: u32,
     /// The senders that the echo server answers.
     senders: BTreeMap<Origin, PeerId>,
-    /// Datagrams that were refused because the send queue was full. `on_datagram_writable` sends them.
+    /// Datagrams whose sends were refused because the send queue was full. `on_datagram_writable` sends them again.
     waiting: VecDeque<(PeerId, Vec<u8>)>,
     received: u32,
     sent: u32,
@@ -146,12 +146,12 @@ impl Talk {
         cx.stop();
     }
 
-    /// Sends datagrams until one is refused.
+    /// Sends the waiting datagrams until one is refused or none is left.
     fn pump(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {
         while let Some((peer, bytes)) = self.waiting.front() {
             match cx.datagrams().send_with_immediate(endpoint, *peer, bytes, self.number) {
                 Ok(_) => drop(self.waiting.pop_front()),
-                // The send queue is full; `on_datagram_writable` follows.
+                // The send queue is full. The reactor calls `on_datagram_writable` when the queue has space.
                 Err(SendErrorKind::WouldBlock(_)) => return,
                 Err(error) => return self.fail(cx, error.to_string()),
             }
@@ -210,7 +210,7 @@ impl DatagramHandler for Talk {
 
     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
         if self.part == Part::Send {
-            return; // A sender receives the datagrams of its group, even its own, and ignores them.
+            return; // A sender also receives the group's datagrams, even its own ones. It ignores them.
         }
         if datagram.len() != self.text.len() {
             let expected = self.text.len();
@@ -237,7 +237,7 @@ impl DatagramHandler for Talk {
                         Err(error) => return self.fail(cx, format!("no route back to {origin}: {error}")),
                     },
                 };
-                // If datagrams arrive faster than they can be sent back, the server drops some, as a network does.
+                // If datagrams arrive faster than the server can send them back, the server drops some of them, as a network does.
                 if self.waiting.len() < DEPTH.1 as usize {
                     self.waiting.push_back((peer, datagram.to_vec()));
                 }

@@ -34,11 +34,11 @@ use rdma_reactor_tools::program;
 const PORT: u16 = 7471;
 /// The default size of the messages that a speaker sends, in bytes. `rdma_client` uses the same size.
 const SIZE: u32 = 16;
-/// The size of the largest message that an echo accepts by default, in bytes.
+/// The size of the largest message that the echoing side accepts by default, in bytes.
 const MAX_SIZE: u32 = 64 << 10;
 /// The number of messages in flight if neither a count nor a depth is given.
 const DEPTH: u32 = 64;
-/// The largest default number of messages in flight. Every device supports this many.
+/// The largest number of messages in flight that is chosen by default. Every device supports this many.
 const MAX_DEPTH: u32 = 4096;
 
 /// Sends and echoes plain messages, for programs that only use send and receive (rdma_client, ucmatose, ...).
@@ -134,7 +134,7 @@ impl TalkArgs {
 enum Part {
     /// Sends `count` messages first, and receives as many back.
     Speaker { count: u32 },
-    /// Sends messages back. Ends after `count` of them if it is given.
+    /// Sends messages back. The peer must send exactly `count` messages on each connection; `None` allows any number.
     Echo { count: Option<u32> },
 }
 
@@ -143,9 +143,9 @@ enum Part {
 struct Talk {
     received: u32,
     sent: u32,
-    /// The number of sends that failed.
+    /// The number of sends on this connection that failed.
     lost: u32,
-    /// Echoes that were refused because the send queue was full. `on_writable` sends them.
+    /// Echoes whose sends were refused because the send queue was full. `on_writable` sends them again.
     waiting: VecDeque<Vec<u8>>,
     failure: Option<String>,
 }
@@ -162,14 +162,14 @@ struct Talks {
     solicit: Option<u32>,
     talks: Vec<Talk>,
     ended: u32,
-    /// The number of connections after whose end the program ends.
+    /// The program ends after this many connections have ended; `None` for no limit.
     until: Option<u32>,
     failure: Option<Failure>,
     output: Output,
 }
 
 impl Talks {
-    /// Returns the state of a connection. The connection's user number is the index of the state plus one.
+    /// Returns the state of a connection, or `None` if it has no state. The connection's user number is the index of the state plus one.
     fn talk(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut Talk> {
         let index = cx.user(conn)?.checked_sub(1)?;
         self.talks.get_mut(usize::try_from(index).ok()?)
@@ -207,7 +207,7 @@ impl Talks {
                     talk.sent += 1;
                     talk.waiting.pop_front();
                 }
-                // The send queue is full; `on_writable` follows.
+                // The send queue is full. The reactor calls `on_writable` when the queue has space.
                 Err(SendErrorKind::WouldBlock(_)) => break,
                 Err(error) => {
                     failure = Some(error.to_string());

@@ -24,10 +24,10 @@ use rdma_reactor_tools::rping::options::Options;
 use rdma_reactor_tools::rping::{advert, ping};
 use serde_json::json;
 
-/// After the first Ctrl-C, the current round has this time to finish. A second Ctrl-C ends the program immediately.
+/// After the first Ctrl-C, the current round may finish within this time. A second Ctrl-C ends the program immediately.
 const LAST_ROUND: Duration = Duration::from_secs(10);
 
-/// Offers memory to an rping server, which reads a ping from it and writes it back.
+/// Offers memory to an rping server, which reads a ping from this memory and writes the ping back.
 #[derive(Debug, Parser)]
 #[command(name = "rping-client", version, disable_version_flag = true)]
 struct Cli {
@@ -65,8 +65,9 @@ struct Client {
     /// Addresses of the server that were not tried yet.
     addresses: std::vec::IntoIter<SocketAddr>,
     session: Option<Session>,
-    /// The ping of this round. `back` is the buffer for the returned ping.
+    /// The ping of this round.
     text: Vec<u8>,
+    /// The buffer for the returned ping.
     back: Vec<u8>,
     rounds: u64,
     started: Option<Instant>,
@@ -77,7 +78,7 @@ struct Client {
 }
 
 impl Client {
-    /// Connects to the next address. Returns `None` if no address is left.
+    /// Connects to the next address. Returns `None` if every address was tried, and otherwise the result of the call of `connect_with`.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
         // rping's messages have no headers, and there are no credits.
         let options = ConnectOptions::new().framing(Framing::Raw);
@@ -97,12 +98,12 @@ impl Client {
         self.options.count == Some(self.rounds)
     }
 
-    /// Writes the next ping to the source, and sends the server its address.
+    /// Writes the next ping to the source region, and sends the address of this region to the server.
     fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         ping::fill(self.rounds, &mut self.text);
-        // `bytes_mut` would return no reference, because the server has the right to read the region. `copy_from` is safe here: the
-        // server has no reason to read the region before it gets the address.
+        // `bytes_mut` would return no reference, because the server has the right to read the region. `copy_from` is safe here: the server
+        // has no reason to read the region before it receives the region's address.
         session.source.copy_from(0, &self.text).map_err(|error| error.to_string())?;
         if self.options.verify {
             // Fills the sink, so that a comparison detects a server that wrote nothing.
@@ -114,7 +115,7 @@ impl Client {
         sent.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Handles a message of the server, by which the server reports that it has finished with the source or the sink.
+    /// Handles a message of the server. With each message, the server reports that it has finished with the source or with the sink.
     fn proceed(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         advert::checked(message)?;
@@ -123,7 +124,7 @@ impl Client {
             let sent = cx.send(session.conn, &advert::encode(session.sink.remote()));
             return sent.map(drop).map_err(|error| error.to_string());
         }
-        // The server writes before it sends this message, so the bytes have arrived.
+        // The server writes the ping to the sink before it sends this message. So the whole ping has arrived.
         session.sink.copy_to(0, &mut self.back);
         let conn = session.conn;
         if self.options.verify {
@@ -214,7 +215,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     reactor.run(&mut client)?;
     client.interrupted = interrupt.is_raised() && !client.is_over();
     if client.interrupted && client.session.is_some() {
-        // The current round may finish within this time. A server may report an error if a client leaves during a round.
+        // The current round may finish within `LAST_ROUND`. If the client left during a round, the server might report an error.
         reactor.context().set_timer(LAST_ROUND, 0);
         reactor.run(&mut client)?;
     }

@@ -85,8 +85,8 @@ impl Client {
             Step::Ping { .. } => return Err("it sends out of turn".into()),
             Step::Sink { len } => {
                 cx.write(conn, remote, &self.ping, 0..len).map_err(|error| error.to_string())?;
-                // On a connection, messages arrive after earlier writes. So the client has the whole ping when it receives this
-                // message.
+                // The ping was written before this message is sent on the same connection. So the client has the whole ping when it
+                // receives this message.
                 cx.send(conn, &[0; advert::LEN]).map_err(|error| error.to_string())?;
                 self.step = Step::Source;
                 self.rounds += 1;
@@ -118,7 +118,7 @@ impl Client {
         cx.send(conn, &[0; advert::LEN]).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Returns a description of what went wrong with a client that has disconnected, or `None` if nothing did.
+    /// Returns a description of what went wrong with a client that has disconnected, or `None` if nothing went wrong.
     fn complaint(&self, reason: &DisconnectReason, count: Option<u64>) -> Option<String> {
         let rounds = self.rounds;
         match (&self.failure, reason, &self.step) {
@@ -141,9 +141,9 @@ struct Server {
     size: usize,
     /// The state of each connection. The index is [`ConnectionId::slot`].
     clients: Vec<Option<Client>>,
-    /// The number of clients that have connected. `gone` is the number of those that have disconnected. The server ends when `gone`
-    /// reaches `until`.
+    /// The number of clients that have connected.
     came: u64,
+    /// The number of clients that have disconnected. The server ends when this number reaches `until`.
     gone: u64,
     until: Option<u64>,
     rounds: u64,
@@ -155,7 +155,8 @@ impl Server {
     fn failed(&mut self, address: Option<SocketAddr>, round: u64, why: impl fmt::Display) {
         let address = address.map_or_else(|| "?".into(), |address| address.to_string());
         let failure = Failure::new(format!("client {address}, round {round}: {why}"));
-        // If there is only one client, the program ends with its failure and prints it then. So it is not printed here.
+        // A server for a single client ends with that client's failure as its own, and prints the failure then. So the failure is not
+        // printed here.
         if self.until != Some(1) {
             self.output.line(&failure);
         }
@@ -200,7 +201,8 @@ impl Handler for Server {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         let Some(client) = &mut self.clients[conn.slot()] else { return };
-        // If the read failed, the connection ends, and `on_disconnect` reports the reason.
+        // A successful read has fetched the client's ping. After a failed read, the connection ends, and `on_disconnect` reports the
+        // reason.
         if send.kind() == SendKind::Read && outcome.is_sent() && client.failure.is_none() {
             if let Err(why) = client.fetched(cx, conn, &self.options, &mut self.output) {
                 client.failure = Some(why);

@@ -26,7 +26,7 @@ const JOB_LEN: usize = 24;
 /// The largest number of bytes in a burst. The server refuses clients that request more.
 const MAX_BURST: u64 = 1 << 40;
 
-/// Measures latency and throughput of byte streams between two processes; without -s, it is the server.
+/// Measures latency and throughput of byte streams between two processes; without -s, the program is the server.
 #[derive(Debug, Parser)]
 #[command(name = "stream-bench", version)]
 struct Cli {
@@ -92,8 +92,8 @@ impl Job {
         self.size * self.transfers
     }
 
-    /// Returns the default number of iterations of a test. Tests of all sizes transfer about the same number of bytes, within limits
-    /// for the number.
+    /// Returns the default number of iterations of a test. All tests transfer about the same number of bytes, unless the number of
+    /// iterations would be too small or too large.
     fn iterations(size: u64, transfers: u64) -> u64 {
         let bytes = if transfers == 1 { 64 << 20 } else { 256 << 20 };
         (bytes / (size * transfers)).clamp(10, if transfers == 1 { 20_000 } else { 500 })
@@ -184,7 +184,7 @@ impl Side {
                 Step::Receive(left) if left > moved as u64 => Step::Receive(left - moved as u64),
                 Step::Send(_) if self.active => Step::Receive(self.job.burst()),
                 Step::Receive(_) if !self.active => Step::Send(self.job.burst()),
-                // A burst in each direction is done, so the iteration is done.
+                // The bursts in both directions are done, so the iteration is done.
                 Step::Send(_) | Step::Receive(_) => {
                     self.left -= 1;
                     match (self.left, self.active) {
@@ -277,7 +277,8 @@ impl Client {
         }
         match cx.stream(id).write(&job.encode()) {
             Ok(JOB_LEN) => {}
-            // Nothing is in flight between tests, so the window is open. If not all bytes were accepted, the stream is ending.
+            // The stream has not accepted the whole request. Nothing is in flight between tests, so the peer's window is open. The only
+            // possible cause is that the stream is ending.
             other => return self.fail(cx, id, Failure::new(format!("a test could not be requested: {other:?}"))),
         }
         self.since = Instant::now();

@@ -1,8 +1,8 @@
 //! Sends standard input to the peer, and writes the peer's bytes to standard output, as netcat does: `stream-pipe server`, `stream-pipe
 //! client ADDR`. The end of standard input ends only that direction of the stream.
 //!
-//! The program has its own event loop, which contains a reactor. The loop calls `poll`(2) for the reactor's descriptor, standard input
-//! and standard output, as a program with sockets does. It then asks the stream for its readiness.
+//! The program has its own event loop, which contains a reactor. The loop calls `poll`(2) for the reactor's descriptor, standard input and
+//! standard output, as a program with sockets does. The loop also asks the stream whether the stream is readable or writable.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -67,7 +67,7 @@ struct Peer {
     listener: Option<ListenerId>,
     stream: Option<ConnectionId>,
     end: Option<Result<(), Failure>>,
-    /// The bytes that the program had not read when the stream ended.
+    /// The received bytes that the program had not read when the stream ended.
     rest: Unread,
 }
 
@@ -127,7 +127,8 @@ fn feed(input: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
         (_, Err(error)) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => Ok(true),
         (_, Err(error)) => Err(Failure::new(format!("standard input: {error}"))),
         (Ok(0), Ok(_)) => Ok(false),
-        // The stream accepted no bytes: its window is closed, or the connection is ending. The stream reports the reason elsewhere.
+        // The stream accepted no bytes, because the peer's window is closed or the connection is ending. If the connection is ending, the
+        // handler is notified of the reason.
         (Ok(_) | Err(_), Ok(_)) => Ok(true),
     }
 }
@@ -138,7 +139,7 @@ fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> 
         Ok([]) => return Ok(false),
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
-        // `on_error` has already reported the reason.
+        // The stream has failed. `on_error` has already reported the reason.
         Err(_) => return Ok(false),
     };
     match output.write(&bytes[..bytes.len().min(ATOMIC)]) {
@@ -149,9 +150,11 @@ fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> 
     Ok(true)
 }
 
-/// Waits until the reactor has events or one of `others` is ready. Returns for each of `others` if it is ready.
+/// Waits until the reactor has events or one of `others` is ready. Each returned value is true if the descriptor at the same index of
+/// `others` is ready.
 fn wait(reactor: &mut Reactor, others: [Option<(BorrowedFd<'_>, PollFlags)>; 2]) -> Result<[bool; 2], Failure> {
-    // Rounded up to whole milliseconds, because a turn before the deadline would have nothing to do.
+    // The time until the reactor's next deadline. It is rounded up to whole milliseconds, because a turn before the deadline would have
+    // nothing to do.
     let left =
         reactor.next_deadline().map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
     let timeout = left.map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
@@ -206,7 +209,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         let mut stream = cx.stream(id);
         if has_input && !feed(&mut input, &mut stream)? {
             feeding = false;
-            // The shutdown fails only if the stream has ended already. The peer needs no notice then.
+            // The shutdown fails only if the stream has already ended. In that case the peer needs no notice.
             let _ = stream.shutdown(Shutdown::Write);
         }
         if has_room {

@@ -31,14 +31,16 @@ use rdma_reactor_tools::valkey::{MAX_PIPELINE, RECEIVES};
 
 /// The client adds requests while fewer bytes than this are queued to be written.
 const AHEAD: usize = 1 << 20;
-/// The largest number of keys that the server holds at a time. `VALUES` is the largest number of bytes in their values; a single value
-/// may be longer.
+/// The largest number of keys that the server holds at a time.
 const KEYS: u64 = 1000;
+/// The largest total length of the values that the server holds at a time, in bytes. If a single value is longer, the server holds only
+/// that one.
 const VALUES: u64 = 64 << 20;
 /// The time between two keepalives. `valkey-server` uses the same time.
 const KEEPALIVE: Duration = Duration::from_secs(3);
-/// The tokens of the timers: `TOO_LATE` is the timeout of the program, `STILL_HERE` sends a keepalive.
+/// The token of the timer that ends the program at its time limit.
 const TOO_LATE: u64 = 0;
+/// The token of the timer that sends a keepalive.
 const STILL_HERE: u64 = 1;
 
 /// Sends a command to a valkey-server over RDMA; or sets values there, gets them and compares them.
@@ -87,7 +89,7 @@ enum Step {
     /// Sets the value of a key.
     Set(u64),
     Get(u64),
-    /// Deletes all keys. The answer must be their number.
+    /// Deletes all keys. The server's answer must be the number of keys that were set.
     End,
 }
 
@@ -122,7 +124,8 @@ impl Work {
         }
     }
 
-    /// Returns true if the step begins a part of the run. A part begins only after all answers to the previous part.
+    /// Returns true if the step `number` is the first step of a part of the run. The parts are: setting the values, getting them, and
+    /// deleting the keys. A part begins only after all answers to the previous part have arrived.
     fn begins_part(&self, number: u64) -> bool {
         self.command.is_empty() && [2, 2 + self.count, 2 + 2 * self.count].contains(&number)
     }
@@ -191,8 +194,9 @@ struct Client {
     link: Option<ValkeyLink>,
     answers: Answers,
     work: Work,
-    /// The number of steps whose requests are queued or sent. `done` is the number of those whose answers were checked.
+    /// The number of steps whose requests are queued or sent.
     begun: u64,
+    /// The number of steps whose answers were checked.
     done: u64,
     /// The time at which each part of the run began.
     parts: Vec<Instant>,
@@ -201,7 +205,7 @@ struct Client {
 }
 
 impl Client {
-    /// Connects to the next address. Returns `None` if no address is left.
+    /// Connects to the next address. Returns `None` if every address was tried, and otherwise the result of the call of `connect_with`.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
         // Valkey's protocol has no headers and no credits. It uses writes with immediate data, so the connection must allow this
         // extension.
@@ -217,7 +221,8 @@ impl Client {
         }
     }
 
-    /// Calls `run` with the connection's link. Does nothing if there is no connection. If `run` fails, the program fails.
+    /// Calls `run` with the connection's link, and then `proceed`. Does nothing if there is no connection. If one of these calls fails, the
+    /// program fails.
     fn with(
         &mut self,
         cx: &mut Context<'_>,
@@ -323,7 +328,7 @@ impl Handler for Client {
 }
 
 fn run(cli: Cli) -> Result<Ending, Failure> {
-    // The buffers are larger than a command, so a command of a wrong length arrives and the program can report it.
+    // The buffers are larger than a command. So a command that is too long still arrives, and the program can report its wrong length.
     let config = Config::default()
         .provider(cli.provider.into())
         .buffer_size(2 * command::LEN as u32)
@@ -352,7 +357,8 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
         connected?;
     }
     reactor.run(&mut client)?;
-    // If the user ends the program, the connection ends too. That is not a failure, so the failure is saved before the shutdown.
+    // After an interrupt, the shutdown ends the connection early, and `on_disconnect` records this as a failure, although it is none. So
+    // the failure of the run is saved before the shutdown.
     let failure = client.failure.take();
     reactor.shutdown(&mut client, Duration::from_secs(1))?;
     let interrupted = client.done < client.work.steps();

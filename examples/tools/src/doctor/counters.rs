@@ -15,7 +15,7 @@ use crate::hw_counters::{HwCounters, meaning, troubles};
 pub struct CounterChanges {
     /// The name of the device.
     pub device: String,
-    /// The changed counters, with the amount of each change. `None` if the device has no counters.
+    /// The changed counters, each with the amount of its change. `None` if the device has no counters.
     pub by: Option<BTreeMap<String, u64>>,
 }
 

@@ -97,7 +97,8 @@ fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
             ModuleState::Missing => {}
         }
     }
-    // Inside a container, neither the loaded modules nor the loadable modules of the host are visible.
+    // A container does not see the modules that its host has loaded or can load. So these modules may exist on the host although they seem
+    // to be missing.
     let load = modules.how_to_load(&["siw".into(), "rdma_ucm".into()]);
     finding.fix(format!("{load}; then {}", add("siw")))
 }

@@ -10,8 +10,8 @@ const DRIVERS: &str = "/etc/libibverbs.d";
 const INSTALL: &str = "apt-get install rdma-core ibverbs-providers librdmacm1 (Debian, Ubuntu), \
                        dnf install rdma-core libibverbs librdmacm (Fedora)";
 
-/// Returns the version of a library, which is the third part of the number in its file name. Returns `None` if the library is missing.
-/// This is also the version of rdma-core.
+/// Returns the version of a library, or `None` if the library is missing. The version is the third part of the number in the library's file
+/// name. It is also the version of rdma-core.
 fn version(tree: &SystemTree, library: &str) -> Option<String> {
     let prefix = format!("{library}.so.1.");
     let directories = DIRECTORIES.iter().flat_map(|directory| {

@@ -126,7 +126,8 @@ impl Modules {
         findings
     }
 
-    /// Returns the command that loads these modules, or the command that installs them first if they are missing.
+    /// Returns the command that loads these modules. If one of them is missing, returns the command that installs modules. If no modules of
+    /// the running kernel can be seen, as in a container, returns the command to run on the host.
     pub(super) fn how_to_load(&self, modules: &[String]) -> String {
         if modules.iter().any(|module| self.state(module) == ModuleState::Missing) {
             return if self.has_directory {

@@ -20,8 +20,8 @@ pub struct Netdev {
 pub struct Netdevs(Vec<Netdev>);
 
 impl Netdevs {
-    /// Reads the network devices of the machine. In a test, their addresses are in the file `addresses`: each line has a device's name
-    /// and an address.
+    /// Reads the network devices of the machine. In a test, the addresses are read from a file called `addresses`; each line has a device's
+    /// name and an address.
     #[must_use]
     pub fn read(tree: &SystemTree) -> Self {
         let addresses = if tree.is_real() { of_machine() } else { listed(&tree.text_or_empty("/addresses")) };
@@ -45,7 +45,8 @@ impl Netdevs {
         self.0.iter().find(|device| device.addresses.contains(&address))
     }
 
-    /// Returns the network device from whose hardware address an RDMA device's GUID is derived, if there is one.
+    /// Returns the network device with the hardware address from which an RDMA device's GUID is derived, if there is one. `guid` is this
+    /// GUID.
     #[must_use]
     pub fn with_guid(&self, guid: &str) -> Option<&Netdev> {
         let bytes = parse_guid(guid)?;

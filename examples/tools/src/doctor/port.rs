@@ -44,9 +44,9 @@ impl Port {
         let port = format!("{device}/ports/{name}");
         let text = |what: &str| tree.text_or_empty(&format!("{port}/{what}"));
         let gids = Gid::all(tree, &port);
-        // Three sources name the network device. RoCE devices name it for each GID, the rxe driver in the file `parent`, and adapters
-        // in a separate directory. For siw and older adapters, the network device is found by the GUID, which is derived from its
-        // hardware address.
+        // Three sources name the network device. RoCE devices name it for each GID, the rxe driver in the file `parent`, and adapters in a
+        // separate directory. For siw and older adapters, the network device is found by the GUID, which is derived from the network
+        // device's hardware address.
         let netdev = gids
             .iter()
             .find_map(|gid| gid.netdev.clone())

@@ -28,7 +28,7 @@ pub struct DoctorReport {
 }
 
 impl DoctorReport {
-    /// Returns true if connections can be made by any provider.
+    /// Returns true if at least one provider can make connections.
     #[must_use]
     pub fn works(&self) -> bool {
         self.embedded || self.addresses.iter().any(|way| way.provider == "verbs")

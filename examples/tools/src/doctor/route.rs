@@ -65,12 +65,12 @@ pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
 }
 
 impl Route {
-    /// Finds the route to an address. If possible, this calls librdmacm, which may take 200 ms.
+    /// Finds the route to an address. On the real machine, this may call librdmacm, whose address resolution may take 200 ms.
     #[must_use]
     pub fn find(address: SocketAddr, tree: &SystemTree, netdevs: &Netdevs, devices: &[Device]) -> Self {
         let ip = address.ip();
-        // An address of this machine is routed over the loopback interface. The program reports the device that has the address
-        // instead.
+        // The system routes an address of this machine over the loopback interface. For such an address, the program reports the device
+        // that has the address.
         let source = if ip.is_unspecified() {
             None
         } else if netdevs.with_address(ip).is_some() {
@@ -139,7 +139,7 @@ fn asked(address: SocketAddr) -> Choice {
     match reach {
         Ok(Reach::Yes { .. }) if address.ip().is_unspecified() => ("verbs", EVERY_DEVICE.into(), None),
         Ok(Reach::Yes { device }) => ("verbs", format!("the device {device} has a route there"), None),
-        // The address is in the network of an RDMA device, but address resolution found no host with it.
+        // The address is in the network of an RDMA device, but address resolution found no host with this address.
         Ok(Reach::No { reason }) => ("iwarp", reason, Some(format!("ping -c 1 {}", address.ip()))),
         Err(error) => ("iwarp", error.to_string(), None),
     }

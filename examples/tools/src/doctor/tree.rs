@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The program reads this many bytes of a file at most. Only the list of loadable modules may be longer.
+/// The largest number of bytes that the program reads from a file. Only the list of loadable modules can be longer than this; its end is
+/// then ignored.
 const MAX_FILE: u64 = 4 << 20;
 
 /// The directory that is used as the root of the file system.
@@ -19,7 +20,8 @@ impl SystemTree {
         Self { root: root.into() }
     }
 
-    /// Returns true if the root is that of the real machine. System calls then give information that files do not have.
+    /// Returns true if the root is that of the real machine. Only then may the program use system calls for information that the files do
+    /// not have.
     #[must_use]
     pub fn is_real(&self) -> bool {
         self.root == Path::new("/")

@@ -1,5 +1,5 @@
-//! Clients that read values while another client writes without pause. Each value that a reader accepts must be a complete stored
-//! value. It must not be older than a value that was read earlier.
+//! Clients that read values while another client writes without pause. Each value that a reader accepts must be a complete stored value.
+//! The value must not be older than a value of the same key that was read earlier.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -30,11 +30,11 @@ pub struct BenchPlan {
 pub struct BenchFigures {
     /// The number of values that were read.
     pub reads: u64,
-    /// The number of reads that were repeated because the server was writing the slot.
+    /// The number of reads that were repeated because the server was writing the slot during the read.
     pub torn: u64,
     /// The number of values that were stored.
     pub writes: u64,
-    /// The time from the first read to the end, in nanoseconds.
+    /// The time from the first read to the end of the run, in nanoseconds.
     pub nanos: u128,
 }
 
@@ -46,7 +46,7 @@ const DEPTH: u64 = 16;
 enum ConnectionRole {
     /// The server has not yet sent the address of its table.
     New,
-    /// The connection stores values. `sent` and `stored` count them.
+    /// The connection stores values. `sent` is the number of values sent, and `stored` the number of values that the server has stored.
     Writer {
         hello: TableHello,
         sent: u64,
@@ -81,7 +81,8 @@ fn key(number: u32) -> Vec<u8> {
     format!("key {number}").into_bytes()
 }
 
-/// Returns the number that fills the value. Returns `None` if the value has different numbers, which means that it is not complete.
+/// Returns the number that every 8 bytes of the value contain. Returns `None` if they contain different numbers, which means that the value
+/// is not one complete stored value.
 fn number(value: &[u8]) -> Option<u64> {
     let first = u64::from_le_bytes(*value.first_chunk()?);
     value.chunks_exact(8).all(|word| word == first.to_le_bytes()).then_some(first)
@@ -143,7 +144,7 @@ impl Bench {
                     value.extend(std::iter::repeat_n(sent.to_le_bytes(), words).flatten());
                     match cx.send(conn, &encode_put(&key((*sent % keys) as u32), &value)) {
                         Ok(_) => *sent += 1,
-                        // No credit is left; `on_writable` follows.
+                        // No credit is left. The reactor calls `on_writable` when credit arrives.
                         Err(SendErrorKind::WouldBlock(_)) => break,
                         Err(error) => return Err(Failure::new(error)),
                     }
@@ -200,7 +201,7 @@ impl Handler for Bench {
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Only a writer's sends can be refused: a reader has only one read in flight.
+        // Only the sends of a writer can be refused: a reader has at most one read in flight.
         let result = self.go(cx, conn);
         self.check(cx, result);
     }
@@ -222,7 +223,7 @@ impl Handler for Bench {
 /// run before the first read.
 ///
 /// # Errors
-/// A value was not complete, or was older than one read before, or the server is gone.
+/// A value was not complete, or was older than a value of the same key that was read before. Or the server is gone.
 pub fn run(server: SocketAddr, plan: BenchPlan, config: Config) -> Result<(Option<BenchFigures>, Ending), Failure> {
     let mut reactor = Reactor::new(config)?;
     let interrupt = Interrupt::on_signals()?;

@@ -25,12 +25,13 @@ pub enum TableOperation {
 struct OneOperation {
     wish: TableOperation,
     reader: Option<Reader>,
-    /// The result of the operation; `None` until it has ended. A read returns the value, a store an empty one.
+    /// The result of the operation; `None` until the operation has ended. For a read it is the value; for a store it is empty.
     result: Option<Result<Vec<u8>, Failure>>,
 }
 
 impl OneOperation {
-    /// Handles a message. The server's first message has the address of the table. A second message is the answer to a store.
+    /// Handles a message. The server's first message has the address of the table. If there is a second message, it is the answer to a
+    /// store, and the operation has ended: returns an empty value. Otherwise returns `None`.
     fn handle_message(
         &mut self,
         cx: &mut Context<'_>,

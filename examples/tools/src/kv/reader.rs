@@ -19,10 +19,11 @@ pub struct Reader {
     /// copy.
     slot: Vec<u8>,
     key: Vec<u8>,
-    /// The offsets of the slots that may have the key and are not read yet. The last one is the current one.
+    /// The offsets of the slots that may have the key. The last offset is that of the current read. This offset is removed from the list if
+    /// the slot has another key.
     places: Vec<u64>,
     torn: u32,
-    /// The number of reads that were repeated, for all keys together.
+    /// The number of reads that were repeated, summed over all keys.
     pub retries: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The server, which owns the table and stores the values that clients send. It does nothing for their reads.
+//! The server, which owns the table and stores the values that clients send. The server does nothing when clients read the table.
 
 use rdma_reactor::{
     Access, Config, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, RegionOptions, SendErrorKind,
@@ -14,7 +14,7 @@ use crate::pingpong::output::Output;
 #[derive(Debug)]
 struct TableServer {
     geometry: Geometry,
-    /// The table. It is registered with the device of the first connection, so it is `None` before that.
+    /// The table; `None` before the first connection. The table is registered with the device of that connection.
     table: Option<Table>,
 }
 
@@ -76,7 +76,7 @@ impl Handler for TableServer {
 /// Serves until SIGINT, SIGTERM or SIGHUP.
 ///
 /// # Errors
-/// The reactor cannot listen on the address, or it fails.
+/// The reactor cannot listen on the address, or the reactor fails.
 pub fn run(address: std::net::SocketAddr, geometry: Geometry, config: Config) -> Result<(), Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());

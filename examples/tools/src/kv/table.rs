@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0  8  version: 0 if never used, odd during a write, even otherwise
-//!  8  8  checksum of the version and all that follows it
+//!  8  8  checksum of the version and of all bytes from offset 16
 //! 16  4  length of the key        20  4  length of the value
 //! 24  K  the key, then the value
 //! ```
@@ -25,7 +25,7 @@ pub(super) const HEADER: usize = 24;
 /// The number of consecutive slots in which a key may be stored.
 const PROBES: u32 = 8;
 
-/// The shape of a table: the number of its slots and their length.
+/// The shape of a table: the number of slots, and the largest length of a value, which determines the length of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// The number of slots.
@@ -121,7 +121,7 @@ impl Table {
         Self { geometry, region, draft: Vec::new() }
     }
 
-    /// Returns the region of the table. The server sends its address and key to clients.
+    /// Returns the region of the table. The server sends the region's address and key to clients.
     #[must_use]
     pub const fn region(&self) -> &Region {
         &self.region
@@ -160,7 +160,7 @@ impl Table {
         self.write(offset, version).map_err(|error| Failure::new(error.to_string()))
     }
 
-    /// Writes the draft to a slot. First stores an odd version, which marks the slot as being written.
+    /// Writes the draft to a slot. First writes an odd version, so that readers see that the slot is being written.
     fn write(&mut self, offset: usize, version: u64) -> Result<(), Lent> {
         self.region.store(offset, (version - 1).to_le())?;
         self.region.store(offset + 8, checksum(version, &self.draft).to_le())?;

@@ -35,8 +35,8 @@ impl TableHello {
     }
 }
 
-/// Encodes a request to store a value: `key length:4 | key | value`. The server answers with an empty message when it has stored the
-/// value. If it cannot, the answer is the reason.
+/// Encodes a request to store a value: `key length:4 | key | value`. If the server has stored the value, its answer is an empty message.
+/// Otherwise, its answer is the reason as text.
 #[must_use]
 pub fn encode_put(key: &[u8], value: &[u8]) -> Vec<u8> {
     [&(key.len() as u32).to_le_bytes()[..], key, value].concat()

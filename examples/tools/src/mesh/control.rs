@@ -1,5 +1,5 @@
-//! The messages between rank 0 and the other ranks. They are few, so they are JSON. The [`super::hello`] detects a rank with another
-//! version of the program.
+//! The messages between rank 0 and the other ranks. They are encoded as JSON, because only few of them are sent. The [`super::hello`]
+//! detects a rank with another version of the program.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,7 +17,8 @@ const MAX_REASON: usize = 300;
 /// The largest number of hardware counters in a report. Further counters are dropped.
 const MAX_COUNTERS: usize = 256;
 
-/// The largest rate in a report, in Gbit/s. A report is refused if a number in it is above its limit, negative, or not a number.
+/// The largest rate in a report, in Gbit/s. A report is refused if one of its numbers is above the limit for that number, is negative, or
+/// is not a number.
 const MOST_GBIT: f64 = 1e5;
 /// The largest latency in a report: one hour, in us.
 const MOST_US: f64 = 3.6e9;
@@ -32,7 +33,8 @@ const MOST_KIB: f64 = (1_u64 << 40) as f64;
 pub struct Entry {
     /// The name of the rank's host in the report.
     pub host: String,
-    /// The address at which other ranks reach this rank. `None` if the rank is on the host of rank 0 and uses its address.
+    /// The address at which other ranks reach this rank. If it is `None`, this rank is on the host of rank 0, and the other ranks use the
+    /// address of rank 0.
     pub address: Option<IpAddr>,
     /// The port that the rank listens on.
     pub port: u16,
@@ -122,12 +124,12 @@ pub enum RankReport {
         attempts: u64,
         /// The ranks to which this rank has no link, with the reasons.
         failed: Vec<(usize, String)>,
-        /// The ranks on the same host whose links use shared memory.
+        /// The ranks on this rank's host to which this rank has a link in shared memory.
         shm: Vec<usize>,
         /// The peak memory of the rank's process so far, in KiB.
         memory_kib: u64,
     },
-    /// The rank is still connecting. The number is that of its links.
+    /// The rank is still connecting. The field is the number of links that the rank has opened so far.
     Progress(usize),
     /// A measurement has ended, with success or not.
     Result {
@@ -155,12 +157,12 @@ pub enum RankReport {
 }
 
 impl RankReport {
-    /// Decodes a report. Names and reasons are truncated to a length that fits in a table, and unprintable characters are removed.
+    /// Decodes a report. Names and reasons are truncated, so that they fit in a table. Unprintable characters are removed from them.
     ///
     /// # Errors
     /// The message is not a report, or has an impossible number. The text describes the fault.
     pub fn read(message: &[u8]) -> Result<Self, String> {
-        // The error's text may quote the message, so it is cleaned too.
+        // The error's text may quote the message. So the text is truncated, and unprintable characters in it are removed.
         let mut report = serde_json::from_slice(message).map_err(|error| {
             let mut what = format!("it sent no report: {error}");
             tidy(&mut what, MAX_REASON);
@@ -187,7 +189,7 @@ impl RankReport {
         Ok(report)
     }
 
-    /// Checks that each number is within its limits. Returns a description of the first one that is not.
+    /// Checks that each number is within its limits. If a number is not, returns a description of the first such number as the error.
     fn check(&self) -> Result<(), String> {
         match self {
             Self::Connected { took, attempts, memory_kib, .. } => {
@@ -209,7 +211,7 @@ impl RankReport {
                 }
                 plausible(*memory_kib as f64, MOST_KIB, "KiB")
             }
-            // The change of a counter has no limit: after a reset, it may seem very large.
+            // The change of a counter has no limit, because the change may seem very large after the counter was reset.
             Self::Moved(_) | Self::Joined(_) | Self::Progress(_) | Self::Result { .. } | Self::Lost { .. } => Ok(()),
         }
     }

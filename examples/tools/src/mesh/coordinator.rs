@@ -12,12 +12,12 @@ use super::odd::Judgement;
 use super::results::Results;
 use super::tournament;
 
-/// The limits of a run, and its measurements.
+/// The limits of a run, and the measurements that the run makes.
 #[derive(Clone, Copy, Debug)]
 pub struct RunPlan {
     /// The number of ranks.
     pub ranks: usize,
-    /// The time limit for all ranks to join, and also the time limit for all of them to connect.
+    /// The time limit for all ranks to join. After that, also the time limit for all ranks to connect to each other.
     pub patience: Duration,
     /// The longest time that one measurement may take before it counts as failed.
     pub measure: Duration,
@@ -25,15 +25,16 @@ pub struct RunPlan {
     pub bandwidth: bool,
     /// The duration of the all-to-all load, in which all ranks send to all; `None` skips it.
     pub load: Option<Duration>,
-    /// After the all-to-all load, the ranks have this time to report.
+    /// After the time limit of connecting or of the all-to-all load, the ranks have at least this additional time to report.
     pub silence: Duration,
     /// The largest number of pairs that measure concurrently.
     pub at_once: usize,
-    /// A direction is measured a second time if it is worse than its peers by more than this factor.
+    /// If a direction is worse than its peers by more than this factor, it is measured a second time.
     pub tolerance: f64,
 }
 
-/// A pass over all pairs: the figure to measure, and true if the higher rank of each pair measures.
+/// A pass over all pairs: the figure to measure, and the side that measures. That side is the higher rank of each pair if the second field
+/// is true, and otherwise the lower rank.
 type Pass = (Figure, bool);
 
 /// The current phase of the run.
@@ -41,12 +42,12 @@ type Pass = (Figure, bool);
 enum Phase {
     /// The ranks join.
     Gathering { until: Duration },
-    /// The ranks connect. `left` has the ranks that have not reported the end of this phase, and `links` the number of links that each
-    /// rank has reported.
+    /// The ranks connect. `left` has the ranks that have not yet reported that they have finished connecting. `links` has the number of
+    /// links that each rank has reported.
     Connecting { until: Duration, left: BTreeSet<usize>, links: Vec<usize> },
     /// Pairs of ranks measure.
     Measuring { step: MeasureStep, waiting: Vec<(usize, usize, Figure)>, running: BTreeMap<u32, Running> },
-    /// All ranks send to all others. `left` has the ranks that have not reported yet.
+    /// All ranks send to all others. `left` has the ranks that have not reported the end of this load yet.
     Loading { until: Duration, left: BTreeSet<usize> },
     /// The run has ended.
     Over,
@@ -126,12 +127,12 @@ impl Coordinator {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Ends the run early. Pairs that were not measured stay marked as such in the results.
+    /// Ends the run early. The figures that were not measured are missing in the results.
     pub fn interrupt(&mut self) {
         self.end();
     }
 
-    /// Returns true if the rank has not joined yet and still may.
+    /// Returns true if the rank has not joined yet and may still join.
     #[must_use]
     pub fn awaits(&self, rank: usize) -> bool {
         let known = self.results.members().get(rank).is_none_or(|member| member.entry.is_some());
@@ -182,7 +183,7 @@ impl Coordinator {
     /// Handles a report of a rank.
     pub fn report(&mut self, rank: usize, report: RankReport, now: Duration) {
         if self.is_over() {
-            // The ranks end, so their links end. That is no fault.
+            // After the run, all ranks end, and report that the links to other ranks have ended. That is no fault.
             return;
         }
         match report {
@@ -221,7 +222,7 @@ impl Coordinator {
         }
         let when = match &self.phase {
             Phase::Gathering { .. } => {
-                // The ranks still join, so another process may join with this number.
+                // Ranks may still join in this phase, so another process may join with the number of this rank.
                 self.results.member_mut(rank).entry = None;
                 return;
             }
@@ -297,7 +298,8 @@ impl Coordinator {
         for &rank in &left {
             self.orders.push_back((rank, Order::Connect { ranks: ranks.clone() }));
         }
-        // A rank stops connecting after `patience`. The limit here is longer, for a rank that does not report in time.
+        // A rank stops connecting after `patience`, and then reports. The limit here is longer by `silence`, which is the time for that
+        // report.
         let until = now + self.plan.patience + self.plan.silence;
         self.phase = Phase::Connecting { until, left, links: vec![0; self.plan.ranks] };
         true
@@ -328,7 +330,7 @@ impl Coordinator {
         true
     }
 
-    /// Returns the phase that measures in a round. Pairs are removed from the end of `waiting`.
+    /// Returns the phase that measures the pairs of one round in one pass. The first pair to measure is at the end of `waiting`.
     fn round(&self, pass: usize, round: usize) -> Phase {
         let back = self.passes[pass].1;
         let figure = self.passes[pass].0;
@@ -339,8 +341,8 @@ impl Coordinator {
         Phase::Measuring { step: MeasureStep::Round { pass, round }, waiting, running: BTreeMap::new() }
     }
 
-    /// Returns the phase of the second measurement. It measures at most as many directions as there are ranks. If more directions are
-    /// odd, single links are not the cause.
+    /// Returns the phase of the second measurement. The directions that are much worse than their peers are measured again, but at most as
+    /// many of them as there are ranks. If more directions are worse, the cause is not in single links.
     fn again(&self) -> Phase {
         let tolerance = self.plan.tolerance;
         let odd = [Figure::Latency, Figure::Bandwidth].map(|figure| {
@@ -351,8 +353,8 @@ impl Coordinator {
         Phase::Measuring { step: MeasureStep::Again, waiting, running: BTreeMap::new() }
     }
 
-    /// Orders measurements, up to the limit of concurrent ones. If none are left, begins the next round. Returns true if the phase has
-    /// changed.
+    /// Orders as many measurements as may run concurrently. If all measurements of the current step are done, begins the next step. Returns
+    /// true if the phase has changed.
     fn measure(&mut self, now: Duration) -> bool {
         let Phase::Measuring { step, waiting, running } = &mut self.phase else { return false };
         let at_once = if *step == MeasureStep::Again { 1 } else { self.plan.at_once };
@@ -394,8 +396,8 @@ impl Coordinator {
         };
         let left = self.here();
         self.orders.extend(left.iter().map(|&rank| (rank, Order::Load)));
-        // A rank that waits for a peer's last message stops after `silence`. The limit here is longer, so that its report can still
-        // arrive.
+        // A rank stops waiting for its peers' last messages after `silence`. The limit here is longer by another `silence`, so that the
+        // rank's report can still arrive.
         self.phase = Phase::Loading { until: now + load + 2 * self.plan.silence, left };
     }
 
@@ -595,12 +597,14 @@ mod tests {
         for (looks, left, measured) in [(vec![90.0], 90.0, 7), (vec![80.0, 90.0], 80.0, 7), (vec![2.0], 2.0, 6)] {
             let mut cluster = Cluster::new(RunPlan { bandwidth: false, ..plan(4) });
             cluster.join(0..4);
-            // The first measurement takes the last latency of the list, the second one the latency before it.
+            // The first measurement returns the last latency of the list `slow`, and the second measurement returns the latency before that
+            // one.
             cluster.slow.clone_from(&looks);
             let mut count = 0;
             let results = cluster.run(|_, _, order| count += usize::from(matches!(order, Order::Measure { .. })));
             let p50 = results.pair(1, 2).latency.unwrap().p50_us;
-            // Of two measurements, the better one counts. With one latency in the list, the second measurement returns 1.0.
+            // If a pair was measured twice, the better latency counts. If the list has only one latency, the second measurement returns
+            // 1.0.
             assert_eq!((p50, count), (if looks.len() == 1 && left > 3.0 { 1.0 } else { left }, measured), "{looks:?}");
         }
     }

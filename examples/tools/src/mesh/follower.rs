@@ -41,14 +41,14 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Makes a control connection to `root`. Attempts to connect end at `until`.
+    /// Makes a control connection to `root`. After the time `until`, no further attempt to connect is made.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, root: (String, u16), now: Instant, until: Instant) -> Self {
         let hello = Hello { rank, ranks, purpose: Purpose::Control };
         Self { hello, root, addresses: Vec::new(), tried: 0, until, state: FollowerState::Waiting(now) }
     }
 
-    /// Returns the address at which this rank reaches rank 0, or `None` before the name is resolved.
+    /// Returns the address at which this rank reaches rank 0, or `None` if the name of rank 0 is not resolved yet.
     #[must_use]
     pub fn root(&self) -> Option<IpAddr> {
         self.addresses.get(self.tried % self.addresses.len().max(1)).map(SocketAddr::ip)
@@ -60,7 +60,8 @@ impl Follower {
         matches!(self.state, FollowerState::Dismissed)
     }
 
-    /// Connects if the next attempt is due. Resolving the name blocks, which is harmless: this rank has nothing else to do yet.
+    /// Connects if the next attempt is due. The call that resolves the name of rank 0 may block. That is harmless, because this rank has
+    /// nothing else to do yet.
     ///
     /// # Errors
     /// Rank 0 cannot be found, and the time limit has passed.
@@ -134,7 +135,7 @@ impl Follower {
         }
     }
 
-    /// Decodes an order, and records if it is the end of the run.
+    /// Decodes an order. If the order is the end of the run, records this.
     ///
     /// # Errors
     /// The message is not an order.
@@ -157,7 +158,7 @@ impl Follower {
     /// Handles the end of the control connection.
     ///
     /// # Errors
-    /// The control connection has ended before the run.
+    /// The control connection has ended before rank 0 has ordered the end of the run.
     pub fn left(&self, reason: &DisconnectReason) -> Result<(), Failure> {
         if self.is_dismissed() {
             return Ok(());

@@ -18,16 +18,16 @@ const LOAD_ONE: u8 = 8;
 const LOAD_END: u8 = 9;
 const READY: u8 = 10;
 
-/// A message on a link. In most messages, the first number is that of the measurement.
+/// A message on a link. The first field is the number of the measurement, unless the variant's comment says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkFrame {
-    /// The side that accepted the connection has the link now, so both sides may use it.
+    /// The sender has accepted the connection, and the connection is established on the sender's side too. So both sides may use the link.
     Ready,
-    /// A request to send these bytes back, as a pong.
+    /// A request to send this whole message back, as a pong.
     Ping,
     /// The answer to a ping.
     Pong(u32),
-    /// A request for memory to write to. The second number is its length in bytes.
+    /// A request for memory to write to. The second field is the length of this memory, in bytes.
     Borrow(u32, u32),
     /// The memory that the peer may write to.
     Lent(u32, RemoteRegion),
@@ -37,9 +37,9 @@ pub enum LinkFrame {
     Seen(u32),
     /// The request cannot be carried out; the text has the reason.
     Refused(u32, String),
-    /// A message of the all-to-all load, with its number. `None` if its content is wrong.
+    /// A message of the all-to-all load. The field is the number of the message, or `None` if the message has wrong content.
     Load(Option<u64>),
-    /// The end of the all-to-all load, with the number of messages that were sent.
+    /// The end of the all-to-all load. The field is the number of messages that the sender has sent in this load.
     LoadEnd(u64),
 }
 
@@ -48,7 +48,7 @@ fn head(kind: u8, number: u64) -> Vec<u8> {
 }
 
 impl LinkFrame {
-    /// Encodes a message. Of a ping, encodes only the header.
+    /// Encodes a message. For a ping, encodes only the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -110,8 +110,8 @@ pub fn answer(ping: &mut [u8]) {
     }
 }
 
-/// Writes a message of the all-to-all load into a buffer of [`LOAD`] bytes. The number is at both ends of the message, so that the
-/// receiver can check that it is complete.
+/// Writes a message of the all-to-all load into a buffer of [`LOAD`] bytes. The number is at both ends of the message, so that the receiver
+/// can check that the message is complete.
 pub fn fill_load(buffer: &mut [u8], number: u64) {
     let number = number.to_le_bytes();
     if let Some((first, rest)) = buffer.split_first_mut() {

@@ -10,8 +10,9 @@ use super::control::Figure;
 use super::report::{Report, SHM, name};
 use super::results::Results;
 
-/// The largest width of a panel. `MARGIN` is the width of the margin for the labels.
+/// The largest width of a panel.
 const PANEL: f64 = 560.0;
+/// The width of the margin for the labels.
 const MARGIN: f64 = 110.0;
 const TOP: f64 = 96.0;
 /// The smallest width of a panel. Its legend needs this width.
@@ -20,8 +21,8 @@ const NARROWEST: f64 = 330.0;
 const STEEPEST: f64 = 16.0;
 /// The largest width of a square.
 const WIDEST: f64 = 44.0;
-/// The largest number of squares in a row. With more ranks, a square stands for several ranks in each direction, and shows the worst
-/// pair among them.
+/// The largest number of squares in a row. With more ranks, a square stands for several ranks in each direction, and shows the worst pair
+/// of these ranks.
 const MOST: usize = 512;
 /// The largest number of labels on an axis.
 const LABELS: usize = 32;
@@ -56,7 +57,7 @@ impl Grid {
     }
 }
 
-/// The state of a square. If a square stands for several pairs, it shows the greatest of their states.
+/// The state of a square. If a square stands for several pairs, it shows the greatest of the pairs' states, in the order of the variants.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Square {
     /// The square is on the diagonal: it stands for a rank with itself.
@@ -69,7 +70,8 @@ enum Square {
     Broken,
 }
 
-/// Returns the index of the colour for a cost. The median is at a quarter of the scale. Twice the tolerance is at the end of the scale.
+/// Returns the index of the colour for a cost. The colour of the median cost is at a quarter of the scale. The last colour is that of the
+/// median cost multiplied by twice the tolerance.
 fn level(cost: f64, median: f64, tolerance: f64) -> usize {
     let doublings = (cost / median).log2();
     let share = 0.25 + 0.75 * doublings / (2.0 * tolerance).log2();

@@ -1,6 +1,7 @@
 //! The private data of a connect request. It identifies the rank that connects, and the purpose of the connection.
 
-/// The magic number: the name of the protocol, and its version. The version covers these bytes and all messages.
+/// The magic number: three bytes for the name of the protocol, and one for its version. The version changes if the format of this private
+/// data or of any message changes.
 const MAGIC: [u8; 4] = *b"RMS\x01";
 
 /// The purpose of a connection.
@@ -22,7 +23,7 @@ pub enum Purpose {
 pub struct Hello {
     /// The rank that connects.
     pub rank: usize,
-    /// The number of ranks in the run, as this rank was told by its command line or launcher.
+    /// The number of ranks in the run, according to the command line or the launcher of the connecting rank.
     pub ranks: usize,
     /// The purpose of the connection.
     pub purpose: Purpose,

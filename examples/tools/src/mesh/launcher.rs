@@ -18,7 +18,7 @@ pub struct RankSettings {
     pub port: Option<u16>,
     /// The name of this rank's host in the report, if one was given.
     pub label: Option<String>,
-    /// The name of the launcher that gave the rank's number, or of the option.
+    /// The name of the launcher that gave the rank's number. If the number was given on the command line, this is the name of that option.
     pub launcher: &'static str,
 }
 
@@ -41,14 +41,14 @@ pub struct RankOptions {
 struct Engine {
     name: &'static str,
     rank: &'static str,
-    /// The names of the variables that have the number of ranks. The first one that is set counts.
+    /// The names of the variables that may have the number of ranks. If several are set, the first of them is used.
     ranks: &'static [&'static str],
     /// The name of the variable that has the number of ranks on this machine.
     local: Option<&'static str>,
 }
 
-/// The supported launchers, the preferred one first. An mpirun inside a Slurm job sets its own variables, and Slurm's are set too. The
-/// latter then describe the batch script, so Slurm comes after the MPI launchers.
+/// The supported launchers, the preferred one first. If mpirun runs inside a Slurm job, the variables of both are set. Slurm's variables
+/// then describe the batch script instead of the rank, so Slurm is after the MPI launchers in this list.
 const ENGINES: [Engine; 5] = [
     Engine {
         name: "Open MPI",
@@ -62,7 +62,7 @@ const ENGINES: [Engine; 5] = [
     Engine { name: "PMIx", rank: "PMIX_RANK", ranks: &[], local: None },
 ];
 
-/// The variables that list the nodes of a Slurm step or, if that is not set, of a Slurm job.
+/// The names of the variables that list the nodes of a Slurm step and of a Slurm job. The list of the step is used if it is set.
 const NODE_LISTS: [&str; 2] = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
 
 /// Determines the rank of this process. `env` returns an environment variable. `first_host` returns the first host of a Slurm node
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!((place.rank, place.ranks, place.root.as_str(), place.launcher), (3, 4, "first of n[1-2]", "Slurm"));
         assert_eq!(place.label.as_deref(), Some("n2"));
 
-        // The variables in an mpirun inside a Slurm batch script. Those of Open MPI must count.
+        // The variables of an mpirun that runs inside a Slurm batch script. The variables of Open MPI must be used.
         let mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8"), ("SLURM_PROCID", "0")];
         let mpi = [&mpi[..], &[("SLURM_NTASKS", "1"), ("SLURM_JOB_NODELIST", "n1")]].concat();
         let place = find(&RankOptions::default(), &mpi).unwrap();

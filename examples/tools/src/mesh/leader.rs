@@ -12,7 +12,7 @@ use super::hello::Hello;
 use super::outbox::Outbox;
 use super::results::Results;
 
-/// The time between two lines of progress: on a terminal, and otherwise.
+/// The time between two lines of progress: the first value on a terminal, the second one otherwise.
 const PROGRESS_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// The largest number of queued orders for one rank. If there are more, rank 0 aborts the connection.
 const MAX_WAITING: usize = 1000;
@@ -29,7 +29,7 @@ struct ControlConnection {
 pub struct Leader {
     started: Instant,
     coordinator: Coordinator,
-    /// The number of the run, which identifies its links.
+    /// The number of the run, by which a link of this run is recognized.
     run: u64,
     controls: Vec<Option<ControlConnection>>,
     reported_at: Instant,
@@ -57,8 +57,8 @@ impl Leader {
         self.coordinator.results()
     }
 
-    /// Returns true if the run is over and every queued order was sent. A busy rank may take time to receive its orders, so this may
-    /// become true later than the end of the run.
+    /// Returns true if the run is over and every queued order was sent. A busy rank may be slow to receive its orders, so this may become
+    /// true some time after the end of the run.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.coordinator.is_over() && self.controls.iter().flatten().all(|control| control.outbox.is_empty())
@@ -69,7 +69,7 @@ impl Leader {
         self.coordinator.interrupt();
     }
 
-    /// Decides if a rank may join. Returns the private data with which rank 0 accepts the connection.
+    /// Decides whether a rank may join. If it may, returns the private data with which rank 0 accepts the connection.
     ///
     /// # Errors
     /// The rank may not join. The error is the reason, which is short enough for private data.
@@ -101,15 +101,15 @@ impl Leader {
         match RankReport::read(message) {
             Ok(RankReport::Joined(mut entry)) => {
                 let ip = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
-                // The rank has not reported its address, so the address from which it connects is used. If that is a loopback address,
-                // the rank is on this host.
+                // If the rank has not reported its address, the address from which the rank connects is used. If that is a loopback
+                // address, the rank is on the host of rank 0, and its address stays `None`.
                 entry.address = entry.address.or(ip.filter(|ip| !ip.is_loopback()));
                 self.report(rank, RankReport::Joined(entry));
             }
             Ok(report) => self.report(rank, report),
             Err(what) => {
                 log::warn!("rank {rank} violated the protocol: {what}");
-                // The reason also appears in the rank's row of the report.
+                // This records the violation as the reason why the rank is gone, so the user sees it in the report.
                 self.coordinator.gone(rank, &what, self.started.elapsed());
                 cx.abort(conn);
             }

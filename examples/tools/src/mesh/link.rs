@@ -1,4 +1,5 @@
-//! One link between this rank and another one, with the parts of both in measurements and in the all-to-all load.
+//! One link between this rank and another one. The link answers the peer's requests in measurements, and has the streams of the all-to-all
+//! load.
 
 use std::time::Instant;
 
@@ -9,7 +10,8 @@ use super::load::{Inbound, Outbound};
 use super::outbox::Outbox;
 use super::task::BLOCK;
 
-/// The largest number of queued answers to a peer. A peer that sends more requests without receiving the answers is not this program.
+/// The largest number of queued answers to a peer. An `rdma-mesh` never has so many unanswered requests; a peer that exceeds the limit
+/// violates the protocol.
 const MAX_WAITING: usize = 64;
 
 /// A link of the mesh.
@@ -25,15 +27,15 @@ pub struct Link {
     pub inbound: Inbound,
     /// The memory that the peer may write to during a measurement.
     lent: Option<Region>,
-    /// True if both sides have this link and may use it.
+    /// True if the link is established on both sides, so that both may use it.
     ready: bool,
-    /// The number of earlier connects by the side that opened the link.
+    /// The number of earlier connects to the same peer, by the side that opened the link.
     attempt: u32,
 }
 
 impl Link {
-    /// Makes a link of a connection that is established on this side. If the peer opened the connection, the peer has the link already.
-    /// So `ready` is true, and the peer is notified that both sides have it.
+    /// Makes a link of a connection that is established on this side. `ready` is true if the peer has opened the connection: it is then
+    /// established on the peer's side too, and the caller notifies the peer by [`LinkFrame::Ready`].
     #[must_use]
     pub fn new(conn: ConnectionId, ready: bool, attempt: u32) -> Self {
         Self {
@@ -47,13 +49,13 @@ impl Link {
         }
     }
 
-    /// Returns the number of earlier connects by the side that opened the link.
+    /// Returns the number of earlier connects to the same peer, by the side that opened the link.
     #[must_use]
     pub const fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Returns true if both sides have this link and may use it.
+    /// Returns true if the link is established on both sides, so that both may use it.
     #[must_use]
     pub const fn is_ready(&self) -> bool {
         self.ready

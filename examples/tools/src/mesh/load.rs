@@ -11,7 +11,7 @@ use super::frame::{self, LOAD};
 #[derive(Debug, Default)]
 pub struct Outbound {
     sent: u64,
-    /// The next message, if the connection has refused it. It is sent when the connection becomes writable.
+    /// The next message, if the connection has refused it. The message is sent again when the connection becomes writable.
     refused: Option<SendBuffer>,
 }
 
@@ -46,7 +46,8 @@ pub struct Inbound {
     /// The number that the next message must have.
     next: u64,
     errors: u64,
-    /// The time of the first message, and that of the last message or of the stream's end.
+    /// The time of the first message, and the time of the last message. At the end of the stream, the latter is replaced by the time of
+    /// that end.
     span: Option<(Instant, Instant)>,
     complete: bool,
 }
@@ -66,7 +67,8 @@ impl Inbound {
     pub fn end(&mut self, sent: u64, now: Instant) {
         self.errors += self.messages.abs_diff(sent);
         self.complete = true;
-        // The measured time extends to the end of the stream. A few messages that arrive together take no measurable time.
+        // The measured time includes the time until the end of the stream. Otherwise a few messages that arrive together would have a
+        // measured time of zero.
         self.span = self.span.map(|(first, _)| (first, now));
     }
 
@@ -103,7 +105,7 @@ mod tests {
     fn a_whole_stream_has_no_errors_and_a_rate() {
         let heard = audit(&[Some(0), Some(1), Some(2)], 3);
         assert_eq!((heard.messages, heard.errors, heard.complete), (3, 0, true));
-        // Three messages of 4 KiB arrive within 30 us.
+        // Three messages of 4 KiB in 30 us are this rate in Gbit/s.
         assert!((heard.gbit - 3.2768).abs() < 1e-9, "{heard:?}");
         assert_eq!(audit(&[], 0).gbit, 0.0);
     }

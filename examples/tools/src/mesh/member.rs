@@ -1,5 +1,5 @@
-//! The work of every rank in a run. The rank connects to other ranks, carries out the measurements that rank 0 orders, and answers
-//! those of other ranks. Its reports for rank 0 are collected in a list.
+//! The work of every rank in a run. A rank connects to other ranks, carries out the measurements that rank 0 orders, and answers the
+//! requests of other ranks' measurements. It collects its reports for rank 0 in a list.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::hw_counters::HwCounters;
 
 /// The name of the provider for connections in shared memory.
 const SHM: &str = "shm";
-/// The time between two progress reports while the rank connects. Each has the number of its links.
+/// The time between two progress reports while the rank connects. Each report has the number of links that the rank has opened.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// The limits of a rank, given by the command line.
@@ -30,7 +30,7 @@ pub struct Limits {
     pub connects: usize,
     /// The time limit for establishing all links.
     pub patience: Duration,
-    /// The longest silence of a peer, after which it counts as dead.
+    /// A peer that is silent for longer than this counts as dead.
     pub silence: Duration,
     /// The sizes and durations of measurements.
     pub extent: TaskExtent,
@@ -59,13 +59,14 @@ pub struct Member {
     limits: Limits,
     /// The number of the run, or 0 before rank 0 has sent it.
     run: u64,
-    /// The device that carries the links. `counters` has its hardware counters at the start of the program.
+    /// The name of the device that carries the links.
     device: String,
+    /// The device's hardware counters at the start of the program.
     counters: HwCounters,
     /// The addresses of the ranks. Empty until rank 0 orders to connect.
     addresses: Vec<Option<SocketAddr>>,
     links: Vec<Option<Link>>,
-    /// The incoming streams of the all-to-all load whose links have ended, with their peers.
+    /// The all-to-all load from peers whose links have ended: the rank of each peer, and its incoming stream.
     ended: Vec<(usize, Inbound)>,
     storm: Option<Storm>,
     began: Instant,
@@ -118,8 +119,8 @@ impl Member {
             && connects(hello.rank, self.rank, self.ranks)
     }
 
-    /// Removes and returns the collected reports. Before the report that ends a measurement, inserts one about the hardware counters
-    /// that have changed since the start.
+    /// Removes and returns the collected reports. If one of them ends a measurement or the all-to-all load, inserts a report of the
+    /// hardware counters that have changed since the start.
     pub fn take_reports(&mut self) -> Vec<RankReport> {
         let ends = |report: &RankReport| matches!(report, RankReport::Result { .. } | RankReport::Loaded { .. });
         if !self.counters.is_empty() && self.reports.iter().any(ends) {
@@ -129,7 +130,8 @@ impl Member {
         std::mem::take(&mut self.reports)
     }
 
-    /// Carries out an order of rank 0; the caller handles the end of the run. `root` is the address at which this rank reaches rank 0.
+    /// Carries out an order of rank 0. Ignores the order to end, which the caller handles. `root` is the address at which this rank reaches
+    /// rank 0.
     pub fn order(&mut self, cx: &mut Context<'_>, order: Order, root: IpAddr, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         match order {
@@ -157,11 +159,11 @@ impl Member {
         self.go_on_with_load(cx, now);
     }
 
-    /// Handles a new link, which either side may have opened. `attempt` is the number of earlier connects by that side.
+    /// Handles a new link. `attempt` is the number of earlier connects by the side that has opened the link; this can be either side.
     pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId, attempt: u32) {
         let opened_here = connects(self.rank, peer, self.ranks);
-        // A newer link to this peer exists. The peer gave up the older connection, but its establishment has arrived later than that of
-        // the newer one.
+        // A newer link to this peer exists already. The peer has given up this older connection, but the older connection was established
+        // on this side only after the newer one.
         if self.links[peer].as_ref().is_some_and(|link| link.attempt() > attempt) {
             cx.abort(conn);
             return;
@@ -175,7 +177,7 @@ impl Member {
         }
     }
 
-    /// Handles the notice that the peer also has a link that this side has opened.
+    /// Handles the notice that a link which this side has opened is established on the peer's side too.
     fn link_ready(&mut self, cx: &mut Context<'_>, now: Instant, random: &mut dyn FnMut() -> u64) {
         if let Some(storm) = &mut self.storm {
             storm.succeeded();
@@ -299,7 +301,8 @@ impl Member {
         let Some(storm) = &mut self.storm else { return };
         while let Some(peer) = storm.next(since) {
             let Some(address) = self.addresses[peer] else {
-                // The peer has no address, because it never joined. Rank 0 already reports that, so no failure is recorded here.
+                // The peer has no address, because it never joined. Rank 0 already reports the missing peer, so this connect counts as
+                // successful.
                 storm.succeeded();
                 continue;
             };
@@ -359,8 +362,8 @@ impl Member {
         match self.load {
             LoadPhase::Flowing { until } if now >= until => {
                 for link in self.links.iter_mut().flatten() {
-                    // If no message of the load was sent, because the link was never writable, one message is queued. So each link
-                    // carries at least one.
+                    // If the link was never writable during the load, no message was sent on it. In that case one message is queued here,
+                    // so that each link carries at least one.
                     if link.outbound.sent() == 0 {
                         link.outbox.post(cx, link.conn, &LinkFrame::Load(Some(0)).encode());
                     }

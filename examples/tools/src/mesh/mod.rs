@@ -1,9 +1,9 @@
 //! `rdma-mesh` finds the links of a cluster that are slow or do not work.
 //!
 //! A process gets its rank from its launcher ([`launcher`]), finds rank 0 ([`follower`]), connects to all other ranks ([`storm`]), and
-//! measures when rank 0 orders it ([`member`], [`task`], [`load`]). Rank 0 controls the run ([`leader`], [`coordinator`],
-//! [`tournament`]) and collects the results ([`results`]). It finds what is worse than its peers ([`odd`]), and reports ([`report`],
-//! [`figures`], [`prometheus`], [`heatmap`], [`page`]).
+//! measures when rank 0 orders it ([`member`], [`task`], [`load`]). Rank 0 controls the run ([`leader`], [`coordinator`], [`tournament`])
+//! and collects the results ([`results`]). Rank 0 finds the ranks and the links that are worse than others ([`odd`]), and reports
+//! ([`report`], [`figures`], [`prometheus`], [`heatmap`], [`page`]).
 
 pub mod cli;
 pub mod control;

@@ -1,8 +1,8 @@
 //! Finds the directions and the ranks that are odd, which means: much worse than their peers.
 //!
-//! A direction is compared with two medians: that of the other directions from the same rank, and that of the other directions to the
-//! same rank. The worse median counts. If all directions of a rank are slow, the rank is odd, and none of its directions is. Directions
-//! within a host are compared only with each other; the same applies to directions between hosts.
+//! For each direction, there are two medians: that of the other directions from the same rank, and that of the other directions to the same
+//! rank. The direction is compared with the worse of these two medians. If all directions of a rank are slow, the rank is odd, and none of
+//! its directions is. Directions within a host are compared only with each other; the same applies to directions between hosts.
 
 use serde::Serialize;
 
@@ -18,18 +18,18 @@ pub struct OddDirection {
     pub to: usize,
     /// The figure by which the direction is worse.
     pub figure: Figure,
-    /// The factor by which the direction is worse than the median that counts.
+    /// The factor by which the direction is worse than the median with which it is compared.
     pub times: f64,
 }
 
-/// A rank that is worse than the other ranks in all directions.
+/// A rank that is worse than the other ranks, by the median of all directions from it and to it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OddRank {
     /// The rank that is worse than the others.
     pub rank: usize,
     /// The figure by which the rank is worse.
     pub figure: Figure,
-    /// The factor by which the median of its directions is worse than that of the other ranks.
+    /// The factor by which the median of the rank's directions is worse than the median of the other ranks' medians.
     pub times: f64,
 }
 
@@ -38,7 +38,7 @@ pub struct OddRank {
 pub struct Judgement {
     figure: Figure,
     ranks: usize,
-    /// The factor by which each direction is worse than expected. The index is `from * ranks + to`.
+    /// The factor by which each direction is worse than the median with which it is compared. The index is `from * ranks + to`.
     times: Vec<Option<f64>>,
     ranks_times: Vec<Option<f64>>,
 }
@@ -58,8 +58,8 @@ impl Judgement {
         let within = |a: usize, b: usize| hosts[a] == hosts[b];
         let mut times = vec![None; ranks * ranks];
         let others = |rank: usize| (0..ranks).filter(move |&other| other != rank);
-        // The costs are sorted once for each row, each column, and each kind (within a host, between hosts). Then the median without
-        // one of the costs can be found by its index.
+        // The costs are sorted once for each row, each column, and each kind (within a host, between hosts). In a sorted list, the median
+        // of all costs but one can be found by index.
         let sorted = |mut costs: Vec<f64>| {
             costs.sort_unstable_by(f64::total_cmp);
             costs
@@ -85,14 +85,14 @@ impl Judgement {
         Self { figure, ranks, times, ranks_times: ranks_times(results, figure) }
     }
 
-    /// Returns the factor by which a direction is worse than expected. Returns `None` if its cost is not known, or if there is nothing
-    /// to compare it with.
+    /// Returns the factor by which a direction is worse than the median with which it is compared. Returns `None` if the direction's cost
+    /// is not known, or if there is no such median.
     #[must_use]
     pub fn times(&self, from: usize, to: usize) -> Option<f64> {
         self.times[from * self.ranks + to]
     }
 
-    /// Returns the directions that are worse than expected by more than the factor `tolerance`. The latency of a pair is returned once,
+    /// Returns the directions whose factor ([`Judgement::times()`]) is greater than `tolerance`. The latency of a pair is returned once,
     /// because it is the same in both directions.
     pub fn odd_ways(&self, tolerance: f64) -> impl Iterator<Item = OddDirection> {
         let Self { figure, ranks, .. } = *self;
@@ -104,7 +104,8 @@ impl Judgement {
         })
     }
 
-    /// Returns the ranks whose median is worse than that of the other ranks by more than the factor `tolerance`.
+    /// Returns the odd ranks. A rank is odd if the median of its directions is worse than the median of the other ranks' medians by more
+    /// than the factor `tolerance`.
     pub fn odd_ranks(&self, tolerance: f64) -> impl Iterator<Item = OddRank> {
         let figure = self.figure;
         self.ranks_times.iter().enumerate().filter_map(move |(rank, times)| {
@@ -121,8 +122,8 @@ fn without(sorted: &[f64], cost: f64) -> Option<f64> {
     Some(sorted[if middle < place { middle } else { middle + 1 }])
 }
 
-/// Returns for each rank the factor by which its median is worse than the median of the other ranks' medians. If a rank has directions
-/// between hosts, only these count.
+/// Returns a factor for each rank: the median of the rank's directions, divided by the median of the other ranks' medians. If a rank has
+/// directions between hosts, only these directions count.
 fn ranks_times(results: &Results, figure: Figure) -> Vec<Option<f64>> {
     let ranks = results.ranks();
     let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();

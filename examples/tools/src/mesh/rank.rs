@@ -18,7 +18,7 @@ use super::member::Member;
 use super::role::LinkRole;
 use crate::pingpong::failure::Failure;
 
-/// The time between two calls of `tick`: while links are being established, and later.
+/// The time between two calls of `tick`: the first value while links are being established, the second one later.
 const TICKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 /// The part that differs between rank 0 and the other ranks.
@@ -104,7 +104,7 @@ impl Rank {
         }
     }
 
-    /// Forwards reports to rank 0 and orders to the member, until none are left.
+    /// Forwards the member's reports to rank 0, and the orders of rank 0 to the member, until no report and no order is left.
     fn proceed(&mut self, cx: &mut Context<'_>) {
         loop {
             let reports = self.member.take_reports();
@@ -157,7 +157,8 @@ fn listen(cx: &mut Context<'_>, bind: SocketAddr, mut entry: Entry) -> Result<En
         cx.listen(bind).map_err(|error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}")))?;
     let address = cx.local_address(listener).unwrap_or(bind);
     entry.port = address.port();
-    // If the rank listens on all addresses, the report has no address. Rank 0 then uses the address from which the rank connects.
+    // If the rank listens on all addresses or on a loopback address, its report has no address. Rank 0 then uses the address from which the
+    // rank connects.
     entry.address = (!bind.ip().is_unspecified() && !bind.ip().is_loopback()).then_some(address.ip());
     Ok(entry)
 }
@@ -191,7 +192,7 @@ impl Handler for Rank {
                 }
             }
             (LinkRole::Control(_), RankPart::Leader(_)) => {}
-            // The peer has opened this connection, and this rank has accepted it.
+            // The connection has no role yet: the peer has opened it, and this rank has accepted it.
             (LinkRole::None, part) => match (Hello::decode(cx.private_data(conn)), part) {
                 (Some(Hello { rank, purpose: Purpose::Control, .. }), RankPart::Leader(leader)) => {
                     cx.set_user(conn, LinkRole::Control(rank).encode());

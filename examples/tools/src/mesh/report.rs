@@ -88,7 +88,8 @@ impl<'a> Report<'a> {
         broken.chain(odd).collect()
     }
 
-    /// Returns a number by which pairs are sorted: the greater, the worse. It is infinite for a pair that does not work.
+    /// Returns a number by which pairs are sorted: a greater number means a worse pair. The number is infinite for a pair that does not
+    /// work.
     fn badness(&self, a: usize, b: usize, pair: &Pair) -> f64 {
         if pair.broken.is_some() {
             return f64::INFINITY;
@@ -127,7 +128,7 @@ impl<'a> Report<'a> {
                 odd.times
             )
         });
-        // Ranks on the same device see the same counters. So each of them is named.
+        // Ranks on the same device read the same counters. So a change of these counters is reported for each of these ranks.
         let counted = members.iter().enumerate().filter_map(|(rank, member)| {
             let troubles = troubles(&member.moved);
             let device = member.entry.as_ref().map_or("?", |entry| &entry.device);

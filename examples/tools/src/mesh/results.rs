@@ -14,7 +14,7 @@ pub struct RankResults {
     pub entry: Option<Entry>,
     /// The reason why the rank is gone; `None` while it is alive.
     pub gone: Option<String>,
-    /// The time that the rank needed to connect to all others; `None` if it has not reported that.
+    /// The time that the rank needed to connect to all others; `None` if the rank has not reported that time.
     pub connected: Option<Duration>,
     /// The number of connects that the rank has tried.
     pub attempts: u64,
@@ -146,8 +146,8 @@ impl Results {
         .filter(|cost| cost.is_finite() && *cost > 0.0)
     }
 
-    /// Records the result of a measurement. If there is a result already, the better one is kept, because occasional slowness is not
-    /// the fault of the link.
+    /// Records the result of a measurement. If there is already a result, the better of the two is kept, because a link may be slow by
+    /// chance.
     pub fn measured(&mut self, from: usize, to: usize, measured: MeasuredFigure) {
         match measured {
             MeasuredFigure::Latency(latency) => {
@@ -188,7 +188,7 @@ impl Results {
         self.pair_mut(a, b).broken.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Records that a rank is gone. Its pairs that are not fully measured are recorded as not working.
+    /// Records that a rank is gone, and that none of its pairs works. A reason that is already recorded for the rank or for a pair is kept.
     pub fn gone(&mut self, rank: usize, why: &str) {
         self.members[rank].gone.get_or_insert_with(|| why.to_owned());
         for peer in (0..self.ranks()).filter(|&peer| peer != rank) {

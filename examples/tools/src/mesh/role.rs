@@ -5,9 +5,9 @@
 pub enum LinkRole {
     /// The connection is being established and has no role yet.
     None,
-    /// The control connection between rank 0 and another rank, whose number this is.
+    /// The control connection between rank 0 and another rank. The field is the number of that other rank.
     Control(usize),
-    /// The link to this rank.
+    /// The link between this rank and another one. The field is the number of that other rank.
     Link(usize),
 }
 

@@ -30,9 +30,9 @@ use crate::pingpong::file::ResultFile;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// With at least this many ranks, the links of a rank share one receive queue, so that idle links use little memory.
+/// The smallest number of ranks with which all links of a rank share one receive queue, so that idle links use little memory.
 const SHARE_FROM: usize = 65;
-/// At the end of a run, the last messages have this time to be sent.
+/// The time limit for sending the last messages at the end of a run.
 const GOODBYE: Duration = Duration::from_secs(3);
 
 /// The files that rank 0 writes. They are opened before the run, so that a wrong file name is reported before the measurements.
@@ -79,7 +79,7 @@ impl OutputFiles {
     }
 }
 
-/// Runs the part of this process in a run.
+/// Takes part in a run, with this process as one rank.
 ///
 /// # Errors
 /// The command line or the environment is incomplete, rank 0 is unreachable or fails, or a file cannot be written.
@@ -144,8 +144,8 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
     // but not yet closed.
     let others = u32::try_from(place.ranks).map_err(Failure::new)?;
     let links = if place.rank == 0 { 2 * others } else { others } + 64;
-    // Each connection needs five receives, and an eighth of the shared ones is kept in reserve. Eight per connection is somewhat more
-    // than that.
+    // Each connection needs five receives of the shared queue, and the library reserves an eighth of the queue. Eight receives per
+    // connection are enough for both.
     let shared = (place.ranks >= SHARE_FROM).then(|| (8 * links).min(32_768));
     Ok(Config::default()
         .provider(carrier.provider)
@@ -169,7 +169,7 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
 fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank, Failure> {
     let now = Instant::now();
     let extent = TaskExtent { size: cli.size as usize, iterations: cli.iters, bandwidth: cli.bandwidth };
-    // If a link is cut during a measurement, this is detected after `silence`, so the limit includes that time.
+    // If a link is cut during a measurement, the rank detects this only after `silence`. So the limit includes `silence`.
     let measure = cli.bandwidth + cli.silence + Duration::from_secs(5);
     let (ranks, patience, silence) = (place.ranks, cli.patience, cli.silence);
     let connects = cli.connects as usize;
@@ -181,7 +181,7 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
         let plan = RunPlan {
             ranks,
             patience,
-            // Rank 0 waits a little longer than the rank that measures, so that the rank can report its failure.
+            // Rank 0 waits a little longer than the rank that measures. So that rank can still report that its measurement has failed.
             measure: measure + Duration::from_secs(2),
             bandwidth: !cli.bandwidth.is_zero(),
             load: (!cli.all_to_all.is_zero()).then_some(cli.all_to_all),
@@ -189,7 +189,7 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
             at_once: cli.at_once.map_or(usize::MAX, |pairs| pairs as usize),
             tolerance: cli.tolerance,
         };
-        // Perhaps only the other ranks can resolve the name of rank 0. Then IPv4 is assumed.
+        // The name of rank 0 may be unknown on rank 0 itself, although other ranks can resolve it. Rank 0 then listens on IPv4.
         let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());
         (RankPart::Leader(Box::new(Leader::new(plan, u64::from_le_bytes(run).max(1), now))), root.map(|root| root.ip()))
     } else {
@@ -229,8 +229,8 @@ fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |name| name.trim().to_owned())
 }
 
-/// Raises the limit of descriptors, because each link of the embedded provider needs one. If that fails, it is not reported here: the
-/// links that cannot be opened report it.
+/// Raises the limit of descriptors, because each link of the embedded provider needs one. A failure is only logged: if descriptors run out,
+/// the failed links are reported.
 fn raise_descriptor_limit(ranks: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let wanted = 2 * ranks as u64 + 100;

@@ -1,8 +1,8 @@
 //! The order and the rate in which a rank connects to other ranks.
 //!
-//! One side of each pair connects, so that a pair has one connection. Each rank begins with its neighbour and continues with the next
-//! rank. So at no time do many ranks connect to the same one. The number of concurrent connects is limited. A failed connect is
-//! repeated after a random pause, whose limit doubles each time.
+//! One side of each pair connects, so that a pair has one connection. Each rank begins with its neighbour and continues with the next rank.
+//! So the concurrent connects of different ranks mostly go to different ranks. The number of a rank's concurrent connects is limited. A
+//! failed connect is repeated after a random pause; the limit of this pause doubles after each failure.
 //!
 //! Times are durations since the start, and random numbers are arguments. So the same code runs in a simulation.
 
@@ -10,9 +10,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// The limit of the pause after the first failure.
+/// The limit of the random pause after the first failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The largest limit of a pause.
+/// The limit of the random pause stops doubling at this value.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Returns true if `rank` is the side of the pair that connects. Each rank connects to about half of the other ranks.
@@ -25,9 +25,9 @@ pub const fn connects(rank: usize, peer: usize, ranks: usize) -> bool {
 /// The connects of one rank to others.
 #[derive(Debug)]
 pub struct Storm {
-    /// The ranks that were not tried yet. The next one is last.
+    /// The ranks that were not tried yet. The last rank in the list is tried next.
     fresh: Vec<usize>,
-    /// The ranks to retry, with the time of the retry. The earliest one is first.
+    /// The ranks to retry, each with the time of the retry. The rank with the earliest time is popped first.
     again: BinaryHeap<Reverse<(Duration, usize)>>,
     /// The number of failed connects to each rank.
     failures: Vec<u32>,
@@ -48,7 +48,8 @@ pub enum RetryDecision {
 }
 
 impl Storm {
-    /// Makes the connects of `rank`. At most `at_once` are concurrent. Failed ones are retried until `until`.
+    /// Makes the connects of `rank`. At most `at_once` of them run concurrently. A failed connect is retried until the time `until` has
+    /// passed.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, at_once: usize, until: Duration) -> Self {
         let fresh = (1..ranks).rev().map(|ahead| (rank + ahead) % ranks).filter(|&peer| connects(rank, peer, ranks));
@@ -88,13 +89,13 @@ impl Storm {
         self.in_flight -= 1;
     }
 
-    /// Records a failed connect, and decides if it is tried again. `random` is a uniformly distributed number.
+    /// Records a failed connect, and decides whether the connect is tried again. `random` is a uniformly distributed number.
     pub fn failed(&mut self, peer: usize, now: Duration, random: u64) -> RetryDecision {
         self.in_flight -= 1;
         let failures = self.failures[peer];
         self.failures[peer] = failures.saturating_add(1);
         let longest = FIRST_PAUSE.saturating_mul(1 << failures.min(16)).min(LONGEST_PAUSE);
-        // The pause is between one half of its limit and the limit.
+        // The random pause is between one half of its limit and the full limit.
         let share = 0.5 + (random as f64 / u64::MAX as f64) / 2.0;
         let at = now + longest.mul_f64(share);
         if at >= self.until {

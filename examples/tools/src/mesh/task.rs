@@ -41,11 +41,11 @@ pub struct Task {
 enum TaskState {
     /// The measurement has not begun.
     New(Figure),
-    /// Pings are exchanged. `times` has the half round trips. `warmup` is the number of pings left that are not measured.
+    /// Pings are exchanged. `times` has the half round trips. `warmup` is the number of remaining pings that are not measured.
     Pinging { ping: Vec<u8>, times: Histogram<u64>, warmup: u64, sent_at: Instant, end: Instant },
     /// The rank waits for memory of the peer.
     Borrowing,
-    /// RDMA Writes are in flight. `out` is their number, and `blocks` the number of those that have completed.
+    /// RDMA Writes are in flight. `out` is the number of Writes in flight, and `blocks` the number of Writes that have completed.
     Writing { local: Region, remote: RemoteRegion, out: u32, blocks: u64, started: Instant },
     /// The rank waits for the peer to confirm that all writes have arrived. The local memory is kept until then, because the last
     /// writes may still be in flight.
@@ -115,7 +115,7 @@ impl Task {
                     *warmup -= 1;
                 } else {
                     let half = u64::try_from((now - *sent_at).as_nanos() / 2).unwrap_or(u64::MAX);
-                    // The histogram grows as needed. A time beyond its largest value is recorded as that value.
+                    // The histogram grows as needed. If a time is beyond the largest value of the histogram, it is recorded as that value.
                     if times.record(half).is_err() {
                         times.saturating_record(half);
                     }
@@ -148,7 +148,7 @@ impl Task {
         }
     }
 
-    /// Handles the completion of a write, and posts the next one. Returns the result if the measurement has failed.
+    /// Handles the completion of a write, and posts the next one. Returns the result if the measurement has failed, and otherwise `None`.
     pub fn wrote(
         &mut self,
         cx: &mut Context<'_>,
@@ -171,7 +171,8 @@ impl Task {
         None
     }
 
-    /// Posts writes until `DEPTH` are in flight. Returns the failure if the device refuses to write.
+    /// Posts writes until `DEPTH` are in flight or a write is refused for now. If the device refuses to write, returns this failure.
+    /// Otherwise returns `None`.
     pub fn write(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<TaskResult> {
         let TaskState::Writing { local, remote, out, .. } = &mut self.work else { return None };
         while *out < DEPTH {

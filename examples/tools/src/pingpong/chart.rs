@@ -43,7 +43,8 @@ impl ValueFormatter<f64> for Axis {
     }
 }
 
-/// Makes an axis whose labels are powers of two. It extends a little beyond the smallest and the largest value.
+/// Makes an axis whose labels are powers of two. The axis begins a little below the smallest value and ends a little above the largest
+/// value.
 fn size_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let (first, last) = (low.log2().floor() as i32, high.log2().ceil() as i32);
@@ -69,7 +70,7 @@ fn time_label(us: f64) -> String {
     if us < 1.0 { format!("{us:.1}") } else { format!("{us:.0}") }
 }
 
-/// Makes an axis with labels at powers of ten, from slightly below all values to slightly above.
+/// Makes an axis with labels at powers of ten. The axis begins slightly below the smallest value and ends slightly above the largest value.
 fn powers_of_ten(values: impl Iterator<Item = f64> + Clone) -> Axis {
     let Axis { marks, label, .. } = decades(values.clone(), count_label);
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
@@ -104,7 +105,7 @@ pub fn latency(results: &[Figures]) -> Result<String, Failure> {
     providers.dedup();
     let (mut lines, names) = (Vec::new(), providers.join(" and "));
     if let [other @ .., first] = &providers[..] {
-        // The results may be of two transports, shared memory and TCP. Then each transport has its own lines.
+        // If there are results of two transports, shared memory and TCP, each transport has its own lines.
         if let [other, ..] = other {
             lines.push(("p50, TCP", points(other, 0.5), RGBColor(120, 150, 180)));
             lines.push(("p99, TCP", points(other, 0.99), RGBColor(220, 170, 140)));

@@ -27,7 +27,7 @@ pub struct PingpongArgs {
     pub command: Command,
 }
 
-/// The command.
+/// A command of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve clients sequentially until Ctrl-C; each client sends its job
@@ -112,7 +112,7 @@ impl DeviceArgs {
         self.exchange.then(options)
     }
 
-    /// Returns the flags that request the same exchange from another process.
+    /// Returns the command-line flags that request the same exchange from a child process.
     #[must_use]
     pub fn exchange_again(&self) -> Vec<String> {
         let index = self.gid_index.map(|index| format!("--gid-index={index}"));

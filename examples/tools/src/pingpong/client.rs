@@ -29,16 +29,19 @@ use super::watch::{self, Watch};
 
 /// The time between two updates of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
-/// When the user interrupts a measurement, messages in flight have this time to arrive and be counted.
+/// After the user has interrupted a measurement, messages in flight have this time to arrive and be counted.
 const WIND_DOWN: Duration = Duration::from_secs(1);
-/// The server has this time to report its processor time. It is long, because the server's machine may be busy; if the server is gone,
-/// the connection ends earlier.
+/// The time limit for the server to report its processor time. It is long, because the server's machine may be busy. If the server is gone,
+/// the connection ends before this limit.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The tokens of the client's timers.
+/// The token of the timer after which the client connects again.
 const CONNECT: u64 = 0;
+/// The token of the timer that updates the progress bar.
 const DRAW: u64 = 1;
+/// The token of the timer after which the client closes all connections.
 const GIVE_UP: u64 = 2;
+/// The token of the timer that ends an interval.
 const INTERVAL: u64 = 3;
 
 /// The work of a measurement on one connection.
@@ -55,26 +58,26 @@ pub trait ConnectionWork: Debug {
     /// # Errors
     /// The message is not part of the measurement.
     fn arrived(&mut self, message: &[u8]) -> Result<(), String>;
-    /// Sends until everything is sent, a send is refused, or the limit in flight is reached.
+    /// Sends messages until all are sent, a send is refused, or the largest number of messages is in flight.
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
     /// Records that a send may succeed again. Called after a send was refused and the connection has become writable.
     fn unblock(&mut self);
     /// Handles the completion of a send.
     fn completed(&mut self, kind: SendKind);
-    /// Restarts the time of the next message. Called after the client has spent time on something else, such as drawing the progress
-    /// bar.
+    /// Restarts the clock of the next message, so that its latency does not include what the client did before. Called after the client has
+    /// spent time on something else, such as drawing the progress bar.
     fn resume(&mut self) {}
-    /// Returns true if the client must call [`ConnectionWork::look`] repeatedly, because it polls memory or the clock.
+    /// Returns true if the client must call [`ConnectionWork::look`] repeatedly, because this work polls memory or the clock.
     fn is_watching(&self) -> bool {
         false
     }
-    /// Polls memory or the clock once. Returns true if the server has written, or if the next message is due.
+    /// Polls memory or the clock once. Returns true if the server has written to the memory, or if the next message is due.
     fn look(&mut self) -> bool {
         false
     }
     /// Handles the event that [`ConnectionWork::look`] has reported.
     fn seen(&mut self) {}
-    /// Ends the work early: sends nothing more, and waits at most for the messages in flight.
+    /// Ends the work early: sends nothing more, and waits only for the messages in flight.
     fn wind_down(&mut self);
     /// Returns true if the work has ended.
     fn is_over(&self) -> bool;
@@ -92,7 +95,8 @@ pub trait ConnectionWork: Debug {
 #[derive(Debug)]
 struct MeasuredConnection {
     work: Box<dyn ConnectionWork>,
-    /// True if the work can begin: for one-sided operations, the server's memory has arrived.
+    /// True if the work on this connection can begin. One-sided operations can begin only after a message of the server has named its
+    /// memory; other work can begin immediately.
     ready: bool,
 }
 
@@ -119,13 +123,14 @@ struct Client<'a> {
     spent_before: Duration,
     processors: ProcessorTimes,
     interrupted: bool,
-    /// The reason why the measurement failed, if it did.
+    /// The reason why the measurement failed; `None` if it has not failed.
     failure: Option<Failure>,
     /// True if all connections have ended and no more will be opened.
     gone: bool,
 }
 
-/// Measures as the plan describes. `dial` remembers the server's address that worked. Lines about intervals are printed to `tables`.
+/// Runs the measurement that the plan describes. `dial` remembers which of the server's addresses worked. The lines about intervals are
+/// printed to `tables`.
 ///
 /// # Errors
 /// The server cannot be reached, goes away, or is another program.
@@ -290,7 +295,8 @@ impl Client<'_> {
         }
         self.processors.client = processor::time().saturating_sub(self.spent_before);
         let sent = cx.send(connection, &Frame::Ask.control());
-        // The send queue may be full because of the last message. Then `on_writable` follows, and the client sends the request again.
+        // If the send queue is full because of the last message, `asked` stays false. The reactor then calls `on_writable`, and the client
+        // sends the request again.
         self.asked = !matches!(sent, Err(SendErrorKind::WouldBlock(_)));
         match sent {
             Ok(_) => _ = cx.set_timer(ANSWER, GIVE_UP),
@@ -394,8 +400,8 @@ impl Handler for Client<'_> {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
-        // In a throughput measurement there is always something in flight. But no single latency is measured, so the bar can be drawn
-        // at any time.
+        // In a throughput measurement, messages are always in flight, so there is no pause between two messages. But no latency is
+        // measured, so the progress bar can be drawn at any time.
         let at_once = self.plan.job.mode == Mode::Throughput;
         match token {
             CONNECT if self.failure.is_none() && !self.interrupted => self.connect(cx),

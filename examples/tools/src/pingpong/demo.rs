@@ -69,7 +69,7 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a server on the address `bind`, with a free port. Waits until it listens.
+    /// Starts a server on the address `bind`, with a free port. Waits until the server listens.
     ///
     /// # Errors
     /// The server did not start.
@@ -100,7 +100,8 @@ impl ServerProcess {
         }
         match read {
             Ok(((address, found), stdout)) => {
-                // A server with the shared-memory provider also listens on TCP, and so reports TCP's provider.
+                // A server with the shared-memory provider also listens on TCP, and prints the name of the TCP provider. So the provider
+                // that this program requested is used instead.
                 let provider = if provider == ProviderChoice::Shm { provider } else { found };
                 Ok(Self { child, address, provider, _stdout: stdout })
             }
@@ -112,7 +113,7 @@ impl ServerProcess {
     }
 }
 
-/// Parses the first line that a server prints. Returns its address and provider, or `None` if it is another line.
+/// Parses the first line that a server prints. Returns the server's address and provider, or `None` if the line has another format.
 fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
     let (address, rest) = line.strip_prefix(LISTENING)?.split_once(' ')?;
     let provider = match rest.strip_prefix(PROVIDER)?.split_once(')')?.0 {

@@ -10,12 +10,14 @@ use rdma_reactor::{ConnectError, RejectReason};
 use super::failure::Failure;
 use super::job::Reply;
 
-/// A connect to a busy server is retried for this time.
+/// The time for which a connect to a busy server is retried.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// A connect is retried for this time if the server is preparing for this client's measurement. It is longer than one attempt may take.
+/// The time for which a connect is retried while the server prepares for this client's measurement. This time is longer than one attempt
+/// may take.
 const PATIENCE_ADAPTING: Duration = Duration::from_secs(10);
-/// The pause between two attempts, which must not be shorter. If a client connects just when a siw device begins to listen, the request
-/// is never answered. The next client's request is then answered only when another client connects. See tests/vm/README.md.
+/// The pause between two attempts. A shorter pause would expose a fault of siw: if a client connects just when a siw device begins to
+/// listen, the request is never answered. The next client's request is then answered only when another client connects. See
+/// tests/vm/README.md.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The decision after a failed connect.

@@ -5,7 +5,7 @@ use std::fmt;
 /// The result of a successful command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The command has done all of its work. A server has done so when the user ends it.
+    /// The command has done all of its work. For a server, this means that the user has ended it.
     Complete,
     /// The user interrupted the command before its work was done. The results so far were printed.
     Interrupted,

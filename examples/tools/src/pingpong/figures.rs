@@ -13,12 +13,13 @@ use super::plan::Plan;
 pub struct Measured {
     /// The number of messages that the client has sent. For latency, this is the number of round trips.
     pub iterations: u64,
-    /// The number of messages that are reported. For latency they are counted one way, for throughput in all directions.
+    /// The number of messages that are reported. In a latency measurement, only the messages of the client count. In a throughput
+    /// measurement, the messages of both sides count.
     pub messages: u64,
     /// The time from the client's first message to the last answer.
     pub elapsed: Duration,
-    /// The latencies, in ns. These are half round trips, or for RDMA Reads the time of a whole read. In an open loop, they are round
-    /// trips from the scheduled time of the message.
+    /// The latencies, in ns. For messages and RDMA Writes, a latency is half a round trip. For RDMA Reads, it is the time of a whole read.
+    /// In an open loop, it is a whole round trip, from the scheduled time of the message.
     pub latency: Option<Histogram<u64>>,
 }
 

@@ -1,4 +1,5 @@
-//! A file for results. It is opened before the measurement, so that errors are reported early, and written afterwards.
+//! A file for results. The file is opened before the measurement, so that errors are reported early. The results are written after the
+//! measurement.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, Write};

@@ -3,7 +3,7 @@
 
 use rdma_reactor::RemoteRegion;
 
-/// The kind of a data message.
+/// The kind of a data message. The kinds of control messages follow.
 const DATA: u8 = 0;
 const LAST: u8 = 1;
 const DONE: u8 = 2;
@@ -21,8 +21,8 @@ pub enum Frame {
     Data,
     /// The client has sent this many messages, and now waits for [`Frame::Done`].
     Last(u64),
-    /// The server has received all messages that precede [`Frame::Last`]. The number is that of messages that the server has sent, or
-    /// for one-sided operations the number from [`Frame::Last`].
+    /// The server has received all messages that precede [`Frame::Last`]. The field is the number of messages that the server has sent. For
+    /// one-sided operations, it is the number from [`Frame::Last`].
     Done(u64),
     /// Memory of the sender of this frame, for one-sided operations of the receiver.
     Lent(RemoteRegion),

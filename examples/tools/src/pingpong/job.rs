@@ -18,8 +18,8 @@ pub const MAX_SIZE: u64 = 1 << 30;
 pub const MAX_DEPTH: u32 = 8192;
 /// The largest number of connections of a client.
 pub const MAX_CONNECTIONS: u16 = 1024;
-/// With `--wait spin`, a side polls for this time before it sleeps. The time is longer than any pause within a measurement, but short
-/// enough that an idle server sleeps.
+/// With `--wait spin`, a side polls for this time before it sleeps. The time is longer than any pause within a measurement, so a side never
+/// sleeps during one. It is short enough that an idle server sleeps.
 pub const SPIN: Duration = Duration::from_millis(20);
 /// The magic number: three bytes for the name of the protocol, and one for its version.
 const MAGIC: [u8; 4] = *b"RPP\x02";
@@ -70,7 +70,7 @@ pub enum WaitMode {
     Event,
     /// Poll; needs one processor on each side
     Spin,
-    /// Poll while it pays
+    /// Poll while messages arrive at short intervals, else sleep
     Adaptive,
 }
 
@@ -157,9 +157,9 @@ impl Job {
         self.mode == Mode::Latency && self.op == Op::Write
     }
 
-    /// Returns a suitable number of messages in flight for messages of `size` bytes. It keeps the path busy, but the messages fit in
-    /// the caches. In shared memory, they must fit in the caches of one processor: writing a receive buffer that is still in its cache
-    /// is several times faster.
+    /// Returns a suitable number of messages in flight for messages of `size` bytes. This number is large enough to keep the path busy, and
+    /// so small that the messages fit in the caches. In shared memory, the messages must fit in the caches of one processor: writing a
+    /// receive buffer that is still in these caches is several times faster.
     #[must_use]
     pub const fn suited_depth(provider: ProviderChoice, size: u32) -> u32 {
         let bytes: u32 = if matches!(provider, ProviderChoice::Shm) { 512 << 10 } else { 2 << 20 };
@@ -274,13 +274,13 @@ impl Job {
         let (receive, send) = match self.mode {
             // The send queue must have space for the blocks that are sent but whose completions were not polled yet.
             Mode::Latency if self.is_watched() => (8, 4 * watch::BLOCKS),
-            // Only one message is in flight. The reactor polls for send completions once for every quarter of the send queue. Until
-            // then the buffers are not reused, so many large ones would not fit in the caches. So only jobs with small messages have
-            // long queues.
+            // Only one message is in flight. The reactor polls for send completions once for every quarter of the send queue, and reuses
+            // buffers only after that. So a long send queue keeps many buffers in use. Large buffers would then not fit in the caches, so
+            // only jobs with small messages have a long send queue.
             Mode::Latency if self.depth == 1 && self.size <= 16 << 10 => (8, 32),
             Mode::Throughput if self.op != Op::Send => (8, self.depth),
-            // A peer sends credits when it owes about half a window. With a window of twice the depth, small messages do not wait for
-            // them.
+            // A peer sends credits when it owes about half a window. With a window of twice the depth, small messages do not wait for these
+            // credits.
             _ if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
             _ => (self.depth.max(5), self.depth),
         };

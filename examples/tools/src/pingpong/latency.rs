@@ -15,8 +15,8 @@ use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
 
-/// The number of round trips that are buffered before they are added to the histogram. Adding one may take longer than the round trip
-/// itself, so it is done rarely.
+/// The number of round trips that are buffered before they are added to the histogram. Adding one of them may take longer than a round
+/// trip, so the buffered round trips are added together.
 const RECENT: usize = 4096;
 
 /// A latency measurement.
@@ -106,7 +106,7 @@ impl ConnectionWork for Latency {
     }
 
     fn completed(&mut self, kind: SendKind) {
-        // The completion of an RDMA Read is its answer.
+        // An RDMA Read has no answer of the server: its completion counts as the answer.
         if kind == SendKind::Read {
             self.answered(Instant::now());
         }

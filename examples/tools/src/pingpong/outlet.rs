@@ -1,5 +1,5 @@
-//! Sends data messages, or performs one-sided operations. Small messages are copied into the library's buffers. Large messages are
-//! filled in these buffers and sent without a copy.
+//! Sends data messages, or performs one-sided operations. Small messages are copied into the library's buffers. Large messages are sent
+//! from the library's buffers without a copy.
 
 use rdma_reactor::{ConnectionId, Context, SendBuffer, SendErrorKind};
 
@@ -14,11 +14,11 @@ const COPY_UP_TO: u32 = 4096;
 /// The result of sending a message, or of starting an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// The library has accepted the message or the operation. For an operation, `on_send_complete` follows.
+    /// The library has accepted the message or the operation. For an operation, the reactor calls `on_send_complete` later.
     Yes,
-    /// The library has refused the message or the operation for now; `on_writable` follows.
+    /// The library has refused the message or the operation for now. The reactor calls `on_writable` when a send may succeed again.
     Blocked,
-    /// The connection is ending, so nothing was sent; `on_disconnect` follows.
+    /// The connection is ending, so nothing was sent. The reactor calls `on_disconnect` next.
     Gone,
 }
 
@@ -41,7 +41,7 @@ pub struct Outlet {
     target: Option<Target>,
     /// The content of small messages, which is copied for each message.
     small: Vec<u8>,
-    /// The buffer of a large message that was refused. It is sent first.
+    /// The buffer of a large message whose send was refused. This buffer is sent before any other message.
     refused: Option<SendBuffer>,
     /// True after a refused send, until `on_writable` is called.
     blocked: bool,
@@ -67,8 +67,8 @@ impl Outlet {
         self.target = Some(target);
     }
 
-    /// Sends one data message, or starts one operation. Like perftest's tools, it does not fill large messages, because that would
-    /// measure the memory. They carry the old content of their buffers, unless the job requests that each byte is written.
+    /// Sends one data message, or starts one operation. Large messages keep the old content of their buffers, as in perftest's tools,
+    /// because the time for filling them would be measured too. They are filled only if the job requests that each byte is written.
     pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         if self.blocked {
             return Sent::Blocked;

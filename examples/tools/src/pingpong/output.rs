@@ -1,4 +1,4 @@
-//! Standard output. After its reader has closed it, further output is dropped.
+//! Standard output. When its reader has closed the pipe, further output is dropped.
 
 use std::fmt;
 use std::io::{self, Write};

@@ -30,7 +30,8 @@ impl Schedule {
         Duration::from_secs_f64(message as f64 / self.rate)
     }
 
-    /// Returns the total number of messages: the first `warmup` ones, and those that `extent` has after them.
+    /// Returns the total number of messages: `warmup` messages, and then the number of messages that the extent of the measurement
+    /// requires.
     fn total(self, warmup: u64, extent: Extent) -> u64 {
         warmup
             + match extent {
@@ -54,7 +55,7 @@ pub struct Paced {
     times: Histogram<u64>,
     /// The time at which the schedule began; `None` before that.
     started: Option<Instant>,
-    /// The time at which the warm-up ended, and that of the last answer. `None` during the warm-up.
+    /// The time at which the warm-up ended, and the time of the last answer. `None` during the warm-up.
     counted: Option<(Instant, Instant)>,
 }
 

@@ -156,7 +156,8 @@ impl Plan {
     }
 }
 
-/// Returns the default number of messages. It gives a stable result, and the measurement takes about a second at most.
+/// Returns the default number of messages. This number is large enough for a stable result, and so small that the measurement takes about a
+/// second at most.
 #[must_use]
 pub fn usual_iterations(mode: Mode, size: u32) -> u64 {
     match mode {

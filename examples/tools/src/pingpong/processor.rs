@@ -15,15 +15,15 @@ pub fn time() -> Duration {
     getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| time(usage.user_time()) + time(usage.system_time()))
 }
 
-/// Returns a warning if the load of the machine is too high for meaningful results. Returns `None` if it is not, or if it is unknown.
+/// Returns a warning if the load of the machine is too high for meaningful results. Returns `None` if the load is low enough or unknown.
 #[must_use]
 pub fn busy(wait: WaitMode) -> Option<String> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     line(&read("/proc/loadavg"), &read("/proc/stat"), wait)
 }
 
-/// Returns the warning, given the content of two files in `/proc`. The load is that of the whole machine, so it is compared with the
-/// number of all processors.
+/// Returns the warning. `loadavg` and `stat` are the contents of `/proc/loadavg` and `/proc/stat`. The load is that of the whole machine,
+/// so it is compared with the number of all processors.
 fn line(loadavg: &str, stat: &str, wait: WaitMode) -> Option<String> {
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     let is_processor =

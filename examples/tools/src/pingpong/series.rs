@@ -86,7 +86,7 @@ impl Series {
     pub fn run(mut self, addresses: Vec<SocketAddr>, interrupt: &Interrupt) -> Result<Ending, Failure> {
         let mut dial = Dial::new(addresses);
         let mut results: Vec<Figures> = Vec::new();
-        // The load is read before the measurements, because they increase it.
+        // The load of the machine is read before the measurements, because the measurements increase it.
         let busy = self.plans.first().and_then(|plan| processor::busy(plan.job.wait));
         for plan in &self.plans {
             let figures = client::run(plan, &mut dial, interrupt, &mut self.outputs.tables)?;

@@ -29,15 +29,16 @@ use super::target::{self, Inbox, Target};
 use super::touch;
 use super::watch::{self, Watch};
 
-/// When the server ends, clients have this time to receive the notice.
+/// When the server ends, it closes its connections. This is the time limit for the clients to receive the close.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The number of attempts to listen again after a listener was closed, and the pause between two attempts.
+/// The server closes a listener and then listens on the same port again. The first value is the largest number of attempts to listen again,
+/// the second one is the pause between two attempts.
 const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
 
 /// The beginning of the line that a server prints when it listens. The address follows. A program that starts a server waits for this
 /// line.
 pub const LISTENING: &str = "listening on ";
-/// The text between the address and the provider's name in that line. A closing parenthesis follows the name.
+/// The text between the address and the provider's name in the line that begins with [`LISTENING`]. A closing parenthesis follows the name.
 pub const PROVIDER: &str = "(provider ";
 
 /// Runs `rdma-pingpong server`.
@@ -93,7 +94,8 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     }
 }
 
-/// Listens on an address. After a listener was closed, its address may be in use for a moment, so this is retried.
+/// Listens on an address. After a listener was closed, its address may still be in use for a moment, so the listen is retried. `first` is
+/// true if no listener was closed before; then there is only one attempt.
 fn listen(
     reactor: &mut Reactor,
     address: SocketAddr,
@@ -122,7 +124,7 @@ fn listen(
     }
 }
 
-/// Requests the end of the program when standard input ends. The program that started this server has ended then.
+/// Requests the end of the program when standard input ends, because the program that started this server has then ended.
 fn end_with_stdin(interrupt: Interrupt) {
     thread::spawn(move || {
         let mut stdin = io::stdin().lock();
@@ -152,7 +154,7 @@ struct ServedClient {
     /// The number that identifies the client on all of its connections.
     number: u32,
     peer: Option<SocketAddr>,
-    /// The number of data messages on connections of this client that have ended.
+    /// The number of data messages on those connections of this client that have ended.
     total: u64,
     /// The processor time that this process had used when the client's first connection was established.
     spent_before: Duration,
@@ -163,8 +165,9 @@ struct ServedClient {
 struct Session {
     connection: ConnectionId,
     role: SessionRole,
-    /// The number of data messages received in this round. `total` counts those of all rounds.
+    /// The number of data messages received in this round.
     received: u64,
+    /// The number of data messages received in all rounds.
     total: u64,
     /// The reply with the processor time, if it is not sent yet because the send queue is full.
     report: Option<Frame>,
@@ -178,15 +181,15 @@ enum SessionRole {
     Sink { stream: Stream },
     /// Answers each RDMA Write of the client with an RDMA Write. `owed` is the number of answers that are still to be posted.
     Mirror { inbox: Inbox, outlet: Outlet, aimed: bool, owed: u64 },
-    /// Provides memory for one-sided operations, and waits until the client reports its end.
+    /// Provides memory for one-sided operations of the client, and waits until the client reports that they have ended.
     Lender { stream: Stream, _memory: Region },
 }
 
 impl JobServer {
     fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
         let (job, number) = Job::decode(private_data).map_err(Reply::Refused)?;
-        // Uses the reactor's count of connections, which includes those that are not established yet. The server is not notified when
-        // one of these fails, so it cannot count them itself.
+        // Uses the reactor's count of connections, which includes the connections that are still being established. The server cannot count
+        // those itself, because it is not notified when one of them fails.
         let served = cx.connections();
         let is_another =
             served > 0 && (job != self.job || number != self.client.number || served >= usize::from(job.connections));
@@ -226,7 +229,8 @@ impl Session {
         Ok(Self { connection, role, received: 0, total: 0, report: None })
     }
 
-    /// Sends the reply with the processor time, if it is pending. If the send queue is full, `on_writable` follows and retries.
+    /// Sends the reply with the processor time, if one is pending. If the send queue is full, the reply stays pending, and `on_writable`
+    /// sends it.
     fn send_report(&mut self, cx: &mut Context<'_>) {
         let Some(report) = self.report else { return };
         if !matches!(cx.send(self.connection, &report.control()), Err(SendErrorKind::WouldBlock(_))) {
@@ -254,7 +258,7 @@ impl Session {
                 std::mem::take(&mut self.received) == count
             }
             (Some(Frame::Last(count)), SessionRole::Lender { stream, .. }) => {
-                // One-sided operations do not notify the server, so the client has sent their number.
+                // One-sided operations do not notify the server, so the server cannot count them. The client has sent their number.
                 stream.end(Frame::Done(count));
                 self.total += count;
                 true

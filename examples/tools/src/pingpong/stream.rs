@@ -1,5 +1,5 @@
-//! A stream of data messages or one-sided operations from one side. The depth limits the operations in flight, and the send queue
-//! limits the messages. A control message ends the stream.
+//! A stream of data messages or one-sided operations from one side. The number of operations in flight is limited by the depth of the job.
+//! The number of messages in flight is limited by the send queue. A control message ends the stream.
 
 use rdma_reactor::{ConnectionId, Context};
 
@@ -24,7 +24,7 @@ pub struct Stream {
     depth: u32,
     /// The number of operations in flight. Messages are not counted, because their completions are not reported.
     outstanding: u32,
-    /// The number of data messages since [`Stream::start`].
+    /// The number of data messages or operations since [`Stream::start`].
     sent: u64,
     limit: u64,
     state: StreamState,
@@ -42,7 +42,7 @@ impl Stream {
         self.outlet.aim(target);
     }
 
-    /// Returns the number of data messages since [`Stream::start`].
+    /// Returns the number of data messages or operations since [`Stream::start`].
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent
@@ -54,7 +54,8 @@ impl Stream {
         self.state == StreamState::Flowing
     }
 
-    /// Starts the stream again. It sends at most `limit` messages; then the caller must call [`Stream::end`].
+    /// Starts the stream, for the first time or again after its end. The stream sends at most `limit` messages or operations. After these,
+    /// the caller must call [`Stream::end`].
     pub fn start(&mut self, limit: u64) {
         (self.sent, self.limit, self.state) = (0, limit, StreamState::Flowing);
     }

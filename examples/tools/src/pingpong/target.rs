@@ -9,7 +9,7 @@ use super::outlet::Sent;
 /// The length of a word in bytes. A processor reads a word in one access.
 const WORD: usize = 8;
 
-/// Registers the memory that the peer reads or writes in a job.
+/// Registers local memory that the peer reads or writes in a job.
 ///
 /// # Errors
 /// The device or the system failed.
@@ -34,11 +34,11 @@ pub struct Target {
     count: Option<BlockCount>,
 }
 
-/// Numbers the blocks by their last byte.
+/// The numbering of blocks: the last byte of each block is the block's number, modulo 256.
 #[derive(Debug)]
 struct BlockCount {
-    /// A region with all 256 values of a byte, in order. The last byte of each block is sent from a different offset. A single byte
-    /// could not be changed while it is being sent.
+    /// A region with all 256 values of a byte, in order. The last byte of each block is sent from the offset of its value in this region. A
+    /// single variable byte would not suffice, because it could not be changed while the device is still sending it.
     bytes: Region,
     /// The number of blocks that were written, modulo 256.
     blocks: u8,
@@ -66,7 +66,7 @@ impl Target {
         Ok(Self { op, local, remote, size: size as usize, count: None })
     }
 
-    /// Makes this target number its blocks by their last byte, as an [`Inbox`] requires.
+    /// Makes this target write a running number to the last byte of each block. An [`Inbox`] at the peer polls this byte.
     ///
     /// # Errors
     /// Local memory cannot be registered.
@@ -99,8 +99,9 @@ impl Target {
     }
 }
 
-/// The memory that the peer writes blocks to. This side polls it, because nothing else reports the arrival of a block; `ib_write_lat`
-/// does the same. This relies on the device to place the last byte last. All known devices do so, but no standard requires it.
+/// The memory that the peer writes blocks to. This side polls the memory, because nothing else reports the arrival of a block;
+/// `ib_write_lat` does the same. The polling relies on the device to write the last byte of a block last. All known devices do so, but no
+/// standard requires it.
 #[derive(Debug)]
 pub struct Inbox {
     memory: Region,

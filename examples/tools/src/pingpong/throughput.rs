@@ -55,7 +55,7 @@ impl Throughput {
         }
     }
 
-    /// Ends the round if it has enough messages or has lasted long enough.
+    /// Ends the round if enough messages are sent, or if the round has lasted long enough.
     fn look_at_the_clock(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let sent = self.stream.sent();
         if !self.stream.is_flowing() {

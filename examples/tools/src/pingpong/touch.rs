@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 
-/// Writes each byte of a message. `value` is different for each message, so that every write changes the byte.
+/// Increments `value`, and writes it to each byte of a message. So consecutive messages in the same buffer differ in every byte.
 pub fn write(message: &mut [u8], value: &mut u8) {
     *value = value.wrapping_add(1);
     message.fill(*value);

@@ -7,12 +7,14 @@ use rdma_reactor::{Context, Error, Handler, Reactor};
 
 use super::job::Job;
 
-/// The number of polls between two turns, if data arrives without this process: by a device, or by a peer that has mapped the memory.
-/// Otherwise the embedded provider places data during turns, so there is one poll between two turns.
+/// The number of polls between two turns, if data arrives without a turn of this process. Data arrives without a turn if a device writes
+/// it, or a peer that has mapped the memory. Otherwise the embedded provider writes the data during turns, so there is only one poll
+/// between two turns.
 const LOOKS: u32 = 1000;
-/// The largest number of blocks between two turns. A turn polls for completions, so this prevents a full send queue.
+/// The largest number of blocks that arrive between two turns. The sends that answer them fill the send queue, and only a turn polls for
+/// the completions of sends. So this limit prevents a full send queue.
 pub const BLOCKS: u32 = 16;
-/// If no block has arrived for this time, a turn may sleep.
+/// A turn may sleep if no block has arrived for this time.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// The longest sleep in a turn while the handler polls.
 const NAP: Duration = Duration::from_millis(1);
@@ -21,11 +23,11 @@ const NAP: Duration = Duration::from_millis(1);
 pub trait Watch: Handler {
     /// Returns true if the handler polls something now.
     fn is_watching(&self) -> bool;
-    /// Returns true if turns must not sleep while the handler polls.
+    /// Returns true if turns must not sleep while the handler polls. By default, turns may sleep.
     fn is_impatient(&self) -> bool {
         false
     }
-    /// Polls once. Returns true if the peer has written, or if the awaited time has come.
+    /// Polls once. Returns true if the peer has written to the memory, or if the awaited time is reached.
     fn look(&mut self) -> bool;
     /// Handles the event that `look` has found. The handler must post its sends in this call.
     fn seen(&mut self, cx: &mut Context<'_>);

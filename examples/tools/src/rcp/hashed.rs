@@ -8,8 +8,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use super::wire::Hash;
 
-/// The number of bytes that are hashed in one turn of the reactor. Other connections must wait for this, which takes a few
-/// milliseconds.
+/// The number of bytes that are hashed in one turn of the reactor. Hashing them takes a few milliseconds, during which other connections
+/// must wait.
 const SLICE: u64 = 8 << 20;
 
 /// A file that is accessed sequentially, with the hash of its bytes so far; see the [module](self).
@@ -21,7 +21,7 @@ pub struct Hashed {
 }
 
 impl Hashed {
-    /// Wraps a file whose position is at its beginning.
+    /// Wraps a file. The position in the file must be 0.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self { file, hasher: blake3::Hasher::new(), at: 0 }

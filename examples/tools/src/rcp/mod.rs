@@ -1,8 +1,8 @@
 //! Copies files to a peer. [`send`] is the sender, [`receive`] the receiver, and [`wire`] has their messages.
 //!
-//! A file is sent as messages of up to [`PIECE`] bytes. The receiver fetches each from the sender's memory by RDMA Read. It writes its
-//! file from the memory that the message arrived in, so neither side copies the bytes. A few messages are in flight at a time, so a
-//! larger file needs no more memory.
+//! A file is sent as messages of up to [`PIECE`] bytes. The receiver fetches each message from the sender's memory by RDMA Read. The
+//! receiver then writes its file directly from the memory with the message, so neither side copies the bytes. The number of messages in
+//! flight is limited, so a larger file needs no more memory.
 
 pub mod hashed;
 pub mod name;
@@ -15,7 +15,7 @@ pub mod wire;
 /// The length of the longest message, in bytes.
 pub const PIECE: u32 = 4 << 20;
 
-/// The number of messages with pieces of a file that are in flight. The receiver has this many buffers for each of several senders.
+/// The largest number of messages in flight with pieces of one file. The receiver has this many buffers for each of several senders.
 pub const WINDOW: usize = 4;
 
 /// The default port of the receiver.

@@ -17,7 +17,7 @@ pub fn shown(name: &str) -> String {
     if name.starts_with('-') { format!("./{name}") } else { name }
 }
 
-/// Checks a name that a peer has sent. It must be that of a file below the receiver's directory, and must not be reserved for partial
+/// Checks a name that a peer has sent. The name must be that of a file below the receiver's directory, and must not be reserved for partial
 /// copies.
 ///
 /// # Errors

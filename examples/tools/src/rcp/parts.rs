@@ -62,8 +62,8 @@ impl PartialCopies {
         self.idle.retain(|(_, other)| other != name);
     }
 
-    /// Records that a copy was interrupted. Removes its partial copy if that is shorter than one piece. Returns true if the partial
-    /// copy is kept.
+    /// Records that a copy was interrupted. Removes the partial copy if it is shorter than one piece, and otherwise keeps it. Returns true
+    /// if the partial copy is kept.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     pub fn interrupted(&mut self, name: &str) -> bool {
         let len = fs::symlink_metadata(self.path(name)).map_or(0, |part| part.len());
@@ -101,7 +101,8 @@ impl PartialCopies {
         true
     }
 
-    /// Calls `wanted`, which needs disk space. While the disk is full, removes the oldest partial copy and calls it again.
+    /// Calls `wanted`, which needs disk space, and returns its result. While `wanted` fails because the disk is full, removes the oldest
+    /// partial copy and calls `wanted` again.
     ///
     /// # Errors
     /// The last call of `wanted` failed.

@@ -25,13 +25,16 @@ use crate::pingpong::output::Output;
 
 /// The lowest assumed speed of a disk that a sender reads while it hashes a file, in bytes per second.
 const SLOW_DISK: u64 = 16 << 20;
-/// The interval at which the receiver checks the time limits of senders and the age of partial copies.
+/// The interval at which the receiver checks the time limits of senders.
 const LOOK: Duration = Duration::from_secs(1);
+/// The interval at which the receiver checks the age of partial copies.
 const TIDY: Duration = Duration::from_secs(3600);
 
-/// The tokens of the receiver's timers.
+/// The token of the timer after which the receiver hashes the next slice.
 const TO_HASH: u64 = 0;
+/// The token of the timer after which the receiver checks the time limits of senders.
 const TO_LOOK: u64 = 1;
+/// The token of the timer after which the receiver checks the age of partial copies.
 const TO_TIDY: u64 = 2;
 
 /// The settings of the server.
@@ -86,7 +89,7 @@ struct FileServer {
     options: ServerOptions,
     parts: PartialCopies,
     senders: BTreeMap<ConnectionId, SenderState>,
-    /// The timer of the next check of the senders' deadlines.
+    /// The timer for the next check of the senders' time limits.
     looking: Option<TimerId>,
     /// The connections that have something to hash. They are served in turn, one slice each.
     hashing: VecDeque<ConnectionId>,
@@ -97,8 +100,8 @@ impl FileServer {
         self.options.directory.join(name)
     }
 
-    /// Restarts the time limit of a sender. `len` is the number of bytes that the sender must hash first, for which it gets additional
-    /// time.
+    /// Restarts the time limit of a sender. `len` is the number of bytes that the sender must hash before it sends its next message. The
+    /// sender gets additional time for these bytes.
     fn renew(&mut self, cx: &Context<'_>, conn: ConnectionId, len: u64) {
         if let Some(sender) = self.senders.get_mut(&conn) {
             sender.until = cx.now().checked_add(self.options.patience + Duration::from_secs(len / SLOW_DISK));
@@ -161,7 +164,7 @@ impl FileServer {
         let exists = match fs::symlink_metadata(self.path(name)) {
             Ok(found) if found.is_dir() => return Err(Failure::new(format!("{name:?} is a directory on the server"))),
             Ok(_) if self.options.overwrite => false,
-            // A file of this name and length exists. It may be equal to the offered one, so the hashes are compared.
+            // An existing file has this name and length. It may be equal to the offered file, so their hashes are compared.
             Ok(found) if found.is_file() && found.len() == len => true,
             Ok(_) => return Err(taken(name)),
             Err(_) => false,
@@ -246,7 +249,7 @@ impl FileServer {
     }
 
     fn queue_to_hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The receiver hashes now, so the time limit of the sender does not run.
+        // The receiver itself is hashing now, so the sender has no time limit.
         self.senders.entry(conn).and_modify(|sender| sender.until = None);
         if self.hashing.is_empty() {
             cx.set_timer(Duration::ZERO, TO_HASH);
@@ -254,7 +257,8 @@ impl FileServer {
         self.hashing.push_back(conn);
     }
 
-    /// Hashes one slice. After the last slice, continues with the next step of the copy. Returns true if nothing remains to be hashed.
+    /// Hashes one slice for this connection. After the last slice, continues with the next step of the copy. Returns true if nothing
+    /// remains to be hashed for this connection.
     fn hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<bool, Failure> {
         let Some(incoming) = self.senders.get_mut(&conn).and_then(|sender| sender.incoming.as_mut()) else {
             return Ok(true);
@@ -281,7 +285,8 @@ impl FileServer {
         Ok(true)
     }
 
-    /// Compares the hash of a complete file with the sender's. If they are equal, renames the file to its final name.
+    /// Compares the hash of the received file with the sender's hash. If they are equal, renames the file to its final name. Otherwise,
+    /// removes the partial copy and returns an error.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId, hash: Hash) -> Result<(), Failure> {
         let Some(incoming) = self.senders.get(&conn).and_then(|sender| sender.incoming.as_ref()) else {
             return Ok(());
@@ -291,7 +296,8 @@ impl FileServer {
             self.parts.remove(name);
             return Err(Failure::new(format!("{name:?} arrived with another hash than it was sent with: try again")));
         }
-        // Another program may have changed the directories or created a file of this name during the copy. So both are checked again.
+        // During the copy, another program may have changed the directories or created a file of this name. So the directories and the file
+        // are checked again.
         self.check_folders(name)?;
         match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() || !self.options.overwrite => return Err(taken(name)),
@@ -322,7 +328,7 @@ impl FileServer {
         eprintln!("rcp: {conn}: {failure}");
         self.cut_off(conn);
         send_message(cx, conn, CopyMessage::Refuse(&failure.to_string()));
-        // The close happens after the queued answer has been sent.
+        // The queued answer is sent before the connection closes.
         cx.close(conn);
         self.senders.remove(&conn);
     }
@@ -410,7 +416,7 @@ impl Handler for FileServer {
 /// Receives files from peers into a directory until SIGINT, SIGTERM or SIGHUP.
 ///
 /// # Errors
-/// The directory does not exist, the reactor cannot listen on the address, or it fails.
+/// The directory does not exist, the reactor cannot listen on the address, or the reactor fails.
 pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Result<(), Failure> {
     let directory = &options.directory;
     if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {

@@ -86,7 +86,7 @@ struct Sender {
     conn: Option<ConnectionId>,
     /// The pieces that the receiver is fetching, with their lengths.
     flying: Vec<(SendId, u64)>,
-    /// A piece whose send was refused. It is sent first.
+    /// A piece whose send was refused. This piece is sent before any other piece.
     waiting: Option<Region>,
     bar: ProgressBar,
     copied: Copied,
@@ -127,7 +127,8 @@ impl Sender {
     fn handle_message(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         match (CopyMessage::decode(message), &self.step, &self.current) {
             (Some(CopyMessage::Have { len, hash }), SendStep::Asked, Some(current)) => {
-                // The receiver's partial copy is longer than this file, so it is not its beginning. The copy starts at 0.
+                // If the receiver's partial copy is longer than this file, that copy is not the beginning of this file. So the file is sent
+                // from offset 0.
                 let len = if len > current.len { 0 } else { len };
                 self.step = SendStep::Comparing { len, hash };
                 cx.set_timer(Duration::ZERO, 0);
@@ -143,7 +144,7 @@ impl Sender {
                 self.done();
                 self.next(cx, conn)
             }
-            // The text comes from the peer. It is escaped, so that control characters do not reach this terminal.
+            // The reason comes from the peer. It is escaped, so that its control characters do not reach this terminal.
             (Some(CopyMessage::Refuse(why)), ..) => Err(Failure::new(text::shown(why))),
             _ => Err(Failure::new("the peer is not rcp server of this version")),
         }
@@ -206,7 +207,7 @@ impl Sender {
         while self.flying.len() < WINDOW {
             let Some(piece) = self.next_piece(cx, conn)? else { return self.finish(cx, conn) };
             match cx.send_region(conn, &piece, 0..piece.len()) {
-                // The program drops the region here, but its memory is freed only after the peer has fetched it.
+                // The program drops the region here, but the library frees the region's memory only after the peer has fetched the piece.
                 Ok(send) => self.flying.push((send, piece.len() as u64)),
                 Err(SendErrorKind::WouldBlock(_)) => {
                     self.waiting = Some(piece);
@@ -237,7 +238,7 @@ impl Sender {
         Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(access))?))
     }
 
-    /// Sends the hash of the whole file, which ends the copy, after the last piece.
+    /// Sends the message that ends the copy. It has the hash of the whole file, and follows the last piece.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Some(current) = &self.current else { return Ok(()) };
         match cx.send(conn, &CopyMessage::End(current.file.hash()).encode()) {
@@ -316,7 +317,7 @@ impl Handler for Sender {
 }
 
 fn progress_bar(len: u64) -> ProgressBar {
-    // `ProgressBar` draws on standard error, and only if that is a terminal.
+    // `ProgressBar` draws the bar on standard error, and only if standard error is a terminal.
     let bar = ProgressBar::new(len);
     let style = "{bar:40} {binary_bytes:>11} of {binary_total_bytes} {binary_bytes_per_sec:>13} {eta:>4}";
     match ProgressStyle::with_template(style) {

@@ -11,7 +11,7 @@ use crate::pingpong::failure::Failure;
 pub struct Item {
     /// The path on this machine.
     pub path: PathBuf,
-    /// The name of the copy. Directories in it are separated by `/`.
+    /// The name of the copy. The names of its directories are separated by `/`.
     pub name: String,
     /// The length of the file in bytes; `None` for a directory.
     pub len: Option<u64>,

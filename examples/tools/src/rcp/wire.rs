@@ -1,4 +1,4 @@
-//! The messages between sender and receiver. The bytes of the file are sent between them.
+//! The messages between sender and receiver. Messages with the bytes of the file are sent between the messages From and End.
 //!
 //! ```text
 //! sender                               receiver
@@ -10,16 +10,16 @@
 //!                                 <-   Done, or Refuse
 //! ```
 //!
-//! If the receiver has a file of that name and length, it answers with Exists instead of Have. The sender then sends End with the hash
-//! of its file. The receiver answers with Done if the hashes are equal, or Refuse. In this way, a peer cannot obtain the hash of an
-//! existing file.
+//! If the receiver already has a complete file of that name and length, it answers with Exists instead of Have. The sender then sends End
+//! with the hash of its own file. The receiver answers with Done if the hashes of the two files are equal, and otherwise with Refuse. In
+//! this way, a peer cannot obtain the hash of an existing file.
 //!
 //! Folder requests a directory; Done or Refuse answers it. A connection carries copies sequentially.
 
 /// A BLAKE3 hash of a file or its beginning.
 pub type Hash = [u8; 32];
 
-/// The first bytes of an offer. They detect a peer that is another program or another version.
+/// The first bytes of an offer. By them, the receiver detects a peer that runs another program or another version.
 const MAGIC: &[u8; 4] = b"RCP2";
 
 /// A message. It consists of a tag, then little-endian numbers, then text until the end.

@@ -51,7 +51,7 @@ impl Options {
     /// # Errors
     /// The provider is not available on this machine.
     pub fn reactor(&self) -> Result<(Reactor, Interrupt), Failure> {
-        // The buffers are larger than an advert, so a message of a wrong length arrives and the program can report it.
+        // The buffers are larger than an advert. So a message that is too long still arrives, and the program can report its wrong length.
         let config = Config::default()
             .provider(self.provider.into())
             .buffer_size(4 * advert::LEN as u32)

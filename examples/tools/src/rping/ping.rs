@@ -1,10 +1,11 @@
-//! The content of a ping: a text such as `rdma-ping-7: HIJK...`, whose last byte is NUL. The letters after the number are shifted by
-//! one in each round.
+//! The content of a ping: a text such as `rdma-ping-7: HIJK...`. The last byte of the text is NUL. The letters after the number are shifted
+//! by one in each round.
 
 use std::borrow::Cow;
 use std::iter;
 
-/// The characters that follow the number, written twice. So a sequence of all of them can begin at any character.
+/// The characters that follow the number in a ping, written twice in sequence. So a slice of this text has all characters in sequence,
+/// whichever character it begins with.
 const ROW: &[u8; 2 * CHARACTERS] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz\
     ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz";
 const CHARACTERS: usize = 58;

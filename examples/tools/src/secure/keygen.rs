@@ -19,7 +19,7 @@ pub struct KeygenArgs {
     /// Directory for the files; it is created if it does not exist, and existing files are not replaced
     #[arg(value_name = "DIR", default_value = ".")]
     pub directory: PathBuf,
-    /// Host names and addresses that both certificates are for
+    /// Host names and addresses for which both certificates are valid
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', default_value = "localhost,127.0.0.1,::1")]
     pub names: Vec<String>,
 }

@@ -64,10 +64,10 @@ mod files {
         /// Certificates of the authorities that have signed those of the peers, in PEM
         #[arg(long, value_name = "FILE", global = true)]
         tls_ca: Option<PathBuf>,
-        /// Name in the certificate of the peer that is connected to [default: its address]
+        /// Name that a server's certificate must have [default: the server's address]
         #[arg(long, value_name = "NAME", global = true)]
         tls_name: Option<String>,
-        /// Pre-shared keys, one NAME:64-HEX-DIGITS per line: connects use the first, all are accepted
+        /// Pre-shared keys, one NAME:64-HEX-DIGITS per line: the first is used to connect, all are accepted
         #[arg(long, value_name = "FILE", global = true)]
         psk_file: Option<PathBuf>,
     }

@@ -19,12 +19,13 @@ pub struct ValkeyLink {
     /// The bytes for the server that are not written yet.
     out: VecDeque<u8>,
     source: Region,
-    /// The write in flight, which uses the source memory. During it, `out` collects the bytes for the next write.
+    /// The write in flight, which sends from `source`. While this write is in flight, `out` collects the bytes for the next write.
     writing: Option<SendId>,
     /// The free part of the server's buffer.
     room: RemoteRegion,
-    /// The buffer that the server writes to. `filled` is the number of bytes in it that have arrived.
+    /// The buffer that the server writes to.
     sink: Region,
+    /// The number of bytes in `sink` that have arrived.
     filled: usize,
     offers: u64,
 }
@@ -111,7 +112,7 @@ impl ValkeyLink {
         }
         let old = input.len();
         input.resize(old + len, 0);
-        // The server may write to the free part of the buffer at any time. So the bytes are copied instead of borrowed.
+        // The server may write to other parts of the buffer at any time. So the bytes are copied instead of borrowed.
         self.sink.copy_to(self.filled, &mut input[old..]);
         self.filled += len;
         if self.filled == self.sink.len() { self.offer(cx) } else { Ok(()) }
@@ -147,7 +148,7 @@ impl ValkeyLink {
         }
         match cx.write_with_immediate(self.conn, self.room, &self.source, 0..len, len as u32) {
             Ok(id) => self.writing = Some(id),
-            // The send queue is full; `on_writable` follows.
+            // The send queue is full. The reactor calls `on_writable` when the queue has space.
             Err(SendErrorKind::WouldBlock(_)) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         }

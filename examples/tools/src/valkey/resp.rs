@@ -39,7 +39,7 @@ pub enum Answer {
 /// The smallest unit that the parser reads from the stream.
 enum Element {
     Whole(Answer),
-    /// The head of an array, which this many elements follow.
+    /// The head of an array. The field is the number of elements that follow.
     ArrayOf(usize),
 }
 
@@ -50,7 +50,8 @@ pub struct Answers {
     input: Vec<u8>,
     /// The number of bytes at the beginning of `input` that are parsed.
     parsed: usize,
-    /// The arrays that are incomplete, the outermost first. Each has the number of missing elements, and the elements so far.
+    /// The arrays that are incomplete, the outermost first. Each entry has the number of missing elements, and the elements that have
+    /// arrived so far.
     open: Vec<(usize, Vec<Answer>)>,
     /// The memory that the incomplete answer uses, in bytes.
     memory: usize,

@@ -1,4 +1,4 @@
-//! Runs a program under test. Everything that it does has a time limit.
+//! Runs a program under test. Every wait for the program has a time limit.
 
 #[path = "../patience/mod.rs"]
 mod patience;
@@ -53,7 +53,7 @@ impl Finished {
     }
 }
 
-/// A running program. Dropping this value kills it; so does the time limit.
+/// A running program. The program is killed when this value is dropped, or at its time limit.
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &[&str]) -> Finished {
 
 /// Starts a server on a free port of this machine. Returns the program and its address.
 pub(crate) fn server() -> (Program, String) {
-    // With this log level, the server logs each client that connects.
+    // The command starts a server with the log level `info`, at which the server logs each client that connects.
     let args = ["server", "--bind", "127.0.0.1", "--port", "0"];
     let mut server = Program::start_with(&args, |command| command.env("RUST_LOG", "rdma_reactor_tools=info"));
     let line = server.wait_for("listening on ");
