@@ -1,5 +1,5 @@
-//! A server whose provider is `ProviderChoice::Auto` and that listens on all addresses, and a client. Tests use them to check which
-//! device carries a connection.
+//! A server and a client. The provider of the server is `ProviderChoice::Auto`, and the server listens on all addresses. Tests use the pair
+//! to check which device carries a connection.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -58,11 +58,11 @@ pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
 /// The server's address in the in-process network of [`with_loopback`].
 pub const IN_PROCESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
-/// Returns a server and a client. Each has a provider for connections within this process, and after it the providers that `config`
-/// selects.
+/// Returns a server and a client. The first provider of each one connects reactors within this process. The providers that `config` selects
+/// follow it.
 ///
 /// # Panics
-/// Panics if the system lacks something that they need.
+/// Panics if the system has no descriptors left, or if a provider that `config` selects cannot be opened.
 #[must_use]
 pub fn with_loopback(config: &Config) -> Pair {
     let network = Network::default();
@@ -81,7 +81,7 @@ pub fn with_loopback(config: &Config) -> Pair {
 /// For each address: listens on it, connects to it, and checks the device that carries the connection.
 ///
 /// # Panics
-/// Panics if it is another device, or if messages of any size are not echoed.
+/// Panics if another device than the listed one carries a connection, or if messages of any size are not echoed.
 pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
     let mut connections = Vec::new();
     for (ip, device) in devices {

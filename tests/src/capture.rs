@@ -1,4 +1,4 @@
-//! Captures the packets of RoCE version 2 on a network interface, by `packet`(7). The process needs the capability to capture.
+//! Captures the packets of RoCE version 2 on a network interface, by `packet`(7). The process needs the capability CAP_NET_RAW.
 
 use std::ffi::CString;
 use std::io;
@@ -7,9 +7,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// The UDP port of RoCE version 2.
 const PORT: u16 = 4791;
-/// The length of a UDP header, in bytes. `TRANSPORT` is that of the InfiniBand transport header (InfiniBand Architecture Specification,
-/// volume 1, section 9.2).
+/// The length of a UDP header, in bytes.
 const UDP: usize = 8;
+/// The length of the base transport header, in bytes (InfiniBand Architecture Specification, volume 1, section 9.2).
 const TRANSPORT: usize = 12;
 
 /// A packet of RoCE version 2 over IPv4.
@@ -19,14 +19,14 @@ pub struct Packet {
     pub source: Ipv4Addr,
     /// The IP header's type-of-service byte: the DSCP is in the upper six bits, the ECN in the lower two.
     pub type_of_service: u8,
-    /// The opcode of the transport header. Those of reliable connections are 0 to 31.
+    /// The opcode of the transport header. Reliable connections use the opcodes 0 to 31.
     pub opcode: u8,
     /// The length of the IP packet, in bytes.
     pub len: usize,
 }
 
 impl Packet {
-    /// Returns true if the packet is of a reliable connection. Other packets are those of the connection manager.
+    /// Returns true if the packet belongs to a reliable connection. All other packets belong to the connection manager.
     #[must_use]
     pub const fn is_of_connection(&self) -> bool {
         self.opcode < 32
@@ -46,7 +46,7 @@ impl Packet {
     }
 }
 
-/// A running capture. Dropping this value ends it.
+/// A running capture. Dropping this value ends the capture.
 #[derive(Debug)]
 pub struct Capture(OwnedFd);
 
@@ -54,7 +54,7 @@ impl Capture {
     /// Starts to capture on the network interface `netdev`.
     ///
     /// # Errors
-    /// The interface does not exist, or the process must not capture.
+    /// The interface does not exist, or the process has no right to capture.
     pub fn on(netdev: &str) -> io::Result<Self> {
         const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
         // SAFETY: the call creates a descriptor, and accesses no memory of the process.

@@ -1,9 +1,9 @@
-//! A long run of a server with many clients, on the embedded provider over the loopback interface. Meanwhile, clients are killed, are
+//! A long run of a server with many clients, on the embedded provider over the loopback interface. During the run, clients are killed, are
 //! stopped, or drop their connections. Every message has a number, so that lost and duplicated messages are detected.
 //!
-//! - `rdma-endurance echo CONNECTIONS SECONDS EVERY`: 20 clients open this number of connections in total. They send echoes on all of
-//!   them for this time. A fault is injected every EVERY seconds;
-//! - `rdma-endurance cycles COUNT`: opens this number of connections, sequentially, with one echo on each;
+//! - `rdma-endurance echo CONNECTIONS SECONDS EVERY`: 20 clients open CONNECTIONS connections in total. For SECONDS seconds, they send
+//!   messages on all of these connections, and the server returns each message. A fault is injected every EVERY seconds;
+//! - `rdma-endurance cycles COUNT`: opens COUNT connections, one after the other. The server returns one message on each;
 //! - `rdma-endurance serve` and `rdma-endurance client ADDRESS CONNECTIONS CYCLES`: the server and a client, which the commands above
 //!   start.
 //!
@@ -29,7 +29,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// The number of client processes.
 const CLIENTS: usize = 20;
-/// A time that is longer than the keepalive timeout.
+/// The shortest time for which a client is stopped if the server must end its connections. It is longer than the keepalive timeout.
 const LONG: Duration = Duration::from_secs(20);
 /// The length of a message, in bytes. Its number is in the first eight bytes.
 const SIZE: usize = 64;
@@ -41,8 +41,8 @@ const AT_ONCE: u64 = 16;
 const AGAIN: Duration = Duration::from_millis(200);
 /// The time limit for all connections to be restored, or to be closed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The tolerated growth of a process's memory after its first phase, in KiB. Pools and lists grow in steps, and the kernel uses huge
-/// pages.
+/// The tolerated growth of a process's memory between two reports that [`flat`] compares, in KiB. Pools and lists grow in steps, and the
+/// kernel uses huge pages.
 const SLACK_KIB: u64 = 4096;
 
 fn config() -> Config {
@@ -74,7 +74,7 @@ struct Report {
 }
 
 impl Report {
-    /// Returns the counters, with the current memory, descriptors, and number of open connections.
+    /// Returns this report with the current memory, the current number of descriptors, and `live` as the number of open connections.
     fn now(self, live: usize) -> Self {
         let (resident_kib, descriptors) = (resident_kib().unwrap_or(0), descriptors().unwrap_or(0) as u64);
         Self { live: live as u64, resident_kib, descriptors, ..self }
@@ -100,7 +100,7 @@ impl FromStr for Report {
     }
 }
 
-/// An order to a process: a line of its standard input.
+/// An order to a process. It arrives as a line of the process's standard input.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     /// Print the current report.
@@ -173,8 +173,8 @@ impl Handler<Order> for Server {
         let next = self.next.get_mut(&conn);
         self.seen.wrong += u64::from(next.as_deref().copied() != number(&message) || next.is_none());
         next.into_iter().for_each(|next| *next += 1);
-        // The window has room, because the server sends one message for each that it has received. An error means that the connection
-        // is ending.
+        // The peer's window is open, because the server sends one message for each received message. If the send fails, the connection is
+        // ending.
         let _ = cx.send(conn, &message);
     }
 
@@ -223,8 +223,8 @@ impl Client {
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let Some(traffic) = self.live.get_mut(&conn) else { return };
         if !self.finishing && (self.cycles.is_none() || traffic.sent == 0) {
-            // With a small window, credit may arrive some time after an answer. Messages that are refused here are sent after a later
-            // answer.
+            // With a small window, the credits for a message may arrive after the answer to it. Messages that are refused here are sent
+            // after a later answer.
             while traffic.sent - traffic.answered < WINDOW && cx.send(conn, &message(traffic.sent)).is_ok() {
                 traffic.sent += 1;
                 if self.cycles.is_some() {
@@ -393,7 +393,8 @@ fn right(who: &str, report: &Report) -> Result<()> {
     if (*wrong, *lost) == (0, 0) { Ok(()) } else { Err(format!("{who}: {report:?}").into()) }
 }
 
-/// Checks that the memory of a process has not grown since an earlier report.
+/// Checks that the memory of a process has grown by at most [`SLACK_KIB`] between the reports `before` and `after`. Fails if it has grown
+/// by more.
 fn flat(who: &str, before: &Report, after: &Report) -> Result<()> {
     if after.resident_kib <= before.resident_kib + SLACK_KIB {
         return Ok(());

@@ -1,16 +1,16 @@
-//! Attacks a server on this machine, on the embedded provider over the loopback interface. The attacks happen while connections are
-//! established, and within the credits of established ones. At the same time, honest clients connect or request echoes. The server, the
-//! attackers and the clients are separate processes.
+//! Attacks a server on this machine, on the embedded provider over the loopback interface. Some attackers disturb the setup of connections.
+//! Others use established connections, and send only what their credits permit. During the attack, honest clients connect or request
+//! echoes. The server, the attackers and the clients are separate processes.
 //!
-//! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: runs all attacks, or those whose row of the table contains
-//!   WORDS. Prints the table to standard output. `--short` takes about 25 s: it omits the control, and does not wait for memory to be
+//! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: runs all attacks, or those whose row of the table contains WORDS.
+//!   Prints the table to standard output. `--short` takes about 25 s: it omits the control (see below), and does not wait for memory to be
 //!   released. `--minutes` is the duration of the attack in shared memory;
 //! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `newcomers` and `established` are the other processes.
 //!
-//! In the control, the same attack is directed at another server. So the control shows the cost of the attackers' processor time alone,
-//! because on a real network attackers compute on their own machines. In rows with the word `first`, the server and the honest clients
-//! have a real-time priority if the user may set one. So they do not wait for a processor. The exit status is 1, with one line of text,
-//! if a target is missed (`tests/src/hostile_run/verdict.rs`).
+//! In the control, the same attack is directed at another server. So the control shows how much the attackers slow the honest clients down
+//! only because they use the processors of this machine. On a real network, attackers use processors of their own machines. In rows with
+//! the word `first`, the server and the honest clients have a real-time priority if the user may set one. With this priority, they do not
+//! wait for a processor. The exit status is 1, with one line of text, if a target is missed (`tests/src/hostile_run/verdict.rs`).
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 

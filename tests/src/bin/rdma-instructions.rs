@@ -21,7 +21,7 @@ use rdma_reactor::{Config, SecurityMode};
 use rdma_reactor_tests::steady::{Side, Steady, Work};
 use rdma_reactor_tests::tasks;
 
-/// The settings and the device of a steady state.
+/// The device of a steady state, and its settings.
 #[derive(Clone, Copy)]
 enum Way {
     Plain,
@@ -35,8 +35,8 @@ enum Way {
     Alone(bool),
 }
 
-/// A state in which few tasks send messages. The cost of a message in the state with many tasks is limited to a multiple of the cost in
-/// this one.
+/// The name of a state in which few tasks send messages. A message in the state [`MANY_SENDERS`] may cost at most [`MOST_FOR_MANY`] times
+/// as much as a message in this state.
 const FEW_SENDERS: &str = "64 B sent by one of 10 tasks";
 const MANY_SENDERS: &str = "64 B sent by one of 5,000 tasks";
 const MOST_FOR_MANY: f64 = 2.0;
@@ -78,12 +78,12 @@ const STATES: [(&str, Work, Side, Way); 31] = [
 /// The numbers of rounds in the short run and the long run of a state. The difference of their counts excludes the instructions for
 /// setup.
 const RUNS: [u64; 2] = [2_000, 12_000];
-/// The number of repetitions of a run, of which the one with the fewest instructions counts. If another program interrupts a run, a
-/// turn may find less work, so that more turns are needed. If the first count passes, there are no repetitions.
+/// The number of repetitions of a run. The count of the run with the fewest instructions is used: if another program interrupts a run, a
+/// turn may find less work, and the run needs more turns. A run whose first count passes is not repeated.
 const TRIES: usize = 3;
-/// The largest accepted growth of a state's total, in percent. `TOLD` is the smallest growth of a function that is reported, in
-/// instructions.
+/// The largest accepted growth of a state's total, in percent.
 const GROWTH: f64 = 3.0;
+/// The smallest cost, and the smallest growth, of a function that is reported, in instructions for each round.
 const TOLD: f64 = 2.0;
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/instructions.txt");
 
@@ -131,8 +131,8 @@ fn compiler() -> String {
     version.map_or_else(|_| "unknown".into(), |out| String::from_utf8_lossy(&out.stdout).trim().into())
 }
 
-/// Counts the instructions of each state, by function. As many states run at the same time as there are processors. If `passes` accepts
-/// the count of a single run, that run is not repeated.
+/// Counts the instructions of each state, by function. The states are counted in parallel, one on each processor. If `passes` returns true
+/// for the count of a single run, that run is not repeated.
 fn count(passes: impl Fn(&str, &Costs) -> bool + Sync) -> Result<Vec<Costs>, String> {
     let next = AtomicUsize::new(0);
     let count = |state: usize| {
@@ -243,7 +243,8 @@ fn total(costs: &Costs) -> f64 {
 
 /// The layers by which counts are summed. A function belongs to the first layer that lists a part of its name.
 const LAYERS: [(&str, &[&str]); 7] = [
-    // These names are in the layer of `turn`, because the compiler inlines `Reactor::turn` into its caller.
+    // The first name is the function that calls `Reactor::turn`. The compiler inlines `Reactor::turn` into it, so both names belong to this
+    // layer.
     ("turn", &["rdma_reactor_tests::steady::turn", "rdma_reactor::turn::"]),
     ("provider", &["rdma_transport::", "crc_fast::", "rdma_reactor_tests::null::"]),
     ("callbacks", &["rdma_reactor_tests::"]),

@@ -2,12 +2,12 @@
 //!
 //! - `rdma-peer serve ADDR...` listens and echoes;
 //! - `rdma-peer connect ADDR COUNT MESSAGES` opens COUNT connections and keeps MESSAGES messages in flight on each;
-//! - `rdma-peer self COUNT TOTAL ADDR...` has both ends of COUNT connections on each address, until TOTAL messages have arrived.
+//! - `rdma-peer self COUNT TOTAL ADDR...` opens COUNT connections to itself on each address. It ends when TOTAL messages have arrived.
 //!
 //! With the argument `exchange` in front, the queue pairs are connected by an exchange over TCP, without rdma_cm. With `shm`, `tcp` or
 //! `auto` in front, the connections use shared memory, TCP, or the choice of `ProviderChoice::Auto`. By default they use RDMA devices.
 //!
-//! Each command prints a line for each event. It ends in order when standard input ends.
+//! Each command prints a line for each event. When its standard input ends, the process closes its connections and exits.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -26,7 +26,7 @@ const SIZE: usize = 1000;
 struct Peer {
     /// The number of messages that the program sends on each new connection. When one returns, the program sends it again.
     messages: usize,
-    /// The number of messages that must still arrive. The program then closes all connections.
+    /// The number of messages that must still arrive. At 0 the reactor stops.
     left: u64,
 }
 
@@ -39,8 +39,8 @@ impl Handler for Peer {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window has room, because the program sends one message for each that it has received. An error means that the connection
-        // is ending.
+        // The peer's window is open, because the program sends one message for each received message. If the send fails, the connection is
+        // ending.
         let _ = cx.send(conn, &message);
         self.left -= 1;
         if self.left == 0 {

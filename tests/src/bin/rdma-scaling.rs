@@ -3,9 +3,10 @@
 //!
 //! - `rdma-scaling` prints the table of `docs/scaling.md`;
 //! - `rdma-scaling one SETTINGS CONNECTIONS REACTORS` prints one row;
-//! - `rdma-scaling active SETTINGS CONNECTIONS` measures echoes on ten active connections, alternately of ten in total and of
-//!   CONNECTIONS in total, and prints both times;
-//! - `rdma-scaling serve SETTINGS REACTORS` is the server of a row: it echoes, and prints its costs for each line on standard input.
+//! - `rdma-scaling active SETTINGS CONNECTIONS` measures the time of echoes on ten connections in two cases: a client has no other
+//!   connections, or it has CONNECTIONS connections in total. The program alternates between the two cases, and prints both times;
+//! - `rdma-scaling serve SETTINGS REACTORS` is the server of a row: it returns each message. For each line on its standard input, it prints
+//!   its costs so far.
 //!
 //! Each side is a separate process. Memory and processor time are measured, because other work on the machine changes them little.
 #![forbid(unsafe_code)]
@@ -44,7 +45,8 @@ fn config(settings: &str) -> std::result::Result<Config, String> {
     let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000).max_pending(20_000);
     let usual =
         usual.timeouts(|t| t.connect = Duration::from_secs(60)).timeouts(|t| t.handshake = Duration::from_secs(60));
-    // This limit is far above the memory that is used. On TCP, pages that are not touched need no memory; an adapter would pin them.
+    // A limit far above the memory that the connections use. On TCP, pages that are not touched need no memory. An RDMA adapter would pin
+    // all of them.
     let usual = usual.max_memory(64 << 30);
     match settings {
         "default" => Ok(usual),
@@ -90,8 +92,8 @@ struct Echo;
 
 impl Handler for Echo {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window has room, because the server sends one message for each that it has received. An error means that the connection
-        // is ending.
+        // The peer's window is open, because the server sends one message for each received message. If the send fails, the connection is
+        // ending.
         let _ = cx.send(conn, &message);
     }
 }
@@ -123,7 +125,7 @@ impl Handler for Client {
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Runs the server of a row with `count` reactors. It ends when its standard input ends.
+/// Runs the server of a row with `count` reactors. Returns when standard input has ended.
 fn serve(settings: &str, count: usize) -> Result<()> {
     let settings = config(settings)?;
     let mut reactors =
@@ -170,13 +172,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Closing its standard input ends the server.
+        // The server ends when its standard input is closed.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
 
-/// Runs turns until `is_so` returns true. Fails after the time limit.
+/// Runs turns until `is_so` returns true. Fails if this takes longer than [`LIMIT`].
 fn until(reactor: &mut Reactor, client: &mut Client, is_so: impl Fn(&Client) -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so(client) {
@@ -206,7 +208,7 @@ fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     for echo in 1..=ECHOES {
         for place in 0..connections {
             let conn = client.connections[place];
-            // With a small window, credit may arrive some time after the echo.
+            // With a small window, the credits for a message may arrive after its echo. The send is then repeated.
             while let Err(error) = reactor.context().send(conn, &[7; SIZE]) {
                 match error {
                     SendErrorKind::WouldBlock(_) => reactor.turn(&mut client, Duration::from_millis(10))?,
@@ -239,7 +241,7 @@ fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     ))
 }
 
-/// A client, its connections, and its server.
+/// A client, its connections, and the process of its server.
 struct Side {
     reactor: Reactor,
     client: Client,
@@ -252,7 +254,8 @@ impl Side {
         let (mut reactor, mut client) = (Reactor::new(config(settings)?)?, Client::default());
         for nth in 1..=connections {
             reactor.context().connect(address)?;
-            // Opens at most as many connections at a time as the system queues for a listener.
+            // After every 1000 connects, waits until all of them are established: the system queues only a limited number of connects for a
+            // listener.
             if nth % 1000 == 0 || nth == connections {
                 until(&mut reactor, &mut client, |client| client.connections.len() == nth)?;
             }
@@ -275,8 +278,8 @@ impl Side {
     }
 }
 
-/// Measures echoes on ten active connections. Alternates between a client that has only these, and a client that has `connections`
-/// connections, of which all others are idle. Returns the line with both times.
+/// Measures echoes on ten active connections. Alternates between two clients: one has only these ten connections, the other has
+/// `connections` connections, and all except for ten are idle. Returns the line with both times.
 fn active(settings: &str, connections: usize) -> Result<String> {
     let (mut few, mut many) = (Side::new(settings, ACTIVE)?, Side::new(settings, connections)?);
     let (mut alone, mut beside) = (Vec::new(), Vec::new());

@@ -2,10 +2,10 @@
 //! completions.
 //!
 //! `rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY` sends MESSAGES messages from one queue pair to another, on a device or on the
-//! embedded provider. The messages are sent in bursts of EVERY, of which the last is solicited. The program prints the number of the
-//! receiver's wake-ups. It fails if a message that must wake the receiver does not. If the device cannot report solicited events
-//! (`Features::SOLICITED_EVENTS`), the program prints that. A device may raise more events than the receiver requested. rxe does not do
-//! so; the embedded provider raises one event for each message.
+//! embedded provider. The messages are sent in bursts of EVERY. The last message of each burst is solicited. The program prints the number
+//! of the receiver's wake-ups. It fails if a message that must wake the receiver does not wake it. If the device cannot report solicited
+//! events (`Features::SOLICITED_EVENTS`), the program prints that. A device may raise more events than the receiver requested. rxe raises
+//! no additional events. The embedded provider raises one event for each message.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -25,8 +25,8 @@ const MEMORY: usize = 1 << 16;
 /// The time limit for the event that the receiver waits for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends messages in bursts of `every`, of which the last is solicited. `notify` is the kind of completions for which the receiver's
-/// queue is armed. Returns the number of the receiver's wake-ups.
+/// Sends messages in bursts of `every`. The last message of each burst is solicited. `notify` is the kind of completions for which the
+/// receiver's queue is armed. Returns the number of the receiver's wake-ups.
 fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
     let device = pair.passive.device;
     let cq = pair.passive.cq().expect("it has a queue pair");
@@ -46,7 +46,7 @@ fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
             let (last, flags) = (nth + 1 == every, SendFlags::SIGNALED);
             let flags = if last { flags | SendFlags::SOLICITED } else { flags };
             pair.active.post(nth, SendOp::Send, &[0..SIZE], flags);
-            // When the send has completed, the message has arrived.
+            // The next message is posted only after the send of this message has completed.
             while pair.active.done.pop().is_none() {
                 pair.active.turn();
             }
@@ -57,7 +57,8 @@ fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
             loop {
                 poll.poll(&mut events, Some(if must { PATIENCE } else { Duration::ZERO })).expect("a wait");
                 assert!(!must || !events.is_empty(), "message {nth} of burst {burst} has not woken the receiver");
-                // The embedded provider also wakes its process to read from a socket. Only events of the completion queue count here.
+                // The embedded provider also wakes the process when it must read from a socket. Only events of the completion queue are
+                // counted as wake-ups.
                 provider.progress(Instant::now(), Drive::Full);
                 while provider.next_completion_event(device).expect("an event").is_some() {
                     woken += 1;
@@ -67,7 +68,7 @@ fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
                 }
             }
             if woken > before {
-                // The queue is armed before it is drained, so a completion that arrives later wakes the receiver.
+                // The queue is armed first and drained afterwards, so a completion that arrives after the drain wakes the receiver.
                 provider.req_notify(cq, notify).expect("a queue to arm");
                 pair.passive.turn();
                 left -= pair.passive.done.drain(..).filter(|wc| wc.opcode == WcOpcode::Recv).count() as u64;
@@ -99,8 +100,8 @@ fn main() {
     let has =
         provider.device(device).is_some_and(|info| info.capabilities.features.contains(Features::SOLICITED_EVENTS));
     let messages = messages / every * every;
-    // This run is the second: a queue that is armed for all completions stays armed until one arrives, and could not be armed for
-    // solicited ones.
+    // The run with solicited completions is the first one. After the other run, the queue would still be armed for all completions, and
+    // could not be armed for solicited ones until a completion arrives.
     if has {
         let solicited = wakeups(&mut pair, messages, every, Notify::Solicited);
         println!("{messages} messages, armed for solicited ones, 1 of {every}: {solicited} wake-ups");

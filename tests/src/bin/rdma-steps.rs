@@ -1,5 +1,5 @@
-//! Measures the processor time of a round trip by message size, and prints the ratios of neighbouring sizes. It shows where the library
-//! changes its way of sending.
+//! Measures the processor time of a round trip for many message sizes, and prints the ratios of neighbouring sizes. A high ratio shows a
+//! size at which the library changes its way of sending.
 //!
 //! ```text
 //! rdma-steps                    around each border between ways to send, up to 1 MiB
@@ -7,16 +7,17 @@
 //! rdma-steps EAGER SIZE         that size alone, 10,000 times, for strace(1) or perf(1)
 //! ```
 //!
-//! Two reactors on the embedded provider take turns in one thread, whose processor time is measured. So the scheduler has no influence
-//! on the results, and other programs have little. The sizes are measured in alternation, and the shortest of many rounds counts. Only
-//! the ratios are meaningful.
+//! Two reactors on the embedded provider take turns in one thread, whose processor time is measured. So the scheduler does not influence
+//! the results, and other programs influence them little. The sizes are measured in alternation, in many rounds. Only the shortest round of
+//! each size is used. Only the ratios are meaningful.
 
 use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor};
 
-/// The number of rounds. `SHARE` is the time for each size in each round.
+/// The number of rounds.
 const ROUNDS: usize = 15;
+/// The time for each size in each round.
 const SHARE: Duration = Duration::from_millis(8);
 /// The number of round trips between two readings of the clock.
 const AT_ONCE: u64 = 16;

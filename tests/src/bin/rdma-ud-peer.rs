@@ -1,11 +1,11 @@
-//! A peer for the program `ibv_ud_pingpong`(1), which uses the embedded provider's datagrams.
+//! A peer for the program `ibv_ud_pingpong`(1). The peer uses the embedded provider's datagrams.
 //!
 //! - `rdma-ud-peer server BIND PORT COUNT SIZE` is the server for `ibv_ud_pingpong -p PORT HOST`;
 //! - `rdma-ud-peer client BIND PORT COUNT SIZE HOST` connects to `ibv_ud_pingpong -p PORT`.
 //!
-//! The two programs exchange the addresses of their queue pairs over TCP, then send datagrams in both directions. `ibv_ud_pingpong`
-//! always sends the last datagram that it received. So each datagram that arrives, except for the first one, shows if the previous one
-//! arrived there unchanged.
+//! The two programs exchange the addresses of their queue pairs over TCP, then send datagrams in both directions. `ibv_ud_pingpong` always
+//! sends the last datagram that it received. So each received datagram, except for the first one, shows if the previous datagram of this
+//! program has arrived unchanged at `ibv_ud_pingpong`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -24,12 +24,12 @@ use rdma_transport::{
 
 /// The Q_Key of both queue pairs.
 const QUEUE_KEY: u32 = 0x1111_1111;
-/// The length in bytes of a queue pair's address, as it is sent over TCP: LID, queue pair number, packet sequence number and GID. They
-/// are in hexadecimal digits, with colons between them and a zero byte at the end.
+/// The length in bytes of a queue pair's address, as it is sent over TCP: LID, queue pair number, packet sequence number and GID. Each
+/// number is in hexadecimal digits. Colons separate the numbers, and a zero byte follows the last one.
 const TOLD: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
 /// The number of receives that are posted.
 const DEPTH: usize = 16;
-/// The time limit for a datagram. A lost datagram is not sent again, so this is a failure.
+/// The time limit for a datagram. UDP does not send a lost datagram again, so a lost datagram ends the program with a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -134,7 +134,7 @@ fn listen_to(stream: &mut TcpStream) -> Result<String> {
     Ok(std::str::from_utf8(&told)?.trim_end_matches('\0').to_owned())
 }
 
-/// Returns the payload of the datagram number `round`. It differs from that of the previous datagram.
+/// Returns the payload of datagram number `round`. Two consecutive datagrams have different payloads.
 fn payload(round: usize, size: usize) -> Vec<u8> {
     (0..size).map(|at| (at * 7 + round * 13 + 1) as u8).collect()
 }
