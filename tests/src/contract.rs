@@ -23,19 +23,19 @@ use crate::sim::swarm::{FaultOptions, HardwareOptions, MS, NetOptions};
 use crate::sim::tcp;
 use crate::sim::trace::Trace;
 
-/// A provider for the test cases. It is wrapped in no other provider's type.
+/// A provider for the test cases. Its type says nothing about the provider inside.
 pub type Boxed = Box<dyn Provider>;
 
 // Providers in real time.
 
-/// A kind of providers on real sockets, or on devices of this host.
+/// A kind of providers on real sockets, or on devices of this host. Time is real.
 #[derive(Debug)]
 pub struct Real {
     /// The name of the providers' device.
     pub device: &'static str,
     /// The address that all sides listen on.
     pub address: SocketAddr,
-    /// The function that creates this number of providers.
+    /// The function that creates the providers. Its argument is their number.
     pub providers: fn(usize) -> Vec<Boxed>,
     /// The requirements of test cases that the device does not meet. Such cases are not run.
     pub missing: &'static [Need],
@@ -242,7 +242,7 @@ pub struct Virtual<T> {
     pub missing: &'static [Need],
 }
 
-/// Returns a simulated network that delays and splits data but loses nothing.
+/// Returns a simulated network that delays data and splits it, but loses nothing.
 fn network(seed: u64, nodes: usize) -> Shared {
     let net = NetOptions {
         segment: 1448,

@@ -27,7 +27,7 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     p.client.context().flush(conn);
     assert_eq!(doorbells(&p), before + 1, "posted before the end of a turn");
     p.until("all three", |p| p.s.received == 3 && p.c.sent == 3);
-    // The flush has removed the cork, so this message is sent without another flush.
+    // The flush has also removed the cork, so this message is sent without another flush.
     p.client.context().send(conn, &pattern(3, 100)).expect("room");
     p.until("the next one", |p| p.s.received == 4);
     for (i, message) in p.s.messages().iter().enumerate() {
@@ -46,8 +46,8 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     p.finish();
 }
 
-/// If a program forgets a cork, nothing may stall. The reactor posts when half of the send queue is filled, and before it refuses a
-/// send.
+/// If a program corks a connection and forgets the cork, nothing may stall. The reactor must post the sends when half of the send queue is
+/// filled, and before it refuses a send.
 pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
     for (sends, receives) in [(16, 64), (64, 8), (1, 8)] {
         let config = setup.config().send_depth(sends).receive_depth(receives);
@@ -87,7 +87,7 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
             p.client.context().close(conn);
         }
         p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
-        // The pool releases all slabs except for the first one. A slab that is still in use when another is released follows later.
+        // The pool keeps its first slab, and releases each other slab when no buffer of the slab is in use any more.
         p.until("memory is released", |p| {
             [&p.client, &p.server].iter().all(|reactor| 2 * reactor.stats().memory.pool_buffers < peak)
         });

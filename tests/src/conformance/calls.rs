@@ -26,9 +26,9 @@ struct Party {
     cancelled: Vec<RequestId>,
     violations: Vec<Violation>,
     reasons: Vec<DisconnectReason>,
-    /// True if requests are answered immediately with their own payload.
+    /// True if this side answers each request immediately with the request's own payload.
     echoes: bool,
-    /// If set, messages are recorded here and are not parsed as requests or answers.
+    /// The received messages, if they are recorded; `None` if they are parsed as requests and answers.
     raw: Option<Vec<Vec<u8>>>,
 }
 
@@ -120,7 +120,7 @@ impl Both {
         both
     }
 
-    /// Connects. Returns the client's id of the connection and the server's id.
+    /// Opens a connection. Returns the client's id and the server's id of it.
     fn connect(&mut self) -> (ConnectionId, ConnectionId) {
         let up = self.client.1.up.len() + 1;
         self.client.0.context().connect(self.address).expect("connecting");
@@ -191,8 +191,8 @@ pub fn calls_of_every_size_are_answered(setup: &Setup) {
     both.finish();
 }
 
-/// A thousand calls are in flight on one connection. They are answered in a different order, while the server makes calls to the
-/// client. Each caller must get its own answer.
+/// A thousand calls are in flight on one connection. The server answers them in a different order, and meanwhile makes calls to the client.
+/// Each caller must get the answer to its own call.
 pub fn a_thousand_calls_are_answered_in_any_order(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     for tag in 0..MANY {
@@ -234,20 +234,20 @@ pub fn answers_without_room_wait(setup: &Setup) {
     both.finish();
 }
 
-/// Requests beyond a limit must be refused immediately. Those within the limit must be served.
+/// A server must refuse requests beyond a limit immediately, and must serve the requests within its limits.
 pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     let second = both.connect().0;
     let limits = both.server.1.calls.limits();
     (limits.requests_per_connection, limits.bytes_per_connection) = (4, 1000);
     (limits.requests, limits.bytes) = (6, 1500);
-    // First too many requests on one connection, then requests that are too long.
+    // The client sends too many requests on one connection, and then one request that is too long.
     for tag in 0..6 {
         both.call(b"few", PATIENCE, tag);
     }
     both.call(&[0; 1001], PATIENCE, 6);
     both.until("three are refused", |b| b.client.1.ends.len() == 3);
-    // Too many requests for the reactor, on another connection.
+    // On a second connection, the client exceeds the limit of requests of the whole reactor.
     for tag in 7..10 {
         let (reactor, party) = &mut both.client;
         party.calls.call(&mut reactor.context(), second, b"others", PATIENCE, tag).expect("an open connection");
@@ -269,8 +269,8 @@ pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     both.finish();
 }
 
-/// A call that the server does not answer must end at its deadline. Afterwards the server must not send an answer, and an answer that
-/// arrives late must not match another call.
+/// A call that the server does not answer must end at its deadline. After the deadline, the server must not be able to answer the call. An
+/// answer that arrives late must not match another call.
 pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     both.call(b"slow", Duration::from_millis(20), 0);
@@ -285,7 +285,7 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
         assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
         assert_eq!(both.answer(&request), Err(AnswerError::Late));
     }
-    // The test is the server here. It answers the first call several times.
+    // From here on, the test writes the server's answers itself. It answers the first call several times.
     both.server.1.raw = Some(Vec::new());
     both.call(b"first", PATIENCE, 1);
     let has = |b: &Both, count: usize| b.server.1.raw.as_ref().is_some_and(|raw| raw.len() == count);
@@ -311,8 +311,8 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     both.finish();
 }
 
-/// A cancelled call must be reported to the server, which keeps the request until it answers or drops it. The caller must get no
-/// further callback about the call.
+/// A cancelled call must be reported to the server. The server keeps the request until it answers the request or drops it. The caller must
+/// get no further callback about the call.
 pub fn a_cancelled_call_is_over(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     let call = both.call(b"in vain", PATIENCE, 0);
@@ -325,7 +325,7 @@ pub fn a_cancelled_call_is_over(setup: &Setup) {
     assert_eq!(both.server.1.cancelled, [request.0]);
     assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
     assert_eq!(both.answer(&request), Err(AnswerError::Late));
-    // If the server drops a request without an answer, the call must end too.
+    // If the server drops a request without an answer, the call at the client must end too.
     both.call(b"unanswered", PATIENCE, 1);
     both.until("the server has it", |b| b.server.1.requests.len() == 1);
     let (reactor, party) = &mut both.server;
@@ -353,7 +353,8 @@ pub fn calls_end_with_their_connection(setup: &Setup) {
     both.finish();
 }
 
-/// A server that finishes must answer its pending requests and refuse new ones. It closes the connection after its last answer.
+/// After a server has called `finish` for a connection, it must answer the pending requests and refuse new ones. The connection must be
+/// closed after the last answer.
 pub fn a_server_that_finishes_answers_first(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     both.call(b"before", PATIENCE, 0);

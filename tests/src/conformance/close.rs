@@ -24,8 +24,8 @@ pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
     }
 }
 
-/// After an abort, the peer must report a lost connection, because no goodbye was sent. If both sides close, neither needs to wait for
-/// a goodbye.
+/// After an abort, the peer must report a lost connection, because an abort sends no goodbye. If both sides close, neither side needs to
+/// wait for a goodbye.
 pub fn an_abort_is_no_goodbye(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -38,7 +38,7 @@ pub fn an_abort_is_no_goodbye(setup: &Setup) {
     p.finish();
 }
 
-/// The goodbye must arrive even if data has used all credits that it may use.
+/// The goodbye must arrive even if data messages have used all credits that data may use.
 pub fn a_full_window_has_room_for_a_goodbye(setup: &Setup) {
     let mut server = Probe::default();
     server.keep = Some(Vec::new());
@@ -114,7 +114,7 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     cx.set_user(old, 5);
     assert_eq!(cx.user(new), Some(0));
     cx.close(old);
-    // An id of the same connection from the other reactor must not be valid here.
+    // The server's id of the same connection must not be valid at the client.
     let there = p.s.connection().expect("the server was told");
     assert_ne!(there, new);
     assert_eq!(cx.send(there, b"x"), Err(SendErrorKind::Closed));

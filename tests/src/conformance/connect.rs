@@ -46,7 +46,7 @@ pub fn passive_side_may_speak_first(setup: &Setup) {
     p.finish();
 }
 
-/// A reject must carry the private data that the handler returned. No state of the connection may remain.
+/// A reject must carry the private data that the handler returned. After the reject, no state of the connection may remain.
 pub fn reject_carries_its_reason(setup: &Setup) {
     let mut s = Probe::default();
     s.decision = Decision::Reject(b"not today".to_vec());
@@ -77,8 +77,8 @@ pub fn too_much_private_data_is_refused(setup: &Setup) {
     let error = p.client.context().connect_with(p.address, options).expect_err("it does not fit");
     assert!(matches!(error, Error::PrivateDataTooLong { .. }), "{error}");
     assert_eq!(p.client.context().connections(), 0);
-    // If the private data of a handler's decision is too long, it must not be truncated. The connection is then not accepted, and the
-    // peer gets no part of the data.
+    // If the private data in a handler's decision is too long, it must not be truncated. The reactor must not accept the connection, and
+    // the peer must get no part of the data.
     for (answers, decision) in [Decision::AcceptWith, Decision::Reject].into_iter().enumerate() {
         p.s.decision = decision(vec![1; MAX_USER_PRIVATE_DATA + 1]);
         p.client.context().connect(p.address).expect("connecting");
@@ -100,7 +100,7 @@ pub fn address_in_use_is_named(setup: &Setup) {
     p.finish();
 }
 
-/// If a connection is closed before it is established, `on_connect_error` must be called, and the peer must keep no state.
+/// If the program closes a connection before it is established, `on_connect_error` must be called, and the peer must keep no state.
 pub fn cancelled_before_it_is_up(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for turns in 0..6 {
@@ -184,8 +184,9 @@ impl Deserted {
     }
 }
 
-/// A connect with several addresses must use the first one that answers, and its id must not change. After a refusal by the peer, or a
-/// close by the program, no further address may be tried. If no address is left, the program must get the last error.
+/// A connect with several addresses must use the first address that answers. The connection's id must not change between the attempts.
+/// After a refusal by the peer, or a close by the program, no further address may be tried. If all attempts fail, the program must get the
+/// error of the last one.
 pub fn the_next_address_is_tried(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let deserted = [Deserted::new(setup), Deserted::new(setup)];
@@ -249,7 +250,7 @@ pub fn a_host_is_found_by_its_name(setup: &Setup) {
         _ => false,
     };
     assert_eq!(p.c.count(said), 1, "{:?}", p.c);
-    // If the connection is closed during the name lookup, `on_connect_error` must still be called.
+    // If the program closes the connection during the name lookup, `on_connect_error` must still be called.
     p.c.events.clear();
     let given_up = p.client.context().connect_host(&host, port, ConnectOptions::new()).expect("looking up");
     p.client.context().close(given_up);

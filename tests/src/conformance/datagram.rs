@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns
 /// `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
-    // This timeout limits the wait of a closing endpoint for its last sends.
+    // This timeout limits the time for which a closing endpoint waits for the completion of its last sends.
     let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = Duration::from_secs(2)), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
         Ok(endpoint) => {
@@ -83,8 +83,8 @@ fn joined(probe: &Probe, endpoint: EndpointId) -> Option<PeerId> {
     probe.events.iter().find_map(of)
 }
 
-/// Opens an endpoint on the server and one on the client. Looks up the server's endpoint as a peer of the client's. Returns the
-/// server's endpoint, the client's, and the peer.
+/// Opens an endpoint on the server and one on the client, and looks up the server's endpoint from the client's endpoint. Returns the
+/// server's endpoint, the client's endpoint, and the peer that the lookup has found.
 fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (EndpointId, EndpointId, PeerId) {
     let there = open(&mut pair.server, setup, options);
     let here = open(&mut pair.client, setup, options);
@@ -101,7 +101,7 @@ fn finish(mut pair: Pair) {
     pair.server.shutdown(&mut pair.s, PATIENCE).expect("the server's end");
 }
 
-/// Datagrams of every size must arrive with their immediate data. It must be possible to answer to their origin.
+/// Datagrams of every size must arrive with their immediate data. The receiver must be able to answer to the origin of a datagram.
 pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
     let echo = |cx: &mut rdma_reactor::Context<'_>, event: &Event| {
         if let Event::Datagram(endpoint, origin, bytes, immediate) = event {
@@ -111,7 +111,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
                 None => cx.datagrams().send(*endpoint, peer, bytes),
             };
             sent.expect("there is room");
-            // The datagrams to this peer that were accepted before must still be sent.
+            // The datagrams to this peer that were accepted before this call must still be sent.
             cx.datagrams().forget_peer(peer);
             assert_eq!(cx.datagrams().send(*endpoint, peer, bytes), Err(SendErrorKind::NoPeer));
         }
@@ -167,7 +167,7 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()), "nobody says that it was lost");
     pair.client.context().datagrams().send(here, peer, b"the last").expect("there is room");
     pair.until("a late one arrives", |p| {
-        // This datagram may have been lost with the ones before it.
+        // More than four datagrams may have a receive, but the one named "the last" may be among the lost ones.
         heard(&p.s, there).len() >= 4
     });
     let first: Vec<_> = heard(&pair.s, there).iter().map(|(_, bytes, _)| bytes.to_vec()).collect();
@@ -221,7 +221,7 @@ pub fn nobody_there_is_said(setup: &Setup) {
     finish(pair);
 }
 
-/// A member of a group must receive the group's datagrams, and none after it has left.
+/// A member of a group must receive the group's datagrams. After it has left the group, it must receive none.
 pub fn groups_reach_their_members(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let group: IpAddr = "239.77.2.31".parse().expect("an address");
@@ -243,7 +243,7 @@ pub fn groups_reach_their_members(setup: &Setup) {
             assert_eq!(heard(&pair.s, member)[round].1, pattern(round, 200));
         }
     }
-    // A datagram that was sent to a group has an origin that cannot be answered.
+    // The program cannot answer to the origin of a datagram that was sent to a group.
     let origin = heard(&pair.s, members[0])[0].0;
     assert!(pair.server.context().datagrams().peer_of(members[0], &origin).is_err());
     pair.server.context().datagrams().leave(members[0], group).expect("leaving");
@@ -261,8 +261,8 @@ pub fn groups_reach_their_members(setup: &Setup) {
     finish(pair);
 }
 
-/// A handler may close an endpoint in every callback. The datagrams that were accepted must be sent, and `on_endpoint_closed` must be
-/// called once.
+/// A handler may close an endpoint in every callback. After such a close, the accepted datagrams must still be sent, and
+/// `on_endpoint_closed` must be called once.
 pub fn endpoints_close_in_every_callback(setup: &Setup) {
     for when in 0..3 {
         let close = move |cx: &mut rdma_reactor::Context<'_>, event: &Event| match (when, event) {
@@ -305,7 +305,7 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
     }
 }
 
-/// Sends ten datagrams. No reactor takes a turn meanwhile.
+/// Sends ten datagrams. No reactor takes a turn during this call.
 fn ten(reactor: &mut Reactor, from: EndpointId, to: PeerId) {
     for nth in 0..10u8 {
         reactor.context().datagrams().send(from, to, &[nth]).expect("there is room");
@@ -342,7 +342,8 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
     }
 }
 
-/// A handler that closes no endpoint during a drain. For each endpoint that is closed, it opens another one.
+/// A handler that closes no endpoint during a drain. For each endpoint that the drain closes, it tries to open another one, which must be
+/// refused.
 #[derive(Default)]
 struct Stays {
     address: Option<SocketAddr>,
@@ -366,7 +367,8 @@ impl DatagramHandler for Stays {
     }
 }
 
-/// If a handler leaves endpoints open during a drain, the deadline must close them. Afterwards nothing new may begin.
+/// If a handler leaves endpoints open during a drain, the reactor must close them at the drain's deadline. A draining reactor must open no
+/// new endpoint.
 pub fn endpoints_end_at_the_deadline_of_a_drain(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let mut endpoints = [(); 3].map(|()| open(&mut pair.client, setup, EndpointOptions::new()));

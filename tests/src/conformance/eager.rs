@@ -1,5 +1,5 @@
-//! The tests of messages that are longer than one buffer, but are sent immediately in several buffers. Longer ones are offered: the
-//! peer fetches them by RDMA Read.
+//! The tests of messages that are longer than one buffer, but not longer than the eager limit. They are sent immediately, in several
+//! buffers. Messages above the eager limit are offered: the peer fetches them by RDMA Read.
 
 use std::time::Duration;
 
@@ -9,9 +9,10 @@ use super::harness::{Event, Pair, Probe, Setup, pattern};
 
 /// The length of the largest payload that fits in one buffer in these tests, in bytes.
 const BUFFER: usize = 1024;
-/// The length of the longest message that is sent immediately: ten buffers, and a few bytes.
+/// The eager limit: the length of the longest message that is sent immediately. Such a message needs ten full buffers and a few bytes of
+/// another one.
 const LIMIT: usize = 10 * BUFFER + 7;
-/// The receive depth of a connection. Three of its receives are reserved for control messages.
+/// The receive depth of a connection. Three of these receives are reserved for control messages.
 const DEPTH: usize = 32;
 
 fn config(setup: &Setup) -> Config {
@@ -47,15 +48,14 @@ fn registrations(p: &Pair) -> u64 {
     [&p.client, &p.server].iter().map(|reactor| reactor.stats().messages.large_registrations).sum()
 }
 
-/// Messages of lengths near each limit must arrive complete and in order. Only those that are longer than the eager limit may register
-/// memory.
+/// Messages of lengths near each limit must arrive complete and in order. Only messages above the eager limit may register memory.
 pub fn every_border_arrives_in_order(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
     let there = p.s.connection().expect("the server was told");
     let sizes =
         [BUFFER, BUFFER + 1, 0, 2 * BUFFER - 1, 2 * BUFFER, 2 * BUFFER + 1, 1, 10 * BUFFER, LIMIT - 1, LIMIT, 5];
     for (nth, &size) in sizes.iter().enumerate() {
-        // Each message is sent when the whole window is available, so none is offered.
+        // Each message is sent while the whole window is open, so no message is offered for lack of credits.
         p.client.context().send(conn, &pattern(nth, size)).expect("room");
         p.server.context().send(there, &pattern(nth + 100, size)).expect("room");
         p.until("it has arrived and ended", |p| {
@@ -78,7 +78,8 @@ pub fn every_border_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// A message that needs more buffers than the window has must be offered, so that it does not stall. All messages must stay in order.
+/// A message that needs more buffers than the window has credits must be offered, so that the message does not wait for credits. All
+/// messages must stay in order.
 pub fn what_has_no_room_is_offered(setup: &Setup) {
     for depth in [5, 6, 9, 14] {
         let (mut p, conn) = pair(setup, config(setup).receive_depth(depth));
@@ -100,8 +101,8 @@ pub fn what_has_no_room_is_offered(setup: &Setup) {
     }
 }
 
-/// A side may be configured to send no message in several buffers. It must offer those, and must still receive messages in several
-/// buffers.
+/// A side whose eager limit is 0 sends no message in several buffers. It must offer messages that are longer than one buffer, and must
+/// still receive messages in several buffers from the peer.
 pub fn each_side_decides_what_it_sends(setup: &Setup) {
     let offers = config(setup).large_messages(|l| l.eager_limit = 0);
     let mut p = Pair::with_configs(setup, offers, config(setup), Probe::default(), Probe::default());
@@ -118,7 +119,7 @@ pub fn each_side_decides_what_it_sends(setup: &Setup) {
     finish(p);
 }
 
-/// A region must be sent in several buffers without a copy. Until the last buffer was sent, the program must not be able to change the
+/// A region that is sent in several buffers must not be copied. Until the last buffer was sent, the program must not be able to change the
 /// region.
 pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
@@ -137,8 +138,8 @@ pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     finish(p);
 }
 
-/// If the program keeps messages that arrived in several buffers, they must use the memory for large messages, and must not reduce the
-/// window. When that memory is used up, they must use receives, as messages in one buffer do. Nothing may stall.
+/// The program keeps messages that arrived in several buffers. They must use the memory for large messages, and must not reduce the window.
+/// When the memory for large messages is used up, further messages must use receives, as messages in one buffer do. Nothing may stall.
 pub fn kept_messages_are_accounted_for(setup: &Setup) {
     let len = 4 * BUFFER;
     for (memory, accounted) in [(1 << 20, 5), (3 * len, 1)] {
@@ -180,8 +181,8 @@ pub fn kept_messages_are_accounted_for(setup: &Setup) {
     }
 }
 
-/// If the program keeps the messages of a connection, they may use at most half of the memory for large messages, so that other
-/// connections continue. While the connection waits for memory, it must not delay others either.
+/// The program keeps the messages of one connection. They may use at most half of the memory for large messages, so that other connections
+/// can continue. While this connection waits for memory, other connections must not wait.
 pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     let (eager, offered) = (4 * BUFFER, 3 * LIMIT);
     let memory = 32 * offered;
@@ -252,7 +253,7 @@ pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
     }
 }
 
-/// If a callback panics on a message in several buffers, its connection must end, and the memory of the message must be released.
+/// If a callback panics on a message in several buffers, the connection must end, and the memory of the message must be released.
 pub fn a_panic_over_one_is_contained(setup: &Setup) {
     let config = config(setup).contain_panics(true);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());

@@ -1,4 +1,5 @@
-//! The tests of a reactor inside another event loop. The reactor has one descriptor and one deadline, and its turns are bounded.
+//! The tests of a reactor inside another event loop. That loop sees one descriptor and one deadline of the reactor. Each turn of the
+//! reactor is limited.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -11,7 +12,8 @@ use rdma_reactor::{ConnectionId, Context, DisconnectReason};
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now};
 
-/// Waits for events. If the process is stopped and continued, the wait is interrupted; the caller then checks the deadlines again.
+/// Waits for events. If the process is stopped and continued, the wait is interrupted and this function returns. The caller checks the
+/// deadlines again.
 fn wait_for(outer: &mut Poll, events: &mut Events, time: Duration) {
     match outer.poll(events, Some(time)) {
         Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -19,8 +21,8 @@ fn wait_for(outer: &mut Poll, events: &mut Events, time: Duration) {
     }
 }
 
-/// Each request that is made between two turns must make the descriptor readable. The outer loop then takes the turn that handles the
-/// request.
+/// Each request that is made between two turns must make the descriptor readable, so that the outer loop takes a turn. That turn must
+/// handle the request.
 pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
     type Ask = fn(&mut Context<'_>, ConnectionId, SocketAddr);
     let asks: [(&str, Ask); 6] = [
@@ -43,7 +45,7 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
             wait_for(&mut outer, &mut events, wait);
             !events.is_empty()
         };
-        // The reactor becomes idle, because the other side sends nothing.
+        // The loop ends when the reactor is idle. That happens because the other side sends nothing.
         while readable(Duration::from_millis(20)) {
             p.turn();
         }
@@ -53,8 +55,8 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
     }
 }
 
-/// An outer loop takes a turn only when the descriptor is readable or the deadline has passed. It must miss nothing: many messages in
-/// small turns, timers, and a peer that has become silent.
+/// An outer loop takes a turn only when the descriptor is readable or the deadline has passed. The loop must process many messages in small
+/// turns, fire all timers, and detect a peer that has become silent.
 pub fn an_outer_loop_misses_nothing(setup: &Setup) {
     const ROUNDS: u64 = 2000;
     let config = setup

@@ -1,6 +1,6 @@
 //! The tests of faults of programs and peers that a device does not detect. On devices, a neighbour (an additional connection of each
-//! reactor) must work during the fault ([`Setup::witnessed`]). Open objects are counted before and after. The row numbers are those of
-//! the tables in `docs/reliability.md`.
+//! reactor) must work during the fault ([`Setup::witnessed`]). Open objects are counted before and after. A row number in a comment is that
+//! of a row in the tables of `docs/reliability.md`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -50,8 +50,8 @@ fn serves_a_new_one(p: &mut Pair) {
     assert_eq!(end(p, conn), Some(DisconnectReason::Local { complete: true }));
 }
 
-/// Row 36 of `docs/reliability.md`: completions of several connections are waiting, and the first callback aborts one of the other
-/// connections. All other completions of the batch must be delivered in order.
+/// Row 36 of `docs/reliability.md`: a batch has completions of several connections, and the callback of the first completion aborts another
+/// connection. All other completions of the batch must be delivered in order.
 pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
     const EACH: u8 = 8;
     let up: Rc<RefCell<Vec<ConnectionId>>> = Rc::default();
@@ -97,8 +97,9 @@ pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
     p.finish();
 }
 
-/// Row 41 of `docs/reliability.md`: the pools must never exceed `max_memory`. A connection that would need more must be refused with
-/// the reason, on the side that has the limit. Existing connections must continue. When one ends, another one must be accepted.
+/// Row 41 of `docs/reliability.md`: the pools must never exceed `max_memory`. A connection that would need more memory must be refused, and
+/// the side whose limit is reached must report the reason. Existing connections must continue. When one of them ends, a new connection must
+/// be accepted.
 pub fn connections_past_the_pool_are_refused(setup: &Setup) {
     const MEMORY: usize = 2 << 20;
     let small = setup.config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
@@ -137,8 +138,8 @@ pub fn connections_past_the_pool_are_refused(setup: &Setup) {
     }
 }
 
-/// Rows 23 and 24 of `docs/reliability.md`: many connections are requested at the same time. Those within the limit must be
-/// established, and the others refused because of the limit.
+/// Rows 23 and 24 of `docs/reliability.md`: many connections are requested at the same time. The connections within the limit must be
+/// established. The server must refuse all others, with the limit as the reason.
 pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     const FLOOD: usize = 60;
     const MOST: usize = 10;
@@ -166,8 +167,7 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Row 51 of `docs/reliability.md`: a message is longer than the peer's buffers, by one byte or by many. The peer must end the
-/// connection.
+/// Row 51 of `docs/reliability.md`: a message is one byte, or many bytes, longer than the peer's buffers. The peer must end the connection.
 pub fn a_message_too_long_for_a_receive_ends_its_connection(setup: &Setup) {
     const BUFFER: usize = 1024;
     let server = setup.config().buffer_size(BUFFER as u32);
@@ -215,8 +215,8 @@ pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
     p.finish();
 }
 
-/// Row 54 of `docs/reliability.md`: the peer's program keeps all messages. It must receive as many as it has receives, and lose nothing
-/// while it is alive. A close must end the connection.
+/// Row 54 of `docs/reliability.md`: the peer's program keeps all messages. The peer must receive as many messages as it has receives for
+/// data. No message may be lost while the connection is open. A close must end the connection.
 pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
     const DEPTH: u32 = 16;
     let config = setup
@@ -239,9 +239,9 @@ pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
     p.finish();
 }
 
-/// Rows 56 and 57 of `docs/reliability.md`: a peer reads or writes with a guessed key, or outside of a region, or with the key of
-/// another peer's region. Such an operation must end its connection and change no memory. Devices that cannot distinguish peers are
-/// exempt from the last case. The rightful peer must continue.
+/// Rows 56 and 57 of `docs/reliability.md`: a peer reads or writes with a guessed key, or outside of a region, or with the key of another
+/// peer's region. Such an operation must end its connection and change no memory. The last case is not tested on devices that cannot
+/// distinguish peers. The connection of the peer that has the key must continue.
 pub fn a_guess_costs_its_connection(setup: &Setup) {
     const LEN: u64 = 64;
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -284,7 +284,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
             assert_eq!(now, [0x55; LEN as usize], "{what}");
         }
     }
-    // The peer with the rights can still use the region, until it exceeds the bounds itself.
+    // The peer that has the key can still use the region, until it exceeds the bounds of the region itself.
     let source = p.client.context().register_vec(owner, vec![7; 8], &RegionOptions::new()).expect("a region");
     p.client.context().write(owner, part(real.address, real.key), &source, 0..8).expect("room");
     p.until("it is written", |_| {
@@ -301,7 +301,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
     p.finish();
 }
 
-/// The callbacks that a test covers.
+/// The callbacks that a test of panics covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Callback {
     Request,
@@ -341,8 +341,8 @@ fn filler() -> Probe {
     probe
 }
 
-/// Row 70 of `docs/reliability.md`: a callback panics. Its connection must end with the panic as the reason, and nothing else may end.
-/// The test covers each callback.
+/// Row 70 of `docs/reliability.md`: a callback panics. The connection of the callback must end, with the panic as the reason. No other
+/// connection may end. The test covers each callback.
 pub fn a_panic_costs_its_connection(setup: &Setup) {
     use Callback::{Connect, Disconnect, Recv, Request, Sent, Timer, Writable};
     for callback in [Request, Connect, Recv, Sent, Writable, Disconnect, Timer] {
@@ -398,8 +398,8 @@ pub fn a_panic_costs_its_connection(setup: &Setup) {
     }
 }
 
-/// Row 72 of `docs/reliability.md`: each callback sends, connects, listens, sets timers, closes connections, and connects to an address
-/// without a listener. Every call must have a result.
+/// Row 72 of `docs/reliability.md`: in each callback, the program sends, connects, listens, sets timers, closes connections, and connects
+/// to an address without a listener. Every call must have a result.
 pub fn every_call_in_every_callback(setup: &Setup) {
     const KINDS: usize = 8;
     let calls: Rc<RefCell<BTreeMap<Callback, u32>>> = Rc::default();
@@ -444,8 +444,8 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     to.set(Some(p.address));
     p.client.context().connect(p.address).expect("connecting");
     p.server.context().set_timer(Duration::ZERO, 0);
-    // The server connects to itself and to an address without a listener, equally often. Each of its own connections calls `on_connect`
-    // twice, and the client's connection once.
+    // The server connects to itself and to an address without a listener, equally often. Each connection of the server to itself calls
+    // `on_connect` twice on the server. The client's connection calls it once.
     p.until("it was in each callback, and everything has an outcome", |p| {
         let up = p.s.count(|event| matches!(event, Event::Connect(..)));
         let errors = p.s.count(|event| matches!(event, Event::ConnectError(..)));
@@ -460,7 +460,8 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     p.finish();
 }
 
-/// Row 73 of `docs/reliability.md`: one connection sends as much as possible. The neighbour's connection must be served all the time.
+/// Row 73 of `docs/reliability.md`: one connection sends as much as possible. At the same time, the neighbour's connection must still be
+/// served.
 pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     let floods = Rc::new(Cell::new(true));
     let on = Rc::clone(&floods);
@@ -489,8 +490,8 @@ pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     p.finish();
 }
 
-/// Rows 76 and 77 of `docs/reliability.md`: a reactor waits for completions only. Each burst of completions must wake it. It must
-/// process the whole burst, although a turn processes only a few completions.
+/// Row 76 and row 77 of `docs/reliability.md`: a reactor sleeps until completions arrive. Each burst of completions must wake the reactor.
+/// The reactor must process the whole burst, although it processes only a few completions in each turn.
 pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     const CONNECTIONS: u64 = 3;
     let server = setup
@@ -640,7 +641,7 @@ pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
             drop((server, s));
         }
         let (deadline, mut further) = (now() + PATIENCE, None::<Vec<u64>>);
-        // The loop also waits until the neighbour has continued after the disconnects.
+        // The loop also continues until the neighbour has received echoes after the disconnects.
         while c.live() > 0
             || witness.as_ref().zip(further.as_ref()).is_some_and(|(witness, further)| !witness.has(further))
         {

@@ -8,7 +8,7 @@ use rdma_reactor::{Blocked, ConnectionId, DisconnectReason, Reactor, SendErrorKi
 
 use super::harness::{Event, HOUR, PATIENCE, Pair, Probe, Setup, now};
 
-/// A closed window must refuse sends. When it opens, `on_writable` must be called exactly once. No message may be lost.
+/// A closed window must refuse sends. When the window opens again, `on_writable` must be called exactly once. No message may be lost.
 pub fn window_closes_and_opens_once(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(64);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -25,7 +25,7 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
             sent += 1;
         };
         assert_eq!((refusal, accepted), (SendErrorKind::WouldBlock(Blocked::Window), writable));
-        // A second refused send must not cause a second `on_writable`.
+        // A second refused send must not cause a second call of `on_writable`.
         assert!(p.client.context().send(conn, b"").is_err());
         let before = p.c.count(|e| matches!(e, Event::Writable(_)));
         p.until("on_writable", |p| p.c.count(|e| matches!(e, Event::Writable(_))) > before);
@@ -39,8 +39,8 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
     p.finish();
 }
 
-/// A program that answers each message must have credit for the answer, if at most two thirds of its receives are in flight. With the
-/// default settings, these are 40.
+/// A program that answers each message must have a credit for each answer, if the peer has at most two thirds of the program's receives in
+/// flight. With the default settings, two thirds are 40 messages.
 pub fn an_echo_has_room(setup: &Setup) {
     const MESSAGES: u64 = 4000;
     for len in [10, 8000] {
@@ -56,8 +56,8 @@ pub fn an_echo_has_room(setup: &Setup) {
             _ => {}
         });
         c.record_messages = false;
-        // A device may report a send's completion long after its answer has arrived, so the send queue is long. The echo handler panics
-        // if a send is refused.
+        // The send queue is long, because a device may report the completion of a send long after the answer to it has arrived. The echo
+        // handler panics if a send is refused.
         let mut p = Pair::new(setup, setup.config().send_depth(1024), Probe::echo(), c);
         p.connect();
         p.until("all answers", |p| p.c.received == MESSAGES);
@@ -68,7 +68,7 @@ pub fn an_echo_has_room(setup: &Setup) {
 /// When `on_writable` is called, the message that was refused must be accepted. This must be true for messages of any length.
 pub fn no_call_of_on_writable_is_for_nothing(setup: &Setup) {
     const MESSAGES: u64 = 2000;
-    // The greatest length that fits in one buffer, and the smallest length that the peer fetches by RDMA Read.
+    // A message of 8192 bytes just fits in one buffer. A message of 8193 bytes needs two buffers.
     for len in [8192, 8193] {
         let (calls, useless) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
         let (called, in_vain, mut left) = (Rc::clone(&calls), Rc::clone(&useless), MESSAGES);
@@ -120,16 +120,16 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     }
 }
 
-/// Sends one message from the server to the client. Afterwards, the client sends no early ping. So until the keepalive is due, only
-/// data changes the client's window.
+/// Sends one message from the server to the client. After this message, the client sends no early ping, so only data messages change the
+/// client's window until the first keepalive ping.
 pub(super) fn welcome(p: &mut Pair) {
     let there = p.s.connection().expect("connected");
     p.server.context().send(there, b"welcome").expect("room");
     p.until("the client has received a message", |p| p.c.received == 1);
 }
 
-/// Sends messages until the window is closed and all have arrived. The server keeps them. Returns their number. Meanwhile, the answer
-/// to an early ping may bring credits, which are used too.
+/// Sends messages from the client until the window is closed and all messages have arrived. The server keeps the messages. Returns their
+/// number. The answer to an early ping may bring further credits during this call. Those credits are used too.
 pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
     let mut sent = 0;
     loop {
@@ -144,8 +144,8 @@ pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
     }
 }
 
-/// While the program keeps messages, their credits must be withheld from the peer. The credits must return when the messages are
-/// dropped, on any thread.
+/// While the program keeps messages, the reactor must withhold their credits from the peer. When the program drops the messages, on any
+/// thread, the peer must get the credits.
 #[allow(clippy::disallowed_methods, reason = "the release is to come from another thread")]
 pub fn detached_messages_withhold_credit(setup: &Setup) {
     const DEPTH: usize = 8;
@@ -170,7 +170,7 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     releaser.join().expect("the releasing thread");
     p.client.context().send(conn, b"room again").expect("room");
     p.until("the message", |p| p.s.received == held + 1);
-    // One message must stay valid after its connection and its reactor have ended.
+    // The test keeps one message, which must stay valid after its connection and its reactor have ended.
     p.s.keep = Some(Vec::new());
     p.client.context().send(conn, b"the last").expect("room");
     p.until("the last message", |p| p.s.received == held + 2);
@@ -221,8 +221,8 @@ pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
-/// The program releases messages, and then keeps the following ones. The peer must get the credits of the released messages, even if
-/// the program never releases more.
+/// The program releases messages, and then keeps all later ones. The peer must get the credits of the released messages, even if the
+/// program never releases another message.
 pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
     const GONE: u64 = 6;
@@ -239,7 +239,8 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
         if nth == GONE + 1 {
             p.s.keep = Some(Vec::new());
         }
-        // Waits for the credit of each message, so that the receiver handles each in a separate turn.
+        // Sends the next message only when the credit of the previous one has returned, so the receiver handles each message in a separate
+        // turn.
         let deadline = now() + PATIENCE;
         while p.client.context().send(conn, b"message").is_err() {
             assert!(now() < deadline, "no credit for message {nth}");
@@ -251,7 +252,7 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
-/// Timers must fire in order, once, and not early. A cancelled timer must never fire.
+/// Timers must fire in the order of their deadlines, once each, and not early. A cancelled timer must never fire.
 pub fn timers_fire_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let start = now();
@@ -318,8 +319,8 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     p.finish();
 }
 
-/// A callback blocks its own reactor for longer than the keepalive timeout. The reactor must not blame the peer: the connection must
-/// not end.
+/// A callback blocks its own reactor for longer than the keepalive timeout. The connection must not end: the reactor must not treat its own
+/// pause as silence of the peer.
 #[allow(clippy::disallowed_methods, reason = "the stall is the test")]
 pub fn own_stall_is_not_the_peers(setup: &Setup) {
     let timeout = Duration::from_millis(1500);

@@ -19,7 +19,7 @@ pub use crate::patience::{HOUR, PATIENCE};
 use crate::usage::descriptors;
 use crate::witness::{Watched, Witness};
 
-/// The provider under test, and the properties of its device.
+/// The provider under test, the properties of its device, and the settings of the tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The provider.
@@ -28,10 +28,10 @@ pub struct Setup {
     pub address: SocketAddr,
     /// The amount of work in the tests with many connections.
     pub scale: Scale,
-    /// True if the device has this defect: it serves reads of regions that permit only writes.
+    /// True if the device has this defect: it serves RDMA Reads of regions that peers may only write to.
     pub reads_anything: bool,
-    /// True if the device may write a peer's data after the peer has lost the right. The program must then not get a reference to the
-    /// memory.
+    /// True if the device may still write a peer's data after the peer's right to write has ended. On such a device, the program must not
+    /// get a reference to the memory.
     pub places_late: bool,
     /// True if the device flushes every work request when a connection ends.
     pub flushes: bool,
@@ -45,7 +45,7 @@ pub struct Setup {
     pub completions: Option<u32>,
     /// The security mode of connections; `None` for plain ones.
     pub secured: Option<SecurityMode>,
-    /// The device whose reactors have a neighbour, see [`Witness`]; `None` if they have none.
+    /// The device whose objects are counted. The reactors on it have a neighbour, see [`Witness`]. `None` if the tests have no neighbour.
     pub witnessed: Option<Device>,
     /// The function that creates the reactors.
     pub reactor: fn(Config) -> Result<Reactor, Error>,
@@ -196,10 +196,11 @@ impl Setup {
             .timeouts(|t| t.connect = PATIENCE)
             .timeouts(|t| t.handshake = PATIENCE)
             .timeouts(|t| t.transfer = PATIENCE)
-            // A close on an iWARP device may need all of this time.
+            // On an iWARP device, a close may take up to this timeout.
             .timeouts(|t| t.close = Duration::from_secs(10))
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(5), PATIENCE));
-        // If a device loses a send, its flush ends only at this limit. So the limit is long only for other devices.
+        // On a device that may lose a send, a flush may end only at this timeout, so the default stays. On all other devices, the timeout
+        // is long.
         let config = if self.flushes { config.timeouts(|t| t.flush = PATIENCE) } else { config };
         let config = config.completions(|c| c.vector = self.vector);
         let config = match self.completions {
@@ -299,14 +300,15 @@ pub struct Probe {
     pub keep: Option<Vec<DetachedMessage>>,
     /// True if messages are recorded as events. False for tests with very many messages.
     pub record_messages: bool,
-    /// True if the test sends large messages. Their sends may complete out of order, so the order is not checked.
+    /// True if the test sends large messages. The sends of large messages may complete out of order, so the probe does not check the order
+    /// of completions.
     pub large: bool,
     /// The number of received messages, even if they are not recorded.
     pub received: u64,
     /// The number of completed sends, even if they are not recorded.
     pub sent: u64,
     live: BTreeMap<ConnectionId, u64>,
-    /// The neighbour's connection. Its events are not recorded.
+    /// The connection to the neighbour. Its events are not recorded.
     watched: Watched,
     /// The number of messages whose sends have completed. One-sided operations are not counted.
     completed: u64,
@@ -347,7 +349,8 @@ impl Probe {
     pub fn echo() -> Self {
         let mut probe = Self::new(|cx, event| {
             if let Event::Recv(conn, bytes) = event {
-                // If the peer has few messages in flight, there is credit for the echo. The connection may be ending, however.
+                // If the peer has only a few messages in flight, the connection has a credit for each echo. The send may still fail if the
+                // connection is ending.
                 let sent = cx.send(*conn, bytes);
                 assert!(matches!(sent, Ok(_) | Err(SendErrorKind::Closed)), "{sent:?}");
             }
@@ -552,7 +555,8 @@ pub struct Pair {
     pub address: SocketAddr,
     /// A copy of [`Setup::flushes`].
     pub flushes: bool,
-    /// The neighbour of both reactors, if there is one. It is dropped last; its drop checks that no object remains.
+    /// The neighbour of both reactors, if there is one. This field is dropped last. The drop of the neighbour checks that no object
+    /// remains.
     pub witness: Option<Witness>,
 }
 
@@ -603,7 +607,7 @@ impl Pair {
         self.witness.iter_mut().for_each(Witness::check);
     }
 
-    /// Takes turns until `condition` returns true. Panics with `what` after [`PATIENCE`].
+    /// Takes turns until `condition` returns true. Panics with the text `what` if that takes longer than [`PATIENCE`].
     pub fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         let deadline = now() + PATIENCE;
         while !condition(self) {
@@ -612,7 +616,7 @@ impl Pair {
         }
     }
 
-    /// Takes turns for this time.
+    /// Takes turns for the duration `time`.
     pub fn turn_for(&mut self, time: Duration) {
         let deadline = now() + time;
         while now() < deadline {
@@ -641,7 +645,7 @@ impl Pair {
     }
 }
 
-/// Returns true if all buffers are in their pool and no connection claims a shared receive.
+/// Returns true if all buffers of the reactor are in their pools and no connection claims a shared receive.
 #[must_use]
 pub fn at_home<M>(reactor: &Reactor<M>) -> bool {
     let MemoryStats { shared_posted: shared, shared_unclaimed, .. } = reactor.stats().memory;

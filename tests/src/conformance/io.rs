@@ -55,10 +55,11 @@ impl Handler for Bridge {
     }
 }
 
-/// A program's stream is registered with the loop and forwarded to a connection. There must be one edge for each arrival of data, and
-/// none after the stream was deregistered.
+/// A program's stream is registered with the loop and forwarded to a connection. The program must get one edge for each arrival of data.
+/// After the stream was deregistered, the program must get no edge.
 pub fn descriptors_share_the_loop(setup: &Setup) {
-    // The client shuts down while the server takes no turns. On an iWARP device, the shutdown waits for the server until this limit.
+    // The client shuts down while the server takes no turns. On an iWARP device, the shutdown of the client waits for the server, at most
+    // for this timeout.
     let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let (mut ours, theirs) = UnixStream::pair().expect("a pair of streams");
@@ -109,7 +110,8 @@ pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     let old = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     b.write_all(b"x").expect("room");
     drop(a);
-    // The new descriptors probably get the same numbers. In either case, the system has already removed the old registration.
+    // The new descriptors probably have the numbers of the closed ones. Whatever their numbers are, the system has already removed the old
+    // registration.
     let (a, mut b) = UnixStream::pair().expect("a pair of streams");
     let new = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     reactor.context().deregister_io(old);

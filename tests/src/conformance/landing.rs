@@ -14,11 +14,11 @@ const LONG: usize = 64 << 20;
 /// The tag of messages that the server refuses.
 const UNWANTED: u64 = u64::MAX;
 
-/// The server's region, in which messages land. `None` if it was dropped, or taken by the test.
+/// The server's region, in which messages land. `None` if the region was dropped, or if the test has taken it.
 type Place = Rc<RefCell<Option<Region>>>;
 
-/// A connected pair. The server lands each message at the position that its tag gives, and refuses those that do not fit there. The
-/// server also calls `then` with each offer.
+/// A connected pair. The server lands each message at the position in the region that the message's tag gives. It refuses a message that
+/// does not fit at that position. After this answer, the server calls `then` with the offer.
 struct Landings {
     p: Pair,
     here: ConnectionId,
@@ -71,7 +71,8 @@ impl Landings {
     }
 }
 
-/// Returns the result of landing the message with this tag, or `None` if the server was not notified yet.
+/// Returns true if the message with this tag has landed, and false if it has failed to land. Returns `None` if the server was not notified
+/// yet.
 fn landed(p: &Pair, tag: u64) -> Option<bool> {
     p.s.events.iter().find_map(|event| match event {
         Event::Landed(_, offered, is_there) if offered.tag == Some(tag) => Some(*is_there),
@@ -79,8 +80,8 @@ fn landed(p: &Pair, tag: u64) -> Option<bool> {
     })
 }
 
-/// Messages of any length must land at their positions, in order with other messages, without memory of the library. Messages whose
-/// offers the program does not answer must arrive as usual. The sender must be notified of refusals.
+/// Messages of any length must land at their positions, in order with other messages, and must use no memory of the library. A message
+/// whose offer the program does not answer must arrive by `on_recv`. The sender must be notified of refusals.
 pub fn messages_land_in_the_program_s_memory(setup: &Setup) {
     let mut l = landings(setup, LONG, |_, _, _, _| {});
     l.p.client.context().send(l.here, b"before").expect("room");
@@ -146,7 +147,7 @@ pub fn careless_landings_are_refused(setup: &Setup) {
     let mut l = landings(setup, 2 * BUFFER, move |cx, conn, offered, _| {
         let mut seen = seen.borrow_mut();
         if offered.tag.is_some() {
-            // The offer is answered here.
+            // `landings` has already answered this offer, so a second answer must be refused.
             seen.push(cx.refuse_offer(conn, offered.id));
         } else if let Some(mut region) = elsewhere.borrow_mut().take() {
             seen.push(cx.land(conn, offered.id, &mut region, 0));
@@ -168,7 +169,7 @@ pub fn careless_landings_are_refused(setup: &Setup) {
         assert!(matches!(answers[2], Err(SendErrorKind::OutOfBounds { .. })), "{answers:?}");
     }
     assert_eq!(l.p.s.messages()[0], pattern(4, BUFFER + 1));
-    // The answer is given after `on_offer` has returned, which is too late.
+    // The offer is answered after `on_offer` has returned, which is too late.
     let (there, late) = (l.p.s.connection().expect("it was told"), last_offer(&l.p));
     let mut region = l.place.borrow_mut().take().expect("a region");
     assert_eq!(l.p.server.context().land(there, late.id, &mut region, 0), Err(SendErrorKind::NoOffer));
@@ -194,8 +195,8 @@ pub fn a_place_may_be_dropped(setup: &Setup) {
     l.finish();
 }
 
-/// If the connection ends, `on_landed` must be called once for each message, before `on_disconnect`. Afterwards the program must be
-/// able to use the memory again.
+/// If the connection ends, `on_landed` must be called once for each message that lands, before `on_disconnect`. After `on_disconnect`, the
+/// program must be able to use the memory again.
 pub fn a_place_comes_back_with_the_end_of_its_connection(setup: &Setup) {
     for ending in ["the server closes", "the client aborts"] {
         let mut l = landings(setup, LONG, move |cx, conn, offered, _| {
@@ -220,7 +221,7 @@ pub fn a_place_comes_back_with_the_end_of_its_connection(setup: &Setup) {
     }
 }
 
-/// On a secured connection, messages must be decrypted first, so they cannot land. They must arrive as usual.
+/// On a secured connection, messages cannot land, because they must be decrypted first. They must arrive by `on_recv`.
 pub fn secured_messages_do_not_land(setup: &Setup) {
     let answers = Rc::new(RefCell::new(Vec::new()));
     let seen = Rc::clone(&answers);

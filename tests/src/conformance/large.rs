@@ -11,7 +11,6 @@ use super::harness::{Event, Pair, Probe, Setup, pattern};
 const BUFFER: usize = 4096;
 
 fn connected(setup: &Setup) -> (Pair, ConnectionId) {
-    // On a slow machine, a device may need this time for 60 MiB.
     let config = setup.config().buffer_size(BUFFER as u32);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     p.s.large = true;
@@ -46,7 +45,7 @@ pub fn any_length_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// A region must be sent without a copy, even if it is small. During the send, the program must not be able to change it.
+/// A region must be sent without a copy, even if the region is small. During the send, the program must not be able to change the region.
 pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     let len = 3_000_000;
@@ -68,7 +67,8 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     finish(p);
 }
 
-/// The memory for large messages is limited on both sides. Messages that exceed it must wait, and all must arrive in the end.
+/// The memory for large messages is limited on both sides. A message that would exceed this memory must wait, and all messages must arrive
+/// in the end.
 pub fn memory_is_bounded(setup: &Setup) {
     let size = 1_500_000;
     let config = setup
@@ -85,7 +85,7 @@ pub fn memory_is_bounded(setup: &Setup) {
     assert_eq!(too_long, Err(SendErrorKind::TooLong { len: (2 << 20) + 1, max: 2 << 20 }));
     p.client.context().send(conn, &pattern(0, size)).expect("room");
     for i in 1..3 {
-        // A second copy would exceed half of the memory.
+        // A connection may use at most half of the memory. A copy of a second message would exceed that half.
         let refused = p.client.context().send(conn, &pattern(i, size));
         assert_eq!(refused, Err(SendErrorKind::WouldBlock(Blocked::Memory)));
         p.until("there is room again", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == i);
@@ -154,7 +154,8 @@ pub fn an_abort_releases_everything(setup: &Setup) {
     }
 }
 
-/// The first messages register memory on both sides. Later messages must reuse it, until it was not needed for some time.
+/// The first messages register memory on both sides. Later messages must reuse this memory. Memory that was not needed for some time must
+/// be released.
 pub fn what_follows_registers_nothing(setup: &Setup) {
     for (len, at_once, messages) in [(1 << 20, 3, 30), (64 << 20, 1, 4)] {
         let config = setup.config().buffer_size(BUFFER as u32);
@@ -177,7 +178,7 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
         send(&mut p, 1);
         let first = registered(&p);
         assert!(first.iter().all(|&count| (1..=at_once).contains(&count)), "{first:?} for the first {at_once}");
-        // The number of messages that are in flight at the same time may vary a little.
+        // More messages may be in flight at the same time than in the first round, so these rounds may register further memory.
         send(&mut p, 2);
         let before = registered(&p);
         assert!(before.iter().all(|&count| count <= at_once + 1), "{before:?} for {at_once} at a time");
@@ -197,12 +198,14 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
     finish(p);
 }
 
-/// Returns the number of bytes that each side keeps registered for later large messages: the client's, and the server's.
+/// Returns the number of bytes that each side keeps registered for later large messages: first those of the client, then those of the
+/// server.
 fn kept(p: &Pair) -> [usize; 2] {
     [&p.client, &p.server].map(|reactor| reactor.stats().memory.kept_bytes)
 }
 
-/// Memory that is kept for a peer must be released when the connection ends. If the setting is off, no memory may be kept.
+/// A side may keep at most `cache` bytes registered for later messages. If the peer had a key to this memory, the memory must be released
+/// when the connection ends.
 pub fn what_is_kept_is_bounded(setup: &Setup) {
     let len = 1 << 20;
     for limit in [0, len, 256 << 20] {

@@ -35,7 +35,7 @@ fn copy(region: &Region) -> Vec<u8> {
 }
 
 /// A peer's write to a memory file must be visible to all mappings of the file. The region must not give the program a reference to the
-/// bytes, because other processes may change them.
+/// bytes, because other processes may change these bytes at any time.
 pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let (memory, file) = Memory::new_file(LEN).expect("a memory file");
@@ -50,7 +50,7 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     p.server.context().revoke(&region).expect("the device takes keys back");
     assert!(region.bytes().is_none(), "no peer writes it any more, but other processes may");
 
-    // In the opposite direction, bytes that were written through another mapping are sent.
+    // In the opposite direction, bytes that were written through another mapping must be sent.
     assert!(other.copy_in(7, b"from elsewhere"));
     let from = p.server.context().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
     p.server.context().send_region(there, &from, 7..21).expect("room");
@@ -62,8 +62,8 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     p.finish();
 }
 
-/// A region in memory that the program owns must work like any other. When its share is the last reference, the program may use the
-/// memory alone again.
+/// A region in memory that the program owns must work like any other region. `register_raw` also returns a shared reference. When no other
+/// reference to the same object is left, the region has ended, and only the program uses the memory.
 #[allow(unsafe_code, reason = "it is about memory that the program promises to keep")]
 pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
@@ -87,7 +87,8 @@ pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     p.finish();
 }
 
-/// A region that another thread has registered must work like any other, but only on its own device and reactor.
+/// A region that another thread has registered must work like any other region, but only on the device and the reactor for which it was
+/// registered.
 #[allow(clippy::disallowed_methods, reason = "other threads are what it is about")]
 pub fn other_threads_prepare_regions(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
@@ -115,8 +116,8 @@ pub fn other_threads_prepare_regions(setup: &Setup) {
     p.finish();
 }
 
-/// If the device supports on-demand paging, a region whose pages are not pinned must work like any other. Other devices must refuse it,
-/// with an error that names the feature.
+/// If the device supports on-demand paging, a region whose pages are not pinned must work like any other region. A device without this
+/// feature must refuse such a region, with an error that names the feature.
 pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let options = RegionOptions::new().allow(Access::REMOTE_WRITE | Access::ON_DEMAND);
@@ -136,7 +137,8 @@ pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// If the device supports dma-bufs, a dma-buf must be registered. Other devices must refuse it, with an error that names the feature.
+/// If the device supports dma-bufs, it must register a dma-buf. A device without this feature must refuse the dma-buf, with an error that
+/// names the feature.
 pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     let (mut p, here, _) = connected(setup);
     let (_, file) = Memory::new_file(LEN).expect("a descriptor that is no dma-buf");
@@ -151,8 +153,8 @@ pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// A server registers memory before the first client connects. All clients of the device must be able to use it, but only if the
-/// program permits that.
+/// A server registers memory before the first client connects. If the program permits it, all clients that connect on the device must be
+/// able to use this memory. Otherwise no client may use it.
 pub fn memory_before_any_connection(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));
@@ -173,8 +175,8 @@ pub fn memory_before_any_connection(setup: &Setup) {
     p.finish();
 }
 
-/// Two reactors register the same memory of the program before a client connects. A peer of one reactor writes; a peer of the other one
-/// and the program must read the same bytes. When both regions have ended, the program may use the memory alone again.
+/// Two reactors register the same memory of the program before a client connects. A peer of one reactor writes; a peer of the other reactor
+/// and the program must read the same bytes. When both regions have ended, only the program uses the memory.
 pub fn memory_of_two_reactors(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let memory = Arc::new(Memory::new(LEN).expect("memory"));

@@ -14,8 +14,8 @@ const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// Creates a connected pair. Returns it with the client's id of the connection and the server's id.
 fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
-    // Some tests shut the client down while the server takes no turns. On an iWARP device, the shutdown waits for the server until this
-    // limit.
+    // Some tests shut the client down while the server takes no turns. On an iWARP device, the shutdown of the client waits for the server,
+    // at most for this timeout.
     let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let here = p.connect();
@@ -61,7 +61,7 @@ fn done(p: &mut Pair, send: SendId) {
     assert_eq!(ended(p, send), Outcome::Sent);
 }
 
-/// Waits until the client's writes have arrived. Sends a message after them and waits for it.
+/// Waits until the earlier writes of the client have arrived. For this, sends a message after the writes and waits until it has arrived.
 fn placed(p: &mut Pair, here: ConnectionId) {
     let received = p.s.received;
     p.client.context().send(here, b"written").expect("room");
@@ -82,7 +82,7 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
         let target = remote.remote().part(8, len as u64).expect("inside");
         let write = p.client.context().write(here, target, &source, 0..len).expect("room");
         assert_eq!((write.kind(), write.sequence()), (SendKind::Write, 2 * i as u64));
-        // The embedded provider copies a short write when it is posted, so its source may already be free.
+        // The embedded provider copies a short write when it is posted. Then the program may get the source back immediately.
         let may_be_copied = setup.provider == ProviderChoice::Iwarp && len <= 256;
         assert!(may_be_copied || source.bytes_mut().is_none(), "lent to be read");
         assert!(source.bytes().is_some(), "it is only read");
@@ -101,7 +101,7 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
     p.finish();
 }
 
-/// An operation may use several local ranges for one remote range. If many operations are in flight, they must keep their order.
+/// An operation may have several local ranges for one remote range. If many operations are in flight, they must be carried out in order.
 pub fn vectored_and_many_at_once(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 4000, BOTH);
@@ -192,7 +192,7 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// An operation without the necessary right, or after the right was revoked, must fail and end its connection. No byte may change.
+/// An operation that the program has no right to, or whose right was revoked, must fail and end its connection. No byte may change.
 pub fn rights_are_kept(setup: &Setup) {
     type Attempt = fn(&mut Pair, ConnectionId, RemoteRegion, &mut Region) -> SendId;
     let write: Attempt = |p, here, remote, local| p.client.context().write(here, remote, local, 0..8).expect("room");
@@ -228,7 +228,8 @@ pub fn rights_are_kept(setup: &Setup) {
     }
 }
 
-/// When the peer's connection or the lifetime of a region has ended, the program must get access to the memory again.
+/// The program must get access to the memory of a region again when the peer's connection has ended, or when the region's lifetime has
+/// ended.
 pub fn leases_end(setup: &Setup) {
     let (mut p, _, there) = connected(setup);
     let mut with_peer = shared(&mut p, there, 100, Access::REMOTE_WRITE);
@@ -236,7 +237,7 @@ pub fn leases_end(setup: &Setup) {
     let mut short = p.server.context().register(there, 100, &options).expect("a region");
     assert!(with_peer.bytes().is_none() && short.bytes().is_none(), "a peer may write them");
     p.turn_for(Duration::from_millis(60));
-    // The lifetime has ended before this turn.
+    // The lifetime of the region `short` has ended before this turn.
     p.turn();
     assert_eq!(short.bytes_mut().is_none(), setup.places_late, "its time is over");
     assert!(with_peer.bytes().is_none(), "this one's is not");
@@ -275,7 +276,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     }
     assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");
-    // If the send queue is full, an operation must be refused. When there is space again, the program must be notified.
+    // If the send queue is full, the reactor must refuse an operation. When the queue has space again, it must notify the program.
     let mut taken = 0;
     while p.client.context().write(here, name, &local, 0..100).is_ok() {
         taken += 1;
@@ -286,7 +287,8 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Repeats an operation of the client until it is accepted. A ping may use the only send slot for a moment.
+/// Repeats an operation of the client until it is accepted. It may be refused at first, because a ping may use the only send slot for a
+/// moment.
 fn once_there_is_room(
     p: &mut Pair,
     mut operation: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
@@ -325,7 +327,8 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
     p.finish();
 }
 
-/// Regions that are dropped in any state must be released, and so must memory of the program. Operations in flight must continue.
+/// The program drops regions in all states. The regions, and the program's own memory in them, must be released. Operations in flight must
+/// continue.
 pub fn dropped_regions_are_given_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 100_000, BOTH);

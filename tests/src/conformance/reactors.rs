@@ -1,5 +1,5 @@
-//! The tests of several reactors in a group. A connection can be handed over to another reactor before it is established, with all data
-//! of the peer. Reactors can be drained.
+//! The tests of several reactors in a group. Before a connection is established, one reactor can hand it over to another one. The data of
+//! the peer must then arrive at the other reactor. Reactors can be drained.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Server {
     index: usize,
     placed: usize,
     up: Arc<AtomicUsize>,
-    /// True if the server closes no connections during a drain, so that the deadline ends them.
+    /// True if the server closes no connections during a drain. The deadline of the drain then ends them.
     stays: bool,
     live: usize,
 }
@@ -51,7 +51,7 @@ impl Handler for Server {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.live += 1;
         self.up.fetch_add(1, Ordering::SeqCst);
-        // The passive side may send first. This must be possible on every reactor of the group.
+        // The passive side may send first, on every reactor of the group.
         let said = cx.private_data(conn).to_vec();
         cx.send(conn, &said).expect("a new connection has room");
     }
@@ -117,7 +117,8 @@ impl World {
         }
     }
 
-    /// Opens a connection for each of the private data in `wishes`. Waits until both sides have called `on_connect`.
+    /// Opens one connection for each item of `wishes`, with the item as its private data. Waits until both sides of all connections have
+    /// called `on_connect`.
     fn open(&mut self, wishes: &[&str]) {
         let before = self.probe.live() + wishes.len();
         for wish in wishes {
@@ -130,7 +131,8 @@ impl World {
         self.up.iter().map(|up| up.load(Ordering::SeqCst)).collect()
     }
 
-    /// Returns the number of the reactor that has the newest connection, as this reactor has reported it.
+    /// Returns the number of the reactor that has accepted the newest connection. The client knows the number from the private data of the
+    /// accept. Returns `None` if the client has no connection yet.
     fn last_place(&self) -> Option<u8> {
         self.probe.events.iter().rev().find_map(|event| match event {
             Event::Connect(_, said) => said.first().copied(),
@@ -146,7 +148,7 @@ impl World {
     }
 }
 
-/// Connections must be distributed evenly over the reactors. If a peer requests a reactor, its connection must be on that one.
+/// Connections must be distributed evenly over the reactors. If a peer requests a reactor, its connection must be on the requested reactor.
 pub fn a_group_shares_its_connections(setup: &Setup) {
     let mut world = World::new(setup, false);
     let wishes: Vec<_> = (0..4 * COUNT).map(|nth| format!("peer {nth}")).collect();
@@ -159,7 +161,7 @@ pub fn a_group_shares_its_connections(setup: &Setup) {
     said.sort();
     expected.sort();
     assert_eq!(said, expected);
-    // The connections must echo, whichever reactor they are on.
+    // Each connection must echo, on every reactor.
     let conns = world.probe.events.iter().filter_map(|event| match event {
         Event::Connect(conn, _) => Some(*conn),
         _ => None,
@@ -187,7 +189,7 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     assert_eq!(world.loads().iter().sum::<usize>(), 6);
     for index in 0..COUNT {
         let refused = world.connect(&format!("to {index} no"));
-        // The first messages of other connections may arrive after the refusal, so the event is not the last one.
+        // The refusal is not always the last event: the first messages of other connections may arrive after it.
         let answer = |world: &World| {
             let of_it = |event: &&Event| matches!(event, Event::ConnectError(conn, _) if *conn == refused);
             world.probe.events.iter().find(of_it).cloned()
@@ -207,7 +209,8 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     );
 }
 
-/// One reactor is drained, and the others must continue. The reactor that listens must stay until no other one is left.
+/// One reactor is drained, and the others must continue. When the listening reactor is drained, its `run` must not return until all other
+/// reactors of the group have ended.
 pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 0", "to 0", "to 1", "to 2"]);
@@ -238,8 +241,8 @@ pub fn draining_has_a_deadline(setup: &Setup) {
     assert!(world.finish().iter().all(|(server, stats)| server.live == 0 && stats.connections.disconnected == 2));
 }
 
-/// A dropped reactor must get no new connections. If a request is assigned to a reactor that takes no turns, the request must end when
-/// that reactor is dropped.
+/// A dropped reactor must get no new connections. If a connect request is assigned to a reactor that takes no turns, the request must end
+/// when that reactor is dropped.
 pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let mut reactors: Vec<_> = (0..COUNT).map(|_| (setup.reactor)(setup.config()).expect("a reactor")).collect();
     let group = Reactors::of(&mut reactors);

@@ -73,8 +73,8 @@ pub fn connect_and_close_cycles(setup: &Setup) {
     p.finish();
 }
 
-/// Waits until no other test of this module runs, because these tests count the descriptors of the process. The next test can run when
-/// the returned guard is dropped.
+/// Waits until no other test of this module runs, because the tests of this module count the descriptors of the process. Returns a guard.
+/// The next test can run when the guard is dropped.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

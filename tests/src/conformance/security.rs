@@ -47,7 +47,8 @@ pub fn both_learn_who_the_other_is(setup: &Setup) {
     p.finish();
 }
 
-/// A peer with another authority or key must be refused, with a typed error on both sides. No message may be delivered.
+/// If the two sides have different authorities or keys, the connection must be refused, with a typed error on both sides. No message may be
+/// delivered.
 pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
     let mode = mode(setup);
     for stranger_listens in [false, true] {
@@ -58,7 +59,8 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
         p.until("the error", |p| refused(p).is_some());
         let error = refused(&p).expect("just seen").clone();
         match (mode, error) {
-            // The accepting side sends its certificate first, so the connecting side can give the reason.
+            // The accepting side sends its certificate first. So the connecting side detects the unknown authority, and reports that as the
+            // reason.
             (SecurityMode::Tls, ConnectError::Security(SecurityError::Peer(why))) => {
                 assert!(why.contains("UnknownIssuer"), "{why}");
             }
@@ -92,7 +94,7 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
     }
 }
 
-/// A handler that refuses every peer.
+/// A handler that refuses every peer after the handshake.
 #[derive(Default)]
 struct Distrustful {
     probe: Probe,
@@ -120,7 +122,7 @@ impl Handler for Distrustful {
     }
 }
 
-/// A handler must be able to refuse a peer whose identity is proven. The peer must get the reason.
+/// After a peer has proven its identity, the handler must still be able to refuse the peer. The peer must get the reason.
 pub fn handlers_have_the_last_word(setup: &Setup) {
     for server_refuses in [true, false] {
         let mut server = (setup.reactor)(setup.config()).expect("a reactor");
@@ -157,7 +159,7 @@ pub fn handlers_have_the_last_word(setup: &Setup) {
 }
 
 /// A plain peer, a peer with another security mode, and a peer with raw framing must be refused. The errors on both sides must name the
-/// remedy.
+/// setting to change.
 pub fn modes_are_not_mixed(setup: &Setup) {
     let mode = mode(setup);
     let other = if mode == SecurityMode::Tls { SecurityMode::Psk } else { SecurityMode::Tls };
@@ -179,7 +181,7 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
     assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
-    // A listener, or a connection, may have other security settings than its reactor.
+    // A listener or a connect may have other security settings than its reactor.
     let open = ListenOptions::new().security(Security::Plain);
     let listener = p.server.context().listen_with(setup.address, open).expect("listening");
     let address = p.server.context().local_address(listener).expect("an address");
@@ -213,8 +215,8 @@ pub fn remote_memory_is_refused_unless_allowed(setup: &Setup) {
     p.finish();
 }
 
-/// Sending from a region must send an encrypted copy. So the peer needs no right to read the region, and the program can reuse it
-/// immediately.
+/// When a message is sent from a region on a secured connection, the reactor must send an encrypted copy. So the peer needs no right to
+/// read the region, and the program can reuse the region immediately.
 pub fn regions_are_sent_as_sealed_copies(setup: &Setup) {
     let config = setup.config().buffer_size(4096);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -246,15 +248,14 @@ pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
     }
 }
 
-/// The number of connections from one host that are being established must be limited.
+/// A limit must apply to the number of connections from one host that are being established.
 pub fn handshakes_of_one_host_are_limited(setup: &Setup) {
     let config = setup.config().max_handshakes_per_peer(Some(2));
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
     for _ in 0..12 {
         p.client.context().connect(p.address).expect("connecting");
     }
-    // A handshake that takes longer than others may be dropped in favour of newer ones, even after the client was notified that it is
-    // connected.
+    // The server may drop a slow handshake in favour of newer ones, even after the client's `on_connect` was called for the slow one.
     p.until("each is up or refused", |p| {
         let done = p.c.count(|event| matches!(event, Event::Connect(..) | Event::ConnectError(..)));
         done == 12 && p.c.live() == p.s.live()
@@ -268,7 +269,7 @@ pub fn handshakes_of_one_host_are_limited(setup: &Setup) {
         }
     }
     assert!(p.c.live() >= 2, "some are up");
-    // Established connections must not count towards this limit.
+    // Established connections must not count towards this limit, so a further connect must succeed.
     p.connect();
     p.finish();
 }

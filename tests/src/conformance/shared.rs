@@ -11,11 +11,12 @@ use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerVi
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, at_home, pattern};
 use super::violations::{DATA, WINDOW, message, reason, rude};
 
-/// The number of shared receives in these tests. Seven eighths of them can be claimed. Each connection claims at least five.
+/// The number of shared receives in these tests. At most seven eighths of these receives can be claimed. Each connection claims at least
+/// [`MIN_CLAIM`].
 const SHARED: u32 = 64;
 const CONNECTIONS: usize = 11;
-/// The number of messages that a peer may send at first. Of the five receives that a new connection claims, the hello uses one, and
-/// three are kept for control messages.
+/// The number of messages that a peer may send at first. A new connection claims five receives. The hello uses one of them, and three are
+/// kept for control messages.
 const LEAST: usize = 1;
 /// The number of receives that a new connection claims.
 const MIN_CLAIM: usize = 5;
@@ -30,7 +31,8 @@ fn connect_error(p: &Pair, conn: ConnectionId) -> Option<ConnectError> {
 /// The received messages of each connection.
 type Messages = BTreeMap<ConnectionId, Vec<Vec<u8>>>;
 
-/// Returns a handler that stores the received messages of each connection separately, and these messages.
+/// Creates a handler that stores the received messages of each connection separately. Returns the handler, and a reference to the stored
+/// messages.
 fn collector() -> (Probe, Rc<RefCell<Messages>>) {
     let got: Rc<RefCell<Messages>> = Rc::default();
     let of = Rc::clone(&got);
@@ -42,8 +44,8 @@ fn collector() -> (Probe, Rc<RefCell<Messages>>) {
     (probe, got)
 }
 
-/// There are as many connections as shared receives. All of them send as much as they may at the same time. All messages must arrive,
-/// in order for each connection.
+/// There are as many connections as shared receives. All connections send as much as their credits permit, at the same time. All messages
+/// must arrive, and those of one connection must arrive in order.
 pub fn many_share_few(setup: &Setup) {
     const MESSAGES: usize = 60;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(512);
@@ -59,7 +61,7 @@ pub fn many_share_few(setup: &Setup) {
     let mut next = [0; CONNECTIONS];
     while next.iter().any(|&next| next < MESSAGES) {
         for (i, &conn) in conns.iter().enumerate() {
-            // The load is uneven: some connections send as much as they may, the others one message at a time.
+            // The load is uneven: one connection of three sends as much as its credits permit, the others send one message at a time.
             let most = if i % 3 == 0 { MESSAGES } else { 1 };
             for _ in 0..most.min(MESSAGES - next[i]) {
                 match p.client.context().send(conn, &text(i, next[i])) {
@@ -98,14 +100,14 @@ fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     most
 }
 
-/// Waits until the window has the size `wide`. While a ping is in flight, it uses one credit.
+/// Waits until the window has the size `wide`. The window is one credit smaller while a ping is in flight.
 fn await_window(p: &mut Pair, conn: ConnectionId, wide: usize) {
     while p.client.context().writable(conn) != wide {
         p.turn();
     }
 }
 
-/// Sends a message. If a ping uses the credit for it, waits until that credit has returned.
+/// Sends a message. If a ping uses the last credit, waits until that credit has returned.
 fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
     let before = opened(p, conn);
     if p.client.context().send(conn, payload).is_err() {
@@ -119,7 +121,7 @@ fn opened(p: &Pair, conn: ConnectionId) -> usize {
     p.c.count(|e| matches!(e, Event::Writable(of) if *of == conn))
 }
 
-/// Sends until the window stays closed, because the peer keeps all messages.
+/// Sends messages until the window stays closed. It stays closed because the peer keeps all messages.
 fn fill(p: &mut Pair, conn: ConnectionId) {
     let mut arrived = p.s.received;
     loop {
@@ -139,7 +141,8 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
     }
 }
 
-/// A window must be small at first, grow as it is used, and close when it is full. It must leave receives for other connections.
+/// A window must be small at first, grow while the connection sends, and close when all its credits are used. It must leave receives for
+/// other connections.
 pub fn windows_follow_use(setup: &Setup) {
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -149,17 +152,18 @@ pub fn windows_follow_use(setup: &Setup) {
     let idle: Vec<_> = (0..2).map(|_| p.connect()).collect();
     await_window(&mut p, busy, LEAST);
     let alone = pour(&mut p, busy, 400);
-    // The window can grow to half of the 41 receives that are not claimed, plus the minimum of a connection.
+    // The 41 receives that are not claimed limit the window: it can grow by half of them, to `22 + MIN_CLAIM` receives. Three of these are
+    // kept for control messages.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} without a pause");
     for &conn in &idle {
-        // On a slow machine, a ping may use a credit for a moment. Its answer returns the credit of the hello, so there may be one
-        // more.
+        // On a slow machine, the window may be one credit smaller while a ping is in flight. The answer to a ping returns the credit of the
+        // hello, so afterwards the window may be one credit larger than at first.
         let has = p.client.context().writable(conn);
         assert!(has <= LEAST + 1, "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
-    // A second connection must get a window of similar size, from receives that are not claimed and from those that the first
+    // A second connection must get a window of similar size. Its receives are those that no connection claims, and those that the first
     // connection releases.
     let second = pour(&mut p, idle[0], 400);
     assert!(second > LEAST + 4, "{second} without a pause");
@@ -181,7 +185,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     for cycle in 0..12 {
         let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
         assert!(p.server.stats().memory.shared_unclaimed < MIN_CLAIM);
-        // When the connection ends, messages are in flight, or have arrived but are not processed.
+        // When a connection of this test ends, some of its messages are in flight, and some have arrived but are not processed.
         for &conn in &conns {
             while p.client.context().send(conn, &[cycle; 64]).is_ok() {}
         }
@@ -194,7 +198,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
                     }
                 }
             }
-            // An abort without waiting for anything, while messages are in flight.
+            // In this case the client's reactor is dropped while messages are in flight, so no connection sends a goodbye.
             _ => {
                 let client = rdma_reactor::Reactor::new(config.clone()).expect("a reactor");
                 drop(std::mem::replace(&mut p.client, client));
@@ -206,7 +210,8 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
         p.s.events.clear();
         p.c.events.clear();
     }
-    // Checks that every receive that is counted exists. The program keeps all messages, so each message uses another receive.
+    // Checks that the number of receives is not only correct in the counters. The program keeps all messages, so each message uses another
+    // receive.
     p.s.keep = Some(Vec::new());
     let kept = |p: &Pair| p.s.keep.as_ref().map_or(0, Vec::len);
     loop {
@@ -234,8 +239,8 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     p.finish();
 }
 
-/// If the program keeps `receive_depth` messages of a connection, only that connection must stop. The credits for its keepalive must
-/// remain.
+/// The program keeps `receive_depth` messages of one connection. Only that connection must stop. It must keep the credits for its
+/// keepalive.
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);
@@ -252,7 +257,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
         fill(&mut p, conn);
     }
     assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
-    // The connections are silent, so pings must be exchanged by means of the remaining credits.
+    // The connections send no messages, so only the credits that are kept for control messages carry their pings.
     let pings = |p: &Pair| p.server.stats().connections.pings + p.client.stats().connections.pings;
     let before = pings(&p);
     p.until("more questions", |p| pings(p) >= before + 10);
@@ -269,8 +274,8 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     p.finish();
 }
 
-/// A peer that sends more than its credits permit must lose its connection. The other peers must still be able to use all receives that
-/// were granted to them.
+/// A peer that sends more messages than its credits permit must lose its connection. The other peers must still be able to use all receives
+/// that were granted to them.
 pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     const BURST: u64 = 30;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(64);
@@ -281,12 +286,13 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     let mut noticed = 0;
     for _ in 0..5 {
         let (here, there) = rude(&mut p);
-        // The peer sends more messages than were granted to it. They are fewer than the receives that are not granted to others.
+        // The violator sends more messages than were granted to it, but fewer than the number of receives that are not granted to other
+        // peers.
         let before = p.s.received;
         for _ in 0..BURST {
             p.client.context().send(here, &message(DATA, WINDOW, b"rude")).expect("room");
         }
-        // If the messages arrive after another grant, they do not exceed the credits.
+        // No violation is detected if the server grants further credits to the violator before the messages arrive.
         p.until("it is noticed, or all arrived", |p| reason(p, there).is_some() || p.s.received == before + BURST);
         if let Some(reason) = reason(&p, there) {
             assert_eq!(reason, DisconnectReason::PeerViolation(PeerViolation::CreditOverrun));
@@ -302,7 +308,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
         p.until("all are echoed", |p| p.c.received >= before + (honest.len() * LEAST) as u64);
     }
     assert!(noticed > 0);
-    // A flood uses up every receive, while the other peers are silent.
+    // Another violator uses up every receive while the other peers send nothing.
     let (here, there) = rude(&mut p);
     for _ in 0..60 {
         p.client.context().send(here, &message(DATA, WINDOW, b"flood")).expect("room");
@@ -319,8 +325,8 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     p.finish();
 }
 
-/// A device without completion moderation must refuse this setting with an error that names it, on the connecting and on the accepting
-/// side. On other devices, connections must work as usual.
+/// A device without completion moderation must refuse the setting for it, with an error that names the setting, on the connecting and on
+/// the accepting side. On a device with completion moderation, connections must work as usual.
 pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     let held_back =
         setup.config().completions(|c| c.moderation = Some(Moderation { completions: 16, microseconds: 10 }));
@@ -338,8 +344,8 @@ pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// If no receive is left to claim, a connect request must be refused and a connect must fail, both with the reason. When a connection
-/// ends, the next one must be accepted.
+/// If no receive is left to claim, the accepting side must refuse a connect request, and a connect must fail on the connecting side. Both
+/// must report the reason. When a connection ends, the next one must be accepted.
 pub fn refused_when_nothing_is_left(setup: &Setup) {
     let few = setup.config().shared_receives(Some(8)).receive_depth(16);
     // The accepting side has too few receives.

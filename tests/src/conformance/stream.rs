@@ -41,7 +41,8 @@ impl Script {
         Self::new(|_, _, _| {})
     }
 
-    /// Creates a handler that takes the unread bytes when the stream ends. Returns it with the place of these bytes.
+    /// Creates a handler that takes the unread bytes from the stream when the stream ends. Returns the handler, and a reference to these
+    /// bytes.
     fn keeper() -> (Self, Rc<RefCell<Unread>>) {
         let rest = Rc::new(RefCell::new(Unread::default()));
         let kept = Rc::clone(&rest);
@@ -153,7 +154,7 @@ impl Duo {
     }
 }
 
-/// Access to the id of a handler's only stream.
+/// Gives access to the id of a handler's only stream.
 trait HandlerId {
     fn handler_id(&self) -> ConnectionId;
 }
@@ -190,14 +191,14 @@ fn write_until_full(cx: &mut StreamContext<'_>, id: ConnectionId, bytes: &[u8]) 
     }
 }
 
-/// Returns a handler that writes `out` in pieces of irregular size, shuts down, and checks that it reads `expected`. It acts only on
-/// edges. Also returns the number of bytes read.
+/// Returns a handler that writes `out` in pieces of irregular size, shuts down, and checks that it reads `expected`. The handler acts only
+/// on edges. Also returns a counter of the bytes that the handler has read.
 fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (Script, Rc<Cell<usize>>) {
     let read = Rc::new(Cell::new(0));
     let count = Rc::clone(&read);
     let (mut written, mut step) = (0, seed);
     let script = Script::new(move |cx, id, news| {
-        // The sizes are near those of messages and of TCP segments.
+        // Most pieces have sizes near those of messages and of TCP segments.
         let mut piece = |most: usize| {
             step = step.wrapping_mul(25_214_903_917).wrapping_add(11);
             1 + (step >> 16) % [7, 100, 1500, 8191, 8192, 8193, most][(step >> 40) % 7]
@@ -255,8 +256,8 @@ pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
     }
 }
 
-/// If a reader does not read, the writer must stop, and memory must stay bounded. When the reader reads, the writer must continue after
-/// one edge.
+/// If the program does not read a stream, the writer must stop, and memory must stay bounded. When the program reads again, the writer must
+/// get one edge and continue.
 pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(16).buffer_size(1000);
     let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
@@ -265,7 +266,7 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     for round in 0..10 {
         let (mut cx, id) = d.here();
         sent += write_until_full(&mut cx, id, &bytes[sent..]);
-        // Unread bytes occupy the reader's receives. Two receives are reserved and never used for them.
+        // Unread bytes occupy the reader's receives. Two receives are reserved, and unread bytes never occupy these two.
         loop {
             let before = sent;
             for _ in 0..20 {
@@ -296,8 +297,8 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     d.finish();
 }
 
-/// Each direction must end separately, and the other one must continue. If the window is closed, the end of a direction must wait for
-/// credit.
+/// Each direction of a stream must end separately. When one direction has ended, the other one must continue. If the window is closed, the
+/// end of a direction must wait for a credit.
 pub fn half_close_each_way(setup: &Setup) {
     for full in [false, true] {
         let config = setup.config().receive_depth(8);
@@ -342,8 +343,8 @@ pub fn half_close_each_way(setup: &Setup) {
     }
 }
 
-/// When the peer dies, the bytes that arrived earlier must be readable in the last callback, and then an error must follow. Afterwards
-/// the stream's id must be invalid.
+/// When the peer dies, the last callback must be able to read the bytes that arrived earlier. After these bytes, a read must return an
+/// error. After the callback, the stream's id must be invalid.
 pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     let expected = bytes.clone();
@@ -365,11 +366,11 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &bytes);
 }
 
-/// Unread bytes must be dropped with their stream. Otherwise a peer that resets its connections could use up memory.
+/// When a stream ends, its unread bytes must be dropped. Otherwise a peer that resets its connections could use up memory.
 pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), Script::quiet()), &bytes);
-    // If a program takes the unread bytes when the stream ends, they must be available until it has read them.
+    // If a program takes the unread bytes when the stream ends, the bytes must be available until the program has read them.
     let (client, rest) = Script::keeper();
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &[]);
     assert!(rest.borrow().is_empty());
@@ -423,7 +424,8 @@ pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     let conditions: [Condition; 6] = [
         |news, _| *news == News::Open,
         |news, _| *news == News::Readable,
-        // If a read has returned the end of the peer's direction and the stream is then closed, no hang-up must be reported.
+        // A read returns the end of the peer's direction, and the program closes the stream immediately. In this case no hang-up must be
+        // reported.
         |news, at_end| *news == News::Readable && at_end,
         |news, _| *news == News::Writable,
         |news, _| *news == News::Hangup,
@@ -476,7 +478,8 @@ fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
     }
 }
 
-/// Several small writes in one turn must be sent as one message. Reads of any size must return the written bytes, without a copy.
+/// Small writes in one turn must be sent together, in as few messages as their total length permits. Reads of any size must return the
+/// written bytes, without a copy.
 pub fn small_writes_share_a_message(setup: &Setup) {
     let mut d = Duo::new(setup, setup.config().buffer_size(1000), Script::quiet(), Script::quiet());
     let before = d.client.stats().messages.sent;
@@ -496,8 +499,7 @@ pub fn small_writes_share_a_message(setup: &Setup) {
         stream.consume(message.len());
     }
     assert_eq!(cx.stream(id).fill_buf().expect_err("empty").kind(), ErrorKind::WouldBlock);
-    // The stream is closed with an unread message, after an answer was written in the same turn. The message must be dropped, and the
-    // peer must get an error.
+    // The server closes the stream while one received message is unread. This message must be dropped, and the client must get an error.
     let (mut cx, id) = d.here();
     cx.stream(id).write_all(b"unread").expect("room");
     d.until("it is there", |d| d.server.stats().messages.bytes_received == 2506);
@@ -545,10 +547,10 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let (server, rest) = Script::keeper();
     let mut d = Duo::new(setup, config, server, Script::quiet());
     d.c = d.c.linger(Duration::from_millis(100));
-    // This write uses the last credit that is not held by unread bytes. So no pong can later bring credit for the end of the stream.
+    // This write uses the last credit that unread bytes do not hold. So no pong can later bring a credit for the end of the stream.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
-    // A timer counts from the start of its turn. `start` is read before the turn of the close begins.
+    // `start` is read before the turn in which the stream is closed, because the linger timer counts from the start of that turn.
     let start = now();
     d.until("a byte", |d| d.c.handler.count(&News::Readable) == 1);
     let (mut cx, id) = d.here();

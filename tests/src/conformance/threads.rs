@@ -79,8 +79,8 @@ pub fn messages_of_other_threads_arrive(setup: &Setup) {
     remote.wake();
 }
 
-/// Sends from other threads must be posted in order, and must wait while the window is closed. Messages are released on another thread.
-/// In the end, both sides must have all their buffers.
+/// Sends from other threads must be posted in order, and must wait while the window is closed. The server's messages are released on
+/// another thread. In the end, both sides must have all their buffers.
 #[allow(clippy::disallowed_methods, reason = "other threads are what is tested")]
 pub fn other_threads_send_and_let_go(setup: &Setup) {
     const COUNT: u32 = 3_000;
@@ -139,7 +139,8 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     assert_eq!(client.pool_levels().0, client.pool_levels().1, "all buffers are home");
 }
 
-/// A full queue must refuse a message and return it to the caller. A turn of the reactor must free space in the queue.
+/// A full message queue of the reactor must refuse a message and return it to the caller. A turn of the reactor must free space in the
+/// queue.
 pub fn a_full_queue_refuses(setup: &Setup) {
     let mut reactor = Reactor::<u8>::with_messages(setup.config().handle_queue(2)).expect("a reactor");
     struct Sum(u32);

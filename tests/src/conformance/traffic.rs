@@ -26,7 +26,8 @@ pub fn every_size_arrives_intact(setup: &Setup) {
     p.finish();
 }
 
-/// Every accepted send must complete once, in order, as sent; the probe checks this. The test covers single sends and batches.
+/// Every accepted send must complete exactly once, in order, with the outcome `Sent`. The probe checks this. The test covers single sends
+/// and batches.
 pub fn sends_complete_once_and_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -45,7 +46,8 @@ pub fn sends_complete_once_and_in_order(setup: &Setup) {
 }
 
 /// With quiet sends, `on_send_complete` must not be called for copied messages, whatever their length. For all other sends, it must be
-/// called. All messages must arrive, even those sent immediately before a close. Their send slots and buffers must be released.
+/// called. All messages must arrive, even those sent immediately before a close. The send slots and buffers of all messages must be
+/// released.
 pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     const MESSAGES: u64 = 600;
     for (lengths, by_a_timer) in [(&[10][..], false), (&[10, 8193, 300_000], true)] {
@@ -81,7 +83,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         p.until("it is reported", |p| p.c.sent == 1);
         let told = p.c.events.iter().rev().find(|event| matches!(event, Event::Sent(..)));
         assert_eq!(told, Some(&Event::Sent(conn, from_region.sequence(), Outcome::Sent)));
-        // The sends before a close complete together with the goodbye.
+        // Without the timer, the last send is accepted just before the close, and completes together with the goodbye.
         if by_a_timer {
             p.client.context().set_timer(Duration::ZERO, 0);
         } else {
@@ -96,7 +98,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     }
 }
 
-/// A disconnect must not wait for sends whose completions are not reported, whichever side began it.
+/// A disconnect must not wait for sends whose completions are not reported, whichever side has ended the connection.
 pub fn an_end_does_not_wait_for_quiet_sends(setup: &Setup) {
     for abort in [false, true] {
         let mut p = Pair::new(setup, setup.config().quiet_sends(true), Probe::echo(), Probe::default());

@@ -1,4 +1,4 @@
-//! The tests of transfers: lists of many pieces, each with a single completion.
+//! The tests of transfers. A transfer is a list of many pieces with a single completion.
 
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use rdma_reactor::{
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// The length of a block, in bytes. `BLOCKS` is their number, which exceeds the length of every send queue in these tests.
+/// The length of a block, in bytes.
 const BLOCK: usize = 48;
+/// The number of blocks. It exceeds the length of every send queue in these tests.
 const BLOCKS: usize = 1000;
 
 /// A connected pair. Each side has a region with space for all blocks.
@@ -81,7 +82,7 @@ impl Bench {
         find(&self.p).expect("just seen")
     }
 
-    /// Returns true if, on this device, the completion of a write shows that the bytes have arrived.
+    /// Returns true if, on this device, the completion of a write proves that the bytes have arrived.
     fn proves(&mut self) -> bool {
         let features = self.p.client.context().capabilities(self.here).expect("connected").features;
         features.contains(Features::ACKNOWLEDGED_WRITES)
@@ -97,8 +98,8 @@ impl Bench {
     }
 }
 
-/// Lists must be written and read with send queues of any length, and must have one completion each. A message or immediate data that
-/// belongs to a list must arrive after its last byte.
+/// Lists must be written and read with send queues of any length. Each list must have one completion. A message or immediate data that
+/// belongs to a list must arrive after the last byte of the list.
 pub fn lists_have_one_end(setup: &Setup) {
     for send_depth in [1, 5, 64] {
         let mut b = bench(setup, send_depth);
@@ -168,7 +169,8 @@ pub fn lists_and_messages_share_the_queue(setup: &Setup) {
     }
 }
 
-/// Invalid lists must be refused immediately. No operation may be posted, and the program must keep its access to the regions.
+/// Invalid lists must be refused immediately. No operation of such a list may be posted, and the program must keep its access to the
+/// regions.
 pub fn careless_lists_are_refused(setup: &Setup) {
     let mut b = bench(setup, 64);
     let list = pieces(&b.remote);
@@ -205,8 +207,8 @@ pub fn careless_lists_are_refused(setup: &Setup) {
     b.p.finish();
 }
 
-/// A cancelled transfer must end when its posted operations have completed, and must report the pieces that were not touched. A
-/// transfer whose time limit is zero must end before anything is posted. The connection must continue.
+/// A cancelled transfer must end when its posted operations have completed, and must report how many pieces were not touched. A transfer
+/// whose time limit is zero must end before anything is posted. In both cases the connection must continue.
 pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
     let mut b = bench(setup, 8);
     let list = pieces(&b.remote);
@@ -258,8 +260,8 @@ pub fn a_close_waits_for_lists(setup: &Setup) {
     b.p.finish();
 }
 
-/// If a piece in the middle of a list has a wrong key, the connection must end. The list must end once, before the connection, and may
-/// report only pieces that are known to have arrived.
+/// If a piece in the middle of a list has a wrong key, the connection must end. The list must end exactly once, before the connection. It
+/// may report only those pieces as done that are known to have arrived.
 pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
     for reads in [true, false] {
         let mut b = bench(setup, 64);

@@ -1,5 +1,5 @@
-//! The tests of peers that violate the protocol. Such a peer uses raw framing, and the test builds its frames by hand. Its connection
-//! must end with the violation as the reason. All other connections must continue.
+//! The tests of peers that violate the protocol. Such a peer uses raw framing, and the test builds its frames by hand. The connection of
+//! such a peer must end, with the violation as the reason. All other connections must continue.
 
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ fn offer(id: u32, len: u64) -> Vec<u8> {
     message(OFFER, WINDOW, &words.concat())
 }
 
-/// Connects a false peer with raw framing, and sends a hello. Returns the false peer's id of the connection, and the honest side's.
+/// Connects a false peer with raw framing, and sends a hello from it. Returns the false peer's id of the connection, and the honest side's
+/// id.
 pub(super) fn rude(p: &mut Pair) -> (ConnectionId, ConnectionId) {
     let known = p.s.count(|e| matches!(e, Event::Connect(..)));
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
@@ -64,7 +65,8 @@ pub(super) fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     })
 }
 
-/// Each frame that no honest peer sends must end its connection with the reason. All other connections must continue.
+/// If a peer sends a frame that no honest peer sends, its connection must end with the violation as the reason. All other connections must
+/// continue.
 pub fn rude_messages_end_their_connection(setup: &Setup) {
     let mut p =
         Pair::new(setup, setup.config().large_messages(|l| l.max_message = 1 << 20), Probe::echo(), Probe::default());
@@ -98,7 +100,7 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
         p.until(what, |p| reason(p, there).is_some());
         assert_eq!(reason(&p, there), Some(DisconnectReason::PeerViolation(violation)), "{what}");
     }
-    // The honest connection must still echo.
+    // The connection of an honest peer must still echo.
     let before = p.c.received;
     p.client.context().send(honest, b"still here").expect("room");
     p.until("the echo", |p| p.c.received == before + 1);
@@ -106,11 +108,11 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
     p.finish();
 }
 
-/// If a peer has more offers in flight than the limit, its connection must end before memory is used for the excess. The same applies
-/// to a second offer with a number that is in use.
+/// If a peer has more offers in flight than the limit, its connection must end before the reactor uses memory for the excess offers. The
+/// connection must also end if an offer has the number of another offer in flight.
 pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     for numbers in [(0..17).collect::<Vec<u32>>(), vec![3, 3]] {
-        // The memory for large messages is too small for any of these offers, so the first one waits.
+        // The memory for large messages is too small for any of these offers, so the first offer stays in flight.
         let config = setup.config().large_messages(|l| l.max_message = 1 << 20).large_messages(|l| l.memory = 1 << 20);
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         let (here, there) = rude(&mut p);
@@ -118,7 +120,7 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
             p.client.context().send(here, &offer(*number, 1 << 20)).expect("room");
         }
         p.until("the end", |p| reason(p, there).is_some());
-        // The keys in the offers are invalid. So reading the first message may fail before the last offer is processed.
+        // The keys in the offers are invalid. So the connection may also end because the server fails to read the first message.
         let reason = reason(&p, there).expect("just seen");
         let refused = reason == DisconnectReason::PeerViolation(PeerViolation::InvalidOffer);
         let failed = matches!(reason, DisconnectReason::Transport(_) | DisconnectReason::Lost);
@@ -128,8 +130,8 @@ pub fn a_flood_of_offers_is_refused(setup: &Setup) {
     }
 }
 
-/// A peer that sends without credits must lose its connection, by a detected violation or by an error of the device. A neighbour must
-/// not be affected.
+/// A peer that sends without credits must lose its connection, because the reactor detects the violation, or because the device reports an
+/// error. A neighbour must not be affected.
 pub fn sending_without_credits_is_noticed(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config().receive_depth(5), Probe::echo(), Probe::default());
     p.c.record_messages = false;
@@ -140,7 +142,7 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
     for _ in 0..40 {
         cx.send(here, &message(DATA, WINDOW, b"flood")).expect("room");
     }
-    // Some networks wait until a receive is posted. Then all messages may arrive, and no violation is detected.
+    // On some networks, a send waits until the receiver posts a receive. There, all messages may arrive without a detected violation.
     p.until("it ended, or all arrived", |p| reason(p, there).is_some() || p.s.received >= 40);
     if let Some(reason) = reason(&p, there) {
         let blamed = !matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::KeepaliveTimeout);
@@ -155,7 +157,7 @@ pub fn sending_without_credits_is_noticed(setup: &Setup) {
     p.finish();
 }
 
-/// A peer that never grants credits must receive nothing beyond its first window. Its connection must end, because it does not answer
+/// A peer that never grants credits must receive nothing beyond its first window. The connection must end because the peer does not answer
 /// pings.
 pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
     let config = setup
