@@ -1,5 +1,5 @@
-//! The kernel's RDMA devices, for tests of faults. The tests remove the devices, take their links down, and count their objects. The
-//! process at the other end of a connection is `rdma-peer`.
+//! The kernel's RDMA devices, for tests of faults. The tests remove the devices, take the links of the devices down, and count their
+//! objects. The process at the other end of a connection is `rdma-peer`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use rdma_reactor::{Config, ProviderChoice};
 
 use crate::conformance::harness::{PATIENCE, now};
 
-/// Returns the reactor settings for both processes: small queues, and a keepalive timeout of 6 s.
+/// Returns the reactor settings that a test and its `rdma-peer` use: small queues, and a keepalive timeout of 6 s.
 #[must_use]
 pub fn config() -> Config {
     Config::default()
@@ -99,7 +99,7 @@ impl Device {
         fs::read_to_string(state).is_ok_and(|state| state.contains("ACTIVE"))
     }
 
-    /// Starts the command that removes the device. The command ends when no process uses the device any more.
+    /// Starts the command that removes the device, and returns its process. The command ends when no process uses the device any more.
     #[must_use]
     pub fn remove(self) -> Child {
         Command::new("rdma").args(["link", "del", &self.variable("DEV")]).spawn().expect("rdma")
@@ -131,8 +131,8 @@ impl Device {
     }
 }
 
-/// Declares the tests of both devices: each function, which has a device as its argument, becomes a test for siw and a test for rxe.
-/// The tests are in modules with these names, and have a time limit.
+/// Declares tests that run on both devices. Each listed function has a device as its argument, and becomes two tests: one for siw in the
+/// module `$siw`, and one for rxe in the module `$rxe`. The tests have a time limit.
 #[macro_export]
 macro_rules! on_each_device {
     ($siw:ident $rxe:ident: $($test:ident)*) => {
@@ -154,7 +154,7 @@ macro_rules! on_each_device {
 pub struct Peer {
     process: Child,
     lines: Receiver<String>,
-    /// The lines that the peer has printed so far and that no call has returned yet.
+    /// The lines that the peer has printed and that no call has returned yet.
     said: Vec<String>,
 }
 
@@ -178,7 +178,7 @@ impl Peer {
         Self::serve_by(program, "", addresses)
     }
 
-    /// Starts a server like [`Peer::serve`]. `words` are arguments before the command.
+    /// Starts a server like [`Peer::serve`]. `words` are the arguments of `rdma-peer` before the command.
     #[must_use]
     pub fn serve_by(program: &str, words: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
         let texts: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
@@ -194,7 +194,7 @@ impl Peer {
         (peer, listening)
     }
 
-    /// Returns the number of lines so far that begin with `start`.
+    /// Returns the number of lines that the peer has printed so far and that begin with `start`.
     pub fn count(&mut self, start: &str) -> usize {
         self.said.extend(self.lines.try_iter());
         self.said.iter().filter(|line| line.starts_with(start)).count()

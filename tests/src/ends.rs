@@ -1,4 +1,4 @@
-//! Two connected ends, each on its own provider. One thread drives both in alternation.
+//! Two connected ends. Each end has its own provider. One thread drives both ends in alternation.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -139,8 +139,8 @@ impl End {
         RemoteAddress { address: self.station.address(offset), key: region.remote_key }
     }
 
-    /// Registers the memory again, with the rights `access` and its own key. Returns the region, and the remote address of a position
-    /// in it.
+    /// Registers the memory of this end again, with the rights `access` and with a new key. Returns the new region, and the remote address
+    /// of position `offset` in it.
     ///
     /// # Panics
     /// Panics if the device refuses.
@@ -201,7 +201,7 @@ impl End {
     /// Checks that a range of the memory is zero.
     ///
     /// # Panics
-    /// Panics if it is not.
+    /// Panics if a byte of the range is not zero.
     #[track_caller]
     pub fn check_clear(&mut self, range: Range<usize>, what: &str) {
         let mut bytes = Vec::new();
@@ -221,8 +221,8 @@ impl End {
     }
 }
 
-/// Returns a byte for a position. It differs from the bytes next to it, from those at the distance of a segment, and from the byte for
-/// another salt.
+/// Returns the byte for position `at`. It differs from the bytes for neighbouring positions, from the bytes one segment before and after,
+/// and from the byte for the same position with another salt.
 fn octet(at: usize, salt: u8) -> u8 {
     (at as u8).wrapping_mul(31) ^ ((at >> 8) as u8).wrapping_mul(7) ^ ((at >> 16) as u8) ^ salt
 }
@@ -298,9 +298,9 @@ impl Pair {
         }
     }
 
-    /// Begins to connect. Returns the connect request that arrives at the passive end. Returns `None` if the local port is in use, so
-    /// that the caller must retry: the kernel's connection manager chooses the port from its own list, but siw connects over TCP, which
-    /// may use the same port.
+    /// Begins to connect. Returns the connect request that arrives at the passive end. Returns `None` if the local port is in use; the
+    /// caller must then retry. The port can be in use because the kernel's connection manager chooses it from its own list, whereas siw
+    /// connects over TCP, and another TCP connection may use the same port.
     #[allow(clippy::disallowed_methods)]
     fn ask(&mut self, listener: CmId, to: SocketAddr, param: &ConnectParam<'_>) -> Option<(CmId, DeviceId)> {
         let id = self

@@ -1,5 +1,5 @@
-//! A provider that forwards all calls to another one, except that it always listens and connects by exchange: the addresses of queue
-//! pairs are exchanged over TCP, without rdma_cm. With this provider, every test suite also tests exchanges.
+//! A provider that forwards all calls to another one, but always listens and connects by exchange: the addresses of queue pairs are
+//! exchanged over TCP, without rdma_cm. A test suite that runs on this provider tests exchanges.
 
 use std::net::{IpAddr, SocketAddr};
 use std::{ops::Range, os::fd::RawFd, sync::Arc, time::Instant};
@@ -28,7 +28,7 @@ pub fn provider() -> Box<dyn Provider> {
     Box::new(Exchanged(verbs.with_entropy(rdma_reactor::system_entropy())))
 }
 
-/// Returns a reactor on this host's devices, connecting by exchange.
+/// Returns a reactor on this host's devices that connects by exchange.
 ///
 /// # Errors
 /// None.

@@ -1,5 +1,5 @@
-//! Hostile peers that flood a server: they send messages of one kind as fast as the server grants credits. They write the frames of the
-//! protocol themselves.
+//! Hostile peers that flood a server: they send messages of one kind as fast as the server grants credits. A flooding peer builds the
+//! frames of the protocol itself.
 
 use rdma_reactor::{Config, ConnectOptions, ConnectionId, Context, Error, Framing, Handler, Message};
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ pub struct Floods {
     pub sent: u32,
     granted: u32,
     received: u32,
-    /// The number of received messages that the peer has reported to the server by a grant.
+    /// The number of received messages for which the peer has already granted a credit to the server.
     known: u32,
 }
 
@@ -53,8 +53,8 @@ impl Floods {
         Self { frame: kind.message(), sent: 0, granted: 0, received: 0, known: 0 }
     }
 
-    /// Returns the settings of the peer's reactor. The peer grants a credit for each message when it has handled it, which is before
-    /// the receive is posted again. So the reactor has more receives than the peer grants.
+    /// Returns the settings of the peer's reactor. When the peer handles a message, it grants the next credit before its reactor posts the
+    /// receive again. So the reactor has more receives than the peer grants.
     #[must_use]
     pub fn config(config: Config) -> Config {
         config.receive_depth(4 * WINDOW)
@@ -70,8 +70,8 @@ impl Floods {
     }
 
     fn fill(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Each frame grants the credits of all messages received so far. One credit is kept for a frame that only grants. Otherwise
-        // both sides could wait for each other.
+        // Each frame grants a credit for every message received so far. The peer uses its last credit only for a frame that grants new
+        // credits. Otherwise the peer and the server could wait for each other.
         while self.granted.wrapping_sub(self.sent) > u32::from(self.known == self.received) {
             self.frame[4..8].copy_from_slice(&WINDOW.wrapping_add(self.received).to_le_bytes());
             if cx.send(conn, &self.frame).is_err() {
@@ -95,7 +95,7 @@ impl<M> Handler<M> for Floods {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         self.received = self.received.wrapping_add(1);
         let granted = u32::from_le_bytes(message[4..8].try_into().expect("a header"));
-        // Grants may arrive out of order. An older one is ignored.
+        // Grants may arrive out of order, so a grant that is older than the newest one is ignored.
         if granted.wrapping_sub(self.granted) < 1 << 31 {
             self.granted = granted;
         }

@@ -1,4 +1,4 @@
-//! A provider that forwards calls to another one, for tests. It can hide features, change limits, record settings, and let calls fail.
+//! A provider that forwards calls to another one, for tests. It can hide features, change limits, record settings, and make calls fail.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -81,14 +81,14 @@ pub struct Forward {
     record: Record,
     /// The remote keys of regions that may be the destination of RDMA Reads.
     sinks: BTreeSet<u32>,
-    /// The address of each region.
+    /// The address of the memory of each region.
     places: BTreeMap<Key, u64>,
     first_listener: Option<CmId>,
-    /// The ids of connections and listeners that are not destroyed. True if the id has a queue pair.
+    /// The connections and listeners that are not destroyed: the id of each, and true if it has a queue pair.
     ids: Vec<(CmId, bool)>,
     /// The events of the device that the reactor has not polled yet: those of the connection manager, and those of the device itself.
     said: (VecDeque<CmEvent>, VecDeque<AsyncEvent>),
-    /// The completion queues. True if the queue has failed.
+    /// The completion queues: the id of each, and true if it has failed.
     queues: Vec<(CqId, bool)>,
     /// The function that changes the address from which a peer appears to connect.
     seen_as: fn(SocketAddr) -> SocketAddr,
@@ -139,7 +139,7 @@ impl Forward {
         Self::open(config, limits, Gate::default(), Record::default())
     }
 
-    /// Returns a reactor on a provider that records its settings. `limits` changes the capabilities of the device.
+    /// Returns a reactor on a provider that records the settings of its calls. `limits` changes the capabilities of the device.
     ///
     /// # Panics
     /// Those of [`Forward::reactor`].
@@ -172,7 +172,7 @@ impl Forward {
         reactor_on(provider, config)
     }
 
-    /// Counts a call. Returns an error if the gate requests a failure.
+    /// Counts a call. Returns an error if the gate requests that this call fails.
     fn pass(&self, call: Call, name: &'static str) -> Result<()> {
         match self.gate.pass(call) {
             None => Ok(()),
@@ -187,8 +187,8 @@ impl Forward {
         }
     }
 
-    /// Counts a call that posts the work requests `chain`. If the gate requests a failure, calls `post` only for the part of the chain
-    /// before it.
+    /// Counts a call that posts the work requests `chain`. If the gate requests a failure, calls `post` only for the work requests before
+    /// the one that fails.
     fn post<W, T>(
         &mut self,
         (call, name, queue): (Call, &'static str, &'static str),
@@ -258,7 +258,7 @@ impl Forward {
         if self.gate.is_unplugged() { Err(gone()) } else { Ok(()) }
     }
 
-    /// Counts a call that releases a region or its remote key. Returns an error if the gate requests a failure.
+    /// Counts a call that releases a region or its remote key. Returns an error if the gate requests that this call fails.
     fn taken_back(&self, call: Call, region: MrId) -> Result<()> {
         let result = self.pass(call, "ibv_dereg_mr");
         if let Some(&place) = self.places.get(&region.0) {
@@ -273,11 +273,11 @@ impl Forward {
     }
 }
 
-/// The message of a panic that cannot happen, because the inner provider is the embedded one.
+/// The message of a panic that cannot happen, because the inner provider is the embedded one, which supports all of these.
 const HAS_ROLES: &str = "a provider with shared receives, remote keys, liveness and extensions";
 
-// SAFETY: calls are forwarded to the inner provider, and its answers are returned unchanged. A call that fails here is not forwarded,
-// so it posts, registers or destroys nothing. Of a chain that fails, only the part that the error gives is posted.
+// SAFETY: calls are forwarded to the inner provider, and its answers are returned unchanged. A call that fails here is not forwarded, so it
+// posts, registers or destroys nothing. If posting a chain fails, exactly the work requests that the error counts as posted are posted.
 unsafe impl Provider for Forward {
     fn name(&self) -> &'static str {
         "forward"
@@ -351,7 +351,7 @@ unsafe impl Provider for Forward {
         if destroyed.is_ok() {
             return self.inner.destroy_id(id, now);
         }
-        // The call fails, but the id is destroyed and the peer is notified.
+        // This call returns an error, although the id is destroyed and the peer is notified.
         self.inner.disconnect(id, now)?;
         destroyed
     }
@@ -513,7 +513,7 @@ unsafe impl Provider for Forward {
         Some(self)
     }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
-        // If the next message must invalidate a key, it has to be posted as a work request.
+        // If the next message must invalidate a key, this method returns `None`, so that the message is posted as a work request.
         if self.gate.is_to_take_key() { None } else { self.inner.immediate_sends() }
     }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
@@ -537,7 +537,7 @@ impl SharedReceives for Forward {
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         self.pass(Call::DestroySrq, "ibv_destroy_srq")?;
         let destroyed = self.inner.shared_receives().expect(HAS_ROLES).destroy_srq(srq);
-        // This may fail: a queue pair that the device has refused to destroy still uses the queue.
+        // Destroying a shared receive queue may fail: a queue pair that the device has refused to destroy still uses the queue.
         destroyed.inspect_err(|_| self.gate.note_failed(Call::DestroySrq))?;
         self.gate.note(|objects| objects.shared_queues -= 1);
         Ok(())

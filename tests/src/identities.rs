@@ -8,7 +8,7 @@ use rcgen::{
 };
 use rdma_reactor::{Psk, Security, SecurityMode, Tls, TlsIdentity};
 
-/// Returns a new key. All signatures of such keys have the same length. So simulated connections exchange messages of the same lengths
+/// Returns a new key. The signatures of all these keys have the same length. So the messages of simulated connections have the same lengths
 /// in every run.
 fn key() -> KeyPair {
     KeyPair::generate_for(&PKCS_ED25519).expect("a key")
@@ -28,7 +28,7 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = key();
-        // The name contains a part of the key. Otherwise two authorities would have the same name, and differ only by their signatures.
+        // The name contains a part of the key, because otherwise two authorities with different keys would have the same name.
         let name = format!("tests {:02x?}", &key.public_key_raw()[..8]);
         params.distinguished_name.push(DnType::CommonName, name);
         Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
@@ -64,7 +64,8 @@ impl Authority {
         TlsIdentity::from_pem(certificate.as_bytes(), key.as_bytes()).expect("an identity")
     }
 
-    /// Returns settings for TLS with certificates on both sides. They have a new identity, and expect a peer with the name `name`.
+    /// Returns settings for TLS with certificates on both sides. The settings have a new identity of this authority, and accept only a peer
+    /// with the name `name`.
     ///
     /// # Panics
     /// Panics if no certificate can be created.
@@ -92,7 +93,7 @@ pub fn psk(number: u8) -> Security {
     Security::Psk(Psk::new("tests", key).expect("a key"))
 }
 
-/// Returns the settings that all honest members of tests use. They accept each other.
+/// Returns the settings that all honest members of the tests use. Two members with these settings accept each other.
 ///
 /// # Panics
 /// Panics if no certificate can be created.
@@ -105,7 +106,8 @@ pub fn security(mode: SecurityMode) -> Security {
     }
 }
 
-/// Returns settings with the same security mode. Members with the settings of [`security`] do not accept them.
+/// Returns settings for the security mode `mode` with other credentials. A member with the settings of [`security`] does not accept a peer
+/// with these settings.
 ///
 /// # Panics
 /// Panics if no certificate can be created.

@@ -1,6 +1,6 @@
-//! A test program whose connections use each kind of operation once and check the results. The operations are messages, writes and
-//! reads of the peer's memory, a transfer of a list, large messages in both directions (one of them lands in the program's memory),
-//! timers, and a close. Other connections request echoes repeatedly.
+//! A test program whose connections use each kind of operation once and check the results. The operations are: messages, writes to the
+//! peer's memory, reads of the peer's memory, a transfer of a list, large messages in both directions, timers, and a close. One of the
+//! large messages lands in the program's memory. Other connections request echoes repeatedly.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -76,7 +76,7 @@ pub struct Ended {
     pub kind: Kind,
     /// True if this side has opened the connection.
     pub opened_here: bool,
-    /// True if the connection has completed everything before its end.
+    /// True if the connection has completed all its operations before its end.
     pub done: bool,
     /// The last callback of the connection.
     pub how: How,
@@ -199,7 +199,7 @@ impl Program {
         Ok(remote)
     }
 
-    /// Starts the next operations of a connection, until one is refused for now.
+    /// Starts the next operations of a connection, until the reactor refuses one for now.
     fn act(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         while let Some(want) = self.with(conn, |talk| talk.wants.front().copied()) {
             if matches!(want, Want::List) {
@@ -231,7 +231,8 @@ impl Program {
         }
     }
 
-    /// Starts a transfer that reads the peer's bytes again, each as a piece of a list, from the last one to the first.
+    /// Starts a transfer that reads the bytes of the peer's memory again. Each byte is one piece of the list, from the last byte to the
+    /// first.
     fn list(&self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<TransferId, SendErrorKind> {
         self.with(conn, |talk| {
             let remote = talk.remote.expect("it was received");
@@ -264,8 +265,8 @@ impl Program {
                 cx.read(conn, remote, talk.region.as_mut().expect("it was registered"), 0..PART)
             }
             Want::List => unreachable!("a list is no send"),
-            // The side that opened the connection offers the large message from a region. The other side sends a copy; so does this one
-            // if no region can be registered.
+            // The side that has opened the connection offers the large message from a region, or sends a copy if no region can be
+            // registered. The other side always sends a copy.
             Want::Large if talk.opened_here => {
                 let readable = RegionOptions::new().allow(Access::REMOTE_READ);
                 talk.source = talk.source.take().or_else(|| cx.register_vec(conn, pattern(LARGE), &readable).ok());
@@ -400,7 +401,7 @@ impl Handler for Program {
     fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
         if !self.with(conn, |talk| talk.opened_here) {
             assert!(offer.tag.is_none_or(|tag| tag == u64::from(TOLD)), "{offer:?}");
-            // If no region or slot is available, the offer is not answered, and the message arrives by `on_recv`.
+            // If no region or no slot is available, the program does not answer the offer, and the message arrives by `on_recv`.
             let Ok(mut place) = cx.register(conn, LARGE, &RegionOptions::new()) else { return };
             if cx.land(conn, offer.id, &mut place, 0).is_ok() {
                 self.with(conn, |talk| talk.landing = Some((offer, place)));

@@ -1,8 +1,8 @@
 //! Counts the calls of a reactor that can fail, by kind, and decides which of them fail in a test.
 //!
-//! The decisions are queried by these types: [`crate::forward::Forward`] before it forwards a call to a provider, [`net::GatedNet`]
-//! before a call of the embedded provider reaches its sockets, [`poller::GatedPoller`] before a call reaches the poller, and
-//! [`handler::GatedHandler`] at the end of each callback.
+//! These types query the decisions: [`crate::forward::Forward`] before it forwards a call to a provider, [`net::GatedNet`] before a call of
+//! the embedded provider reaches its sockets, [`poller::GatedPoller`] before a call reaches the poller, and [`handler::GatedHandler`] at
+//! the end of each callback.
 
 pub mod handler;
 pub mod net;
@@ -70,7 +70,7 @@ pub enum Call {
 pub enum Failure {
     /// The call returns a system error with this code.
     Errno(i32),
-    /// The queue is full, for which `ibv_post_send`(3) returns `ENOMEM`.
+    /// The queue is full. For this failure, `ibv_post_send`(3) returns `ENOMEM`.
     Full,
     /// The last work request of the chain fails with a system error. Those before it are posted.
     LastErrno(i32),
@@ -150,15 +150,17 @@ struct State {
     unplugged: bool,
     /// True if `Established` events of accepted connections are dropped.
     loses_beginnings: bool,
-    /// True if the address of the first listener must move to another device next.
+    /// True if the address of the first listener must move to another device at the next occasion.
     moves: bool,
     /// The requested failure of the next address resolution.
     unresolved: Option<Unresolved>,
-    /// The keys of the peer that the next messages must invalidate, one for each message.
+    /// The keys of the peer that the next messages must invalidate. Each message invalidates the first key of the list, which is then
+    /// removed.
     taken_back: VecDeque<RemoteKey>,
     /// All memory that was registered so far. Some of it may have been freed.
     memories: Vec<Weak<Memory>>,
-    /// The addresses of regions that the device has refused to release, or whose remote keys it has refused to release.
+    /// The addresses of regions that the device has refused to release. A region whose remote key the device has refused to release is also
+    /// included.
     refused: BTreeSet<u64>,
 }
 
@@ -171,37 +173,37 @@ impl Gate {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one call fail: the call number `nth` of its kind. Calls are numbered from 0 since the beginning.
+    /// Makes one call fail: call number `nth` of the kind `call`. The first call on this gate has the number 0.
     pub fn fail_nth(&self, call: Call, nth: u32, failure: Failure) {
         self.state().faults.insert(call, Fault { nth, failure, lasting: false });
     }
 
-    /// After `more` further calls of this kind, lets all calls of the kind fail with `EIO`.
+    /// Makes all calls of this kind fail with `EIO`, except for the next `more` calls.
     pub fn break_after(&self, call: Call, more: u32) {
         let mut state = self.state();
         let nth = state.counts.get(&call).copied().unwrap_or(0) + more;
         state.faults.insert(call, Fault { nth, failure: Failure::Errno(libc::EIO), lasting: true });
     }
 
-    /// Lets the next call of this kind panic.
+    /// Makes the next call of this kind panic.
     pub fn panic_next(&self, call: Call) {
         let nth = self.state().counts.get(&call).copied().unwrap_or(0);
         self.fail_nth(call, nth, Failure::Panic);
     }
 
-    /// Lets the next completion be a failure.
+    /// Makes the next completion a failure.
     pub fn fail_completion(&self, failure: WorkFailure) {
         self.state().completion = Some(failure);
     }
 
-    /// Requests an event that the device then reports.
+    /// Requests an event. The device reports it at the next occasion.
     pub fn say(&self, said: Said) {
         let mut state = self.state();
         state.unplugged |= said == Said::Removal;
         state.said.push_back(said);
     }
 
-    /// Removes and returns the oldest requested event.
+    /// Removes and returns the oldest requested event, or returns `None` if none is requested.
     #[must_use]
     pub fn takes_said(&self) -> Option<Said> {
         self.state().said.pop_front()
@@ -229,24 +231,24 @@ impl Gate {
         self.state().loses_beginnings
     }
 
-    /// Removes and returns the requested failure of the next completion.
+    /// Removes and returns the requested failure of the next completion, or returns `None` if none is requested.
     #[must_use]
     pub fn takes_completion(&self) -> Option<WorkFailure> {
         self.state().completion.take()
     }
 
-    /// Lets the address resolution of the next connect of this side fail in the way `how`.
+    /// Makes the address resolution of the next connect of this side fail in the way `how`.
     pub fn leave_unresolved(&self, how: Unresolved) {
         self.state().unresolved = Some(how);
     }
 
-    /// Removes and returns the requested failure of an address resolution.
+    /// Removes and returns the requested failure of an address resolution, or returns `None` if none is requested.
     #[must_use]
     pub fn takes_unresolved(&self) -> Option<Unresolved> {
         self.state().unresolved.take()
     }
 
-    /// Moves the address of the first listener to another device, as a failover of a bonded interface does. The listener is notified,
+    /// Requests a move of the first listener's address to another device, as in a failover of a bonded interface. The listener is notified,
     /// and receives no further requests.
     pub fn move_address(&self) {
         self.state().moves = true;
@@ -269,7 +271,7 @@ impl Gate {
         !self.state().taken_back.is_empty()
     }
 
-    /// Removes and returns the key that the next message must invalidate.
+    /// Removes and returns the key that the next message must invalidate, or returns `None` if it must invalidate none.
     #[must_use]
     pub fn takes_key(&self) -> Option<RemoteKey> {
         self.state().taken_back.pop_front()
@@ -316,14 +318,15 @@ impl Gate {
         *self.state().failed.entry(call).or_default() += 1;
     }
 
-    /// Lets the next call of this kind fail, unless a failure of the kind is already requested for later.
+    /// Makes the next call of this kind fail with `EBUSY`. Has no effect if a failure of this kind is already requested.
     pub fn refuse(&self, call: Call) {
         let state = &mut *self.state();
         let nth = state.counts.get(&call).copied().unwrap_or(0);
         state.faults.entry(call).or_insert(Fault { nth, failure: Failure::Errno(libc::EBUSY), lasting: false });
     }
 
-    /// Records if releasing a region, or its remote key, has succeeded. `address` identifies the region.
+    /// Records the result of releasing a region, or its remote key: `is_back` is true if the device has released it. `address` is the
+    /// address of the region.
     pub fn note_taken_back(&self, address: u64, is_back: bool) {
         let refused = &mut self.state().refused;
         if is_back {
@@ -333,7 +336,7 @@ impl Gate {
         }
     }
 
-    /// Returns true if the device has refused to release the region at this address, or its remote key.
+    /// Returns true if the device has refused to release the region at this address, or the remote key of that region.
     #[must_use]
     pub fn keeps(&self, address: u64) -> bool {
         self.state().refused.contains(&address)

@@ -1,4 +1,4 @@
-//! The sockets of the embedded provider, with calls that can fail or be observed.
+//! The sockets of the embedded provider, with calls that a test can make fail or can observe.
 
 use std::fmt::Debug;
 use std::io;
@@ -13,10 +13,10 @@ use super::{Call, Gate};
 
 /// An observer of the packets that processes of one host exchange to set up shared memory.
 pub trait Onlooker: Debug + Send + Sync {
-    /// A socket was connected to the listener with this name.
+    /// A socket was connected to the listener with the name `name`.
     fn met(&self, socket: SocketId, name: &[u8]);
 
-    /// A packet with a descriptor is being sent. If this returns another descriptor, that one is sent instead.
+    /// A packet with a descriptor is being sent. If this function returns a descriptor, that one is sent instead of `file`.
     fn passing(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd>;
 
     /// A packet with a descriptor was received.
@@ -35,7 +35,7 @@ pub struct GatedNet<N> {
 }
 
 impl<N: Net> GatedNet<N> {
-    /// Makes sockets that query `gate` before each call of `inner`.
+    /// Makes sockets that query `gate` before each fallible call of `inner`.
     pub const fn new(inner: N, gate: Gate) -> Self {
         Self { inner, gate, onlooker: None }
     }

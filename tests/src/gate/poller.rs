@@ -1,4 +1,4 @@
-//! A poller with calls that can fail.
+//! A poller with calls that a test can make fail.
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};

@@ -1,4 +1,4 @@
-//! An attacker that opens TCP connections to a server, begins the connection setup, and stops at a certain stage.
+//! An attacker that opens TCP connections to a server, begins the connection setup on each, and stops the setup at a certain stage.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
@@ -18,8 +18,9 @@ use super::recording::{MPA_HEADER, Recording, startup_len};
 
 /// The time between two bytes of an MPA request that is sent slowly.
 const OCTET: Duration = Duration::from_secs(1);
-/// The first source address of attackers that have many. `MANY` is the number of these addresses.
+/// The first source address of an attacker with [`Source::Many`].
 const FIRST: u32 = Ipv4Addr::new(127, 0, 1, 1).to_bits();
+/// The number of source addresses of an attacker with [`Source::Many`].
 const MANY: u64 = 64;
 
 /// The stage at which the attacker stops on a connection.
@@ -31,7 +32,7 @@ pub enum Stage {
     SlowRequest,
     /// The attacker has sent the MPA request. It does not wait for the reply.
     Requested,
-    /// The attacker has received the MPA reply and sent the first FPDU of MPA's peer-to-peer mode. It does not send the hello or the
+    /// The attacker has received the MPA reply and sent the first FPDU of MPA's peer-to-peer mode. It sends neither the hello nor the
     /// security handshake.
     Started,
     /// The attacker has also sent the first part of the security handshake.
@@ -62,18 +63,18 @@ pub struct Plan {
     pub rate: Option<u32>,
     /// The source addresses of the connections.
     pub source: Source,
-    /// The side that ends the connections.
+    /// The side that ends the connections, and the way in which it does so.
     pub end: End,
 }
 
-/// The side that ends the connections of an attacker.
+/// The side that ends the connections of an attacker, and the way in which it does so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// The server. At the limit of open connections, the attacker opens no new one.
+    /// The server ends the connections. When the attacker has [`Plan::held`] open connections, it opens no new one.
     Server,
-    /// The attacker. At the limit of open connections, it closes the oldest one and opens a new one.
+    /// The attacker ends the connections. When it has [`Plan::held`] open connections, it closes the oldest one and opens a new one.
     Renewed,
-    /// The attacker. It resets each connection at the last stage.
+    /// The attacker ends the connections. It resets each connection when the connection has reached the last stage.
     Reset,
 }
 
@@ -82,7 +83,7 @@ pub enum End {
 pub struct Settings {
     /// The address of the server.
     pub server: SocketAddr,
-    /// The credentials of an honest client, whose recorded bytes the attacker sends again.
+    /// The credentials of an honest client. The attacker records the bytes of this client, and sends them again.
     pub credentials: Credentials,
     /// The plan of the attack.
     pub plan: Plan,
@@ -93,7 +94,7 @@ pub struct Settings {
 pub struct Report {
     /// The number of TCP connections that were opened. In a flood, the number of messages that were sent.
     pub opened: u64,
-    /// The number of connections that have reached the last stage.
+    /// The number of connections that have reached the stage at which the attacker stops.
     pub reached: u64,
     /// The number of MPA requests that the server has refused.
     pub refused: u64,
@@ -108,7 +109,7 @@ fn count(what: &AtomicU64) {
 }
 
 impl Source {
-    /// Returns the source address of connection number `nth`.
+    /// Returns the source address of connection number `nth` of this attacker.
     fn address(self, nth: u64) -> Ipv4Addr {
         match self {
             Self::Shared => Ipv4Addr::LOCALHOST,
@@ -118,7 +119,8 @@ impl Source {
     }
 }
 
-/// Creates a socket with this source address. Closing it resets the connection, so that the kernel keeps no state.
+/// Creates a socket with this source address. When the socket is closed, TCP resets the connection, so that the kernel keeps no state of
+/// it.
 fn socket(source: Ipv4Addr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(IpAddr::V4(source), 0).into())?;
@@ -145,7 +147,7 @@ impl Script {
         let frames = match stage {
             Stage::Started => frames.get(..1),
             Stage::HalfSecured => frames.get(..2),
-            // The first two frames, and the message. The frames of an orderly close are left out.
+            // The frames of the setup, and one message. The frames that close the connection in order are left out.
             Stage::Up => frames.get(..3),
             _ => Some(&[][..]),
         };
@@ -205,7 +207,7 @@ impl Held {
         loop {
             match self.stream.read(&mut octets) {
                 Ok(0) => return None,
-                // The server has answered to all bytes that were sent, so the last stage is reached.
+                // The server has answered the bytes that were sent after the MPA reply, so the last stage is reached.
                 Ok(_) if self.progress == Progress::Answered && end == End::Reset => return reached(),
                 Ok(len) if self.progress == Progress::Connected => self.reply.extend_from_slice(&octets[..len]),
                 Ok(_) => {}
@@ -248,7 +250,7 @@ struct Holding {
     poll: Poll,
     slots: Vec<Option<Held>>,
     vacant: Vec<usize>,
-    /// The connections, the oldest first: the slot and the number of each. Those that have ended may still be in the list.
+    /// The connections in the order of opening: the slot and the number of each. A connection that has ended may still be in the list.
     order: VecDeque<(usize, u64)>,
 }
 
@@ -323,7 +325,7 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
             }
             if holding.live() >= held {
                 if end == End::Server {
-                    // If the attacker is behind its rate, it does not try to catch up.
+                    // If fewer connections were opened than the rate requires, the missing ones are not made up for.
                     pace = Pace { since: Instant::now(), opened: 0, ..pace };
                     break;
                 }
@@ -350,7 +352,8 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
     }
 }
 
-/// Records an honest client's bytes, answers that it is ready, and waits for the order to begin. Attacks until standard input ends.
+/// Records an honest client's bytes, sends the answer that it is ready, and waits for the order to begin. Then attacks until standard input
+/// ends.
 ///
 /// # Errors
 /// The recorded honest client cannot connect.

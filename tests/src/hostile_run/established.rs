@@ -1,4 +1,4 @@
-//! An honest client with one connection, on which it requests echoes sequentially.
+//! An honest client with one connection. It requests one echo after the other on this connection.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ const LEN: usize = 2000;
 #[derive(Debug)]
 struct Client {
     settings: Settings,
-    /// The connection, and the time at which the last request was sent.
+    /// The connection, and the time at which the last request was sent. `None` before the connection is established.
     asked: Option<(ConnectionId, Instant)>,
     outcome: Outcome,
 }
@@ -22,7 +22,7 @@ struct Client {
 impl Client {
     fn ask(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.asked = Some((conn, Instant::now()));
-        // The window has room, because only one request is in flight.
+        // The peer's window is open, because only one request is in flight.
         let _ = cx.send(conn, &self.question());
     }
 
@@ -39,7 +39,7 @@ impl Client {
 
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Requests that the server reserves memory for this client. The server checks that no other process changes it.
+        // This message requests that the server reserves memory for this client. The server checks that no process changes that memory.
         if self.settings.within_host {
             let _ = cx.send(conn, GUARD);
         }
@@ -75,7 +75,7 @@ impl Handler for Client {
     }
 }
 
-/// Connects, and requests `count` echoes with a pause between them. Returns the outcome.
+/// Connects, and requests `count` echoes, with a pause between two requests. Returns the outcome.
 ///
 /// # Errors
 /// The reactor fails.

@@ -51,7 +51,7 @@ impl Handler<Order> for Flooder {
     }
 }
 
-/// Answers that it is ready, and waits for the order to begin. Floods the server until standard input ends.
+/// Sends the answer that it is ready, and waits for the order to begin. Then floods the server until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.

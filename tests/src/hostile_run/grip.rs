@@ -1,4 +1,4 @@
-//! The parts of a shared-memory connection that an attacker accesses without its reactor: the memory that both sides map, the files of
+//! The parts of a shared-memory connection that an attacker accesses without its own reactor: the memory that both sides map, the files of
 //! that memory, and the Unix socket between the processes.
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ const WINDOW: u8 = 2;
 pub enum Means {
     /// The attacker writes random bytes at random positions.
     Octets,
-    /// The attacker overwrites ring positions, doorbells and tables.
+    /// The attacker overwrites ring positions, doorbells and tables with whole words.
     Words,
     /// The attacker writes plausible records. Their keys, lengths and windows are correct or wrong.
     Records,
@@ -72,7 +72,7 @@ struct Grip {
     doorbell: Option<OwnedFd>,
     hello: Vec<u8>,
     segment: Option<MappedSegment>,
-    /// Other memory of the connection that this process can write to.
+    /// Other memory of the connection that this process can write to: the mapping, and its length.
     others: Vec<(MappedSegment, usize)>,
     files: Vec<OwnedFd>,
 }
@@ -91,7 +91,7 @@ pub struct Plan {
 pub struct Grips {
     plan: Mutex<Plan>,
     grips: Mutex<BTreeMap<SocketId, Grip>>,
-    /// The number of times that the attacker could change memory that it should only be able to read. It must stay 0.
+    /// The number of times that the attacker has changed memory that it should only be able to read. This number must stay 0.
     reached: AtomicU64,
 }
 
@@ -99,21 +99,22 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Maps the memory of a file, if the file permits writing. Returns the mapping and its length.
+/// Maps the memory of a file, if the file permits writing. Returns the mapping and its length, or `None` if the file cannot be mapped for
+/// writing.
 fn writable(file: &OwnedFd) -> Option<(MappedSegment, usize)> {
     let len = usize::try_from(fstat(file).ok()?.st_size).ok()?;
     Some((MappedSegment::new(Window::map(file, len, Sharing::Write).ok()?.into_memory().ok()?), len))
 }
 
-/// Returns a duplicate of the Unix packet socket that was connected last in this process.
+/// Returns a duplicate of the Unix packet socket that was connected last in this process, or `None` if there is none.
 fn newest_doorbell() -> Option<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut numbers: Vec<i32> = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     numbers.into_iter().rev().find_map(|number| {
-        // SAFETY: the number belonged to a descriptor when the directory was read. Two threads close sockets of this kind: the
-        // reactor's thread, which is in this call, and the attacking thread, which needs the lock that the caller holds. If the number
-        // now belongs to another object, that object is not used.
+        // SAFETY: the number belonged to a descriptor when the directory was read. Two threads close sockets of this kind: the reactor's
+        // thread, which is in this call, and the attacking thread, which needs the lock that the caller holds. If the number belongs to
+        // another descriptor by now, that descriptor is only used if it is such a socket.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let is_doorbell = socket_type(fd) == Ok(SocketType::SEQPACKET)
             && socket_domain(fd) == Ok(AddressFamily::UNIX)
@@ -141,8 +142,9 @@ impl Onlooker for Grips {
         if !matches!(locked(&self.plan).means, Means::Octets | Means::Holes | Means::All) {
             return None;
         }
-        // Memory that a side provides to its peer is sealed against changes of its size. This attacker replaces it by memory without
-        // seals, so that it can write to it and punch holes into it. Messages that the reactor sends from the original memory are lost.
+        // Memory that a side provides to its peer is sealed: nobody can change its size. This attacker sends the file of other memory,
+        // without a seal, instead. It can write to that memory and punch holes into it. Messages that its own reactor sends from the sealed
+        // memory are lost.
         let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
         let memory = Memory::new_shared(len, Sharing::Write).ok()?;
         let other = memory.file()?.try_clone_to_owned().ok()?;
@@ -193,7 +195,7 @@ fn octets(rng: &mut Rng, most: usize) -> Vec<u8> {
     (0..1 + rng.index(most)).map(|_| rng.bits() as u8).collect()
 }
 
-/// Returns a random element of `of`: usually one of the `first` ones, but sometimes any.
+/// Returns a random element of `of`. In most cases it is one of the first `first` elements.
 fn pick(rng: &mut Rng, of: &[u64], first: usize) -> u64 {
     let among = if rng.below(8) == 0 { of.len() } else { first };
     of[rng.index(among)]
@@ -249,14 +251,15 @@ impl Grip {
         }
     }
 
-    /// Returns descriptors to send. One file is repeated, up to the limit of a packet.
+    /// Returns many descriptors to send: one random file of this connection, repeated at most until the limit of a packet. Returns none if
+    /// the connection has no file.
     fn many(&self, rng: &mut Rng) -> Vec<BorrowedFd<'_>> {
         let count = [1, 2, MOST][rng.index(3)];
         self.files.get(rng.index(self.files.len().max(1))).map(|file| vec![file.as_fd(); count]).unwrap_or_default()
     }
 
-    /// Connects to the peer's listener as a stranger. The first packet has the secret of this connection, which is used up, or a random
-    /// one.
+    /// Connects to the peer's listener as a process that is not part of this connection. The first packet is the hello of this connection,
+    /// random bytes, or the hello with one wrong bit. The secret in the hello was already used, so the peer must refuse all of them.
     fn come(&self, rng: &mut Rng) -> rustix::io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let stranger = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -276,7 +279,7 @@ impl Grip {
         Ok(())
     }
 
-    /// Writes a record after the last one in the ring. This side's reactor must not write records at the same time.
+    /// Writes a record after the last one in the ring. The attacker's own reactor must not write records at the same time.
     fn record(&self, segment: &MappedSegment, keys: &[(u32, u64)], rng: &mut Rng) {
         let half = SegmentSide::Active.outgoing();
         let head = segment.load(half + HEAD);
@@ -327,7 +330,7 @@ impl Grips {
             let plan = self.plan();
             (plan.means, plan.keys.clone())
         };
-        // Before the server has sent its keys, attacks only rarely, so that most connections are established.
+        // Before the server has sent its keys, only one step in 64 is an attack, so that most connections are established.
         if keys.is_empty() && rng.below(64) != 0 {
             return;
         }
@@ -339,7 +342,7 @@ impl Grips {
         }
     }
 
-    /// Returns the number of times that the attacker could change memory that it should only be able to read.
+    /// Returns the number of times that the attacker has changed memory that it should only be able to read.
     #[must_use]
     pub fn reached(&self) -> u64 {
         self.reached.load(Ordering::Relaxed)

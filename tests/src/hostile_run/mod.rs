@@ -29,7 +29,7 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// The server's limit of connections that are accepted but not established. It is the default of the library.
 pub const MAX_PENDING: u32 = 1024;
-/// The server's limit of all connections. It is the default of the library.
+/// The server's limit of connections in any state. It is the default of the library.
 pub const MAX_CONNECTIONS: u32 = 10_000;
 
 /// Returns the settings of the server and of its clients: the library's defaults, on the embedded provider. `within_host` selects

@@ -1,4 +1,4 @@
-//! Honest clients that connect sequentially. Each requests one echo and closes its connection.
+//! Honest clients that connect one after the other. Each client requests one echo and closes its connection.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,10 +21,10 @@ pub struct Settings {
     pub count: usize,
     /// The time between the starts of two clients.
     pub every: Duration,
-    /// The largest number of clients at the same time. If the process gets no processor for a while, it must not start many clients
-    /// together afterwards.
+    /// The largest number of clients at the same time. With this limit, a process that got no processor for a while does not start too many
+    /// clients at once afterwards.
     pub at_once: usize,
-    /// The time limit of a client.
+    /// The time limit for a client, from its connect to its echo.
     pub patience: Duration,
     /// True if the connections use shared memory.
     pub within_host: bool,
@@ -33,7 +33,7 @@ pub struct Settings {
 /// The results of the clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The times from the start of a client to its echo, in microseconds, in ascending order. Failed clients are not included.
+    /// The time of each successful client from its start to its echo, in microseconds, in ascending order.
     pub micros: Vec<u64>,
     /// The number of failed clients for each reason.
     pub failed: BTreeMap<String, usize>,
@@ -58,8 +58,8 @@ impl Outcome {
         self.up() as f64 / self.all().max(1) as f64
     }
 
-    /// Returns a quantile of the times of successful clients, in microseconds: the time within which this fraction of them had their
-    /// echo. Returns `None` if no client was successful.
+    /// Returns a quantile of the times of successful clients, in microseconds: the fraction `share` of these clients had their echo within
+    /// the returned time. Returns `None` if no client was successful.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let nth = (share * self.up() as f64).ceil() as usize;

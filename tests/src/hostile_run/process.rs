@@ -1,5 +1,5 @@
-//! A process of this program. Its settings are one argument. Orders are lines of its standard input; each answer is a line of JSON on
-//! its standard output.
+//! A process of this program. Its settings are one command-line argument. Orders are lines of its standard input. Each answer is a line of
+//! JSON on its standard output.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
@@ -28,10 +28,10 @@ pub fn answer(what: &impl Serialize) -> Result<()> {
     Ok(stdout.flush()?)
 }
 
-/// The real-time priority of a process that must run before all others.
+/// The real-time priority of the processes that must run before all others, as an argument of chrt(1).
 const PRIORITY: &str = "10";
 
-/// Runs `chrt` with the scheduling policy SCHED_FIFO. Returns true if it succeeded.
+/// Runs `chrt` for the scheduling policy SCHED_FIFO with these arguments. Returns true if `chrt` has succeeded.
 fn chrt(args: &[&str]) -> bool {
     let mut command = Command::new("chrt");
     command.arg("-f").args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -116,7 +116,7 @@ impl Process {
         self.answer()
     }
 
-    /// Gives the process a real-time priority. It then runs before all processes without one. See [`may_be_first`].
+    /// Gives the process a real-time priority. From then on, it runs before all processes without such a priority. See [`may_be_first`].
     ///
     /// # Errors
     /// This user may not do that.
@@ -127,7 +127,7 @@ impl Process {
         }
     }
 
-    /// Returns the time for which the process was ready to run but had no processor.
+    /// Returns the total time for which the process was ready to run but had no processor.
     ///
     /// # Errors
     /// `/proc` does not report it.

@@ -21,12 +21,12 @@ pub const MPA_HEADER: usize = 20;
 pub struct Recording {
     /// The MPA request. Its private data is the greeting.
     pub request: Vec<u8>,
-    /// The FPDUs that the client has sent after the MPA reply. The first one is that of MPA's peer-to-peer mode, the second the hello
-    /// or the first part of the security handshake. The others follow up to the echo.
+    /// The FPDUs that the client has sent after the MPA reply, until it had its echo. The first FPDU is that of MPA's peer-to-peer mode.
+    /// The second FPDU is the hello or the first part of the security handshake.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Returns the length of an MPA request or reply, given its first bytes. Returns `None` if there are too few bytes.
+/// Returns the length of an MPA request or reply, which its first bytes give. Returns `None` if `octets` has too few bytes.
 #[must_use]
 pub fn startup_len(octets: &[u8]) -> Option<usize> {
     let len = octets.get(18..MPA_HEADER)?;

@@ -15,12 +15,12 @@ use super::process::{GO, Process, until};
 use super::{flooder, scribbler, server};
 use crate::floods::Kind;
 
-/// Within this time after its last connection, the server's pool must have shrunk to its initial size. It is twice the default of
-/// `Timeouts::pool_idle`.
+/// The time limit for the server's pool to shrink to its initial size after the server's last connection has ended. It is twice the default
+/// of `Timeouts::pool_idle`.
 pub const POOL_TIME: Duration = Duration::from_secs(60);
-/// The time limit for the least number of attackers' connections, after the honest clients have ended.
+/// The time limit for the attackers to open [`Row::least`] connections, counted from the end of the honest clients.
 const LEAST_TIME: Duration = Duration::from_secs(600);
-/// The largest number of echoes in a control run.
+/// The largest number of echoes that the connected client requests in a control run.
 const CONTROL: usize = 60_000;
 /// The number of buffers in the pool of an idle server: those of four connections with default settings.
 pub const POOL_BUFFERS: usize = 4 * 130;
@@ -43,12 +43,13 @@ pub struct Row {
     pub security: SecurityMode,
     /// The attack that each attacker process carries out.
     pub attack: Attack,
-    /// True if the server and the honest clients have a real-time priority. Attackers of a real server do not use its processors.
+    /// True if the server and the honest clients have a real-time priority. With this priority, the attackers take no processor time from
+    /// them, like attackers on other machines.
     pub is_first: bool,
     /// The number of attacker processes.
     pub attackers: usize,
-    /// The honest clients begin after the attackers have opened this number of connections or, in a flood, have sent this number of
-    /// messages.
+    /// The honest clients begin after the attackers have opened this number of connections. In a flood, they begin after the attackers have
+    /// sent this number of messages.
     pub warm: u64,
     /// The attack does not end before the attackers have opened this number of connections.
     pub least: u64,
@@ -79,7 +80,7 @@ pub struct Left {
     /// The time from the end of the last connection until the pool had shrunk to its initial size. `None` if this took longer than
     /// [`POOL_TIME`].
     pub pool: Option<Duration>,
-    /// The memory of the server's process at that time, in KiB.
+    /// The memory of the server's process when the pool had shrunk, or when [`POOL_TIME`] was over, in KiB.
     pub resident_kib: u64,
 }
 
@@ -88,18 +89,19 @@ pub struct Left {
 pub struct Measured {
     /// The attack that was measured.
     pub row: Row,
-    /// The outcome of the control: honest clients of one server while another server is attacked. `None` with `--short`.
+    /// The outcome of the control: honest clients connect to one server while another server is attacked. `None` with `--short`.
     pub control: Option<Outcome>,
     /// The results of the attack.
     pub attacked: Attacked,
-    /// The memory after the attack, which a thread waits for. `None` with `--short`, and for attackers that are connected.
+    /// A thread that waits for the server's memory to shrink, and returns the memory. `None` with `--short`, and for attackers on
+    /// established connections.
     pub left: Option<JoinHandle<std::result::Result<Left, String>>>,
 }
 
 impl Row {
-    /// Returns true if enough of the honest clients must connect for the row to pass. If several processes connect as fast as possible,
-    /// and the server gets no processor, the kernel drops connects. The number of successful clients then depends on chance, unless the
-    /// server has a real-time priority.
+    /// Returns true if the row passes only when enough of its honest clients are successful. Returns false if several processes connect as
+    /// fast as possible and the server has no real-time priority. While such a server gets no processor, the kernel drops connects, so the
+    /// number of successful clients depends on chance.
     #[must_use]
     pub const fn counts_newcomers(&self) -> bool {
         self.is_first || self.attackers == 1 || !matches!(self.attack, Attack::Connects(_))
@@ -142,9 +144,9 @@ impl Row {
         matches!(self.attack, Attack::Scribbles)
     }
 
-    /// Returns true if the attack must hardly affect the honest clients. The attackers must be connected, or have a single address that
-    /// no honest client uses. Also, the server must have a real-time priority, so that the attackers' use of the processors does not
-    /// count.
+    /// Returns true if the attack must hardly affect the honest clients. For this, the attackers must have established connections, or a
+    /// single address that no honest client uses. The server must also have a real-time priority, so that it does not wait for a processor
+    /// that an attacker uses.
     #[must_use]
     pub const fn is_unnoticed(&self) -> bool {
         let is_elsewhere = match self.attack {
@@ -190,7 +192,8 @@ pub const fn scribbles(count: usize) -> Row {
 pub fn short() -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};
     let mut rows = Vec::new();
-    // A single address can occupy at most half of the slots. The rate of handshakes is low enough for a slow machine.
+    // Attackers with a single address can occupy at most half of the server's slots. The clients start so slowly that a slow machine
+    // completes their handshakes.
     for (source, warm) in [(Source::One, 600), (Source::Many, 1100)] {
         rows.push(row(Plain, holding(Stage::Started, 1000, source), 1500));
         rows.push(row(Tls, holding(Stage::HalfSecured, 500, source), warm));
@@ -204,7 +207,7 @@ pub fn short() -> Vec<Row> {
     rows
 }
 
-/// Returns all attacks. If `may_be_first`, the server has a real-time priority in all rows except for the last ones.
+/// Returns all attacks. If `may_be_first` is true, the server has a real-time priority in all rows except for the last ones.
 #[must_use]
 pub fn all(may_be_first: bool) -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};
@@ -269,7 +272,7 @@ impl Server {
     }
 }
 
-/// Attacks the server `to` while honest clients connect to the server `of`. Both may be the same.
+/// Attacks the server `to` while honest clients connect to the server `of`. `to` and `of` may be the same server.
 fn phase(
     program: &Path,
     row: &Row,
@@ -305,8 +308,8 @@ fn phase(
     };
     until("the attack has begun", || Ok((all()?.opened >= row.warm).then_some(())))?;
     let Row { count, every, .. } = *row;
-    // Without a real-time priority, the server may have to wait for a processor and answer late. The clients' time limit is then
-    // longer, and only few clients may run at the same time.
+    // Without a real-time priority, the server may have to wait for a processor, and may answer late. In this case the clients have a
+    // longer time limit, and only a few clients may run at the same time.
     let (patience, at_once) = if row.is_first { (10, usize::MAX) } else { (60, 8) };
     let patience = Duration::from_secs(patience);
     let (within_host, credentials) = (row.is_within_host(), credentials.clone());
@@ -323,7 +326,7 @@ fn phase(
     let begin = Instant::now();
     loop {
         let report = all()?;
-        // The control ends with the honest clients, because only they are measured.
+        // The control ends when the honest clients have ended, because only the honest clients are measured.
         if report.opened >= row.least || of != to || begin.elapsed() > LEAST_TIME {
             return Ok((outcome, report));
         }
@@ -331,7 +334,8 @@ fn phase(
     }
 }
 
-/// Runs an attack. If `has_control`, first measures honest clients while another server is attacked, and checks the memory at the end.
+/// Runs an attack. If `has_control` is true, first measures honest clients while another server is attacked, and in the end waits for the
+/// memory of the attacked server to shrink.
 ///
 /// # Errors
 /// A process fails, or something does not happen within [`crate::patience::PATIENCE`].

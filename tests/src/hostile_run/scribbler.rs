@@ -1,5 +1,5 @@
-//! An attacker in shared memory. Its reactor connects and makes the same calls as an ordinary program. At the same time, another thread
-//! overwrites all memory that the connection maps, and misuses its descriptors ([`super::grip`]).
+//! An attacker in shared memory. Its reactor connects and makes the same calls as an ordinary program. At the same time, another thread of
+//! the attacker overwrites all memory that the connection maps, and misuses the descriptors of the connection ([`super::grip`]).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -59,10 +59,11 @@ impl Scribbler {
         }
     }
 
-    /// Posts a random operation. It uses a key that the attacker has the right to use, or one that it has not.
+    /// Posts a random operation: a message, or an operation on a region of the server. The attacker has the right to most of these
+    /// operations, but not to all.
     fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (Some(own), true) = (&mut self.own, self.theirs.len() >= READABLE) else { return };
-        // A request without the right ends the connection, so it is rare.
+        // An operation without the right ends the connection, so only one in 64 is without the right.
         let is_right = self.rng.below(64) != 0;
         let kind = self.rng.below(8);
         let may = match kind {
@@ -71,7 +72,7 @@ impl Scribbler {
         };
         let nth = self.rng.index(if is_right { may } else { self.theirs.len() });
         let theirs = self.theirs[nth];
-        // An operation that is refused for now is not repeated.
+        // If the reactor refuses an operation for now, the operation is not repeated.
         let done = match kind {
             0 => cx.write(conn, theirs, own, 0..REGION),
             1 => cx.read(conn, theirs, own, 0..REGION),
@@ -84,7 +85,8 @@ impl Scribbler {
         }
     }
 
-    /// Returns true if the reactor may send. It must not while the other thread writes records to the ring.
+    /// Returns true if the reactor may send. It returns false while the other thread writes records to the ring, because two writers would
+    /// disturb each other.
     fn is_talking(&self) -> bool {
         self.grips.plan().means != Means::Records
     }
@@ -114,8 +116,8 @@ impl Handler<Order> for Scribbler {
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        // While the other thread changes memory, it may have written the answer itself. So a success counts only with
-        // [`Means::Requests`].
+        // An operation without the right must not succeed. But with all means except for [`Means::Requests`], the other thread may have
+        // written the success itself, so only a success with [`Means::Requests`] counts.
         if self.wrong.remove(&send) && outcome.is_sent() && self.grips.plan().means == Means::Requests {
             self.reached += 1;
         }
@@ -172,7 +174,7 @@ fn reactor(grips: &Arc<Grips>) -> Result<Reactor<Order>> {
     )?)
 }
 
-/// Answers that it is ready, and waits for the order to begin. Attacks until standard input ends.
+/// Sends the answer that it is ready, and waits for the order to begin. Then attacks until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.

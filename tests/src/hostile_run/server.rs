@@ -22,8 +22,8 @@ pub struct Report {
     pub current: usize,
     /// The largest number of connections so far, in any state.
     pub highest: usize,
-    /// The largest number of connections so far that the handler has not been notified of: they are being established, or have ended
-    /// before that.
+    /// The largest number of connections so far for which `on_connect` was not called yet. They are being established, or have failed to be
+    /// established and are not removed yet.
     pub highest_unknown: usize,
     /// The number of connections that were established so far.
     pub connected: u64,
@@ -35,7 +35,7 @@ pub struct Report {
     pub resident_kib: u64,
     /// The number of open descriptors of the process.
     pub descriptors: usize,
-    /// The number of regions that a client has changed without the right. It must be 0.
+    /// The number of regions that a client has changed although it has no right to write to them. This number must be 0.
     pub touched: usize,
 }
 
@@ -48,7 +48,7 @@ pub struct Settings {
     pub within_host: bool,
 }
 
-/// The message by which a client requests memory that the server reserves for this client.
+/// The message by which a client requests that the server reserves memory for this client.
 pub const GUARD: &[u8] = b"guard";
 /// The message by which a client requests the keys of all regions.
 pub const KEYS: &[u8] = b"keys";
@@ -63,13 +63,13 @@ const CONTENT: [u8; REGION] = [0xa5; REGION];
 
 #[derive(Debug, Default)]
 struct Server {
-    /// The number of open connections that the handler has been notified of.
+    /// The number of open connections for which `on_connect` was called.
     known: usize,
     highest: usize,
     highest_unknown: usize,
     /// The regions of each client that has requested keys. No client may write to the last of the three.
     regions: BTreeMap<ConnectionId, [Region; 3]>,
-    /// The memory that is reserved for an honest client. Nobody writes to it.
+    /// The memory that is reserved for an honest client. No process may write to it.
     guarded: Option<Region>,
     touched: usize,
 }
@@ -82,8 +82,8 @@ fn is_whole(region: &Region) -> bool {
 }
 
 impl Server {
-    /// Returns the keys of all regions in this order: two that the client may write to (by copies of the server, and directly), one
-    /// that it may only read, and the memory that is reserved for an honest client.
+    /// Returns the keys of all regions in this order: two that the client may write to (the server copies the bytes into one, and the
+    /// client writes directly to the other), one that the client may only read, and the memory that is reserved for an honest client.
     fn keys(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Vec<u8>, Error> {
         if let Entry::Vacant(free) = self.regions.entry(conn) {
             let all = RegionOptions::new().allow(Access::REMOTE);
@@ -128,8 +128,8 @@ impl Server {
 
 impl Handler<Order> for Server {
     fn on_connect_request(&mut self, cx: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
-        // The number of connections can grow only here. It grows by one if a slot is free. Otherwise another connection is dropped, or
-        // this one is refused.
+        // The number of connections can grow only in this callback. It grows by one if a slot is free. If no slot is free, the server drops
+        // another connection, or refuses this one.
         let connections = cx.connections();
         let has_place = connections.saturating_sub(self.known) < MAX_PENDING as usize;
         self.look(connections + usize::from(has_place));
@@ -177,7 +177,7 @@ impl Handler<Order> for Server {
     }
 }
 
-/// Listens on a port of 127.0.0.1, answers with the address, and serves until standard input ends.
+/// Listens on a port of 127.0.0.1, sends its address as an answer, and serves until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.

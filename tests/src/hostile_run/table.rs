@@ -2,7 +2,7 @@
 
 use super::verdict::{Times, Verdict};
 
-/// Returns the line with the heads of the columns.
+/// Returns the line with the headings of the columns.
 #[must_use]
 pub fn head() -> String {
     format!(

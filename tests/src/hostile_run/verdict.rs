@@ -8,12 +8,13 @@ use super::newcomers::Outcome;
 use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
-/// The fraction of newcomers that must connect in rows in which not all of them can: the attackers have many addresses or the clients'
-/// own one, or the server waits for a processor.
+/// The fraction of newcomers that must connect in rows in which some newcomers cannot: the attackers have many addresses, or use the
+/// address of the honest clients, or the server waits for a processor.
 pub const SHARE: f64 = 0.9;
-/// If the attack must hardly affect the honest clients, their p99 may be at most this multiple of the control's.
+/// The largest accepted ratio of the honest clients' p99 to their p99 in the control, for attacks that must hardly affect the honest
+/// clients.
 pub const RATIO: f64 = 3.0;
-/// The limit that replaces [`RATIO`] for attackers in shared memory.
+/// The largest accepted ratio of the p99 values, instead of [`RATIO`], if the attackers use shared memory.
 pub const RATIO_WITHIN_HOST: f64 = 2.0;
 
 /// The largest accepted memory of a server after an attack, in KiB.
@@ -63,7 +64,7 @@ pub struct Verdict {
     pub control: Option<Times>,
     /// The results of honest clients while their own server was attacked.
     pub attacked: Times,
-    /// The number of clients that did not connect, for each reason.
+    /// The number of honest clients that did not connect, for each reason.
     pub not_up: BTreeMap<String, usize>,
     /// The sum of all attackers' counters.
     pub attackers: attacker::Report,
@@ -71,11 +72,11 @@ pub struct Verdict {
     pub server: server::Report,
     /// The server's processor time, as a fraction of the attack's duration.
     pub load: f64,
-    /// The fraction of the time in which the server was ready to run but had no processor.
+    /// The fraction of the attack's duration in which the server was ready to run but had no processor.
     pub waited: f64,
     /// The time in seconds until the pool had shrunk to its initial size.
     pub pool_seconds: Option<f64>,
-    /// The memory of the server's process at that time, in KiB.
+    /// The memory of the server's process in KiB, when the pool had shrunk or the time limit for it was over.
     pub resident_kib: Option<u64>,
     /// A description of each missed target. Empty if the row passes.
     pub missed: Vec<String>,
