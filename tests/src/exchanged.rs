@@ -31,7 +31,7 @@ pub fn provider() -> Box<dyn Provider> {
 /// Returns a reactor on this host's devices that connects by exchange.
 ///
 /// # Errors
-/// None.
+/// This function always succeeds. Its type is that of `Setup::reactor`.
 #[cfg(feature = "verbs")]
 pub fn reactor(config: rdma_reactor::Config) -> std::result::Result<rdma_reactor::Reactor, rdma_reactor::Error> {
     Ok(crate::parts::reactor_on_all(vec![provider()], config))

@@ -18,7 +18,7 @@ const NO_QUEUE_PAIR: TransportError = TransportError::Stale { object: "queue pai
 
 // The channels by which a provider notifies its user.
 
-/// A descriptor that is readable from `ring` to `silence`.
+/// A descriptor that is readable after `ring`, until `silence` is called.
 #[derive(Debug)]
 struct Bell { far: UnixStream, near: UnixStream, rung: bool }
 
@@ -32,11 +32,11 @@ impl Bell {
 
     fn ring(&mut self) {
         if !std::mem::replace(&mut self.rung, true) {
-            _ = (&self.far).write(&[1]); // The stream is empty: the write succeeds.
+            _ = (&self.far).write(&[1]); // The stream is empty, so the write succeeds.
         }
     }
 
-    /// For a getter that has nothing to return. The next event is an edge again.
+    /// Clears the descriptor. A getter that has nothing to return calls this, so that the next event raises an edge. Returns `None`.
     fn silence<T>(&mut self) -> Option<T> {
         if std::mem::take(&mut self.rung) { _ = (&self.near).read(&mut [0]); }
         None
@@ -80,7 +80,7 @@ impl Side {
         self.cm.ring();
     }
 
-    /// For each call that may have pushed completions.
+    /// Makes the descriptor readable if a completion was pushed. Each call that may push completions calls this.
     fn ring_if_completed(&mut self) {
         if self.cqs.take_edge() { self.completions.ring(); }
     }
@@ -92,18 +92,18 @@ struct Shared { sides: Slab<Side>, ids: Slab<Id> }
 impl Shared {
     fn side(&mut self, side: Key) -> &mut Side { self.sides.get_mut(side).expect("lives as long as its provider") }
 
-    /// Returns an id of the provider `side`. An id of another provider is an error.
+    /// Returns an id of the provider `side`. Returns an error if the id belongs to another provider or does not exist.
     fn id(&mut self, side: Key, id: Key) -> Result<&mut Id> {
         self.ids.get_mut(id).filter(|id| id.side == side).ok_or(TransportError::Stale { object: "connection id" })
     }
 
-    /// Returns the queue pair of an id, and the state of its provider.
+    /// Returns the queue pair of an id, and the state of the id's provider. Returns `None` if the id has no queue pair or does not exist.
     fn queues(&mut self, id: Key) -> Option<(&mut WorkQueues, &mut Side)> {
         let id = self.ids.get_mut(id)?;
         Some((id.queues.as_mut()?, self.sides.get_mut(id.side)?))
     }
 
-    /// Returns the listener at an address, and its provider.
+    /// Returns the listener at an address, and the listener's provider. Returns `None` if no listener has this address.
     fn listener(&self, address: SocketAddr) -> Option<(Key, Key)> {
         let mut ids = self.ids.iter();
         ids.find(|(_, id)| id.state == State::Listening && id.local == address).map(|(key, id)| (key, id.side))
@@ -114,7 +114,7 @@ impl Shared {
         self.ids.insert(Id { side, state, local, remote, peer, deadline, read_depth, queues })
     }
 
-    /// Moves an id to its next state. Nothing is posted behind the flush of an end, and the event comes last.
+    /// Moves an id to its next state. At the end of a connection, flushes its queue pair first. Reports the event last.
     fn advance(&mut self, key: Key, state: State, event: CmEventKind) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let Some(side) = self.sides.get_mut(id.side) else { return };
@@ -219,7 +219,7 @@ impl Shared {
     }
 }
 
-/// A network within the process. Providers of the same network can connect to each other.
+/// A network within the process. The providers on one network can connect to each other.
 #[derive(Clone, Debug, Default)]
 pub struct Network(Arc<Mutex<Shared>>);
 
@@ -256,7 +256,7 @@ impl Loopback {
         if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
     }
 
-    /// Returns the RDMA Read depths that the program requests. 0 stands for the largest depth of the device.
+    /// Returns the RDMA Read depths that the program requests. A requested depth of 0 means the largest depth of the device.
     fn read_depth(&self, param: &ConnectParam<'_>) -> ReadDepth {
         let depth = |asked: u16| if asked == 0 { self.info.capabilities.max_read_depth } else { asked };
         let (responder_resources, initiator_depth) = (depth(param.responder_resources), depth(param.initiator_depth));

@@ -1,8 +1,8 @@
-//! A provider that forwards calls to another one and has one deliberate defect. Each defect violates one sentence of the contract of
+//! A provider that forwards calls to another one and has one deliberate defect. Each defect violates one promise of the contract of
 //! `Provider`.
 //!
-//! The provider conformance suite must detect each defect. No other test may use this provider: the suite accesses memory only by
-//! copies, so the defects cannot make references invalid.
+//! The provider conformance suite must detect each defect. No other test may use this provider: the suite accesses memory only by copies,
+//! so the defects cannot make references invalid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -51,13 +51,13 @@ pub enum Defect {
     ArmedForEver,
     /// An unsignaled send never completes, so its slot in the send queue is never free.
     UnsignaledNeverDone,
-    /// If a chain was posted in part, the error says that nothing was posted.
+    /// If only a part of a chain was posted, the error says that nothing was posted.
     PostedWrong,
     /// One receive in each flush never completes.
     ForgottenFlush,
     /// The handle of a destroyed completion queue is reused for the next queue.
     HandleTwice,
-    /// A receive's completion reports one byte more than its buffers have.
+    /// The completion of a receive reports one byte more than the receive's buffers can hold.
     TooLong,
     /// The private data of a reject is dropped.
     SilentReject,
@@ -65,18 +65,19 @@ pub enum Defect {
     LostDisconnect,
     /// A queue can be destroyed while a queue pair uses it.
     UsedQueueDestroyed,
-    /// The provider always reports that unread data exists.
+    /// The provider always reports that a connection has unread data.
     AlwaysUnread,
     /// A fenced send does not wait for earlier reads.
     FenceIgnored,
-    /// Every third connection-manager event raises no edge: the getter returns `None`, and a later call returns the event.
+    /// Every third connection-manager event arrives without a new edge: the getter returns `None` once, and returns the event in a later
+    /// call.
     LostCmEdge,
-    /// The memory of a destroyed queue pair's receive is written.
+    /// After a queue pair was destroyed, the provider writes to the memory of one of its receives.
     WritesAfterDestroy,
 }
 
 impl Defect {
-    /// All defects, without [`Defect::None`].
+    /// All defects except for [`Defect::None`].
     pub const ALL: [Self; 21] = [
         Self::Backwards,
         Self::LostEvent,
@@ -107,7 +108,7 @@ impl Defect {
 pub struct Mutant<P> {
     inner: P,
     defect: Defect,
-    /// The number of occasions for the defect so far.
+    /// The number of times so far that the defect could have shown itself.
     occasions: u64,
     /// The number of unsignaled sends of each queue pair.
     unsignaled: BTreeMap<Key, usize>,
@@ -115,9 +116,9 @@ pub struct Mutant<P> {
     made_up: Vec<(WorkCompletion, u32)>,
     /// The last receive that was posted to each queue pair, with its completion queue.
     receives: BTreeMap<Key, (RecvWr, CqId)>,
-    /// The receive of a destroyed queue pair, whose memory the next poll writes.
+    /// A receive of a queue pair that was destroyed. The next poll writes to the memory of this receive.
     late: Option<RecvWr>,
-    /// The delayed connection-manager event.
+    /// The connection-manager event that a later call returns.
     held: Option<CmEvent>,
     /// The completion queue of each queue pair.
     queues: BTreeMap<Key, CqId>,
@@ -125,9 +126,9 @@ pub struct Mutant<P> {
     handles: BTreeMap<Key, CqId>,
     /// The handle of a destroyed completion queue, which the next queue reuses.
     free: Option<Key>,
-    /// The queue pairs one of whose receives was dropped.
+    /// The queue pairs that have lost a receive: the completion of that receive was dropped.
     robbed: BTreeSet<Key>,
-    /// The completion queue that raises its event a second time.
+    /// The completion queue whose next event is a repetition.
     again: Option<CqId>,
 }
 
@@ -156,7 +157,8 @@ impl<P: Provider> Mutant<P> {
         self.defect == defect
     }
 
-    /// Counts an occasion for the defect. Returns true at every `nth` one, if this provider has the defect.
+    /// Counts one more occasion to show the defect, if this provider has the defect. Returns true at every `nth` occasion. Always returns
+    /// false if this provider does not have the defect.
     fn strikes(&mut self, defect: Defect, nth: u64) -> bool {
         self.occasions += u64::from(self.is(defect));
         self.is(defect) && self.occasions % nth == 0

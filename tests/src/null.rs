@@ -1,5 +1,6 @@
-//! A pair of devices whose operations need almost no instructions. When a post returns, the message is already in the peer's receive,
-//! and has completed on both sides. So with these devices, the cost of a reactor can be measured alone.
+//! A pair of devices whose operations need almost no instructions. When a post of a send returns, the message is already in the peer's
+//! receive, and the send and the receive have completed. With these devices, nearly all instructions of a turn are those of the reactor, so
+//! they measure its cost.
 //!
 //! Each device uses the embedded provider for connection management and regions. The devices support one connection. They support sends
 //! and, for reactors, also writes and reads, but do not check keys. Credits ensure that each message finds a receive.
@@ -36,7 +37,7 @@ use rdma_reactor::{Clock, Config, Reactor};
 
 use crate::parts::{embedded, reactor_with};
 
-/// The end of the connection at one device.
+/// One side of the connection: the state of one device.
 #[derive(Debug)]
 struct End {
     qp: Option<QpId>,
@@ -78,7 +79,7 @@ impl End {
         }
     }
 
-    /// Delivers the completions of messages that are sent back. Returns false if this device does not send messages back.
+    /// Delivers the completions of the messages that this device sends back. Returns false if the device does not send messages back.
     fn echo(&mut self) -> bool {
         let Some(echoes) = &mut self.echoes else { return false };
         let mut echoes = std::mem::take(echoes);
@@ -112,7 +113,8 @@ fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
     Some(len)
 }
 
-/// Copies bytes between the entries of an operation and the peer's memory. Both are in this process.
+/// Copies bytes between the entries of an operation and the peer's memory at the address `remote`: to the entries if `reads` is true, and
+/// to the peer's memory otherwise. Both are in this process.
 fn place(local: &[Sge], mut remote: u64, reads: bool) {
     for entry in local {
         let peer = ptr::with_exposed_provenance_mut::<u8>(remote as usize);
@@ -157,7 +159,7 @@ impl Null {
         })
     }
 
-    /// Creates two reactors, each on one device of a pair. Also returns the mirror of the first device.
+    /// Creates two reactors, each on one device of a pair. Returns them, and the [`Mirror`] of the first device.
     ///
     /// # Panics
     /// Panics if the system has no descriptors left, or if a setting is out of range.
@@ -168,7 +170,7 @@ impl Null {
         (pair.map(|provider| reactor_with(vec![Box::new(provider)], config.clone(), clock())), mirror)
     }
 
-    /// Enables writes and reads. They check no keys, so the conformance suite must not use them.
+    /// Enables writes and reads. The device does not check the keys of these operations, so the conformance suite must not use this device.
     fn with_one_sided(mut self) -> Self {
         self.info.capabilities.features |= Features::READ | Features::WRITE;
         self
@@ -185,7 +187,7 @@ impl Null {
 pub struct Mirror(Arc<Mutex<[End; 2]>>);
 
 impl Mirror {
-    /// Switches the mirror on. From now on the peer gets no messages.
+    /// Switches the mirror on. From then on, the peer gets no messages.
     pub fn up(&self) {
         lock(&self.0)[0].echoes = Some(VecDeque::new());
     }
@@ -201,9 +203,9 @@ fn both(ends: &mut [End; 2], side: usize) -> [&mut End; 2] {
     if side == 0 { [first, second] } else { [second, first] }
 }
 
-// SAFETY: under the lock of both ends, a post reads the memory of its send, and writes the memory of the peer's receive. Both have
-// completed then, and the device keeps no reference to the memory. `destroy_id` drops the remaining receives. Regions are those of the
-// inner provider.
+// SAFETY: under the lock of both ends, a post reads the memory of its send, and writes the memory of the peer's receive. When the post
+// returns, the send and the receive have completed, and the device keeps no reference to their memory. `destroy_id` drops the remaining
+// receives. Regions are those of the inner provider.
 unsafe impl Provider for Null {
     fn name(&self) -> &'static str {
         "null"

@@ -1,4 +1,5 @@
-//! A provider in front of another one that changes nothing: a form to fill in. `docs/writing-a-provider.md` shows it.
+//! A provider that forwards every call to another one and changes nothing. It is meant to be copied: a provider of your own replaces the
+//! methods that it changes. `docs/writing-a-provider.md` shows this file.
 
 use std::net::{IpAddr, SocketAddr};
 use std::{ops::Range, os::fd::RawFd, sync::Arc, time::Instant};

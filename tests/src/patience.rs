@@ -1,5 +1,5 @@
-//! The time limits of tests. A test waits for an event, not for a time. So a limit only turns a hang into a failure, and a busy machine
-//! never reaches it. Therefore all tests use the same limits.
+//! The time limits of tests. A test waits for an event, not for a time, and fails if the event does not happen within the limit. The limits
+//! are so long that even a busy machine does not reach them.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ pub const TEST: Duration = Duration::from_secs(900);
 /// A time that no test reaches.
 pub const HOUR: Duration = Duration::from_secs(3600);
 
-/// Returns `config` with timeouts that are longer than any pause of the process. It is for tests that use real sockets but do not test
-/// time.
+/// Returns `config` with timeouts that are longer than any pause of the process. Tests that use real sockets, but do not test time, use
+/// these settings.
 #[must_use]
 pub fn patient(config: Config) -> Config {
     config

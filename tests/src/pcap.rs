@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// The way in which one direction of a connection ends in the capture.
+/// The way in which one direction of a connection ends in the capture file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
     /// The capture stops before the direction ends.
@@ -19,7 +19,7 @@ pub enum End {
     Reset,
 }
 
-/// Bytes that TCP could deliver together. Segments are in the order of the capture.
+/// Consecutive bytes of one direction, which TCP could deliver together when a packet arrived. Segments are in the order of the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// True if the side that connected has sent the bytes.
@@ -35,7 +35,7 @@ pub struct Segment {
 pub struct Hole {
     /// True if the side that connected has sent the bytes.
     pub from_client: bool,
-    /// The offset in the stream at which the bytes are missing.
+    /// The offset in the reassembled stream at which the bytes are missing. This stream has no bytes in the place of holes.
     pub at: usize,
     /// The number of missing bytes.
     pub len: usize,
@@ -128,7 +128,7 @@ pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
     connection.finish()
 }
 
-/// The reassembly of one direction.
+/// The state of one direction while its bytes are reassembled.
 #[derive(Debug, Default)]
 struct Direction {
     /// The address and the port of the sender.
@@ -136,11 +136,11 @@ struct Direction {
     /// The sequence number of the stream's first byte; `None` before the SYN.
     first: Option<u32>,
     stream: Vec<u8>,
-    /// The bytes after a gap, by their position in the stream.
+    /// The bytes that arrived after a gap, by their position in the stream.
     early: BTreeMap<usize, Vec<u8>>,
     /// The total number of bytes in holes. They are not part of `stream`.
     missing: usize,
-    /// The length of the stream that the FIN gives; `None` before the FIN.
+    /// The length of the stream, which the FIN determines; `None` before the FIN.
     fin: Option<usize>,
     reset: bool,
 }
@@ -242,12 +242,13 @@ impl Connection {
 }
 
 impl Direction {
-    /// Returns the position of the next expected byte. Holes are counted.
+    /// Returns the position of the next expected byte. This position includes the bytes in holes.
     fn next(&self) -> usize {
         self.stream.len() + self.missing
     }
 
-    /// Adds data at a position of the stream. Returns the segments by which the stream grew, as position and length.
+    /// Adds data at position `place` of the stream. Returns the segments that were appended to the stream, each as its position and its
+    /// length.
     fn take(&mut self, place: usize, data: &[u8]) -> Vec<(usize, usize)> {
         let mut grown = Vec::new();
         if !data.is_empty() {

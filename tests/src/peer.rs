@@ -31,7 +31,7 @@ pub struct Target {
     pub cq: CqId,
     /// The address of the listener.
     pub address: SocketAddr,
-    /// The time that the tests pass to the provider.
+    /// The time that the tests pass to the provider as the current time.
     pub now: Instant,
     /// The events that no test has consumed yet, the oldest first.
     pub events: Vec<CmEvent>,
@@ -108,8 +108,8 @@ impl Target {
         out
     }
 
-    /// Returns a region of `len` bytes. The memory extends beyond the region at both ends, so that a test can detect writes outside of
-    /// it.
+    /// Returns a region of `len` bytes. The memory extends beyond the region by [`MARGIN`] bytes at both ends, so that a test can detect
+    /// writes outside of the region.
     ///
     /// # Panics
     /// Panics if the memory cannot be allocated.
@@ -121,7 +121,7 @@ impl Target {
         Region { stag: inner.remote_key.0, base, len, inner, whole, total: memory.len() }
     }
 
-    /// Connects a peer. The provider posts `receives` empty receives.
+    /// Connects a peer. The provider posts `receives` receives without buffers. `crc` is true if FPDUs must have a CRC.
     ///
     /// # Panics
     /// Panics if the connection fails.
@@ -151,7 +151,7 @@ impl Target {
         event.id
     }
 
-    /// Accepts a connect request, and posts empty receives. Returns the queue pair.
+    /// Accepts a connect request, and posts `receives` receives without buffers. Returns the queue pair.
     ///
     /// # Panics
     /// Panics if the provider refuses.
@@ -174,7 +174,8 @@ impl Target {
         qp
     }
 
-    /// Returns the bytes of a region, with those before and after it. Reads them by RDMA Read on another connection.
+    /// Returns the bytes of a region, with the [`MARGIN`] bytes before it and after it. Reads these bytes by RDMA Read on another
+    /// connection.
     pub fn inspect(&mut self, region: &Region) -> Vec<u8> {
         let mut peer = self.connect(0, false);
         let read = ReadRequest {
@@ -200,7 +201,7 @@ impl Target {
     }
 }
 
-/// The number of bytes before and after a region that no peer may change.
+/// The number of additional bytes before a region, and the number of additional bytes after it. No peer may change these bytes.
 pub const MARGIN: usize = 128;
 
 /// A region of the provider under test.
@@ -214,13 +215,13 @@ pub struct Region {
     pub len: usize,
     /// The region, for deregistering it.
     pub inner: MemoryRegion,
-    /// A larger region, which includes the bytes before and after this one.
+    /// A larger region, which consists of this region and the [`MARGIN`] bytes before and after it.
     pub whole: MemoryRegion,
     /// The length of the larger region.
     pub total: usize,
 }
 
-/// Returns an MPA request: its key, and then `tail`.
+/// Returns an MPA request that consists of the 16-byte key of MPA and `tail`.
 pub fn request(tail: &[u8]) -> Vec<u8> {
     [b"MPA ID Req Frame".as_slice(), tail].concat()
 }
@@ -260,7 +261,7 @@ pub fn fpdu_read(msn: u32, read: &ReadRequest, crc: bool) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Peer {
     stream: TcpStream,
-    /// The bytes that the socket has not accepted yet.
+    /// The bytes that are still to be sent, because the socket has not accepted them.
     unsent: VecDeque<u8>,
     /// True if FPDUs have a CRC.
     pub crc: bool,
@@ -280,8 +281,8 @@ impl Peer {
         Self { stream, unsent: VecDeque::new(), crc, id: None }
     }
 
-    /// Sends bytes. If the socket does not accept all of them, later reads send the remaining ones. It is no error if the provider has
-    /// closed the connection.
+    /// Sends bytes. If the socket does not accept all of them, later calls of [`Peer::read`] send the others. Bytes for a connection that
+    /// the provider has closed are dropped.
     pub fn send(&mut self, bytes: &[u8]) {
         self.unsent.extend(bytes);
         self.flush();
@@ -297,7 +298,7 @@ impl Peer {
         }
     }
 
-    /// Reads `len` bytes, and drives the provider meanwhile.
+    /// Reads `len` bytes. Drives the provider until they have arrived.
     ///
     /// # Panics
     /// Panics if the stream ends earlier.
@@ -315,7 +316,7 @@ impl Peer {
         bytes
     }
 
-    /// Reads one FPDU, and drives the provider meanwhile.
+    /// Reads one FPDU. Drives the provider until the FPDU has arrived.
     pub fn fpdu(&mut self, target: &mut Target) -> Vec<u8> {
         let mut fpdu = self.read(target, 2);
         let len = fpdu_len(usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]])));
@@ -327,7 +328,7 @@ impl Peer {
         fpdu
     }
 
-    /// Checks that the next FPDU is a Terminate and that the stream then ends. Returns the cause in the Terminate.
+    /// Checks that the next FPDU is a Terminate, and that the stream ends after it. Returns the cause in the Terminate.
     ///
     /// # Panics
     /// Panics if something else arrives.
@@ -344,7 +345,7 @@ impl Peer {
     /// Waits for the end of the stream.
     ///
     /// # Panics
-    /// Panics if bytes arrive before it.
+    /// Panics if bytes arrive before the end.
     pub fn ended(&mut self, target: &mut Target) {
         target.until("end", |_| {
             self.flush();

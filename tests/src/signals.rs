@@ -21,7 +21,7 @@ pub struct Signals {
     before: u64,
     over: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
-    /// Prevents the value from moving to another thread.
+    /// Prevents the value from moving to another thread than the one that has created it.
     stays: PhantomData<*const ()>,
 }
 
@@ -47,7 +47,8 @@ impl Signals {
         let ends = Arc::clone(&over);
         let sender = thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                // SAFETY: the thread exists: `Signals` does not leave it, and joins this thread when it is dropped.
+                // SAFETY: the thread that gets the signal exists. It owns the `Signals` value, which cannot move to another thread. When
+                // the value is dropped, that thread waits for the end of this one.
                 unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
                 thread::sleep(pause);
             }

@@ -1,4 +1,4 @@
-//! The audit: the expected state of both ends of every connection, and the checks that the reactors keep their promises.
+//! The audit: the expected state of both ends of every connection, and the check that the reactors do what the documentation promises.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -19,11 +19,11 @@ pub const ACTIVE: usize = 0;
 /// The index of the end that has accepted the connection.
 pub const PASSIVE: usize = 1;
 
-/// The kind of an accepted send, which a [`rdma_reactor::SendId`] identifies.
+/// An accepted send. [`rdma_reactor::SendId`] identifies it.
 #[derive(Clone, Debug)]
 pub enum Stand {
-    /// A message. A large one, which does not fit in one buffer, completes when the peer has fetched it. That may be later than the
-    /// completion of following sends.
+    /// A message. A message that does not fit in one buffer completes when the peer has fetched it, so sends that were accepted later may
+    /// complete earlier.
     Message {
         /// True if the message is larger than one buffer.
         large: bool,
@@ -50,15 +50,16 @@ pub struct End {
     pub id: Option<ConnectionId>,
     /// True if `on_connect` was called.
     pub announced: bool,
-    /// The last callback, or the death of the node. `None` while the connection exists.
+    /// A description of the last callback, or of the death of the node. `None` while the connection exists.
     pub ended: Option<String>,
     /// The virtual time of the last callback.
     pub over: Option<u64>,
     /// True if the node's reactor was dropped.
     pub killed: bool,
-    /// The time of the first call of `close`, and the total time for which the node had been paused until then.
+    /// Two times in ns, at the first call of `close`: the virtual time, and the total time for which the node had been paused. `None`
+    /// before `close` was called.
     pub closed: Option<(u64, u64)>,
-    /// The number of accepted sends of all kinds. The next send gets this number.
+    /// The number of accepted sends of all kinds. It is also the number that the next send gets.
     pub posted: u64,
     /// The number of accepted messages.
     pub accepted: u64,
@@ -70,7 +71,7 @@ pub struct End {
     pub coming: VecDeque<(u64, Arrival)>,
     /// The numbers of the messages and the immediate data that have completed with success.
     pub sent: BTreeSet<u64>,
-    /// The number of the first message that the peer has failed to fetch. Later sends may wait forever.
+    /// The number of the first message that the peer could not fetch. The sends after this message may never complete.
     pub unfetched: Option<u64>,
     /// The number of received messages.
     pub received: u64,
@@ -84,11 +85,11 @@ pub struct End {
     pub goal: u64,
     /// True if a send was refused, so that `on_writable` must follow.
     pub blocked: bool,
-    /// True if one of the refused sends needed only a slot of the send queue, and no credit.
+    /// True if one of the sends that were refused needed a slot of the send queue, but no credit.
     pub for_slot: bool,
     /// The length of the largest message that fits in one buffer, in bytes.
     pub max: usize,
-    /// The number of large messages that have completed after the close.
+    /// The number of large messages that have completed after this end was closed.
     pub fetched_late: u64,
     /// True if a send has completed with a failure.
     pub failed: bool,
@@ -103,14 +104,15 @@ impl End {
         self.blocked = true;
     }
 
-    /// Records an accepted send. Returns the number that the reactor must give it.
+    /// Records an accepted send. Returns the sequence number that the reactor must give to the send.
     pub fn take(&mut self, stand: Stand) -> u64 {
         let sequence = self.next();
         self.sends.insert(sequence, stand);
         sequence
     }
 
-    /// Records an accepted message for which `on_send_complete` is not called. Returns the number that the reactor must give it.
+    /// Records an accepted message for which `on_send_complete` is not called. Returns the sequence number that the reactor must give to
+    /// the message.
     pub fn pass(&mut self) -> u64 {
         self.passed += 1;
         self.next()
@@ -124,13 +126,13 @@ impl End {
         sequence
     }
 
-    /// Returns the number of messages and immediate data that have completed with success and that the peer must receive.
+    /// Returns the number of messages and immediate data of this end that have completed with success. The peer must receive all of them.
     fn told(&self) -> u64 {
         let end = self.unfetched.unwrap_or(u64::MAX);
         self.sent.range(..end).count() as u64
     }
 
-    /// Returns true if the close has lasted at least [`SHORTEST_CLOSE`], so that it may have reached its timeout.
+    /// Returns true if at least [`SHORTEST_CLOSE`] has passed since the close, so that the close may have reached its timeout.
     fn took_its_time(&self, now: u64) -> bool {
         self.closed.is_some_and(|(closed, _)| self.over.unwrap_or(now).saturating_sub(closed) >= SHORTEST_CLOSE)
     }
@@ -147,7 +149,7 @@ impl End {
 pub struct Pair {
     /// The two ends. The indices are [`ACTIVE`] and [`PASSIVE`].
     pub ends: [End; 2],
-    /// The time at which the connection was opened, and the total time for which the node had been paused until then.
+    /// Two times in ns, when the connection was opened: the virtual time, and the total time for which the opening node had been paused.
     pub opened: (u64, u64),
     /// The addresses from which the connection was opened, one for each attempt, as the listener sees them.
     pub initiators: Vec<SocketAddr>,
@@ -164,7 +166,7 @@ pub struct Pair {
 pub struct Audit {
     /// The connections, by cookie: a number in the private data that identifies the connection at both ends.
     pub pairs: BTreeMap<u64, Pair>,
-    /// The regions that peers may use, or may still be able to use.
+    /// The regions that peers may use, and regions whose rights have ended but that a peer may still be able to use.
     pub memory: Vec<Shared>,
     /// The number of one-sided operations that have completed with success.
     pub operations: u64,
@@ -222,8 +224,8 @@ pub fn cookie_of(data: &[u8]) -> Option<u64> {
 }
 
 impl Pair {
-    /// Returns the faults that may have disturbed the connection, as bits: those of its links, pauses of its nodes, and wrong uses of
-    /// regions.
+    /// Returns the faults that may have disturbed the connection, as bits of [`disturbed`]: faults of its links, pauses of its nodes, and
+    /// use of regions without the right.
     #[must_use]
     pub fn disturbances(&self, fabric: &Fabric) -> u32 {
         let links = self.initiators.iter().fold(0, |all, &initiator| all | fabric.disturbances(initiator));
@@ -235,21 +237,21 @@ impl Pair {
         })
     }
 
-    /// Returns true if the passive node has dropped connections that were not established, in favour of newer ones, since this
-    /// connection was opened.
+    /// Returns true if, since this connection was opened, the passive node has dropped a connection that was not established, in favour of
+    /// a newer one.
     #[must_use]
     pub fn may_have_given_way(&self, fabric: &Fabric) -> bool {
         fabric.evicted_since(self.ends[PASSIVE].node, self.opened.0)
     }
 
-    /// Returns true if both ends have called `on_connect` and neither has ended.
+    /// Returns true if both ends have called `on_connect` and neither end has ended.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.ends.iter().all(|end| end.announced && end.ended.is_none())
     }
 
-    /// Returns true if nothing remains to be sent or received on an open connection. A stream counts as settled only when it has closed
-    /// itself.
+    /// Returns true if the connection is open, and nothing remains to be sent or received on it. Always returns false for a byte stream,
+    /// which closes itself.
     #[must_use]
     pub fn is_settled(&self, cookie: u64) -> bool {
         let done =
@@ -263,7 +265,7 @@ impl Pair {
         self.ends[ACTIVE].ended.is_some() && (!self.ends[PASSIVE].announced || self.ends[PASSIVE].ended.is_some())
     }
 
-    /// Returns true if an end may report this reason for its disconnect.
+    /// Returns true if end number `side` may report this reason for its disconnect.
     #[must_use]
     pub fn judge_reason(&self, side: usize, reason: &DisconnectReason, fabric: &Fabric) -> bool {
         let how = self.disturbances(fabric);
@@ -274,12 +276,13 @@ impl Pair {
                 end.closed.is_some() && !(*complete && end.failed)
             }
             DisconnectReason::Closed => peer.closed.is_some(),
-            // If the peer's close has reached its timeout, the remaining sends were discarded, and no goodbye was sent.
+            // A peer whose close has reached its timeout discards its remaining sends, and sends no goodbye.
             DisconnectReason::Lost => {
                 let cut_off = peer.failed || !peer.sends.is_empty() || peer.took_its_time(fabric.now());
                 how != 0 || !peer.announced || peer.closed.is_some() && cut_off
             }
-            // Simulated hardware may fail to report that the peer has closed the connection or has used a region without the right.
+            // Simulated hardware may fail to report that the peer has closed the connection, or that an end has used a region without the
+            // right.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
                 let slept = fabric.slept_through(self.ends[side].node);
@@ -360,7 +363,7 @@ impl Audit {
         }
     }
 
-    /// Describes the connections for which `settled` returns false, for a report.
+    /// Returns a description of the connections for which `settled` returns false.
     #[must_use]
     pub fn unsettled(&self, settled: fn(&(&u64, &Pair)) -> bool) -> String {
         let unsettled = self.pairs.iter().filter(|entry| !settled(entry));

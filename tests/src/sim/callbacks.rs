@@ -1,4 +1,4 @@
-//! The callbacks of the program on a node. Each checks its arguments against the audit.
+//! The callbacks of the program on a node. Each callback compares its arguments with the audit.
 
 use std::os::fd::AsRawFd;
 
@@ -129,7 +129,7 @@ impl Handler<Said> for Program<'_> {
         if is_stream(cookie) {
             return self.mischief(cx, Some(conn));
         }
-        // Large messages complete when the peer has fetched them. All other sends must complete in order.
+        // A large message completes when the peer has fetched it. All other sends must complete in order.
         let stand = end.sends.remove(&send.sequence());
         let large = matches!(stand, Some(Stand::Message { large: true }));
         let fetched = |stand: &Stand| matches!(stand, Stand::Message { large: true });
@@ -190,10 +190,11 @@ impl Handler<Said> for Program<'_> {
         let pair = &self.audit.pairs[&cookie];
         let just = pair.judge_reason(side, &reason, &lock(&self.state.fabric));
         self.state.check(just, format_args!("{conn} ({cookie:x}, side {side}) ended: {reason:?}, of {pair:?}"));
-        // A stream that is shut down but not closed may wait for credit for its end without a limit. So only a close is checked for its
-        // time.
+        // A stream whose writing direction is shut down, but that is not closed, may wait without a limit for the credit that its end
+        // needs. So only a closed stream has a time limit.
         if let Some(closed) = closed.filter(|_| !shut) {
-            // If the node is late, the last deadline is postponed once. So the limit includes additional timeouts.
+            // If the node's turn is late, the reactor postpones the last deadline once. So the bound has further timeouts in addition to
+            // those of the close.
             let bound = (1 + fetched) * self.state.options.close_timeout + 2 * self.state.options.flush_timeout;
             let bound = if is_stream(cookie) { bound + self.state.options.close_timeout } else { bound };
             self.state.check(self.state.is_within(closed, bound), format_args!("{conn}: closed too late"));

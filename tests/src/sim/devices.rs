@@ -1,17 +1,17 @@
-//! Simulated worlds in which a reactor uses two devices. Both devices often assign equal keys to their regions. They fail, are removed,
-//! and return. Meanwhile, the program keeps messages, holds send buffers, and shares memory with peers. Peers write to this memory, and
+//! Simulated worlds in which a reactor uses two devices. Both devices often assign equal keys to their regions. They fail, are removed, and
+//! return. Meanwhile, the program keeps messages, holds send buffers, and shares memory with peers. Peers write to this memory, and
 //! invalidate its keys (Send with Invalidate). The devices sometimes refuse to release keys, regions and queue pairs.
 //!
 //! The promises that each world checks:
 //!
-//! - The program has no access to a region while a peer may use it, and has access as soon as no peer may. Equal keys of the other
-//!   device make no difference. While the program has access, nobody else writes to the region. If a device has refused to release a
-//!   region, the program gets no access.
-//! - The reactor counts exactly the objects that a device has failed to release. Nothing else is lost.
+//! - The program has no access to a region while a peer may use the region. As soon as no peer may use the region, the program has access.
+//!   An equal key on the other device does not change this. While the program has access, nobody else writes to the region. If a device has
+//!   refused to release a region, the program gets no access.
+//! - The reactor counts exactly the objects that a device has failed to release. All other objects are released.
 //! - Messages and buffers that the program holds never share memory, and their bytes do not change.
 //! - A connection accepts a buffer only if it comes from the same device, and from the time since the device was last added.
-//! - In the end, all buffers are in their pools. The memory of a device that was given up is released with the last message or buffer
-//!   in it.
+//! - In the end, all buffers are in their pools. The memory of a device that the reactor has given up is released when the last message or
+//!   buffer in this memory is dropped.
 
 mod book;
 
@@ -92,7 +92,7 @@ impl Handler for Server {
     }
 }
 
-/// A region of the server whose key a peer has received.
+/// A region of the server. A peer has received the key of this region.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     number: u64,
@@ -126,7 +126,7 @@ impl Handler for Peer {
 struct Node {
     reactor: Reactor,
     handler: Box<dyn Handler>,
-    /// The fabric's node numbers of this world.
+    /// The numbers that the fabric uses for this node: two for the server, one for a peer.
     ports: Vec<usize>,
     more: bool,
 }
@@ -138,7 +138,7 @@ pub struct Report {
     pub received: u64,
     /// The number of keys that peers have invalidated.
     pub taken: u64,
-    /// The number of times that the reactor has given up a device.
+    /// The number of times that a reactor has given up a device.
     pub given_up: u64,
     /// The number of buffers that the program has used after their device was given up.
     pub late: u64,
@@ -168,10 +168,11 @@ struct World {
     peers: Vec<Peer>,
     /// The gates that let calls fail: those of the server's two devices, then those of the peers.
     gates: Vec<Gate>,
-    /// For each peer, the regions whose bytes it writes to the server.
+    /// For each peer and connection, the region from which the peer writes bytes to the server.
     sources: Vec<BTreeMap<ConnectionId, Region>>,
     nodes: Vec<Node>,
-    /// The calls that the devices sometimes refuse. If this does not include queue pairs, all buffers must return to their pools.
+    /// The calls that the devices sometimes refuse. If the devices refuse no release of queue pairs, all buffers must return to their
+    /// pools.
     refusals: &'static [Call],
     /// For each device: true if it fails or is being removed, and the reactor has not given it up yet.
     going: [bool; 2],
@@ -250,7 +251,7 @@ impl World {
         }
     }
 
-    /// Gives one turn to each node that is due. If none is, advances the time.
+    /// Gives one turn to each node that is due. If no node is due, advances the time.
     fn step(&mut self) -> Result<(), String> {
         let (mut idle, now) = (true, lock(&self.fabric).now());
         let mut next = lock(&self.fabric).next();
@@ -271,7 +272,7 @@ impl World {
         self.look()
     }
 
-    /// Checks all promises. Also lets the removal of a device complete when it has no connections left.
+    /// Checks all promises. If a device is being removed and has no connections left, also lets its removal complete.
     fn look(&mut self) -> Result<(), String> {
         for side in 0..2 {
             let mut book = self.server.0.borrow_mut();
@@ -288,8 +289,8 @@ impl World {
             }
         }
         for side in 0..2 {
-            // When the last id on a removed device is destroyed, the device's channel becomes readable. The fabric simulates this with
-            // a delay.
+            // When the last id on a removed device was destroyed, the device's channel becomes readable. The world does this after a random
+            // delay.
             let left = self.server.0.borrow().up.values().any(|&of| of == side);
             if self.going[side] && !left && self.gates[side].is_unplugged() && self.rng.chance(100) {
                 lock(&self.fabric).ring(side);
@@ -387,7 +388,7 @@ impl World {
         live.then_some((nth, offer))
     }
 
-    /// Lets a peer write to memory of the server.
+    /// Makes a peer write to memory of the server.
     fn write(&mut self) {
         let Some((nth, offer)) = self.any_offer() else { return };
         let mut cx = self.nodes[1 + nth].reactor.context();
@@ -402,7 +403,7 @@ impl World {
         self.nodes[1 + nth].more = true;
     }
 
-    /// Lets a peer invalidate a key of the server.
+    /// Makes a peer invalidate a key of the server.
     fn take_back(&mut self) {
         let Some((nth, offer)) = self.any_offer() else { return };
         let told = message(TAKEN, false, offer.number, 0);
@@ -410,7 +411,7 @@ impl World {
         if cx.writable(offer.conn) == 0 {
             return;
         }
-        // Earlier sends are posted now, so that they do not carry the key.
+        // Posts the earlier sends now, because the next send that is posted invalidates the key.
         cx.flush(offer.conn);
         self.gates[2 + nth].take_back(RemoteKey(offer.remote.key));
         let sent = cx.send(offer.conn, &told);
@@ -442,7 +443,7 @@ impl World {
         if drops {
             book.lent.remove(&number);
         } else if let Some(lent) = book.lent.get(&number) {
-            // The result is ignored: the device may refuse to release the key, which its counters show.
+            // The result is ignored: the device may refuse to release the key. The counters of the gate record such a refusal.
             let _ = self.nodes[0].reactor.context().revoke(&lent.region);
             book.hide(|of, _| of == number);
         }
@@ -460,7 +461,7 @@ impl World {
         self.nodes[1 + nth].more = true;
     }
 
-    /// Takes a send buffer of the server, to fill it later.
+    /// Takes a send buffer of the server. The program fills and sends the buffer later.
     fn hold(&mut self) {
         let Some((conn, side)) = self.any_up() else { return };
         let Some(mut buffer) = self.nodes[0].reactor.context().buffer(conn) else { return };
@@ -513,7 +514,7 @@ impl World {
         self.nodes[0].more = true;
     }
 
-    /// Lets one of the next release calls of a device fail.
+    /// Makes one of the next release calls of a device fail.
     fn refuse(&mut self) {
         let (side, nth) = (self.rng.index(2), self.rng.index(self.refusals.len().max(1)));
         if let Some(&call) = self.refusals.get(nth) {
@@ -521,7 +522,7 @@ impl World {
         }
     }
 
-    /// Lets a device fail, or removes it.
+    /// Makes a device fail, or removes it.
     fn give_up(&mut self) {
         let side = self.rng.index(2);
         if self.going[side] || !self.is_used(side) || !self.rng.chance(400) {
@@ -551,14 +552,15 @@ impl World {
                 self.step()?;
             }
         }
-        // Completes the removal of devices that is in progress. Some messages and buffers of the program must still be valid after
+        // Completes the removals of devices that are in progress. Some messages and buffers that the program holds must stay valid after
         // their connections have ended.
         for side in 0..2 {
             let book = self.server.0.borrow();
             let conn = book.up.iter().find(|&(_, &of)| of == side).map(|(&conn, _)| conn);
             drop(book);
             if let Some(conn) = conn.filter(|_| self.going[side]) {
-                // The result is ignored. This message exists so that its completion can be checked.
+                // The result is ignored: the message is sent only so that the reactor polls for its completion. That poll detects the
+                // failure of the device.
                 let _ = self.nodes[0].reactor.context().send(conn, b"");
                 self.nodes[0].more = true;
             }

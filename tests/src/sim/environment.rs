@@ -47,7 +47,7 @@ impl Environment for VirtualTime {
             if !edges.is_empty() || fabric.now() >= until {
                 return sides.extend(edges.iter().map(|edge| edge.token));
             }
-            // A poll takes some virtual time. Meanwhile something may have arrived at a node that was polled earlier.
+            // Polling all nodes takes some virtual time. During this time, something may have arrived at a node that was polled first.
             if (0..self.pollers.len()).any(|node| fabric.is_runnable(node, true)) {
                 continue;
             }

@@ -37,7 +37,7 @@ pub fn let_others_speak(shared: &Shared) {
     let (spoken, threads) = (std::mem::take(&mut fabric.spoken), fabric.threads.clone());
     drop(fabric);
     for node in spoken {
-        // The last thread number is reserved for this; no program uses it.
+        // The thread number `usize::MAX` is reserved for these messages. No program uses it.
         let said = threads.say(node, usize::MAX);
         let mut fabric = lock(shared);
         fabric.note(node, format_args!("another thread speaks: {said:?}"));
@@ -64,7 +64,7 @@ pub(super) enum Event {
     Reset(Key),
     /// Completions or connection-manager events arrive at the simulated hardware of a node.
     Hardware(usize),
-    /// A packet of a Unix socket arrives, or the end of the socket.
+    /// A packet arrives at a Unix socket, or the notification that the peer has closed the socket.
     Packet(Key),
     /// At a UDP socket, a packet or a network error arrives, or there is space again.
     Udp(Key),
@@ -81,7 +81,7 @@ pub(super) enum Event {
 pub enum Script {
     /// A node opens a connection.
     Open(usize),
-    /// A node drops messages that it has kept. This simulates another thread.
+    /// A node's program drops messages that it has kept. This simulates another thread that drops them.
     Release(usize),
     /// The reactor of a node is dropped, without a shutdown.
     Kill(usize),
@@ -93,7 +93,8 @@ pub enum Script {
     Tick,
 }
 
-/// The readiness of one of a node's two channels. It simulates an epoll descriptor that is nested in the reactor's one (`epoll`(7)).
+/// The readiness of one of a node's two channels. The channel simulates an epoll descriptor that is nested in the epoll descriptor of the
+/// reactor (`epoll`(7)).
 #[derive(Debug, Default)]
 pub(super) struct ChannelState {
     /// The sockets with new readiness, in the order of their edges.
@@ -113,7 +114,7 @@ pub(super) struct Port {
     pub(super) channels: [ChannelState; 2],
     /// True if the waker was called.
     pub(super) woken: bool,
-    /// The number of calls of the waker since [`Fabric::take_rings`].
+    /// The number of calls of the waker since the last call of [`Fabric::take_rings`].
     pub(super) rings: u32,
     /// True if new readiness has arrived since the loop around the reactor last polled.
     pub(super) outer: bool,
@@ -125,7 +126,7 @@ pub(super) struct Port {
     pub(super) own: Vec<OwnDescriptor>,
 }
 
-/// A descriptor that the program has registered with its reactor. Bytes arrive, and the program reads all of them with one call.
+/// A descriptor that the program has registered with its reactor. The program reads all bytes that have arrived with one call.
 #[derive(Debug)]
 pub(super) struct OwnDescriptor {
     pub(super) fd: RawFd,
@@ -167,7 +168,7 @@ pub struct Fabric {
     pub(super) flying: Slab<Flying>,
     /// The links of all connects so far, each with the nodes at both ends.
     pub(super) dialled: Vec<(SocketAddr, [usize; 2])>,
-    /// True if all nodes are on one host.
+    /// True if all nodes are on one host, so that they may use shared memory.
     pub one_host: bool,
     pub(super) views: Slab<View>,
     /// The number of times so far that a node has mapped shared memory.
@@ -175,14 +176,15 @@ pub struct Fabric {
     pub(super) ports: Vec<Port>,
     /// The disturbances of each link, by the initiator's address.
     pub(super) links: BTreeMap<SocketAddr, u32>,
-    /// Pairs of nodes: packets from the first node do not arrive at the second.
+    /// Pairs of nodes. Packets from the first node of a pair do not arrive at the second node.
     pub(super) silent: BTreeSet<(usize, usize)>,
-    /// The long pauses so far: the node, the beginning, and the end.
+    /// The long pauses of nodes so far: the node, and the times at which the pause begins and ends.
     pauses: Vec<(usize, u64, u64)>,
-    /// For each node: the number of connections that it has dropped in favour of newer ones, and the time of the last one.
+    /// For each node: the number of connections that it has dropped in favour of newer ones, and the time at which it dropped the last of
+    /// them.
     evictions: BTreeMap<usize, (u64, u64)>,
     pub(super) script: VecDeque<Script>,
-    /// The nodes to which a simulated other thread must send a message.
+    /// The nodes that still get a message from a simulated other thread. A node is in the list once for each message.
     spoken: Vec<usize>,
     threads: Threads,
     pub(super) next_port: u16,
@@ -193,8 +195,8 @@ pub struct Fabric {
     pub middleman: Option<Middleman>,
     /// True if the hardware may fail to report a disconnect.
     pub forgetful: bool,
-    /// The keepalive time of each node, in ns, if its device learns only from complete messages that the peer is alive. Such a device
-    /// also stalls while its node is paused, unlike a real device.
+    /// The keepalive time of each node, in ns, if the devices learn only from complete messages that the peer is alive. Otherwise the list
+    /// is empty. Such a simulated device stalls while its node is paused. A real device does not stall.
     pub slow_to_hear: Vec<u64>,
     /// The history of the world, see [`Trace`].
     pub trace: Trace,
@@ -299,7 +301,7 @@ impl Fabric {
         self.rng.skewed(least..=most)
     }
 
-    /// Returns the time of the next event, or `None` if none is scheduled.
+    /// Returns the time of the next scheduled event, or `None` if no event is scheduled.
     #[must_use]
     pub fn next(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
@@ -407,13 +409,14 @@ impl Fabric {
         port.woken || edge(0) || edge(1) || port.own.iter().any(|own| own.edge && own.bytes > 0)
     }
 
-    /// If a sleeping node has missed an event that should have woken it, describes the event. Otherwise returns `None`.
+    /// If a sleeping node has missed an event that should have woken it, returns a description of the event. Otherwise returns `None`.
     #[must_use]
     pub fn asleep_on(&self, node: usize) -> Option<String> {
         let port = &self.ports[node];
         for (channel, name) in [(0, "connection-manager"), (1, "completion")] {
             let state = &port.channels[channel];
-            // Only unread data counts. A node may sleep although it can send: space is reported only after the peer has announced it.
+            // Only unread data counts as a missed event. A node may sleep although its socket has space to send, because the network
+            // reports the space only after a delay.
             let read = state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready.readable));
             if state.token.is_some() && (read || state.wake || port.hardware.is_readable(channel)) {
                 let of = if read {
@@ -481,7 +484,7 @@ impl Fabric {
     pub fn disturb_all(&mut self, node: usize, how: u32) {
         let mut links: Vec<_> = self.sockets.iter().filter(|(_, s)| s.node == node).map(|(_, s)| s.link).collect();
         if self.one_host {
-            // A connection that has moved from TCP to shared memory has no TCP socket any more, so it is found in this list.
+            // A connection that has moved from TCP to shared memory has no TCP socket any more, so it is found in the list of all connects.
             links.extend(self.dialled.iter().filter(|(_, nodes)| nodes.contains(&node)).map(|(link, _)| *link));
         }
         for link in links {
@@ -489,7 +492,7 @@ impl Fabric {
         }
     }
 
-    /// Removes and returns the next action of the world that is due.
+    /// Removes and returns the oldest action of the world that is due, or returns `None` if no action is due.
     pub fn next_script(&mut self) -> Option<Script> {
         self.script.pop_front()
     }
@@ -519,7 +522,7 @@ impl Fabric {
         self.evictions.get(&node).is_some_and(|&(_, last)| last >= since)
     }
 
-    /// Returns true if the device of a node stalls while the node is paused, and the node was paused within the last half of the
+    /// Returns true if the device of a node stalls while the node is paused, and the node was paused for at least half of the last
     /// keepalive time.
     #[must_use]
     pub fn slept_through(&self, node: usize) -> bool {
@@ -583,7 +586,7 @@ impl Fabric {
         }
     }
 
-    /// Ends all faults. Disturbed links work again, or end.
+    /// Ends all faults. Each disturbed link either works again, or its connection ends.
     pub fn heal(&mut self) {
         self.calm = true;
         self.trace.line(self.now, "world", format_args!("is calm from here on"));

@@ -17,7 +17,7 @@ use super::threads::Said;
 
 /// The bit that marks the tokens of stream timers. The other bits are the number of the stream.
 const OF_FLOW: u64 = 1 << 62;
-/// The token of the timer at which all streams are read and written to their ends.
+/// The token of the timer at which the program stops making pauses, and reads and writes all streams to their ends.
 pub const SETTLE: u64 = u64::MAX;
 
 /// The state of one end of a stream.
@@ -38,32 +38,33 @@ pub struct Flow {
     pub read: u64,
     /// True if this end has shut down reading.
     deaf: bool,
-    /// The position at which this end has read the end of the peer's direction.
+    /// The number of bytes that this end had read when it read the end of the peer's direction; `None` before that.
     pub end: Option<u64>,
-    /// The number of times that this end was notified of the end of the peer's direction.
+    /// The number of calls of `on_hangup`, which reports the end of the peer's direction.
     pub hangups: u32,
-    /// True if a write accepted fewer bytes than were offered, so that `on_writable` must follow.
+    /// True if a write accepted fewer bytes than it was given, so that `on_writable` must follow.
     short: bool,
-    /// True if the program has left bytes unread, so that no new edge is expected.
+    /// True if the program has stopped reading before all available bytes were read, so that the stream raises no new edge.
     left: bool,
     /// True if the last callback was called.
     pub over: bool,
 }
 
 impl Flow {
-    /// Returns true if the peer must be notified of the end of this direction, after it has got all bytes.
+    /// Returns true if the peer must read all bytes of this direction, and must be notified of its end after them.
     #[must_use]
     pub const fn finishes(&self) -> bool {
         self.shut && !self.closed && !self.cut
     }
 
-    /// Checks a stream that no fault has disturbed. Returns a description of what is wrong, or `None`. `self` is the end that writes.
+    /// Checks a stream that no fault has disturbed: `self` is the end that writes, and `reader` is the other end. Returns a description of
+    /// what is wrong, or `None` if nothing is wrong.
     #[must_use]
     pub fn judge(&self, reader: &Self) -> Option<String> {
         if !self.finishes() || reader.closed || reader.cut || reader.deaf {
             return None;
         }
-        // If the end of the direction arrives with the last callback and no bytes are unread, it is not recorded.
+        // `reader.end` is not recorded if the end of the direction arrives with the last callback and no bytes are unread.
         let end = reader.end.is_none_or(|end| end == self.written);
         let whole = reader.read == self.written && end && reader.hangups == 1;
         (!whole).then(|| format!("of {} bytes, and an end: {reader:?}", self.written))
@@ -85,17 +86,17 @@ pub struct Flows {
     rng: Rng,
     fabric: Shared,
     bytes: u64,
-    /// The open streams. A closed stream stays while bytes may be unread.
+    /// The open streams. A closed stream stays in the map while some of its bytes may be unread.
     pub flows: BTreeMap<ConnectionId, Flow>,
     /// The bytes that were unread when their stream ended. The program reads them later.
     rest: BTreeMap<ConnectionId, Unread>,
-    /// The name of the next stream that this node opens.
+    /// The cookie and the side of the next stream that this node opens.
     pub next: Who,
-    /// The timer that has fired and does not belong to a stream. The caller must handle it.
+    /// The last timer that has fired and that does not belong to a stream. The caller of the handler must process it.
     pub timer: Option<TimerId>,
     /// True if the program reads and writes everything immediately, without pauses.
     pub calm: bool,
-    /// The streams that a timer continues. The index is the number in the timer's token.
+    /// The streams that a timer continues. The token of such a timer has the index of the stream in this list.
     naps: Vec<ConnectionId>,
 }
 
@@ -139,7 +140,7 @@ impl Flows {
         cx.context().set_timer(Duration::from_nanos(delay), token);
     }
 
-    /// Writes the remaining bytes of a stream in pieces, then shuts down writing. Stops when the stream would block.
+    /// Writes the remaining bytes of a stream in pieces, then shuts down writing. Stops earlier if the stream would block.
     fn write(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         loop {
             let flow = self.flow(id);
@@ -173,7 +174,7 @@ impl Flows {
             flow.written += taken as u64;
             match result {
                 Ok(0) => self.check(false, format_args!("{id}: a write of {len} bytes accepted none")),
-                // Not even the next byte was accepted, so the buffer was full.
+                // A write that accepts fewer bytes than it was given has filled the buffer, so `on_writable` must follow.
                 Ok(taken) if whole => flow.short = taken < len,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -203,7 +204,7 @@ impl Flows {
         }
     }
 
-    /// Reads until nothing is available. Sometimes it stops earlier, and sets a timer to continue.
+    /// Reads until nothing is available. In some cases stops earlier, and sets a timer that continues to read.
     fn read(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         loop {
             let flow = self.flow(id);
@@ -212,7 +213,7 @@ impl Flows {
             }
             let (over, at, from) = (flow.over, flow.read, (flow.who.0, 1 - flow.who.1));
             if !over && !self.calm && self.rng.chance(80) {
-                // If the program stops here, unread bytes or the peer's end may remain.
+                // The program stops here. Bytes, or the end of the peer's direction, may still be unread.
                 self.flow(id).left = cx.stream(id).readiness().readable;
                 if self.rng.chance(900) {
                     return self.nap(cx, id);
@@ -243,7 +244,8 @@ impl Flows {
             self.note(format_args!("reads {id} at {at}: {result:?}"));
             match result {
                 Ok(0) => {
-                    // If the program has taken the unread bytes at the end of the stream, reading them returns no reason for the end.
+                    // The program has taken the unread bytes when the stream ended. A read from these bytes does not return why the stream
+                    // has ended.
                     let taken = self.rest.remove(&id).is_some();
                     let flow = self.flow(id);
                     let told = !flow.deaf && (!taken || flow.hangups > 0);
@@ -308,7 +310,7 @@ impl StreamHandler<Said> for Flows {
         let again = self.flows.insert(id, flow);
         self.check(again.is_none(), format_args!("{id}: opened again"));
         let readiness = cx.stream(id).readiness();
-        // The stream may already be closed when `on_open` is called. Then it accepts no bytes.
+        // The program may close the stream before `on_open` is called. Such a stream accepts no bytes.
         self.check(!readiness.readable && !readiness.closed, format_args!("{id}: a new stream: {readiness:?}"));
         self.write(cx, id);
     }
@@ -337,7 +339,8 @@ impl StreamHandler<Said> for Flows {
         self.note(format_args!("{id}: the peer has finished"));
         let told = readiness.closed && readiness.readable;
         self.check(kept && told, format_args!("{id}: a hang-up, {readiness:?}, {:?}", self.flows[&id]));
-        // If this end has read all bytes, its next read returns the peer's end. Otherwise the end follows the unread bytes.
+        // If this end has read all bytes that have arrived, its next read returns the end of the peer's direction. Otherwise the next reads
+        // return the unread bytes, and then the end.
         if !self.flows[&id].left {
             self.read(cx, id);
         }

@@ -1,13 +1,13 @@
-//! Simulated asynchronous hardware around a synchronous provider. Completions and connection-manager events arrive at random times, as
-//! the contract in [`rdma_transport::provider`] permits.
+//! Simulated asynchronous hardware around a synchronous provider. Completions and connection-manager events arrive at random times, as the
+//! contract in [`rdma_transport::provider`] permits.
 //!
-//! When the inner provider has produced a completion, it is in flight until it *arrives*. It arrives by itself, between any two calls,
-//! or immediately before its queue is armed; in the latter case there is no event. If the queue is armed when the completion arrives,
-//! the completion channel gets one event and one edge.
+//! When the inner provider has produced a completion, it is in flight until it *arrives*. It can arrive between any two calls. It can also
+//! arrive immediately before its queue is armed; the hardware then raises no event for it. If the queue is armed when the completion
+//! arrives, the completion channel gets one event and one edge.
 //!
-//! A device may refuse to release a queue pair, a registration or a remote key. It then continues to use the object. So a later work
-//! request must not use memory of such a queue pair, and the program must not get access to the memory of such a key
-//! (`Hardware::keeps`).
+//! A device may refuse to release a queue pair, a registration or a remote key. After such a refusal, the device continues to use the
+//! object. So a later work request must not use memory of such a queue pair, and the program must not get access to the memory of such a
+//! key (`Hardware::keeps`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -36,8 +36,8 @@ use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
 use super::swarm::{HardwareOptions, MS};
 
-/// A work queue: the queue pair, and the kind of work. Completions of one work queue stay in order. RDMA Reads have a separate work
-/// queue, as in siw, where later sends may complete before them.
+/// A work queue: the queue pair, and the kind of work. Completions of one work queue stay in order. RDMA Reads have a separate work queue.
+/// As in siw, a send may complete before an RDMA Read that was posted earlier.
 type WorkQueue = (Key, Work);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +82,8 @@ pub struct Hardware {
     cm_late: Vec<Late<CmEvent>>,
     /// The remote keys that the device has refused to release.
     kept: BTreeSet<u32>,
-    /// The memory that queue pairs use which the device has refused to release. Each piece is a pair: its first address, and its end.
+    /// The memory of the queue pairs that the device has refused to release. Each piece is a pair of addresses: the first one, and the one
+    /// after the last.
     kept_memory: Vec<(usize, usize)>,
     /// The numbers of queue pairs and of registrations that the device has refused to release.
     refused: (u64, usize),
@@ -101,7 +102,7 @@ impl Hardware {
         }
     }
 
-    /// Returns true if peers may still use the memory of a remote key, because the device has refused to release the key.
+    /// Returns true if peers may still use the memory of the remote key `key`, because the device has refused to release this key.
     pub(super) fn keeps(&self, key: u32) -> bool {
         self.kept.contains(&key)
     }
@@ -111,7 +112,7 @@ impl Hardware {
         (self.refused, self.kept_memory) = ((0, 0), Vec::new());
     }
 
-    /// Returns true if some of this memory may still be used by a queue pair that the device has refused to release.
+    /// Returns true if a queue pair that the device has refused to release may still use some of this memory.
     pub(super) fn uses(&self, start: usize, end: usize) -> bool {
         self.kept_memory.iter().any(|&(from, to)| start < to && from < end)
     }
@@ -126,7 +127,7 @@ impl Hardware {
         if channel == index(NetChannel::Cm) { !self.cm_visible.is_empty() } else { !self.events.is_empty() }
     }
 
-    /// Returns the number of completions that have arrived and were not polled yet.
+    /// Returns the number of completions that have arrived but that the program has not polled.
     pub(super) fn unpolled(&self) -> usize {
         self.queues.iter().map(|queue| queue.visible.len()).sum()
     }
@@ -155,7 +156,7 @@ impl Queue {
 }
 
 impl Fabric {
-    /// Delivers what is due at the hardware of a node.
+    /// Delivers the completions and events that are due at the hardware of a node.
     pub(super) fn hardware_arrives(&mut self, node: usize) {
         let now = self.now;
         let hardware = &mut self.ports[node].hardware;
@@ -199,12 +200,12 @@ pub struct HardwareProvider<P> {
     /// The time of the last arrival in each work queue. Later completions arrive no earlier.
     last: BTreeMap<WorkQueue, u64>,
     cm_last: BTreeMap<Key, u64>,
-    /// The connections that flush slowly. True if the flush never ends.
+    /// The queue pairs that were flushed. True if the flushed completions arrive slowly.
     lazy: BTreeMap<Key, bool>,
     scratch: Vec<WorkCompletion>,
     /// The remote key of each region to which peers have rights.
     keys: BTreeMap<Key, u32>,
-    /// The outstanding work requests of each queue pair. Recorded only if the device may refuse to release queue pairs.
+    /// The outstanding work requests of each queue pair. They are recorded only if the device may refuse to release queue pairs.
     posted: BTreeMap<Key, Outstanding>,
 }
 
@@ -212,7 +213,7 @@ pub struct HardwareProvider<P> {
 #[derive(Debug, Default)]
 struct Outstanding {
     receives: VecDeque<SgeList>,
-    /// The sends: the id of the work request, true if it completes only with an answer of the peer, and its entries.
+    /// The sends: the id of the work request, true if the send completes only after an answer of the peer, and the entries.
     sends: VecDeque<(u64, bool, SgeList)>,
 }
 
@@ -220,7 +221,8 @@ impl Outstanding {
     /// Records that a completion was polled.
     fn done(&mut self, wr_id: u64) {
         match self.sends.iter().position(|&(of, ..)| of == wr_id) {
-            // Earlier sends have completed with it. Earlier reads have completions of their own.
+            // The completion of this send also completes the earlier sends, except for those that need an answer of the peer. These have
+            // their own completions.
             Some(at) => {
                 let mut nth = 0;
                 self.sends.retain(|&(.., answered, _)| {
@@ -262,12 +264,12 @@ impl<P: Provider> HardwareProvider<P> {
         }
     }
 
-    /// Decides at random if the device refuses to release an object.
+    /// Returns true if the device refuses to release an object. The decision is random.
     fn refuses(&mut self) -> bool {
         self.options.keeps > 0 && self.rng.chance(self.options.keeps)
     }
 
-    /// Releases a remote key or a registration by calling `take`, unless the device refuses.
+    /// Releases a remote key or a registration of `region`: calls `take` on the inner provider, unless the device refuses the release.
     fn take_back(&mut self, region: MrId, take: impl FnOnce(&mut P) -> Result<()>) -> Result<()> {
         let refused = self.refuses();
         let hardware = &mut lock(&self.fabric).ports[self.node].hardware;
@@ -288,7 +290,7 @@ impl<P: Provider> HardwareProvider<P> {
         region
     }
 
-    /// Records the memory of posted work requests. Checks that it is not memory that an unreleased queue pair still uses.
+    /// Records the memory of posted work requests. Reports a violation if a queue pair that was not released still uses that memory.
     fn give<'a>(&mut self, qp: QpId, given: impl Iterator<Item = (&'a SgeList, Option<(u64, bool)>)>) {
         if self.options.keeps == 0 {
             return;
@@ -346,7 +348,7 @@ impl<P: Provider> HardwareProvider<P> {
         }
         let (qp, work) = (completion.qp.0, Work::of(completion.opcode));
         if work == Work::Read {
-            // A read never arrives before earlier sends. Later sends arrive after the read, unless the device permits overtaking.
+            // A read never completes before earlier sends. Later sends complete after the read, unless the device permits overtaking.
             at = at.max(self.last.get(&(qp, Work::Send)).copied().unwrap_or(0));
         }
         let queue = (qp, if work == Work::Read && !self.options.overtaking { Work::Send } else { work });
@@ -404,7 +406,7 @@ impl<P: Provider> HardwareProvider<P> {
         Ok(())
     }
 
-    /// Delivers the remaining completions of a destroyed queue pair immediately, or drops them.
+    /// Handles the remaining completions of a destroyed queue pair: delivers all of them immediately, or drops all of them.
     fn settle(&mut self, id: CmId) {
         let purge = self.rng.chance(self.options.purge);
         let mut fabric = lock(&self.fabric);

@@ -1,9 +1,9 @@
-//! A simulated world with a hostile peer and an honest client of the same server. A tape of bytes controls the hostile peer, on virtual
-//! time.
+//! A simulated world with one server, an honest client of the server, and a hostile peer. A tape of bytes controls the hostile peer. Time
+//! is virtual.
 //!
-//! The bytes of the tape select operations instead of being sent directly. Most operations send valid messages, so that the server
-//! processes them far, with one wrong field. So even a short tape gets past the startup, the CRC and the greeting. Any sequence of
-//! bytes is a valid tape.
+//! The bytes of the tape are not sent directly. They select operations. Most operations send a message that is valid except for one wrong
+//! field, so that the server does not refuse it at the first check. So even a short tape gets past the startup, the CRC and the greeting.
+//! Any sequence of bytes is a valid tape.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const SERVER: usize = 0;
 const CLIENT: usize = 1;
 /// The node of the hostile peer, which has no reactor.
 pub const HOSTILE: usize = 2;
-/// The depths of the receive queue and the send queue in the server's connections.
+/// The depth of the receive queue, and of the send queue, of each connection of the server.
 const DEPTH: u32 = 16;
 const BUFFER: u32 = 512;
 /// The server's memory for large messages, in each direction.
@@ -64,7 +64,7 @@ impl Tape<'_> {
         u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Returns a number derived from the tape. It is usually small.
+    /// Returns a number that the next bytes of the tape determine. For most bytes it is below 20.
     fn small(&mut self) -> u32 {
         match self.byte() {
             byte @ 0..=199 => u32::from(byte) % 20,
@@ -116,12 +116,12 @@ fn config(pace: u32) -> Config {
 #[derive(Debug)]
 pub struct Hostile {
     net: SimNet,
-    /// The buffer into which received bytes are read. It is reused for speed.
+    /// The buffer for received bytes. It is reused, because a new buffer for each read would be slow.
     buffer: Box<[u8]>,
     socket: Option<SocketId>,
-    /// The numbers of the next message and the next RDMA Read Request.
+    /// The MSNs (message sequence numbers) of the next message and of the next RDMA Read Request.
     msn: [u32; 2],
-    /// The position at which the next frame is damaged; `None` if it is not.
+    /// The position of the byte that is changed in the next frame; `None` if the next frame is not damaged.
     damage: Option<usize>,
     answered: u64,
 }
@@ -161,7 +161,7 @@ impl Hostile {
             octets[at / 8] ^= 1 << (at % 8);
         }
         if let Some(socket) = self.socket {
-            // If the socket does not accept all bytes, the others are dropped. A hostile peer may do that.
+            // If the socket does not accept all bytes, the rest is dropped, because a hostile peer need not send complete frames.
             let _ = self.net.send(socket, &[SendSlice::new(&octets)]);
         }
     }
@@ -195,7 +195,7 @@ impl Hostile {
         self.answered
     }
 
-    /// Sends what an honest client sends first: the startup frame, and the hello.
+    /// Sends what an honest client sends first: the startup frame, and then the hello.
     pub fn greet(&mut self) {
         self.send(startup_frame(&greeting(GRANT)));
         self.message(&message(HELLO, GRANT, &[]));
@@ -224,7 +224,7 @@ impl Hostile {
         }
     }
 
-    /// Carries out the next operation of the tape. Returns the pause after it, in ns.
+    /// Carries out the next operation of the tape. Returns the pause that follows the operation, in ns.
     fn act(&mut self, tape: &mut Tape<'_>, pace: u32) -> u64 {
         match tape.byte() % 40 {
             0 => self.startup(tape),
@@ -318,7 +318,7 @@ impl Hostile {
                 self.message(&fetched);
             }
             17..=33 => {
-                // Sends a request as an honest program would.
+                // Sends a request of the kind that an honest program sends.
                 let ask = [&header(0, tape)[..], b"p", &[0; 8]].concat();
                 self.message(&ask);
             }
@@ -349,7 +349,7 @@ const GRANT: u32 = 16;
 /// The kind of a frame that carries a part of a message. Its header has the number of parts that follow.
 const FRAGMENT: u8 = 10;
 
-/// Returns the header of a frame. The grant in it is usually correct.
+/// Returns the header of a frame of the kind `kind`. In most cases, the grant in the header is correct.
 fn header(kind: u8, tape: &mut Tape<'_>) -> [u8; 8] {
     let grant = if tape.byte() > 40 { 16 } else { tape.small() };
     let mut header = [kind, 0, 0, 0, 0, 0, 0, 0];
@@ -362,7 +362,7 @@ struct World {
     nodes: Vec<Node>,
     client: Program,
     hostile: Hostile,
-    /// The time of the honest client's last echo in ns, and the number of its echoes.
+    /// The virtual time of the honest client's last echo in ns, and the number of its echoes so far.
     last: (u64, u64),
 }
 
@@ -371,7 +371,7 @@ impl World {
         &mut self.nodes[SERVER].reactor
     }
 
-    /// Lets `time` pass and gives turns to all nodes. Checks that the honest client is served all the time.
+    /// Advances the time by `time` ns, and gives turns to all nodes. Checks that the honest client gets its echoes in time.
     fn pass(&mut self, time: u64) {
         let end = lock(&self.fabric).now() + time;
         loop {
@@ -397,8 +397,8 @@ impl World {
 /// Plays a tape. `pace` divides the time limits and the hostile peer's pauses, so that fewer echoes of the honest client are simulated.
 ///
 /// # Panics
-/// Panics if the hostile peer has disturbed the server or the honest client, or if a state of its connections remains after its
-/// silence.
+/// Panics if the hostile peer has disturbed the server or the honest client, or if the server still has a connection or memory of the
+/// hostile peer when the time limit after the last operation is over.
 #[must_use]
 pub fn play(tape: &[u8], pace: u32) -> Outcome {
     let (fabric, client) = (network(3), Program::default());

@@ -37,12 +37,12 @@ impl Lent {
     }
 }
 
-/// A message or a buffer that the program holds. The number is that from which its bytes are derived.
+/// A message or a buffer that the program holds. Its bytes are derived from the number.
 #[derive(Debug)]
 pub(super) enum Held {
     Message(DetachedMessage, u64),
-    /// A send buffer. The last field is its device, and the number of times that the device had been given up when the buffer was
-    /// taken.
+    /// A send buffer. The last field has the device of the buffer, and the number of times that the reactor had given up that device before
+    /// the buffer was taken.
     Buffer(SendBuffer, u64, (usize, u32)),
 }
 
@@ -90,7 +90,8 @@ impl Book {
         self.next
     }
 
-    /// Overwrites the regions for which `ended` returns true. Their rights have ended, so no peer may change or read the new bytes.
+    /// Overwrites the regions for which `ended` returns true. The rights of peers to these regions have ended, so no peer may change or
+    /// read the new bytes.
     pub(super) fn hide(&mut self, ended: impl Fn(u64, &Lent) -> bool) {
         for number in self.lent.keys().copied().collect::<Vec<_>>() {
             let bytes = self.number();
@@ -137,7 +138,7 @@ impl Book {
                 Rights::Ended(_) if !is_lent => "not lent, though its rights have ended",
                 Rights::Ended(bytes) if !is_filled(lent.region.bytes().unwrap_or(&[]), bytes) => "written by somebody",
                 Rights::Ending | Rights::Kept if is_lent => {
-                    // The rights have ended since the last check.
+                    // The rights of peers to this region have ended since the last check.
                     let place = lent.region.bytes_mut().expect("it is lent");
                     fill(place, bytes);
                     lent.rights = Rights::Ended(bytes);
@@ -178,7 +179,7 @@ fn is_filled(bytes: &[u8], number: u64) -> bool {
     bytes == expected
 }
 
-/// Returns a message of this kind with `len` bytes of content. If `keep`, the server keeps the message.
+/// Returns a message of this kind with `len` bytes of content. If `keep` is true, the message requests that the server keeps it.
 pub(super) fn message(kind: u8, keep: bool, number: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; HEAD + len];
     (bytes[0], bytes[1]) = (kind, keep.into());
