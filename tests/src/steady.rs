@@ -1,5 +1,5 @@
-//! Steady states, for counting instructions. Two reactors in one thread take turns and repeat one action. Before a side reads, all
-//! bytes of the other side are already in its socket. So the cost of a turn depends only on the code.
+//! Steady states, whose instructions are counted. Two reactors in one thread take turns and repeat one action. When a side reads, all bytes
+//! that the other side sends in this round are already in its socket. So the cost of a turn depends only on the code.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,13 @@ use crate::identities::security;
 use crate::null::Null;
 
 const SIZE: usize = 64;
-/// The length of a message that needs three buffers. `OFFERED` is the length of one that is offered, and fetched by the peer. Both are
-/// for default settings.
+/// The length of a message that needs three buffers with the default settings.
 const EAGER: usize = 20_000;
+/// The length of a message that the peer fetches by RDMA Read with the default settings.
 const OFFERED: usize = 300_000;
-/// The number of blocks in a list. `IN_MEMORY` is the number of blocks in memory, which the list uses repeatedly.
+/// The number of blocks in a list.
 const BLOCKS: usize = 10_000;
+/// The number of different blocks in memory. A list uses each of them repeatedly.
 const IN_MEMORY: usize = 64;
 static LARGE: [u8; OFFERED] = [7; OFFERED];
 
@@ -30,13 +31,13 @@ pub enum Work {
     RoundTrip,
     /// The client calls the server with 64 bytes. The server answers with the same bytes.
     Call,
-    /// A round trip of 64 bytes. The client's reactor runs on its own while the server runs on another thread, see [`crate::tasks`].
+    /// A round trip of 64 bytes. The client's reactor runs its own loop, and the server runs on another thread, see [`crate::tasks`].
     Runs,
-    /// A round trip of 64 bytes. The client is a task that its reactor runs.
+    /// A round trip of 64 bytes. The client is a task in the loop of its own reactor.
     TaskRuns,
-    /// A round trip of 64 bytes. The client is a task that another executor runs.
+    /// A round trip of 64 bytes. The client is a task in another executor.
     Task,
-    /// This number of tasks share a connection. Each sends 64 bytes in turn, see [`crate::tasks`].
+    /// Several tasks share a connection; the value is their number. The tasks send 64 bytes one after the other, see [`crate::tasks`].
     Senders(usize),
     /// The client sends a message that needs three buffers, and the server sends it back.
     Eager,
@@ -55,7 +56,7 @@ pub enum Work {
     },
     /// A timer fires, and is set again.
     Timer,
-    /// Nothing is done in the turns.
+    /// Turns in which nothing happens.
     Idle,
 }
 
@@ -64,7 +65,7 @@ impl Work {
         matches!(self, Self::RoundTrip | Self::Call | Self::Eager | Self::Offered)
     }
 
-    /// Returns true if messages of the program begin with a header.
+    /// Returns true if the messages of this work begin with a header.
     const fn has_frames(self) -> bool {
         self.is_one_sided() || matches!(self, Self::Call)
     }
@@ -114,12 +115,12 @@ struct Program {
     /// The number of rounds in progress.
     under_way: u64,
     done: u64,
-    /// The number of rounds after which the reactor stops.
+    /// The number of completed rounds at which the reactor stops.
     stops_at: u64,
     blocked: bool,
     local: Option<Region>,
     remote: Option<RemoteRegion>,
-    /// The pieces of the list. Empty while the list is in flight.
+    /// The pieces of the list. The vector is empty while the list is in flight.
     list: Vec<Piece>,
     calls: Calls,
 }
@@ -165,7 +166,7 @@ impl Program {
             if !self.blocked {
                 self.left -= 1;
                 self.under_way += 1;
-                // With other work, a round ends with an answer, not with the completion of a message.
+                // In the work `Stream`, a round is done when the message was accepted. In all other works, a later callback ends the round.
                 self.done += u64::from(self.work == Work::Stream);
             }
         }
@@ -173,7 +174,7 @@ impl Program {
 }
 
 impl Program {
-    /// Starts a list of the remaining blocks, unless one is in flight.
+    /// Starts a list with the blocks that remain. Does nothing while another list is in flight.
     fn move_blocks(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reads: bool) {
         let Some(local) = self.local.as_mut().filter(|_| self.left > 0 && self.under_way == 0) else { return };
         let mut list = std::mem::take(&mut self.list);
@@ -307,7 +308,7 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// Returns two connected reactors on the embedded provider. `looks_at` is the side that is counted.
+    /// Returns two connected reactors on the embedded provider. The instructions of the side `looks_at` are counted.
     #[must_use]
     pub fn new(work: Work, looks_at: Side) -> Self {
         Self::with(work, looks_at, Config::default())
@@ -333,8 +334,8 @@ impl Steady {
         Self::between(work, looks_at, Null::reactors(&Config::default(), || Box::new(SystemClock)).0)
     }
 
-    /// Runs `times` round trips of one reactor on a device of [`crate::null`]. The device sends each message back itself. The reactor's
-    /// own loop runs, and polls without sleeping.
+    /// Runs `times` round trips of one reactor on a device of [`crate::null`] that sends each message back itself. The reactor runs its own
+    /// loop, which polls without sleeping.
     ///
     /// # Panics
     /// Panics if the system has no descriptors left.
@@ -368,7 +369,7 @@ impl Steady {
         steady
     }
 
-    /// Repeats the action at least `times` times; it may be a few more.
+    /// Repeats the action at least `times` times. The number of repetitions may be a few more.
     pub fn repeat(&mut self, times: u64) {
         let end = self.client.1.done + times;
         if self.work.is_round_trip() || self.work.is_one_sided() || self.work == Work::Stream {
@@ -394,13 +395,13 @@ impl Steady {
     }
 }
 
-/// Takes a turn of the counted side. callgrind counts only the instructions in this function.
+/// Takes a turn of the reactor whose instructions are counted. callgrind counts only the instructions in this function and its callees.
 #[inline(never)]
 fn measured_turn(reactor: &mut Reactor, program: &mut Program) {
     turn(reactor, program);
 }
 
-/// Runs a reactor until its handler stops it. callgrind counts only the instructions in this function.
+/// Runs a reactor until its handler stops it. callgrind counts only the instructions in this function and its callees.
 #[inline(never)]
 fn measured_turns(reactor: &mut Reactor, program: &mut Program) {
     reactor.run(program).expect("turns");

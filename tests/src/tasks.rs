@@ -1,5 +1,5 @@
-//! Steady states of [`crate::steady`] in which the client is a task. The module runs the task in each kind of loop that can run one. It
-//! also has a state in which many tasks send on one connection.
+//! Steady states of [`crate::steady`] in which the client is a task. The module has one state for each kind of loop that can run a task,
+//! and one state in which many tasks send on one connection.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -41,12 +41,12 @@ impl Wake for Bell {
     }
 }
 
-/// Returns settings without polling before a sleep. With polling, the counts would depend on time.
+/// Returns settings with which a reactor sleeps without polling first. With polling, the number of instructions would depend on time.
 fn config() -> Config {
     Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event)
 }
 
-/// Returns a reactor that listens, and its address.
+/// Returns a server's reactor, which listens, and its address.
 fn server() -> (Reactor, SocketAddr) {
     let mut server = Reactor::new(config()).expect("a reactor");
     let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
@@ -54,7 +54,8 @@ fn server() -> (Reactor, SocketAddr) {
     (server, address)
 }
 
-/// Runs a server on a separate thread until it is stopped. Returns the thread, the handle that stops the reactor, and the address.
+/// Runs a server on a separate thread until it is stopped. Returns the thread, the handle that stops the server, and the address of the
+/// server.
 #[allow(clippy::disallowed_methods, reason = "the server of a client that sleeps")]
 fn serving() -> (JoinHandle<()>, ReactorHandle, SocketAddr) {
     let (mut server, address) = server();
@@ -72,7 +73,7 @@ async fn ask(net: &AsyncReactor, address: SocketAddr, done: &Cell<u64>, times: u
     }
 }
 
-/// A client's handler. The number is that of its remaining round trips.
+/// The handler of a client. The number is that of the round trips that must still be made.
 struct Client(u64);
 
 impl Handler for Client {
@@ -125,7 +126,7 @@ fn measured_turns_of_run(net: &AsyncReactor, task: impl Future<Output = ()>) {
     net.run(task).expect("turns");
 }
 
-/// Runs at least `times` round trips of a task in another executor; it may be one more.
+/// Runs at least `times` round trips of a task in another executor. The number of round trips may be one more.
 ///
 /// # Panics
 /// Panics if the machine has no loopback interface.
@@ -142,8 +143,8 @@ pub fn round_trips(times: u64) {
     }
 }
 
-/// Takes the part of an executor: polls the task if it was woken, waits until the task has requested something, and takes a turn.
-/// callgrind counts only functions with this prefix.
+/// Takes one turn, in the place of an executor: polls the task if it was woken, and takes a turn of the reactor. callgrind counts only
+/// functions whose names begin with `measured_turn`.
 #[inline(never)]
 fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut impl Future<Output = ()>>) {
     let mut cx = Task::from_waker(waker);
@@ -218,7 +219,7 @@ pub fn sends(tasks: usize, times: u64) {
     }
 }
 
-/// Takes the part of an executor: polls the tasks that were woken, and takes a turn.
+/// Takes one turn, in the place of an executor: polls the tasks that were woken, and takes a turn of the reactor.
 #[inline(never)]
 fn measured_turn_of_senders(net: &AsyncReactor, woken: &Woken, senders: &mut Senders) {
     let called = std::mem::take(&mut *woken.lock().unwrap_or_else(PoisonError::into_inner));

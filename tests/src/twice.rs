@@ -52,8 +52,8 @@ impl<P: Provider> Twice<P> {
     fn qp(&self, qp: QpId) -> QpId { QpId(self.qps.inner(qp.0)) }
 }
 
-// SAFETY: calls are forwarded. A handle that is assigned twice violates promise 6 of the contract. Each post still reaches a queue pair
-// of the inner provider, which keeps the other promises, and completes there.
+// SAFETY: calls are forwarded. A handle that is assigned twice violates promise 6 of the contract. Each post still reaches a queue pair of
+// the inner provider and completes there. The inner provider keeps all other promises.
 unsafe impl<P: Provider> Provider for Twice<P> {
     fn name(&self) -> &'static str { self.inner.name() }
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.inner.device(device) }

@@ -12,7 +12,7 @@ pub fn resident_kib() -> io::Result<u64> {
     line.and_then(|kib| kib.trim().parse().ok()).ok_or_else(|| io::Error::other("/proc/self/status has no VmRSS"))
 }
 
-/// Returns the number of descriptors that this process has open.
+/// Returns the number of open descriptors of this process.
 ///
 /// # Errors
 /// `/proc/self/fd` cannot be read.

@@ -1,7 +1,7 @@
-//! An honest neighbour, for tests of faults. It is a thread with its own reactor. Each reactor under test opens an additional
-//! connection to it. On each of these connections, the neighbour requests echoes of numbered messages sequentially: before, during and
-//! after the fault. In the end, the descriptors of the process and the objects of the kernel are counted, and compared with the numbers
-//! at the beginning.
+//! An honest neighbour, for tests of faults. The neighbour is a thread with its own reactor. Each reactor under test opens an additional
+//! connection to the neighbour. On each of these connections, the neighbour sends numbered messages and waits for the echo of each one:
+//! before, during and after the fault. In the end, the descriptors of the process and the objects of the kernel are counted, and compared
+//! with the numbers at the beginning.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,14 +19,14 @@ use rdma_reactor::{
 use crate::conformance::harness::{PATIENCE, now, open_descriptors};
 use crate::device::Device;
 
-/// The private data that marks a connection to the neighbour. A byte with the number of the reactor under test follows.
+/// The private data that marks a connection to the neighbour. One further byte of private data has the number of the reactor under test.
 const MARK: &[u8] = b"a witness";
 /// The time between an echo and the next request.
 const PAUSE: Duration = Duration::from_millis(2);
 /// The time limit for the release of all objects.
 const GIVEN_BACK: Duration = Duration::from_secs(120);
-/// A connection of the neighbour has stalled if no echo has arrived for this time and during this number of turns of the reactors under
-/// test. A slow machine runs few turns in this time, so both are required.
+/// A connection of the neighbour counts as stalled if no echo has arrived for this duration and during this number of turns of the reactors
+/// under test. Both limits must be exceeded, because a slow machine runs only a few turns in this duration.
 const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
 /// The number of further echoes on a connection that count as progress.
 const ECHOES: u64 = 5;
@@ -55,7 +55,8 @@ impl Baseline {
         Self { devices: devices.to_vec(), descriptors: open_descriptors(), resources: resources(devices) }
     }
 
-    /// Checks that the numbers are the same again. Waits, because a thread or the kernel may need some time.
+    /// Checks that all numbers are the same as at the beginning. Waits before it fails, because a thread or the kernel may need some time
+    /// to release objects.
     ///
     /// # Panics
     /// Panics if objects remain.
@@ -158,7 +159,7 @@ impl Handler for Asker {
     }
 }
 
-/// The part of a reactor under test that handles its connection to the neighbour. The test does not see this connection.
+/// The part of a test's handler that serves the connection to the neighbour. The rest of the handler does not see this connection.
 #[derive(Debug, Default)]
 pub struct Watched {
     conn: Option<ConnectionId>,
@@ -176,7 +177,7 @@ impl Watched {
         is_it
     }
 
-    /// Returns true if the connection is that to the neighbour.
+    /// Returns true if `conn` is the connection to the neighbour.
     #[must_use]
     pub fn is(&self, conn: ConnectionId) -> bool {
         self.conn == Some(conn)
@@ -215,10 +216,10 @@ pub struct Witness {
     address: SocketAddr,
     /// The numbers of objects at the beginning; `None` if they are not compared.
     baseline: Option<Baseline>,
-    /// The numbers of the reactors whose connections to the neighbour may end.
+    /// The numbers of the reactors under test whose connections to the neighbour may end.
     excused: Vec<u8>,
-    /// For each reactor under test: the number of its echoes when it last changed, the time of that, and the number of turns since
-    /// then.
+    /// For each reactor under test: the number of its echoes so far, the time at which the last echo arrived, and the number of turns since
+    /// that time.
     seen: Vec<(u64, Instant, u32)>,
 }
 
@@ -229,7 +230,8 @@ impl std::fmt::Debug for Witness {
 }
 
 impl Witness {
-    /// Counts the open objects, and then starts a neighbour of `reactors` reactors on a device. No other process may use the device.
+    /// Counts the open objects, and then starts a neighbour for `reactors` reactors under test on a device. No other process may use the
+    /// device.
     ///
     /// # Panics
     /// Panics if the device cannot be used.
@@ -241,7 +243,7 @@ impl Witness {
         witness
     }
 
-    /// Starts a neighbour of `reactors` reactors on a device. It does not compare objects at the end.
+    /// Starts a neighbour for `reactors` reactors under test on a device. This neighbour does not count objects.
     ///
     /// # Panics
     /// Panics if the device cannot be used.
@@ -271,7 +273,8 @@ impl Witness {
         self.excused.push(number);
     }
 
-    /// Pauses the requests of the neighbour, or continues them. Its messages wake the reactors under test, which some tests must avoid.
+    /// Pauses the requests of the neighbour if `rests` is true, or continues them. The messages of the neighbour wake the reactors under
+    /// test, and some tests must not be woken.
     pub fn rest(&mut self, rests: bool) {
         self.tally.rests.store(rests, Ordering::Relaxed);
         self.seen.iter_mut().for_each(|seen| seen.2 = 0);
@@ -285,13 +288,13 @@ impl Witness {
         (0..self.seen.len()).filter(|number| self.excused.iter().all(|excused| usize::from(*excused) != *number))
     }
 
-    /// Returns the numbers of echoes that show progress on all connections, for a later call of [`Witness::has`].
+    /// Returns, for each connection, the number of echoes that proves further progress. A later call of [`Witness::has`] compares them.
     #[must_use]
     pub fn further(&self) -> Vec<u64> {
         (0..self.seen.len()).map(|number| self.echoes(number) + ECHOES).collect()
     }
 
-    /// Returns true if these numbers of echoes have arrived.
+    /// Returns true if at least these numbers of echoes have arrived. A connection that may end is not checked.
     #[must_use]
     pub fn has(&self, echoes: &[u64]) -> bool {
         self.watched().all(|number| self.echoes(number) >= echoes[number])
@@ -344,7 +347,7 @@ fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(Reacto
     reactor.shutdown(&mut asker, PATIENCE).expect("the witness's end");
 }
 
-/// Checks that no object remains. The reactors under test must have been dropped before the neighbour.
+/// Checks that no object remains. The reactors under test must be dropped before the neighbour.
 impl Drop for Witness {
     fn drop(&mut self) {
         self.leave();

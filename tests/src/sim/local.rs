@@ -1,8 +1,8 @@
 //! The simulation of communication within a host: Unix sockets for packets with descriptors, and memory that two nodes map.
 //!
-//! Stores of a node to such memory become visible to other nodes after a delay, as with the store buffer of a processor. They become
-//! visible in order, each at its own time, or all of them at a fence or an exchange. The node itself sees its stores immediately. So
-//! the two sides can interleave between any two stores of a turn.
+//! A store of a node to such memory becomes visible to other nodes after a delay, as with the store buffer of a processor. The stores
+//! become visible in order. Each one becomes visible after its own delay, or all of them at a fence or an atomic exchange. The node itself
+//! sees its stores immediately. So one node can read the memory between any two stores of the other node's turn.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,7 +20,7 @@ use rdma_transport::slab::Key;
 use super::fabric::{Event, Fabric, Shared, lock};
 use super::tcp::{Kind, address};
 
-/// The number of packets with which a socket is full.
+/// The number of packets that a socket can hold.
 const MOST_PACKETS: usize = 12;
 /// The longest delay of a packet, or of a store until it is visible, in ns.
 const PACKET: u64 = 40_000;
@@ -33,7 +33,7 @@ type Packet = (Vec<u8>, Option<OwnedFd>);
 #[derive(Debug, Default)]
 pub(super) struct Local {
     arrived: VecDeque<Packet>,
-    /// The packets in flight to this end, with their arrival times. `None` is the end of the socket.
+    /// The packets in flight to this end, with their arrival times. `None` instead of a packet means that the peer has closed the socket.
     coming: VecDeque<(u64, Option<Packet>)>,
     pub(super) eof: bool,
     peer: Option<Key>,
@@ -59,10 +59,10 @@ impl Local {
 #[derive(Debug)]
 pub(super) struct View {
     memory: Arc<Memory>,
-    /// The stores of this node that are not visible to others yet: the time at which each becomes visible, its offset, and its bytes.
+    /// The stores of this node that other nodes cannot see yet: the time at which each becomes visible, its offset, and its bytes.
     stores: VecDeque<(u64, usize, Vec<u8>)>,
     last: u64,
-    /// The socket over which the peer wakes this node; `None` until it is known.
+    /// The socket over which the peer wakes this node; `None` until [`SimSegment::bind`] assigns it.
     socket: Option<Key>,
     node: usize,
     active: bool,
@@ -120,7 +120,7 @@ impl Fabric {
         self.tick();
         let refuses = self.rng.chance(self.net.exhausted / 4);
         if self.rng.chance(self.net.exhausted / 4) {
-            // The accept fails, and the connection that waits stays in the queue.
+            // The accept fails, and the connection stays in the queue of the listener.
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let queue = self.local(listener)?.listens.as_mut().map(|(_, queue)| queue);
@@ -153,7 +153,7 @@ impl Fabric {
         self.at(at, Event::Packet(to));
     }
 
-    /// Delivers the packets that are due, or the end of the socket.
+    /// Delivers the packets that are due, and the end of the socket if it is due.
     pub(super) fn packet_arrives(&mut self, key: Key) {
         let now = self.now;
         let Ok(local) = self.local(key) else { return };
@@ -180,7 +180,7 @@ impl Fabric {
         }
     }
 
-    /// Sends the end of a closed socket to its peer, after the packets in flight.
+    /// Notifies the peer that this end was closed, after the packets in flight have arrived.
     pub(super) fn close_local(&mut self, local: Local) {
         if let Some(peer) = local.peer {
             let at = self.now + self.rng.skewed(1..=PACKET);
@@ -209,7 +209,7 @@ impl Fabric {
         self.at(due, Event::Stores(key));
     }
 
-    /// Makes the stores visible that are due, or all stores if `all` is true.
+    /// Makes the stores visible that are due. If `all` is true, makes all stores visible.
     pub(super) fn stores_arrive(&mut self, key: Key, all: bool) {
         let now = self.now;
         let Some(view) = self.views.get_mut(key) else { return };
@@ -220,7 +220,7 @@ impl Fabric {
         }
     }
 
-    /// Returns true if a node has missed a wake-up: it sleeps although a record is waiting for it, and no wake-up is in flight.
+    /// Returns true if a node has missed a wake-up: it sleeps although it has not read a record in a ring, and no wake-up is in flight.
     pub(super) fn sleeps_over_a_record(&self, node: usize) -> bool {
         self.views.iter().any(|(_, view)| {
             let called = |key: Key| match self.sockets.get(key).map(|socket| &socket.kind) {

@@ -1,8 +1,8 @@
 //! The model of remote memory. For every byte of every shared region, it has the values that a reader may see.
 //!
-//! An accepted write may be visible or not, until something proves that it is. The proof is the arrival of a later message or of later
-//! immediate data, or the completion of a later read or atomic operation. From then on, the old value is invalid. Each end that writes
-//! has its own part of the region, so the writes to a byte have the order of one queue pair.
+//! An accepted write may be visible or not, until something proves that it is. Such a proof is the arrival of a later message or of later
+//! immediate data, or the completion of a later read or atomic operation. After the proof, the old value is invalid. Each end that writes
+//! has its own part of the region, so all writes to a byte are in the order of one queue pair.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::rng::{Rng, mix};
 /// The name of an end: the cookie of its connection, and the side.
 pub type Who = (u64, usize);
 
-/// The number of bytes at the beginning of a region that only atomic operations change. They are a counter, and a word for
+/// The number of bytes at the beginning of a region that only atomic operations change. The first word is a counter, the second word is for
 /// compare-and-swap.
 pub const WORDS: usize = 16;
 /// The number of parts into which a region for many peers is divided. Each end writes to its own part.
@@ -43,7 +43,7 @@ pub struct Reading {
     who: Who,
     fences: u64,
     at: usize,
-    /// The content that was known when the read was posted. Earlier writes of the same end are included.
+    /// The values of the bytes when the read was posted, including the earlier writes of the end that reads.
     known: Vec<u8>,
     /// The index of the first change after the read was posted. The read may see this change and later ones.
     since: usize,
@@ -53,20 +53,22 @@ pub struct Reading {
 /// The state of the words that atomic operations change.
 #[derive(Clone, Debug, Default)]
 struct Words {
-    /// The sum of all additions that were accepted. `added` is the sum of those that have certainly completed.
+    /// The sum of all additions that were accepted.
     asked: u64,
+    /// The sum of all additions that have completed.
     added: u64,
     /// The old values that additions have returned, with the amount of each addition.
     olds: BTreeMap<u64, u64>,
-    /// The values that compare-and-swaps may have stored. `gone` has those that were certainly replaced.
+    /// The values that compare-and-swaps may have stored.
     swaps: BTreeSet<u64>,
+    /// The values that compare-and-swaps have certainly replaced.
     gone: BTreeSet<u64>,
 }
 
 /// The model of a region that peers may use.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// The end that owns the region. Without `any_peer`, only its peer may use the region.
+    /// The end that owns the region. If `any_peer` is false, only the peer of this end may use the region.
     pub owner: Who,
     /// The node that owns the region.
     pub node: usize,
@@ -74,20 +76,20 @@ pub struct Shared {
     pub remote: RemoteRegion,
     /// The rights that peers have.
     pub access: Access,
-    /// True if every peer of the node has these rights.
+    /// True if every peer of the node that owns the region has these rights.
     pub any_peer: bool,
     /// True if the rights expire after a time.
     pub mortal: bool,
     /// True if the rights have ended.
     pub withdrawn: bool,
-    /// The ends whose operations on the region have failed. Requests of these operations may still be in flight.
+    /// The ends that have posted an operation on the region which has failed. The requests of these operations may still be in flight.
     pub strays: Vec<Who>,
     /// True if the bytes may have changed, so that the region must be checked.
     pub look: bool,
     parts: Vec<Who>,
     known: Vec<u8>,
     log: Vec<Change>,
-    /// The indices of the changes that are not known to be visible yet.
+    /// The indices of the changes that may be visible or not.
     pending: Vec<usize>,
     words: Words,
 }
@@ -114,13 +116,13 @@ impl Shared {
         }
     }
 
-    /// Returns true if an end has these rights to the region.
+    /// Returns true if the end `who` has the rights `access` to the region.
     #[must_use]
     pub fn allows(&self, who: Who, access: Access) -> bool {
         !self.withdrawn && self.access.contains(access) && (self.any_peer || self.owner == (who.0, 1 - who.1))
     }
 
-    /// Returns the part of the region that an end may write to. The range is empty if all parts belong to other ends.
+    /// Returns the part of the region that the end `who` may write to. The returned range is empty if all parts belong to other ends.
     pub fn part(&mut self, who: Who) -> Range<usize> {
         let len = self.known.len() - WORDS;
         if !self.any_peer {
@@ -145,7 +147,7 @@ impl Shared {
         self.log.push(Change { by: None, sequence: 0, fences: 0, at, bytes });
     }
 
-    /// Records that all sends of an end up to the number `sequence` have arrived, so that their writes are visible.
+    /// Records that all sends of the end `by` up to the number `sequence` have arrived. So the writes among these sends are visible.
     pub fn arrived(&mut self, by: Who, sequence: u64) {
         let (log, known) = (&self.log, &mut self.known);
         let before = self.pending.len();
@@ -160,7 +162,7 @@ impl Shared {
         self.look |= self.pending.len() < before;
     }
 
-    /// Records that a read was accepted. Returns the state that is needed to check its result.
+    /// Records that a read was accepted. Returns the state that [`Shared::judge_read`] needs to check the result of the read.
     #[must_use]
     pub fn read(&self, who: Who, fences: u64, range: Range<usize>) -> Reading {
         let mut known = self.known.clone();
@@ -176,11 +178,12 @@ impl Shared {
         Reading { who, fences, at: range.start, known: known[range].to_vec(), since: self.log.len(), others }
     }
 
-    /// Checks the result of a read. Returns the position of the first byte with a value that it never had during the read, or `None`.
+    /// Checks the bytes that a read has returned. Returns the position of the first byte whose value the region never had at this position
+    /// during the read, or `None` if there is no such byte.
     #[must_use]
     pub fn judge_read(&self, reading: &Reading, bytes: &[u8]) -> Option<usize> {
         let later = self.log[reading.since..].iter();
-        // The same end's writes behind a fence run after this read, so the read cannot see them.
+        // The reading end's own writes after a later fence are carried out after this read, so the read cannot see them.
         let later = later.filter(|change| change.by != Some(reading.who) || change.fences == reading.fences);
         let changes: Vec<&Change> = reading.others.iter().map(|&nth| &self.log[nth]).chain(later).collect();
         let mut pairs = reading.known.iter().zip(bytes).enumerate();
@@ -188,7 +191,7 @@ impl Shared {
         pairs.find(|&(nth, (known, byte))| known != byte && odd(nth, *byte)).map(|(nth, _)| reading.at + nth)
     }
 
-    /// Checks the bytes of the region. Describes a wrong byte, or returns `None`.
+    /// Checks the bytes of the region. Returns a description of the first wrong byte or word, or `None` if there is none.
     #[must_use]
     pub fn judge(&self, bytes: &[u8]) -> Option<String> {
         let pending = |at: usize, byte: u8| self.pending.iter().any(|&nth| self.log[nth].says(at, byte));
@@ -214,7 +217,7 @@ impl Shared {
         self.pending.iter().filter_map(|&nth| self.log[nth].by).collect()
     }
 
-    /// Replaces the content by bytes that peers must never see, after their rights have ended.
+    /// Replaces the content by bytes that peers must never see, because their rights have ended.
     pub fn hide(&mut self, bytes: Vec<u8>) {
         self.pending.clear();
         self.known = bytes;
@@ -225,7 +228,7 @@ impl Shared {
         self.words.asked += amount;
     }
 
-    /// Records that an atomic addition has completed. Returns true if its old value is possible.
+    /// Records that an atomic addition has completed. Returns true if the word may have had the returned value `old`.
     pub fn added(&mut self, amount: u64, old: u64) -> bool {
         let words = &mut self.words;
         words.added += amount;
@@ -235,7 +238,7 @@ impl Shared {
         before && after && old + amount <= words.asked
     }
 
-    /// Chooses a random compare-and-swap: the expected value, and a new value that was never used before.
+    /// Chooses the operands of a random compare-and-swap. Returns the expected value, and a new value that was never used before.
     pub fn swap(&mut self, rng: &mut Rng) -> (u64, u64) {
         let nth = rng.index(self.words.swaps.len() + 1);
         let expected = nth.checked_sub(1).and_then(|nth| self.words.swaps.iter().nth(nth)).copied().unwrap_or(0);
@@ -248,7 +251,7 @@ impl Shared {
         self.words.swaps.insert(swap);
     }
 
-    /// Records that a compare-and-swap has completed. Returns true if its old value is possible.
+    /// Records that a compare-and-swap has completed. Returns true if the word may have had the returned value `old`.
     pub fn swapped(&mut self, expected: u64, old: u64) -> bool {
         let possible = old == 0 || self.words.swaps.contains(&old);
         // New values are unique, so a value can be replaced only once.

@@ -1,5 +1,5 @@
-//! An attacker on the network path between two secured reactors. It knows the transport protocol: it takes frames apart, changes them,
-//! and sends them with valid numbers and checksums. So only the encryption of messages can reveal a change.
+//! An attacker on the network path between two secured reactors. The attacker knows the transport protocol: it parses frames, changes them,
+//! and sends them with valid numbers and checksums. So a reactor can detect a change only because messages are encrypted and authenticated.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -39,7 +39,7 @@ pub enum How {
     Drop,
     /// The message arrives twice.
     Repeat,
-    /// The message is sent after the next one.
+    /// The message is sent after the next message.
     Swap,
     /// This number of bytes is removed from the end of the message.
     Truncate(usize),
@@ -64,14 +64,14 @@ pub enum Attack {
     Octet {
         /// The node that has sent the byte.
         from: usize,
-        /// The position of the byte in everything that the node sends.
+        /// The position of the byte among all bytes that the node sends.
         at: usize,
     },
     /// One message is changed.
     Message {
         /// The node that has sent the message.
         from: usize,
-        /// The number of the message among those of the node.
+        /// The number of the message among all messages that the node sends.
         nth: usize,
         /// The way in which the message is changed.
         how: How,
@@ -98,17 +98,17 @@ pub enum Hit {
 struct Stream {
     waiting: Vec<u8>,
     started: bool,
-    /// The frames of the current message that have arrived. Its last frame is missing.
+    /// The frames of the current message that have arrived. The last frame of the message has not arrived yet.
     message: Vec<Vec<u8>>,
     /// The number of complete messages that have arrived.
     count: usize,
-    /// The number of the last message that was forwarded.
+    /// The MSN (message sequence number) of the last message that was forwarded.
     number: u32,
     /// The number of bytes that were forwarded.
     gone: usize,
-    /// A message that is delayed until the next one is forwarded.
+    /// A message that the attacker forwards only after the next message.
     held: Option<Vec<Vec<u8>>>,
-    /// The first message after the handshake, for a replay.
+    /// The first message after the handshake. The attacker may send it again later.
     recorded: Option<Vec<Vec<u8>>>,
     /// True if the last part of the handshake has arrived, so that later messages are encrypted.
     sealed: bool,
@@ -125,7 +125,7 @@ pub struct Middleman {
     pub silent: bool,
 }
 
-/// Returns a copy of a frame with the message number `number` and a valid CRC.
+/// Returns a copy of a frame with the message sequence number `number` and a valid CRC.
 fn renumbered(frame: &[u8], number: u32) -> Vec<u8> {
     let mut frame = frame.to_vec();
     frame[2 + 10..2 + 14].copy_from_slice(&number.to_be_bytes());
@@ -173,7 +173,7 @@ impl Middleman {
         [0, 1].map(|node| (self.streams[node].gone, self.streams[node].count))
     }
 
-    /// Processes bytes that a node has sent. Returns the bytes that are forwarded to the other node.
+    /// Processes bytes that the node `from` has sent. Returns the bytes that the attacker forwards to the other node.
     pub fn pass(&mut self, from: usize, octets: &[u8]) -> Vec<u8> {
         self.streams[from].waiting.extend_from_slice(octets);
         let mut out = Vec::new();
@@ -204,7 +204,7 @@ impl Middleman {
         (waiting.len() >= len).then(|| waiting.drain(..len).collect())
     }
 
-    /// Forwards a frame. Changes it if it has the byte that the attack targets.
+    /// Forwards a frame. If the frame has the byte that the attack targets, changes this byte first.
     fn emit(&mut self, from: usize, mut frame: Vec<u8>, startup: bool, out: &mut Vec<u8>) {
         let stream = &mut self.streams[from];
         if let Attack::Octet { from: of, at } = self.attack {
@@ -302,7 +302,8 @@ impl Middleman {
             How::Flood => {
                 let grant = text.get(4..HEADER).unwrap_or_default().to_vec();
                 for _ in 0..50 {
-                    // The header of a record of 65,535 bytes, which further parts must continue.
+                    // The payload begins with the header of a TLS record of 65,535 bytes. The rest of such a record would follow in further
+                    // parts, which never arrive.
                     let part = [&[9, 0, 0, 0], &grant[..], &[0], &[0xff; 1390]].concat();
                     self.send(from, &[with_payload(&first, &part)], out);
                 }
@@ -320,7 +321,7 @@ pub struct Seen {
     pub messages: Vec<Vec<u8>>,
     /// The reason of the disconnect; `None` if there was none.
     pub ended: Option<String>,
-    /// True if the reactor has detected a message that is not authentic.
+    /// True if the reactor has reported that a message is not authentic.
     pub noticed: bool,
     sent: usize,
 }
@@ -346,8 +347,8 @@ impl Program {
     }
 }
 
-/// Returns the messages that each side sends. One of them is long enough to be fetched by RDMA Read, and the next one occupies two
-/// buffers. In total, they are more than 10,000 bytes with the headers of the transport.
+/// Returns the messages that each side sends. The peer fetches one of them by RDMA Read, because it is long, and the next one needs two
+/// buffers. With the headers of the transport, they are more than 10,000 bytes in total.
 #[must_use]
 pub fn said() -> Vec<Vec<u8>> {
     [40, 0, 700, 9, 5000, 2500, 1800, 900].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
@@ -403,7 +404,8 @@ impl History {
             && ends.iter().all(|(node, reason)| self.seen[*node].ended == Some(reason.to_string()))
     }
 
-    /// If a side has received a message that the peer has not sent at this position, describes it. Otherwise returns `None`.
+    /// If a side has received a message that differs from the message that the peer has sent at this position, returns a description.
+    /// Otherwise returns `None`.
     #[must_use]
     pub fn wrong(&self) -> Option<String> {
         let said = said();
@@ -414,7 +416,7 @@ impl History {
     }
 }
 
-/// Runs two reactors whose connection passes the attacker. TCP segments have `segment` bytes.
+/// Runs two reactors. The attacker is on the path of their connection. TCP segments have `segment` bytes.
 ///
 /// # Panics
 /// Panics if a turn fails, or if the connection neither ends nor delivers everything within a minute.

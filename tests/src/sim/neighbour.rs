@@ -15,14 +15,14 @@ use super::quiet::{Node, network, reactor, step};
 use super::tcp::address;
 
 const PINGS: usize = 400;
-/// The number of echoes before the other clients are connected. They are not measured.
+/// The number of echoes that the honest client gets before the other clients connect. These echoes are not measured.
 const EARLY: usize = 20;
 /// The virtual time that the server's callback takes, in ns.
 const WORK: u64 = 1_000;
 /// The number of steps within which all echoes must arrive.
 const STEPS: u64 = 5_000_000;
 
-/// The handler of the server. It echoes messages of 8 bytes, and its callback takes some time for every message.
+/// The handler of the server. It echoes messages of 8 bytes. For every message, its callback takes [`WORK`] of virtual time.
 #[allow(missing_debug_implementations, reason = "the fabric has no short form")]
 pub struct Server(pub Shared);
 
@@ -39,7 +39,8 @@ impl Handler for Server {
     }
 }
 
-/// The handler of the honest client, with one message in flight. The list has the times of its echoes, in ns.
+/// The handler of the honest client, which has one message in flight. The list has the times from each message to its echo, in ns. The
+/// number is the virtual time at which the last message was sent, in ns.
 #[derive(Clone, Debug, Default)]
 pub struct Ping(Rc<RefCell<Vec<u64>>>, u64);
 
@@ -131,8 +132,8 @@ impl Street {
         self.nodes.push(node);
     }
 
-    /// Runs all nodes until all echoes have arrived. Calls `act` after every `pause` ns. Returns the 99th percentile of the times of
-    /// the echoes, in ns.
+    /// Runs all nodes until all echoes have arrived. Calls `act` whenever `pause` ns of virtual time have passed. Returns the 99th
+    /// percentile of the times of the echoes, in ns.
     ///
     /// # Panics
     /// Panics if a turn fails, or if the echoes do not arrive.
@@ -143,7 +144,7 @@ impl Street {
         times[times.len() * 99 / 100]
     }
 
-    /// Runs all nodes until `echoes` echoes have arrived. Calls `act` after every `pause` ns.
+    /// Runs all nodes until `echoes` echoes have arrived. Calls `act` whenever `pause` ns of virtual time have passed.
     ///
     /// # Panics
     /// Panics if a turn fails, or if the echoes do not arrive.

@@ -16,8 +16,8 @@ use super::tcp::address;
 pub struct SimNet {
     node: usize,
     fabric: Shared,
-    /// The socket on which a shared-memory hello was sent or received. Cleared when the segment is created or the hello is refused.
-    /// Other sockets pass descriptors of memory that a side provides; they are not related to a segment.
+    /// The socket on which a shared-memory hello was sent or received. `None` after the segment for this hello was created, or after the
+    /// hello was refused. Other sockets may also carry descriptors of memory, but these have no segment.
     greeted: Option<Key>,
     /// A segment whose socket is not known yet.
     unbound: Option<Key>,
@@ -52,8 +52,8 @@ impl Net for SimNet {
     type Segment = SimSegment;
 
     fn segment(&mut self, memory: Memory) -> SimSegment {
-        // On the active side, the hello with the segment's file was just sent. On the passive side, the confirmation that the file is
-        // mapped follows. In both cases, `greeted` is the socket of this segment.
+        // On the active side, the hello with the segment's file was just sent. On the passive side, the hello was received, and the
+        // confirmation that the file is mapped is sent next. On both sides, `greeted` is the socket of this segment.
         let segment = SimSegment::new(self.node, &self.fabric, memory, self.greeted.take());
         self.unbound = Some(segment.key());
         segment

@@ -35,7 +35,7 @@ enum Kind {
     Swap { expected: u64 },
 }
 
-/// Returns a random range within `range`, which must not be empty. It rarely is empty itself.
+/// Returns a random range within `range`. `range` must not be empty. The returned range is empty in rare cases.
 pub(super) fn within(rng: &mut Rng, range: Range<usize>) -> Range<usize> {
     let start = range.start + rng.index(range.len());
     let most = (range.end - start) as u64;
@@ -43,7 +43,7 @@ pub(super) fn within(rng: &mut Rng, range: Range<usize>) -> Range<usize> {
 }
 
 impl Program<'_> {
-    /// Makes random calls about remote memory, on the connection `about` or on any.
+    /// Makes random calls about remote memory, on the connection `about` or on a random connection.
     pub fn operate(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
         for _ in 0..self.state.rng.range(0..=self.state.work.operations_burst) {
             if self.state.calm || self.state.memories.budget == 0 {
@@ -122,8 +122,8 @@ impl Program<'_> {
         }
     }
 
-    /// Returns local memory of `len` bytes for an operation, in one or two parts. If `writes`, no other operation uses this memory.
-    /// Returns `None` if there is none.
+    /// Chooses local memory of `len` bytes for an operation, in one or two parts. If `writes` is true, no other operation uses the chosen
+    /// memory. Returns the number of the region and the range for each part, or `None` if there is no such memory.
     fn choose(&mut self, len: usize, writes: bool, align: usize) -> Option<Vec<(u64, Range<usize>)>> {
         let memories = &self.state.memories;
         let free = |local: &Local| if writes { local.is_idle() } else { local.writers == 0 };
@@ -297,7 +297,7 @@ impl Program<'_> {
             Kind::Add(_) | Kind::Swap { .. } => true,
         };
         if outcome.is_sent() && answered {
-            // The peer answers this operation only after it has received all earlier sends.
+            // The peer answers this operation only after all earlier sends of this connection have arrived.
             self.audit.arrived(who, send.sequence());
         }
         if !outcome.is_sent() {
@@ -350,7 +350,7 @@ impl Program<'_> {
         if let Some(wrong) = wrong {
             self.state.check(false, format_args!("{id}: {wrong}"));
         }
-        // The program may use the memory again, and does so immediately.
+        // The program may use the memory again. It overwrites the memory immediately, so that a late access of the device is detected.
         for (n, _) in &operation.locals {
             let Some(local) = self.state.memories.locals.get_mut(n).filter(|local| local.is_idle()) else { continue };
             local.early = false;
@@ -362,8 +362,8 @@ impl Program<'_> {
         }
     }
 
-    /// If the device has refused to release the queue pair of an operation, the operation's memory is no longer used: the program never
-    /// gets access to it again.
+    /// If the device has refused to release the queue pair of an operation, the program never gets access to the operation's memory again.
+    /// In this case, removes that memory from the list of local regions.
     fn forget_kept(&mut self, operation: &Operation) {
         let fabric = lock(&self.state.fabric);
         let hardware = &fabric.ports[self.state.node].hardware;

@@ -1,4 +1,4 @@
-//! The network paths between nodes, for tests that choose faults themselves: the direction, and the time.
+//! The network paths between nodes, for tests that choose the faults of the network themselves.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ fn node_of(address: SocketAddr) -> usize {
 }
 
 impl Fabric {
-    /// From now on, drops everything that `from` sends to `to`. Neither node is notified. New connections between them cannot be
+    /// From now on, drops every packet that `from` sends to `to`. Neither node is notified. New connections between the two nodes cannot be
     /// established either.
     pub fn silence(&mut self, from: usize, to: usize) {
         self.silent.insert((from, to));
@@ -40,7 +40,7 @@ impl Fabric {
         self.close_all(node);
     }
 
-    /// Makes the connection-manager channel of a node readable. The caller's provider has an event for it.
+    /// Makes the connection-manager channel of a node readable. The caller must have made an event available at the provider.
     pub fn ring(&mut self, node: usize) {
         self.ports[node].channels[0].wake = true;
         self.raise(node, 0);

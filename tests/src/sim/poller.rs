@@ -46,8 +46,9 @@ impl Clock for SimClock {
     }
 }
 
-/// The simulated poller of a node. It reports edges of the node's channels, as a poller of nested epoll descriptors does. Each event
-/// raises an edge; several edges are reported as one, and only while something is readable or writable. Some edges are spurious.
+/// The simulated poller of a node. It reports edges of the node's channels, as a poller of nested epoll descriptors does. Each event raises
+/// an edge. Several edges of one channel are reported as one edge, and only if something is readable or writable. Some reported edges are
+/// spurious.
 pub struct SimPoller {
     node: usize,
     fabric: Shared,

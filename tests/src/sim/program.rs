@@ -24,7 +24,8 @@ use super::threads::Threads;
 
 /// The port on which each node listens.
 const PORT: u16 = 7471;
-/// The largest accepted delay of a timer, or of anything else that is due, in ns. The time for which the node is paused does not count.
+/// The largest accepted delay, in ns, of a timer or of another action with a deadline. The time for which the node is paused is not part of
+/// the delay.
 const LATE: u64 = 100 * MS;
 
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub struct State {
     pub(super) work: WorkOptions,
     /// True if the reactor does not call `on_send_complete` for copied messages.
     pub(super) quiet: bool,
-    /// The length of each node's longest accepted message.
+    /// The length of the longest message that each node accepts.
     pub(super) max_messages: Vec<u32>,
     pub(super) rng: Rng,
     pub(super) fabric: Shared,
@@ -136,7 +137,7 @@ impl State {
         (fabric.now(), fabric.paused(self.node))
     }
 
-    /// Returns true if at most `bound` has passed since the times `since`. The time for which the node was paused does not count.
+    /// Returns true if at most `bound` ns have passed since the times `since`. The time for which the node was paused is not counted.
     pub(super) fn is_within(&self, since: (u64, u64), bound: u64) -> bool {
         let (now, paused) = self.times();
         now <= since.0 + bound + LATE + (paused - since.1)
@@ -215,7 +216,7 @@ impl Program<'_> {
         }
     }
 
-    /// Sends the next message of a connection. Returns true if it was accepted.
+    /// Sends the next message of a connection. Returns true if the reactor has accepted the message.
     fn send(&mut self, cx: &mut Context<'_>, id: ConnectionId, in_place: bool) -> bool {
         let quiet = self.state.quiet;
         let Some((cookie, side, end)) = self.end(id) else { return false };
@@ -260,8 +261,8 @@ impl Program<'_> {
         result.is_ok()
     }
 
-    /// Sends the remaining messages of a connection, until one is refused. Before the end of the chaos, sends only a random number of
-    /// them.
+    /// Sends the remaining messages of a connection, until one is refused. While the program still makes random calls, sends only a random
+    /// number of the messages.
     pub fn pump(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let most = if self.state.calm { u64::MAX } else { self.state.rng.range(0..=self.state.work.burst) };
         for _ in 0..most {
@@ -276,7 +277,7 @@ impl Program<'_> {
         }
     }
 
-    /// Ends the random calls. Sends the remaining messages, and one additional message on each connection.
+    /// Ends the random calls. Sends the remaining messages of each connection, and one additional message on each connection.
     pub fn settle(&mut self, cx: &mut Context<'_>) {
         self.state.calm = true;
         self.state.release(true);
@@ -324,7 +325,7 @@ impl Program<'_> {
         self.state.live.keys().nth(nth).copied()
     }
 
-    /// Opens a connection in place of one that has ended, if the storm continues.
+    /// Opens a connection in place of one that has ended, if connections of the storm must still be replaced.
     pub(super) fn reopen(&mut self, cx: &mut Context<'_>) {
         if !self.state.calm && self.state.storm > 0 {
             self.state.storm -= 1;
@@ -371,7 +372,7 @@ impl Program<'_> {
                     self.state.buffers.push(buffer);
                 }
             }
-            // The connection of the callback is closed rarely, so that most connections do some work.
+            // The program rarely closes the connection of the callback, so that most connections do some work before they end.
             (Call::CloseSelf, _) if self.state.rng.chance(200) => {
                 if let Some(id) = about {
                     self.close(cx, id);

@@ -1,5 +1,5 @@
-//! A simulated network without faults, for tests that determine the history themselves. Nodes run on virtual time, and each gets a turn
-//! when it is due.
+//! A simulated network without faults, for tests that decide themselves what happens. Nodes run on virtual time. Each node gets a turn when
+//! it is due.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -106,7 +106,7 @@ pub struct Node {
     pub reactor: Reactor,
     /// The handler of the node.
     pub handler: Box<dyn Handler>,
-    /// True if the last turn has left work to do.
+    /// True if the last turn of the node has left work to do.
     pub more: bool,
     /// True if the node takes no turns.
     pub dead: bool,

@@ -1,5 +1,5 @@
-//! The memory of a simulated node: local regions, and regions that it shares with peers and later revokes. The module checks the
-//! content of the regions. It also checks that the program and the peers have access only when they may.
+//! The memory of a simulated node: local regions, and regions that it shares with peers and later revokes. The module checks the content of
+//! the regions. It also checks that the program has access to a region only while no peer may use the region.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use super::program::Program;
 use super::rng::Rng;
 use super::swarm::MS;
 
-/// A local region of the node, with the number of operations that read and write it.
+/// A local region of the node, with the numbers of operations that read it and that write to it.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) region: Region,
     pub(super) content: Vec<u8>,
     pub(super) readers: u32,
     pub(super) writers: u32,
-    /// True if an operation may complete in part before its own completion. Examples are the first half of a read in two parts, and a
-    /// write followed by a message instead of immediate data.
+    /// True if an operation may have completed in part before the program is notified. Examples: the first half of a read in two parts has
+    /// completed, or a write has completed whose message, in place of immediate data, has not.
     pub(super) early: bool,
 }
 
-/// A region that peers may use. If its rights expire: the time of that, and the total time for which the node had been paused when it
-/// was set.
+/// A region that peers may use. If its rights expire, `expires` has two times in ns: the virtual time at which they expire, and the total
+/// time for which the node had been paused when the lifetime was set.
 #[derive(Debug)]
 pub(super) struct Own {
     region: Region,
@@ -69,7 +69,7 @@ fn is_gone(error: &Error, cx: &Context<'_>, id: ConnectionId) -> bool {
     matches!(error, Error::Gone("connection")) && cx.writable(id) == 0
 }
 
-/// Returns true if the device of a node has refused to release the rights of peers to a region.
+/// Returns true if the device of a node has refused to end the rights of peers to a region.
 fn is_kept(fabric: &super::fabric::Shared, node: usize, region: &Region) -> bool {
     lock(fabric).ports[node].hardware.keeps(region.remote().key)
 }
@@ -152,7 +152,7 @@ impl Program<'_> {
         }
     }
 
-    /// Records that the rights to a region have ended, so that operations on it may fail.
+    /// Records that the rights to a region have ended. From then on, operations on the region may fail.
     fn note_withdrawn(&mut self, number: usize) {
         let shared = &self.audit.memory[number];
         let mut users: Vec<Who> = shared.writers();
@@ -171,8 +171,8 @@ impl Program<'_> {
         self.audit.memory[number].withdrawn = true;
     }
 
-    /// Checks a region that no peer can use any more, and overwrites it. If the device has refused to release its key, peers may still
-    /// use it, so it is not changed.
+    /// Checks a region that no peer can use any more, and overwrites it. If the device has refused to release the key of the region, peers
+    /// may still use the region, so it is not overwritten.
     fn hide(&mut self, number: usize) {
         let Some(own) = self.state.memories.shared.get_mut(&number) else { return };
         if is_kept(&self.state.fabric, self.state.node, &own.region) {
@@ -193,7 +193,7 @@ impl Program<'_> {
         }
     }
 
-    /// When a connection has ended, ends the rights that only its peer had.
+    /// When a connection has ended, ends the rights that only the peer of this connection had.
     pub fn forget_regions_of(&mut self, who: Who) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             let shared = &self.audit.memory[number];
@@ -222,15 +222,15 @@ impl Program<'_> {
         self.state.memories.locals.clear();
     }
 
-    /// Checks the regions of the node: the program's access, and the content. If `all` is false, checks only regions that may have
-    /// changed.
+    /// Checks the regions of the node: whether the program has access, and the content. If `all` is false, checks the content only of a
+    /// part of the regions.
     pub fn look_at_memory(&mut self, all: bool) {
         self.look_at_own(all);
         self.look_at_shared(all);
     }
 
-    /// Checks the local regions. An operation may have completed a few callbacks before its own one is called: the callbacks of the
-    /// same batch come first.
+    /// Checks the local regions. When an operation has completed, the program may already have access to its memory before the callback of
+    /// the operation: the callbacks of earlier completions in the same batch are called first.
     fn look_at_own(&mut self, all: bool) {
         let state = &mut *self.state;
         for (n, local) in &mut state.memories.locals {

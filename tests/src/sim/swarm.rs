@@ -1,5 +1,5 @@
-//! Swarm testing: from a seed, first chooses the kinds and rates of faults and the sizes of everything. So rare combinations occur,
-//! too.
+//! Swarm testing: a seed first determines the kinds and rates of faults, and all sizes. So each seed has its own combination, and rare
+//! combinations occur too.
 
 use super::audit::LARGEST;
 use super::rng::Rng;
@@ -10,7 +10,7 @@ pub const MS: u64 = 1_000_000;
 /// Everything that is chosen before a world begins.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The virtual time with faults and random calls, in ns.
+    /// The virtual time during which there are faults and random calls, in ns.
     pub chaos: u64,
     /// The settings of each node.
     pub nodes: Vec<NodeOptions>,
@@ -44,9 +44,9 @@ pub struct NodeOptions {
     pub max_pending: u32,
     /// The time for which the reactor polls before it sleeps, in ns. With 0 it never polls.
     pub spin: u64,
-    /// The limits of one connection in a turn: the number of completions, and that of bytes.
+    /// The limits of one connection in a turn: the number of its completions, and the number of its bytes.
     pub fairness: (u32, usize),
-    /// True if the reactor decides itself if polling pays.
+    /// True if the reactor decides itself whether it polls before it sleeps.
     pub adaptive: bool,
     pub keepalive: (u64, u64),
     pub connect_timeout: u64,
@@ -54,7 +54,7 @@ pub struct NodeOptions {
     pub close_timeout: u64,
     pub flush_timeout: u64,
     pub crc: bool,
-    /// True if the loop around the reactor watches its descriptor level-triggered, false for edge-triggered.
+    /// True if the loop around the reactor watches the reactor's descriptor level-triggered. False if edge-triggered.
     pub level: bool,
 }
 
@@ -98,7 +98,8 @@ pub struct HardwareOptions {
     pub short_poll: u32,
     /// The probability, per thousand, that completions arrive just before their queue is armed.
     pub before_arming: u32,
-    /// The probability, per thousand, that the flush of a connection takes longer than any timeout.
+    /// The probability, per thousand, that the flushed completions of a connection are delayed by up to 2 s each, which may be longer than
+    /// the flush timeout.
     pub lazy_flush: u32,
     /// The probability, per thousand, that `Disconnected` arrives twice.
     pub twice: u32,
@@ -153,7 +154,8 @@ pub struct WorkOptions {
     pub kinds: Vec<Call>,
     /// The total number of random calls of a node.
     pub budget: u32,
-    /// In a storm, a node opens this number of connections at the same time. Each replaces one that has ended.
+    /// The number of connections that a node opens in a storm. Each of them replaces a connection that has just ended. 0 if there is no
+    /// storm.
     pub storm: u32,
     /// The probability, per thousand, that a program refuses a connect request.
     pub refuse: u32,
@@ -167,7 +169,7 @@ pub struct WorkOptions {
     pub operations_burst: u64,
     /// The length of the largest region, in bytes.
     pub region: u64,
-    /// The probability, per thousand, that an operation is posted without the right.
+    /// The probability, per thousand, that a program posts an operation that it has no right to.
     pub trespass: u32,
     /// The probability, per thousand, that a connection carries a byte stream.
     pub streams: u32,
@@ -175,11 +177,11 @@ pub struct WorkOptions {
     pub stream_bytes: u64,
     /// The number of messages that other threads send to a node.
     pub said: u32,
-    /// The largest number of these messages in flight.
+    /// The largest number of messages of other threads in flight to a node.
     pub unheard: u32,
 }
 
-/// A kind of random call that a callback makes.
+/// A kind of random call in a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `send` on a random connection.
@@ -202,17 +204,17 @@ pub enum Call {
     SetTimer,
     /// `cancel_timer`.
     CancelTimer,
-    /// Dropping a message that was kept.
+    /// Drops a message that the program has kept.
     Release,
-    /// Calls that only query, and `set_user`.
+    /// Calls that only query a value, and `set_user`.
     Look,
-    /// A send of a message that is too long.
+    /// Sends a message that is too long.
     TooLong,
     /// `register_io` or `deregister_io`, with a descriptor of the program.
     Watch,
-    /// A message from another thread, during the callback.
+    /// Another thread sends a message to the reactor during the callback.
     Speak,
-    /// A callback that takes a long time.
+    /// The callback takes a long time.
     Dawdle,
 }
 

@@ -40,10 +40,10 @@ pub(super) struct Socket {
     pub(super) kind: Kind,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
-    /// The initiator's address, which identifies the connection.
+    /// The address of the initiator. It identifies the connection.
     pub(super) link: SocketAddr,
     tx: Option<Key>,
-    /// The socket at the peer.
+    /// The socket at the other end of the connection.
     twin: Option<Key>,
     rx: VecDeque<u8>,
     eof: bool,
@@ -65,7 +65,7 @@ pub(super) struct Pipe {
     last: u64,
     /// The time before which nothing arrives.
     pub(super) stalled: u64,
-    /// True if bytes sent from now on are lost, and answered by a reset.
+    /// True if the connection was cut: bytes that are sent from now on are lost, and the sender gets a reset.
     cut: bool,
 }
 
@@ -145,7 +145,7 @@ impl Fabric {
         self.net.buffer.saturating_sub(unread + flying)
     }
 
-    /// Records new readiness of a socket, for an edge.
+    /// Records new readiness of a socket. The channel of the socket reports it as an edge.
     pub(super) fn edge(&mut self, key: Key) {
         let Some(s) = self.sockets.get(key) else { return };
         let (node, Some(channel)) = (s.node, s.channel) else { return };
@@ -156,7 +156,7 @@ impl Fabric {
         self.raise(node, index(channel));
     }
 
-    /// Assigns a socket to a channel. If the socket is already ready, that counts as an edge.
+    /// Assigns a socket to a channel. If the socket is ready at this time, the channel reports an edge.
     pub(super) fn watch(&mut self, key: Key, channel: NetChannel) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         let node = s.node;
@@ -247,7 +247,7 @@ impl Fabric {
         self.dialled.push((local, [node, node_of(peer)]));
         let latency = self.latency();
         if !self.calm && self.rng.chance(self.net.lost_connect) {
-            // The first packet is lost. It is sent again after a second, or never.
+            // The first packet of the connect is lost. In half of the cases it is sent again after a second, in the other half never.
             if self.rng.chance(500) {
                 self.at(self.now + 1000 * MS + latency, Event::Syn(key));
             }
@@ -329,7 +329,7 @@ impl Fabric {
         if n < total {
             s.nospace = true;
             if n < free {
-                // The send accepted too few bytes although there is space, so the space must be reported soon.
+                // The send accepted fewer bytes than there is space for. So the space that still exists must be reported soon.
                 let after = self.latency();
                 self.at(self.now + after, Event::Room(key));
             }
@@ -396,7 +396,8 @@ impl Fabric {
         }
     }
 
-    /// Returns the peer of an established connection of this node that has unread bytes, or `None`.
+    /// Returns the address of a peer whose connection with this node has something to read: bytes, the end of the stream, or an error.
+    /// Returns `None` if no established connection has.
     pub(super) fn unread(&self, node: usize) -> Option<SocketAddr> {
         let mut established =
             self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(NetChannel::Completion));
@@ -451,7 +452,7 @@ impl Fabric {
         self.at(at, Event::Deliver(key));
     }
 
-    /// Drops the bytes of a pipe that are not sent yet.
+    /// Drops the bytes that a pipe has not sent yet.
     fn truncate(&mut self, key: Key) {
         let Some(pipe) = self.pipes.get_mut(key) else { return };
         let keep = self.rng.index(pipe.segments.len() + 1);
@@ -505,7 +506,7 @@ impl Fabric {
         }
     }
 
-    /// Lets a socket fail with this error, because its connection does not exist any more.
+    /// Makes a socket fail with this error, because the connection of the socket does not exist any more.
     pub(super) fn fail_socket(&mut self, key: Key, kind: ErrorKind) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         s.error = Some(kind);
@@ -625,7 +626,7 @@ impl Fabric {
         }
     }
 
-    /// Restores the links that are silent, or ends their connections as TCP does after a timeout.
+    /// Restores the links on which nothing arrives. In some cases ends the connection instead, as TCP does after a timeout.
     pub(super) fn heal_links(&mut self) {
         for key in self.pipes.keys() {
             let give_up = self.fault_rng.chance(300);

@@ -1,5 +1,5 @@
-//! Simulated other threads, which send messages to reactors. All runs in one thread, so the messages are sent at chosen moments: during
-//! turns, in callbacks, and while all nodes sleep.
+//! Simulated other threads, which send messages to reactors. In reality, everything runs in one thread. So the simulation chooses when a
+//! message is sent: during turns, in callbacks, or while all nodes sleep.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +11,17 @@ use rdma_reactor::{HandleError, ReactorHandle};
 pub struct Said {
     /// The number of the thread that has sent the message.
     pub thread: usize,
-    /// The number of messages that this thread has sent to the same reactor earlier.
+    /// The number of earlier messages of this thread to the same reactor.
     pub nth: u64,
 }
 
 #[derive(Debug)]
 struct Listener {
     remote: ReactorHandle<Said>,
-    /// The largest number of messages in flight.
+    /// The largest number of messages in flight to this reactor.
     limit: u64,
     gone: bool,
-    /// For each thread, the number of messages sent and the number of those received.
+    /// For each thread, the number of messages that it has sent to this reactor, and the number of those that have arrived.
     said: BTreeMap<usize, (u64, u64)>,
 }
 
@@ -40,7 +40,7 @@ impl Threads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a reactor. It gets the next number.
+    /// Adds a reactor. The reactor gets the next node number.
     pub fn listen(&self, remote: ReactorHandle<Said>, limit: u32) {
         self.listeners().push(Listener { remote, limit: limit.into(), gone: false, said: BTreeMap::new() });
     }
@@ -63,7 +63,7 @@ impl Threads {
         };
         *said += u64::from(result.is_ok());
         if listener.gone {
-            // The reactor was dropped, so these calls must have no effect.
+            // After the reactor was dropped, these calls must have no effect.
             listener.remote.wake();
             listener.remote.stop();
         }
@@ -87,8 +87,8 @@ impl Threads {
         if listeners[node].gone { 0 } else { listeners[node].unheard() }
     }
 
-    /// Removes all reactors. Their wakers hold a reference to the network, which holds one to these threads. Without this call, none of
-    /// them would be dropped.
+    /// Removes all reactors. Their wakers hold a reference to the network, and the network holds a reference to these threads. This call
+    /// breaks the cycle, so that all of them are dropped.
     pub fn disperse(&self) {
         self.listeners().clear();
     }

@@ -31,7 +31,7 @@ impl Trace {
         Self { hash: Fnv(0xcbf2_9ce4_8422_2325), lines: VecDeque::new(), keep, count: 0 }
     }
 
-    /// Adds an event: its time, its node, and a description.
+    /// Adds an event to the history. `who` is the name of the node, `what` describes the event.
     pub fn line(&mut self, now: u64, who: &str, what: fmt::Arguments<'_>) {
         self.count += 1;
         // The result is ignored: writing to a hash or a string cannot fail.

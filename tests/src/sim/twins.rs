@@ -39,7 +39,7 @@ use crate::gate::Gate;
 /// The number of different keys that a device uses.
 const KEYS: u64 = 256;
 
-/// The port of an address selects the device for connecting to it: this port the first one, the next port the second.
+/// The port that selects the first device for a connect. The next higher port selects the second device.
 pub const PORT: u16 = 7471;
 
 const fn outer(side: usize, key: Key) -> Key {
@@ -50,7 +50,7 @@ const fn inner(key: Key) -> (usize, Key) {
     ((key.slot() & 1) as usize, Key::new(key.slot() >> 1, key.generation()))
 }
 
-/// Returns the device with this address. It is the address of one of the first two nodes, see [`super::tcp::address`].
+/// Returns the number of the device with this address. The devices have the addresses of the first two nodes, see [`super::tcp::address`].
 fn side_of(address: IpAddr) -> usize {
     match address {
         IpAddr::V4(ip) => usize::from(ip.octets()[3] == 2),
@@ -58,8 +58,7 @@ fn side_of(address: IpAddr) -> usize {
     }
 }
 
-/// Returns a source of random bytes in which a group of four bytes has only few different values. So both devices often choose equal
-/// keys.
+/// Returns a source of random bytes. Each group of four bytes is one of a few values only, so both devices often choose equal keys.
 fn entropy(seed: u64) -> rdma_reactor::Entropy {
     let mut rng = Rng::new(seed, "keys");
     Box::new(move |bytes: &mut [u8]| {
@@ -70,8 +69,8 @@ fn entropy(seed: u64) -> rdma_reactor::Entropy {
     })
 }
 
-/// Returns the parts of a reactor that uses two devices, those of the first two nodes. Each device has a gate that can let its calls
-/// fail.
+/// Returns the parts of a reactor that uses two devices. They are the devices of the first two nodes. Each device has a gate that can make
+/// its calls fail.
 ///
 /// # Panics
 /// Panics if the default settings are refused.
@@ -94,8 +93,8 @@ pub fn parts(seed: u64, fabric: &Shared, gates: &[Gate; 2]) -> Parts {
 struct TwinPoller([SimPoller; 2]);
 
 impl TwinPoller {
-    /// Returns the nodes of a descriptor, with the descriptor on each. The connection-manager descriptor of the first node stands for
-    /// those of both nodes.
+    /// Returns the nodes that a descriptor belongs to, each with the node's own descriptor. The connection-manager descriptor of the first
+    /// node stands for the connection-manager descriptors of both nodes.
     fn nodes_of(fd: RawFd) -> impl Iterator<Item = (usize, RawFd)> {
         let both = fd == descriptor(0, 0);
         let second = fd == descriptor(1, 1);
@@ -127,7 +126,7 @@ impl Poller for TwinPoller {
 #[derive(Debug)]
 struct Twins {
     sides: [Forward; 2],
-    /// The device that is polled first for the next event. It alternates.
+    /// The number of the device that is polled first for the next event. The two devices alternate.
     first: usize,
 }
 

@@ -30,7 +30,7 @@ pub struct UdpOptions {
     pub full: u32,
     /// The probability, per thousand, that the network reports an error about a packet that no socket receives.
     pub told: u32,
-    /// The shortest and the longest delay of a packet, in ns. Each packet has its own delay, so packets may overtake each other.
+    /// The shortest and the longest delay of a packet, in ns. Each packet has its own delay, so a packet may overtake an earlier one.
     pub latency: (u64, u64),
     /// The length of the longest IP packet on every interface, in bytes.
     pub mtu: u32,
@@ -45,7 +45,7 @@ pub(super) struct Udp {
     refusals: VecDeque<SocketAddr>,
     /// True if the socket is full.
     full: bool,
-    /// True if the socket has space again and the program was not notified yet.
+    /// True if the socket has space again and the program was not notified of that yet.
     room: bool,
 }
 
@@ -63,7 +63,7 @@ impl Udp {
         Ready { readable: !self.unread.is_empty() || closed, writable: self.room, closed }
     }
 
-    /// Records that the program was notified of the space.
+    /// Records that the program was notified that the socket has space again.
     pub(super) fn polled(&mut self) {
         self.room = false;
     }
@@ -77,7 +77,7 @@ impl Fabric {
         }
     }
 
-    /// Returns the interface of a node with this address.
+    /// Returns the interface with the address `at`. Returns an error if `at` is not the address of the node.
     pub(super) fn interface(&self, node: usize, at: IpAddr) -> io::Result<Interface> {
         let mtu = self.udp.as_ref().map_or(0, |udp| udp.mtu);
         if at == address(node, 0).ip() {

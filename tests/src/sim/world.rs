@@ -25,14 +25,14 @@ use super::swarm::{MS, NodeOptions, Options};
 use super::threads::{Said, Threads};
 use super::trace::Trace;
 
-/// The virtual time within which everything must complete after the last fault, in ns.
+/// The virtual time within which all work must complete after the last fault, in ns.
 const PATIENCE: u64 = 30_000 * MS;
-/// The number of turns without progress after which an event must happen.
+/// The largest number of consecutive turns without progress.
 const FUTILE: u64 = 5_000;
 /// The largest number of turns in a world.
 const TURNS: u64 = 2_000_000;
-/// The largest number of turns that a node without work may take in [`IDLE_TIME`]. A connection leaves a few deadlines that have no
-/// effect, so the number is not 0.
+/// The largest number of turns that a node without work may take in [`IDLE_TIME`]. Some turns are permitted, because an ended connection
+/// leaves a few deadlines at which nothing happens.
 const IDLE: u64 = 100;
 const IDLE_PER_CONNECTION: u64 = 4;
 const IDLE_TIME: u64 = 5_000 * MS;
@@ -51,7 +51,7 @@ struct Node {
 pub struct Variant {
     /// The security of all connections.
     pub secured: SecurityMode,
-    /// True if all nodes are on one host. They use the embedded provider, and prefer shared memory.
+    /// True if all nodes are on one host. Such nodes use the embedded provider, and prefer shared memory.
     pub one_host: bool,
 }
 
@@ -77,7 +77,7 @@ pub struct Report {
     pub connections: u64,
     /// The number of times that a node has mapped shared memory.
     pub met: u64,
-    /// The virtual time, in ns.
+    /// The virtual time at the end of the world, in ns.
     pub time: u64,
 }
 
@@ -93,14 +93,14 @@ pub struct World {
     futile: u64,
 }
 
-/// Returns the number of receives that all connections of a node share, or `None`. They are shared only in some of the worlds without
-/// simulated hardware.
+/// Returns the number of receives that all connections of a node share, or `None` if each connection has its own receives. Only some worlds
+/// share receives, and no world with simulated hardware.
 fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "shared");
     (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
 }
 
-/// Returns the length of the longest message that a node sends immediately in several buffers. It may be 0, unlimited, or random.
+/// Returns the length of the longest message that a node sends immediately in several buffers: 0, a random length, or [`LARGEST`].
 fn eager(seed: u64, node: usize) -> usize {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "eager");
     match rng.index(4) {
@@ -148,7 +148,7 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     settings.extensions = options.extensions;
     let budget = &mut Rng::new(mix(seed) ^ node as u64, "receive budget");
     if budget.chance(300) {
-        // With such a small budget, a poll often leaves bytes in the socket.
+        // With such a small budget, a poll often leaves received bytes in the socket.
         settings.receive_budget = budget.skewed(1..=64 << 10) as usize;
     }
     if lock(fabric).one_host {
@@ -225,7 +225,7 @@ impl World {
         Self { nodes, fabric, threads, audit: Audit::default(), rng: Rng::new(seed, "world"), options, futile: 0 }
     }
 
-    /// Returns the network, which has the history.
+    /// Returns the network. It has the history of the world.
     #[must_use]
     pub fn fabric(&self) -> Shared {
         Arc::clone(&self.fabric)
@@ -366,7 +366,8 @@ impl World {
             match next {
                 None => return,
                 Some(Script::Open(node)) => self.outside(node, |program, cx| program.open(cx)),
-                // This simulates another thread that releases messages. So the node gets no turn for it; the reactor must wake itself.
+                // This action simulates another thread that releases messages. The world gives the node no turn because of it, so the
+                // reactor must wake itself.
                 Some(Script::Release(node)) => self.nodes[node].state.release(false),
                 Some(Script::Kill(node)) => self.kill(node),
                 Some(Script::Tick | Script::Speak(_) | Script::Bytes(_)) => {}
@@ -455,7 +456,8 @@ impl World {
         if rings > 3 {
             return Err(format!("node{node} was woken {rings} times in one turn"));
         }
-        // A loop that watches the descriptor edge-triggered may ignore `more`, because the reactor then wakes itself.
+        // A loop that watches the descriptor edge-triggered may ignore `more`, because a reactor that returns `more` also makes its
+        // descriptor readable.
         *more = turn.more && options.level;
         let evicted = reactor.stats().connections.evicted;
         let mut fabric = lock(&self.fabric);
@@ -472,7 +474,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks the world after everything is closed: no object may remain, nothing may happen any more, and all promises must have been
+    /// Checks the world after all connections were closed: no object may remain, nothing more may happen, and all promises must have been
     /// kept.
     fn quiesce(&mut self) -> Result<Report, String> {
         let end = self.now() + PATIENCE;
@@ -493,7 +495,8 @@ impl World {
                     "node{i}: the device has kept {kept:?} queue pairs and registrations: {counted:?}"
                 ));
             }
-            // If a device has refused to release a queue pair, its buffers are not returned, so the check is skipped.
+            // If a device has refused to release a queue pair, the buffers of that queue pair do not return to their pools, so this check
+            // is skipped.
             let whole = connections.undestroyed == 0;
             if whole && all != free {
                 return Err(format!("node{i}: {} of {all} buffers were never returned", all - free));
@@ -506,7 +509,7 @@ impl World {
                 return Err(format!("node{i}: {regions} regions are left"));
             }
             let unflushed = reactor.stats().connections.unflushed;
-            // Simulated hardware may flush late or never, so this is checked only without it.
+            // Simulated hardware may flush late or never, so this check is only for worlds without it.
             if unflushed > 0 && self.options.hardware.is_none() {
                 return Err(format!("node{i}: {unflushed} connections were never flushed"));
             }
