@@ -81,7 +81,7 @@ pub fn with_loopback(config: &Config) -> Pair {
 /// For each address: listens on it, connects to it, and checks the device that carries the connection.
 ///
 /// # Panics
-/// Panics if another device than the listed one carries a connection, or if messages of any size are not echoed.
+/// Panics if a device other than the one in `devices` carries a connection, or if messages of any size are not echoed.
 pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
     let mut connections = Vec::new();
     for (ip, device) in devices {

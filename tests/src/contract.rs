@@ -23,12 +23,12 @@ use crate::sim::swarm::{FaultOptions, HardwareOptions, MS, NetOptions};
 use crate::sim::tcp;
 use crate::sim::trace::Trace;
 
-/// A provider for the test cases. Its type says nothing about the provider inside.
+/// A provider for the test cases. The box gives all kinds of providers one type.
 pub type Boxed = Box<dyn Provider>;
 
 // Providers in real time.
 
-/// A kind of providers on real sockets, or on devices of this host. Time is real.
+/// A kind of providers on real sockets, or on devices of this host. They run in real time.
 #[derive(Debug)]
 pub struct Real {
     /// The name of the providers' device.

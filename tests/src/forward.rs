@@ -273,7 +273,7 @@ impl Forward {
     }
 }
 
-/// The message of a panic that cannot happen, because the inner provider is the embedded one, which supports all of these.
+/// The message of a panic that cannot happen, because the inner provider is the embedded one, which has all of these roles.
 const HAS_ROLES: &str = "a provider with shared receives, remote keys, liveness and extensions";
 
 // SAFETY: calls are forwarded to the inner provider, and its answers are returned unchanged. A call that fails here is not forwarded, so it

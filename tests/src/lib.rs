@@ -1,4 +1,4 @@
-//! The common parts of the tests: the conformance suite, the simulation, recorded exchanges, and providers that fail.
+//! The common parts of the tests: the conformance suite, the simulation, recorded exchanges, and providers whose calls can fail.
 
 pub mod auto;
 pub mod capture;
@@ -6,7 +6,7 @@ pub mod conformance;
 pub mod contract;
 pub mod device;
 pub mod ends;
-#[rustfmt::skip] // The file copies the layout of `pass`.
+#[rustfmt::skip] // The file has the compact layout of `pass`.
 pub mod exchanged;
 pub mod floods;
 pub mod forward;
@@ -14,12 +14,12 @@ pub mod gate;
 pub mod hostile_run;
 pub mod identities;
 pub mod life;
-#[rustfmt::skip] // A page of `docs` shows these lines.
+#[rustfmt::skip] // `docs/writing-a-provider.md` shows lines of this file.
 pub mod loopback;
 pub mod mutant;
 pub mod null;
 mod parts;
-#[rustfmt::skip] // A page of `docs` shows these lines.
+#[rustfmt::skip] // `docs/writing-a-provider.md` shows lines of this file.
 pub mod pass;
 pub mod patience;
 pub mod pcap;
@@ -28,7 +28,7 @@ pub mod signals;
 pub mod sim;
 pub mod steady;
 pub mod tasks;
-#[rustfmt::skip] // The file copies the layout of `pass`.
+#[rustfmt::skip] // The file has the compact layout of `pass`.
 pub mod twice;
 pub mod usage;
 pub mod witness;

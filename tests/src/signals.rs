@@ -48,7 +48,7 @@ impl Signals {
         let sender = thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
                 // SAFETY: the thread that gets the signal exists. It owns the `Signals` value, which cannot move to another thread. When
-                // the value is dropped, that thread waits for the end of this one.
+                // the value is dropped, its owner waits for the end of the thread that sends the signals.
                 unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
                 thread::sleep(pause);
             }

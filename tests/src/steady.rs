@@ -37,7 +37,7 @@ pub enum Work {
     TaskRuns,
     /// A round trip of 64 bytes. The client is a task in another executor.
     Task,
-    /// Several tasks share a connection; the value is their number. The tasks send 64 bytes one after the other, see [`crate::tasks`].
+    /// Several tasks share a connection; the value is their number. The tasks send 64 bytes sequentially, see [`crate::tasks`].
     Senders(usize),
     /// The client sends a message that needs three buffers, and the server sends it back.
     Eager,

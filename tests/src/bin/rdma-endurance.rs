@@ -3,7 +3,7 @@
 //!
 //! - `rdma-endurance echo CONNECTIONS SECONDS EVERY`: 20 clients open CONNECTIONS connections in total. For SECONDS seconds, they send
 //!   messages on all of these connections, and the server returns each message. A fault is injected every EVERY seconds;
-//! - `rdma-endurance cycles COUNT`: opens COUNT connections, one after the other. The server returns one message on each;
+//! - `rdma-endurance cycles COUNT`: opens COUNT connections sequentially. The server returns one message on each;
 //! - `rdma-endurance serve` and `rdma-endurance client ADDRESS CONNECTIONS CYCLES`: the server and a client, which the commands above
 //!   start.
 //!
@@ -29,7 +29,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// The number of client processes.
 const CLIENTS: usize = 20;
-/// The shortest time for which a client is stopped if the server must end its connections. It is longer than the keepalive timeout.
+/// The shortest duration of a long stop of a client. It is longer than the keepalive timeout, so the connections of a stopped client end.
 const LONG: Duration = Duration::from_secs(20);
 /// The length of a message, in bytes. Its number is in the first eight bytes.
 const SIZE: usize = 64;

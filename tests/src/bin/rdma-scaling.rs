@@ -208,7 +208,7 @@ fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     for echo in 1..=ECHOES {
         for place in 0..connections {
             let conn = client.connections[place];
-            // With a small window, the credits for a message may arrive after its echo. The send is then repeated.
+            // With a small window, the credits for a message may arrive after its echo. In this case the send is repeated.
             while let Err(error) = reactor.context().send(conn, &[7; SIZE]) {
                 match error {
                     SendErrorKind::WouldBlock(_) => reactor.turn(&mut client, Duration::from_millis(10))?,

@@ -1,5 +1,5 @@
-//! Compares the number of a receiver's wake-ups in two cases: its completion queue is armed for solicited completions, or for all
-//! completions.
+//! Compares the number of a receiver's wake-ups in two cases: the receiver's completion queue is armed for solicited completions, or for
+//! all completions.
 //!
 //! `rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY` sends MESSAGES messages from one queue pair to another, on a device or on the
 //! embedded provider. The messages are sent in bursts of EVERY. The last message of each burst is solicited. The program prints the number

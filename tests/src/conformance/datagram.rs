@@ -167,7 +167,7 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()), "nobody says that it was lost");
     pair.client.context().datagrams().send(here, peer, b"the last").expect("there is room");
     pair.until("a late one arrives", |p| {
-        // More than four datagrams may have a receive, but the one named "the last" may be among the lost ones.
+        // Only the first four datagrams are certain to have a receive. The datagram `the last` may be lost like the ones before it.
         heard(&p.s, there).len() >= 4
     });
     let first: Vec<_> = heard(&pair.s, there).iter().map(|(_, bytes, _)| bytes.to_vec()).collect();

@@ -490,8 +490,8 @@ pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     p.finish();
 }
 
-/// Row 76 and row 77 of `docs/reliability.md`: a reactor sleeps until completions arrive. Each burst of completions must wake the reactor.
-/// The reactor must process the whole burst, although it processes only a few completions in each turn.
+/// Rows 76 and 77 of `docs/reliability.md`: a reactor sleeps until completions arrive. Each burst of completions must wake the reactor. The
+/// reactor must process the whole burst, although it processes only a few completions in each turn.
 pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     const CONNECTIONS: u64 = 3;
     let server = setup

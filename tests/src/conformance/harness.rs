@@ -199,8 +199,8 @@ impl Setup {
             // On an iWARP device, a close may take up to this timeout.
             .timeouts(|t| t.close = Duration::from_secs(10))
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(5), PATIENCE));
-        // On a device that may lose a send, a flush may end only at this timeout, so the default stays. On all other devices, the timeout
-        // is long.
+        // On a device that may lose a send, a flush may end only when this timeout is over, so the timeout keeps its short default. On all
+        // other devices, the timeout is long.
         let config = if self.flushes { config.timeouts(|t| t.flush = PATIENCE) } else { config };
         let config = config.completions(|c| c.vector = self.vector);
         let config = match self.completions {

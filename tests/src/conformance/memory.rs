@@ -62,8 +62,8 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     p.finish();
 }
 
-/// A region in memory that the program owns must work like any other region. `register_raw` also returns a shared reference. When no other
-/// reference to the same object is left, the region has ended, and only the program uses the memory.
+/// A region in memory that the program owns must work like any other region. `register_raw` also returns an `Arc`. When no other `Arc` of
+/// the same object is left, the region has ended, and only the program uses the memory.
 #[allow(unsafe_code, reason = "it is about memory that the program promises to keep")]
 pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);

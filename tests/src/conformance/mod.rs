@@ -264,7 +264,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The tests of faults that any provider permits to inject. A neighbour checks that the reactors continue.
+    // The tests of faults that can be injected on any provider. A neighbour checks that the reactors continue.
     (faults $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;

@@ -82,7 +82,8 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
         let target = remote.remote().part(8, len as u64).expect("inside");
         let write = p.client.context().write(here, target, &source, 0..len).expect("room");
         assert_eq!((write.kind(), write.sequence()), (SendKind::Write, 2 * i as u64));
-        // The embedded provider copies a short write when it is posted. Then the program may get the source back immediately.
+        // The embedded provider copies a short write when it is posted. So the program may have access to the source of the write
+        // immediately.
         let may_be_copied = setup.provider == ProviderChoice::Iwarp && len <= 256;
         assert!(may_be_copied || source.bytes_mut().is_none(), "lent to be read");
         assert!(source.bytes().is_some(), "it is only read");

@@ -152,7 +152,7 @@ pub fn windows_follow_use(setup: &Setup) {
     let idle: Vec<_> = (0..2).map(|_| p.connect()).collect();
     await_window(&mut p, busy, LEAST);
     let alone = pour(&mut p, busy, 400);
-    // The 41 receives that are not claimed limit the window: it can grow by half of them, to `22 + MIN_CLAIM` receives. Three of these are
+    // The window can grow by about half of the 41 receives that no connection claims. Three of the receives that a connection claims are
     // kept for control messages.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} without a pause");
     for &conn in &idle {
@@ -210,8 +210,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
         p.s.events.clear();
         p.c.events.clear();
     }
-    // Checks that the number of receives is not only correct in the counters. The program keeps all messages, so each message uses another
-    // receive.
+    // Checks that every counted receive really exists. The program keeps all messages, so each message uses another receive.
     p.s.keep = Some(Vec::new());
     let kept = |p: &Pair| p.s.keep.as_ref().map_or(0, Vec::len);
     loop {

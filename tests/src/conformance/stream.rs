@@ -41,7 +41,7 @@ impl Script {
         Self::new(|_, _, _| {})
     }
 
-    /// Creates a handler that takes the unread bytes from the stream when the stream ends. Returns the handler, and a reference to these
+    /// Creates a handler that takes the unread bytes from the stream when the stream ends. Returns the handler, and a shared cell for these
     /// bytes.
     fn keeper() -> (Self, Rc<RefCell<Unread>>) {
         let rest = Rc::new(RefCell::new(Unread::default()));
@@ -541,7 +541,7 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
     d.finish();
 }
 
-/// A closed stream must end after its linger time, even if the peer does not read the bytes before its end.
+/// A closed stream must end after its linger time, even if the peer does not read the bytes that precede the end of the stream.
 pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let config = setup.config().receive_depth(8);
     let (server, rest) = Script::keeper();

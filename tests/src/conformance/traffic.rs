@@ -186,7 +186,7 @@ pub fn turns_are_bounded_and_say_so(setup: &Setup) {
         p.client.context().send(conn, &[i]).expect("room");
     }
     p.until("all are delivered", |p| p.s.received == 40);
-    // From now on the server takes no turns, so all of these messages wait when it takes the next one.
+    // From now on the server takes no turns, so all of these messages wait for its next turn.
     for i in 0..40 {
         while p.client.context().send(conn, &[i]).is_err() {
             p.turn();

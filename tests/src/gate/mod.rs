@@ -150,7 +150,7 @@ struct State {
     unplugged: bool,
     /// True if `Established` events of accepted connections are dropped.
     loses_beginnings: bool,
-    /// True if the address of the first listener must move to another device at the next occasion.
+    /// True if the address of the first listener must move to another device. The provider does this when it is called next.
     moves: bool,
     /// The requested failure of the next address resolution.
     unresolved: Option<Unresolved>,
@@ -159,8 +159,8 @@ struct State {
     taken_back: VecDeque<RemoteKey>,
     /// All memory that was registered so far. Some of it may have been freed.
     memories: Vec<Weak<Memory>>,
-    /// The addresses of regions that the device has refused to release. A region whose remote key the device has refused to release is also
-    /// included.
+    /// The addresses of regions that the device has refused to release. The addresses of regions whose remote keys the device has refused
+    /// to release are also included.
     refused: BTreeSet<u64>,
 }
 
@@ -196,7 +196,7 @@ impl Gate {
         self.state().completion = Some(failure);
     }
 
-    /// Requests an event. The device reports it at the next occasion.
+    /// Requests an event. The device reports it when the reactor polls the device next.
     pub fn say(&self, said: Said) {
         let mut state = self.state();
         state.unplugged |= said == Said::Removal;

@@ -325,7 +325,7 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
             }
             if holding.live() >= held {
                 if end == End::Server {
-                    // If fewer connections were opened than the rate requires, the missing ones are not made up for.
+                    // If the attacker has opened fewer connections than its rate permits, it does not open the missing ones later.
                     pace = Pace { since: Instant::now(), opened: 0, ..pace };
                     break;
                 }

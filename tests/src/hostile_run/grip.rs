@@ -259,7 +259,8 @@ impl Grip {
     }
 
     /// Connects to the peer's listener as a process that is not part of this connection. The first packet is the hello of this connection,
-    /// random bytes, or the hello with one wrong bit. The secret in the hello was already used, so the peer must refuse all of them.
+    /// random bytes, or the hello with one wrong bit. The secret in the hello was already used, so the peer must refuse all of these
+    /// packets.
     fn come(&self, rng: &mut Rng) -> rustix::io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let stranger = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

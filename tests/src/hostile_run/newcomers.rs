@@ -1,4 +1,4 @@
-//! Honest clients that connect one after the other. Each client requests one echo and closes its connection.
+//! Honest clients that connect sequentially. Each client requests one echo and closes its connection.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ pub struct Settings {
     /// The time between the starts of two clients.
     pub every: Duration,
     /// The largest number of clients at the same time. With this limit, a process that got no processor for a while does not start too many
-    /// clients at once afterwards.
+    /// clients together afterwards.
     pub at_once: usize,
     /// The time limit for a client, from its connect to its echo.
     pub patience: Duration,

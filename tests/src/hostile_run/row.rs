@@ -43,8 +43,8 @@ pub struct Row {
     pub security: SecurityMode,
     /// The attack that each attacker process carries out.
     pub attack: Attack,
-    /// True if the server and the honest clients have a real-time priority. With this priority, the attackers take no processor time from
-    /// them, like attackers on other machines.
+    /// True if the server and the honest clients have a real-time priority. With it, they lose no processor time to the attackers, as if
+    /// the attackers ran on other machines.
     pub is_first: bool,
     /// The number of attacker processes.
     pub attackers: usize,

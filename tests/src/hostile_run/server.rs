@@ -22,8 +22,8 @@ pub struct Report {
     pub current: usize,
     /// The largest number of connections so far, in any state.
     pub highest: usize,
-    /// The largest number of connections so far for which `on_connect` was not called yet. They are being established, or have failed to be
-    /// established and are not removed yet.
+    /// The largest number so far of connections that exist although `on_connect` was not called for them. Such a connection is being
+    /// established, or has failed and is not removed yet.
     pub highest_unknown: usize,
     /// The number of connections that were established so far.
     pub connected: u64,

@@ -289,8 +289,8 @@ impl World {
             }
         }
         for side in 0..2 {
-            // When the last id on a removed device was destroyed, the device's channel becomes readable. The world does this after a random
-            // delay.
+            // When the last id on a removed device was destroyed, the device's channel becomes readable. The world makes the channel
+            // readable after a random delay.
             let left = self.server.0.borrow().up.values().any(|&of| of == side);
             if self.going[side] && !left && self.gates[side].is_unplugged() && self.rng.chance(100) {
                 lock(&self.fabric).ring(side);

@@ -310,7 +310,7 @@ impl StreamHandler<Said> for Flows {
         let again = self.flows.insert(id, flow);
         self.check(again.is_none(), format_args!("{id}: opened again"));
         let readiness = cx.stream(id).readiness();
-        // The program may close the stream before `on_open` is called. Such a stream accepts no bytes.
+        // `readiness.writable` may be false, because the program may have closed the stream before `on_open`.
         self.check(!readiness.readable && !readiness.closed, format_args!("{id}: a new stream: {readiness:?}"));
         self.write(cx, id);
     }

@@ -82,14 +82,14 @@ pub struct Shared {
     pub mortal: bool,
     /// True if the rights have ended.
     pub withdrawn: bool,
-    /// The ends that have posted an operation on the region which has failed. The requests of these operations may still be in flight.
+    /// The ends whose operations on the region have failed. The requests of these operations may still be in flight.
     pub strays: Vec<Who>,
     /// True if the bytes may have changed, so that the region must be checked.
     pub look: bool,
     parts: Vec<Who>,
     known: Vec<u8>,
     log: Vec<Change>,
-    /// The indices of the changes that may be visible or not.
+    /// The indices of the changes that are not yet proven to be visible.
     pending: Vec<usize>,
     words: Words,
 }

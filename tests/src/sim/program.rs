@@ -183,7 +183,7 @@ impl Program<'_> {
         }
     }
 
-    /// Opens a connection to a random node, which is rarely this one.
+    /// Opens a connection to a random node. In rare cases, this is the node itself.
     pub fn open(&mut self, cx: &mut Context<'_>) {
         let state = &mut *self.state;
         let nodes = state.max_messages.len();

@@ -22,7 +22,7 @@ pub(super) struct Local {
     pub(super) readers: u32,
     pub(super) writers: u32,
     /// True if an operation may have completed in part before the program is notified. Examples: the first half of a read in two parts has
-    /// completed, or a write has completed whose message, in place of immediate data, has not.
+    /// completed, or a write has completed, but not the message that replaces its immediate data.
     pub(super) early: bool,
 }
 

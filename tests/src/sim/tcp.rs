@@ -397,7 +397,7 @@ impl Fabric {
     }
 
     /// Returns the address of a peer whose connection with this node has something to read: bytes, the end of the stream, or an error.
-    /// Returns `None` if no established connection has.
+    /// Returns `None` if no established connection of this node has something to read.
     pub(super) fn unread(&self, node: usize) -> Option<SocketAddr> {
         let mut established =
             self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(NetChannel::Completion));
