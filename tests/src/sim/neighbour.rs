@@ -22,7 +22,7 @@ const WORK: u64 = 1_000;
 /// The number of steps within which all echoes must arrive.
 const STEPS: u64 = 5_000_000;
 
-/// The handler of the server. It echoes messages of 8 bytes. For every message, its callback takes [`WORK`] of virtual time.
+/// The handler of the server. It echoes messages of 8 bytes. For every message, its callback takes `WORK` ns of virtual time.
 #[allow(missing_debug_implementations, reason = "the fabric has no short form")]
 pub struct Server(pub Shared);
 
