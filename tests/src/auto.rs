@@ -11,7 +11,7 @@ use crate::conformance::harness::{Pair, Probe};
 use crate::loopback::{Loopback, Network};
 use crate::parts::reactor_on_all;
 
-/// Returns a server that listens on an unspecified address, and a client.
+/// Returns a server that listens on all addresses, and a client.
 #[must_use]
 pub fn pair() -> Pair {
     let setup = Setup {
@@ -30,7 +30,7 @@ pub fn connect_to(p: &mut Pair, ip: IpAddr) -> ConnectionId {
     p.connect()
 }
 
-/// Sends 100 messages on each of these connections at the same time, and waits for their echoes.
+/// Sends 100 messages on each of `connections`, on all of them at the same time, and waits for the echoes.
 ///
 /// # Panics
 /// Panics if the echoes do not arrive in time.

@@ -275,7 +275,7 @@ impl Pair {
         pair
     }
 
-    /// Opens another connection between the two ends. It becomes the current connection of both.
+    /// Opens another connection between the two ends. The new connection becomes the current connection of both ends.
     ///
     /// # Panics
     /// Panics if the connection fails, or is not established in time.

@@ -9,7 +9,7 @@ use rdma_transport::*;
 
 type Post<T> = std::result::Result<T, PostError>;
 
-/// The provider, with the inner one to which it forwards. See the [module](self).
+/// The provider that connects by exchange, see the [module](self). The field is the inner provider, to which calls are forwarded.
 #[derive(Debug)]
 pub struct Exchanged<P>(pub P);
 

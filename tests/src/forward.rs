@@ -95,7 +95,7 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Returns a reactor on a provider that forwards to the embedded one, without the features `lacks`. The calls pass `gate`.
+    /// Returns a reactor on a provider that forwards to the embedded one, without the features `lacks`. Each call queries `gate` first.
     ///
     /// # Panics
     /// Panics if the system has no descriptors left, or if a setting is out of range.
@@ -148,7 +148,7 @@ impl Forward {
         Self::open(config, limits, Gate::default(), record.clone())
     }
 
-    /// Makes a provider that forwards to `inner`, which must have one device. The calls pass `gate`.
+    /// Makes a provider that forwards to `inner`, which must have one device. Each call queries `gate` first.
     ///
     /// # Panics
     /// Panics if `inner` has no device.

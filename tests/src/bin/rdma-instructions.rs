@@ -30,8 +30,8 @@ enum Way {
     Tls,
     /// A device whose operations need almost no instructions.
     Null,
-    /// A device that needs almost no instructions and sends each message back. The reactor's own loop runs, and polls without sleeping.
-    /// True if `quiet_sends` is set.
+    /// A device that needs almost no instructions and sends each message back. The reactor's own loop runs, and polls without sleeping. The
+    /// value is true if `quiet_sends` is set.
     Alone(bool),
 }
 
@@ -280,7 +280,7 @@ fn write() -> Result<(), String> {
     std::fs::write(BASELINE, text).map_err(|error| format!("{BASELINE}: {error}"))
 }
 
-/// Parses the file. Returns the total of each state, and the counts of its functions.
+/// Parses the text of `tests/data/instructions.txt`. Returns the total of each state, and the counts of its functions.
 fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
     let mut states: BTreeMap<String, (f64, Costs)> = BTreeMap::new();
     let mut current = None;

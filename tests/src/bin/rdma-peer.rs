@@ -24,7 +24,7 @@ use rdma_reactor_tests::device::config;
 const SIZE: usize = 1000;
 
 struct Peer {
-    /// The number of messages that the program sends on each new connection. When one returns, the program sends it again.
+    /// The number of messages that the program sends on each new connection. When a message returns, the program sends it again.
     messages: usize,
     /// The number of messages that must still arrive. At 0 the reactor stops.
     left: u64,

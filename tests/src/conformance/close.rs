@@ -124,7 +124,7 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     p.finish();
 }
 
-/// If both sides close at the same time, each must get exactly one disconnect.
+/// If both sides close at the same time, each side must get exactly one `on_disconnect`.
 pub fn both_close_at_once(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for _ in 0..20 {

@@ -73,7 +73,7 @@ pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
             p.client.context().send(*conn, &[nth]).expect("room");
         }
     }
-    // The server takes no turns during this loop, so its completions accumulate.
+    // The server takes no turns during the next loop, so its completions accumulate.
     let deadline = now() + PATIENCE;
     while p.c.sent < 6 * u64::from(EACH) {
         assert!(now() < deadline, "{} are sent", p.c.sent);

@@ -135,7 +135,7 @@ impl Setup {
             scale,
             reads_anything,
             places_late: reads_anything,
-            // The kernel's siw loses a send that is posted after its queue was flushed.
+            // The kernel's siw loses a send that is posted after the queue pair was flushed.
             flushes: kind != "SIW",
             datagrams: matches!(kind, "RXE" | "IB"),
             shared: None,

@@ -117,8 +117,8 @@ pub fn messages_land_in_the_program_s_memory(setup: &Setup) {
     l.finish();
 }
 
-/// While a long message is being fetched, refusals of later offers must free their slots immediately, so that the sender can offer
-/// more. The order of messages must not change.
+/// While a long message is being fetched, a refusal of a later offer must free the slot of that offer immediately, so that the sender can
+/// offer further messages. The order of messages must not change.
 pub fn refusals_make_room_at_once(setup: &Setup) {
     let mut l = landings(setup, LONG, |_, _, _, _| {});
     l.offer(LONG, 0);

@@ -94,7 +94,7 @@ macro_rules! conformance {
             );
         }
     };
-    // With shared receives: the tests about receives that do not need a wide window at the beginning of a connection.
+    // With shared receives: the tests of receives, except for those that need a wide window at the beginning of a connection.
     (shared $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -157,7 +157,7 @@ macro_rules! conformance {
             );
         }
     };
-    // With other completion queues: the tests with several connections, both wait modes, and ends with completions in flight.
+    // With other settings of completion queues: the tests with several connections, both wait modes, and ends with completions in flight.
     (queues $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;

@@ -163,7 +163,7 @@ pub fn immediate_data_follows_its_write(setup: &Setup) {
     p.finish();
 }
 
-/// Compare-and-swap and fetch-and-add must work on devices that support them. Other devices must refuse them with a clear error.
+/// Compare-and-swap and fetch-and-add must work on devices that support them. Other devices must refuse both operations with a clear error.
 pub fn atomics_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let access = BOTH | Access::REMOTE_ATOMIC;

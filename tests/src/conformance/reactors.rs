@@ -184,7 +184,7 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 2", "to 2", "to 1", "to 2", "to 0"]);
     assert_eq!(world.loads(), [1, 1, 3]);
-    // A number that is out of range must select no reactor; the load decides then.
+    // A number that is out of range must select no reactor. In this case, the connection must be on the least loaded reactor.
     world.open(&["to 9"]);
     assert_eq!(world.loads().iter().sum::<usize>(), 6);
     for index in 0..COUNT {

@@ -323,7 +323,7 @@ pub fn half_close_each_way(setup: &Setup) {
             assert!(now() < deadline, "no end after {} of {sent} bytes", got.len());
         }
         assert!(got == bytes[..sent]);
-        // A reader that has already read to the end must not get another edge for it.
+        // A reader that has already read the end of the stream must not get another edge for this end.
         assert_eq!(d.s.handler.count(&News::Hangup), 1);
         let (mut cx, id) = d.there();
         let answered = write_until_full(&mut cx, id, &bytes);
@@ -383,8 +383,8 @@ pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     until_at_home(&mut ended);
 }
 
-/// Writes bytes from the server and then drops the server. The client does not read them. Checks that all buffers of the client are in
-/// their pools afterwards, and returns the client.
+/// Writes bytes from the server and then drops the server. The client does not read these bytes. Checks that all buffers of the client are
+/// in their pools afterwards, and returns the client.
 fn end_with_the_peer(d: Duo, bytes: &[u8]) -> (Reactor, Streams<Script>) {
     let mut ended = end_while(d, bytes, |_| true);
     until_at_home(&mut ended);

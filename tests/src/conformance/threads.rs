@@ -57,7 +57,7 @@ impl Handler<Said> for Listener {
     }
 }
 
-/// Each message of each thread must arrive once, in the order of its thread, although the reactor sleeps between them. Several messages
+/// Each message of each thread must arrive once, in the order of its thread, although the reactor sleeps between messages. Several messages
 /// must cause only one wake-up.
 #[allow(clippy::disallowed_methods, reason = "other threads are what is tested")]
 pub fn messages_of_other_threads_arrive(setup: &Setup) {

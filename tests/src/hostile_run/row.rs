@@ -355,7 +355,7 @@ pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> 
     let share = |time: Duration| time.as_secs_f64() / begin.elapsed().as_secs_f64();
     let (load, waited) = (share(server.process.processor_time()?), share(server.process.waited()?));
     let attacked = Attacked { honest, attackers, server: server.process.report()?, load, waited };
-    // Only attacks on the connection setup use memory of the pool, so only these are checked.
+    // Only attacks on the connection setup use memory of the pool, so the memory is checked only after these attacks.
     let takes = has_control && matches!(row.attack, Attack::Connects(_));
     let left = takes.then(|| std::thread::spawn(move || left(&mut server.process).map_err(|error| error.to_string())));
     Ok(Measured { row, control, attacked, left })

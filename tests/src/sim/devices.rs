@@ -473,7 +473,7 @@ impl World {
         book.held.push(Held::Buffer(buffer, number, of));
     }
 
-    /// Drops a message or a buffer that the server holds, or sends the buffer on any connection.
+    /// Drops a message or a buffer that the server holds, or sends the buffer on a random connection.
     fn let_go(&mut self) {
         let (up, how) = (self.any_up(), self.rng.below(3));
         let nth = self.rng.index(self.server.0.borrow().held.len().max(1));

@@ -24,8 +24,9 @@ const PARTS: usize = 4;
 #[derive(Clone, Debug)]
 struct Change {
     by: Option<Who>,
-    /// The number of the write among the sends of its end, and the number of fences before it.
+    /// The number of the write among the sends of its end.
     sequence: u64,
+    /// The number of fences before the write.
     fences: u64,
     at: usize,
     bytes: Vec<u8>,

@@ -146,7 +146,7 @@ impl Program<'_> {
         } else {
             self.state.note(format_args!("takes {number} back"));
             let Some(own) = self.state.memories.shared.get(&number) else { return };
-            // The result is ignored: the device may refuse to release the key, which its counters show.
+            // The result is ignored: the device may refuse to release the key. The simulated hardware counts such a refusal.
             let _ = cx.revoke(&own.region);
             self.hide(number);
         }
