@@ -374,9 +374,12 @@ fn a_dropped_send_passes_its_turn_on() {
     }
 }
 
+/// The future of a task that sends.
+type Sending = Pin<Box<dyn Future<Output = ()>>>;
+
 thread_local! {
-    /// Sends whose only owners are their wakers.
-    static OWNED: RefCell<Vec<Option<Pin<Box<dyn Future<Output = ()>>>>>> = const { RefCell::new(Vec::new()) };
+    /// The futures that only their wakers own. An [`Owner`] has the index of its future.
+    static OWNED: RefCell<Vec<Option<Sending>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The waker of a task that was cancelled while it waited. The waker owns the task's future, and drops the future when it is called.
