@@ -82,7 +82,7 @@
 //! `tokio`). For async-io, the example `embed-async` has such a task.
 //!
 //! [`AsyncReactor::with`] gives access to [`Context`](crate::Context), for operations that have no async version. To receive datagrams or
-//! immediate data, or to wait for descriptors of the program, use a [`Reactor`](crate::Reactor) with a [`Handler`](crate::Handler) of your
+//! immediate data, or to wait for descriptors of the program, use a [`Reactor`] with a [`Handler`](crate::Handler) of your
 //! own.
 
 mod calls;
