@@ -62,7 +62,7 @@ pub(super) struct View {
     /// The stores of this node that other nodes cannot see yet: the time at which each becomes visible, its offset, and its bytes.
     stores: VecDeque<(u64, usize, Vec<u8>)>,
     last: u64,
-    /// The socket over which the peer wakes this node; `None` until [`SimSegment::bind`] assigns it.
+    /// The socket over which the peer wakes this node; `None` until [`bind`] assigns it.
     socket: Option<Key>,
     node: usize,
     active: bool,
@@ -252,7 +252,7 @@ impl fmt::Debug for SimSegment {
 }
 
 impl SimSegment {
-    /// Returns a segment that `node` maps. If `socket` is `None`, the socket is assigned later by [`SimSegment::bind`].
+    /// Returns a segment that `node` maps. If `socket` is `None`, the socket is assigned later by [`bind`].
     pub(super) fn new(node: usize, fabric: &Shared, memory: Memory, socket: Option<Key>) -> Self {
         let memory = Arc::new(memory);
         let view = View {
