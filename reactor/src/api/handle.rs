@@ -96,8 +96,8 @@ impl<M> ReactorHandle<M> {
         })
     }
 
-    /// Queues a message to send on a connection. The reactor sends the messages of one thread in the order of its
-    /// calls. A message waits until the peer's window has room for it. After the reactor has sent it,
+    /// Queues a message to send on a connection. The reactor sends the messages of one thread in the order in which the
+    /// thread has queued them. A message waits until the peer's window has room for it. After the reactor has sent it,
     /// `on_send_complete` follows as for any send.
     ///
     /// The reactor drops the message if the connection is closed, or if the message is longer than the peer accepts. In
@@ -147,8 +147,8 @@ impl<M> ReactorHandle<M> {
     fn command(&self, command: HandleCommand<M>) -> Result<(), HandleError<HandleCommand<M>>> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
-            // If the reactor was dropped while the queue was full, the queue stays full for ever, and every later call
-            // returns from this block. So this block must check if the reactor was dropped.
+            // The queue is full. If the reactor was dropped, nothing empties the queue any more, so every later call
+            // also finds the queue full. For such a call the error is `Gone`, and not `Full`.
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }

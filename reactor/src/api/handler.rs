@@ -50,7 +50,7 @@ pub enum Decision {
     /// error.
     AcceptWith(Vec<u8>),
     /// Reject the connection, and send this private data to the peer: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
-    /// If the data is longer, the reactor sends none.
+    /// If the data is longer, the reactor rejects the connection without private data.
     Reject(Vec<u8>),
 }
 
@@ -71,9 +71,10 @@ pub enum Decision {
 /// | uses a group of reactors | also `on_place` |
 /// | uses datagrams (feature `datagram`) | also `datagrams`, which returns a `DatagramHandler` |
 ///
-/// For each connection, `on_connect` is the first callback, and `on_disconnect` is the last. Before `on_disconnect`,
-/// every accepted send has had its `on_send_complete`. If a connection is never established, the side that opened it
-/// gets `on_connect_error`, and the side that accepted it gets neither `on_connect` nor `on_disconnect`.
+/// For each established connection, `on_connect` is the first callback after `on_connect_request` and `on_identity`,
+/// and `on_disconnect` is the last callback. Before `on_disconnect`, every accepted send has had its
+/// `on_send_complete`. If a connection is never established, `on_connect_error` is called on the side that opened it.
+/// On the side that accepted it, neither `on_connect` nor `on_disconnect` is called.
 ///
 /// `M` is the type of the messages that other threads send through a [`crate::ReactorHandle`]. A program without such
 /// messages omits `M`.
@@ -144,7 +145,7 @@ pub trait Handler<M = ()> {
     /// A connection has ended. Its id is stale when this callback returns.
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {}
 
-    /// A timer of [`Context::set_timer`] has expired.
+    /// A timer has expired. `token` is the value that the program passed to [`Context::set_timer`].
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
 
     /// The peer offers a message: either the message is longer than one buffer, or the peer's program has called
@@ -157,10 +158,11 @@ pub trait Handler<M = ()> {
     /// offered ([`LargeMessageSettings::eager_limit`](crate::LargeMessageSettings::eager_limit)).
     fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {}
 
-    /// An offered message has arrived in the memory that [`Context::land`] chose, and the program may use the region
-    /// again. This is called once for each successful [`Context::land`]. These calls and the calls of `on_recv` are in
-    /// the order in which the peer sent the messages. If `result` is an error, the connection has ended before the
-    /// message was complete, and the contents of that memory are unspecified. In this case, `on_disconnect` follows.
+    /// An offered message has arrived in the region that the program passed to [`Context::land`]. The program may use
+    /// the region again. This is called once for each successful call of [`Context::land`]. These calls and the calls
+    /// of `on_recv` are in the order in which the peer sent the messages. If `result` is an error, the connection has
+    /// ended before the message was complete. The contents of the message's range in the region are unspecified then.
+    /// In this case, `on_disconnect` follows.
     fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {}
 
     // Connecting and accepting connections.
@@ -215,8 +217,8 @@ pub trait Handler<M = ()> {
     fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {}
 
     /// The reactor has begun to drain, see [`Context::drain`]. The default closes all connections and endpoints. A
-    /// handler with unfinished work sends its last messages here, and closes its connections before `deadline` has
-    /// passed. When `deadline` has passed, the reactor aborts the remaining connections and endpoints.
+    /// handler with unfinished work sends its last messages here, and closes its connections within the time
+    /// `deadline`. After that time, the reactor aborts the remaining connections and endpoints.
     fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
         cx.close_all();
     }

@@ -1,6 +1,7 @@
 //! Model checks of the state that other threads share with a reactor (`make loom`). The model checker runs each test in
 //! every order in which the threads can interleave. It reports a deadlock if a reactor sleeps although a thread has
-//! posted a message. It reports a race if two threads access the same bytes at the same time and one of them writes.
+//! posted a message. It reports a race if two threads access the same bytes at the same time and at least one of them
+//! writes.
 
 use std::io;
 use std::sync::Arc;
@@ -62,7 +63,8 @@ impl ModelReactor {
         self.commands.handle()
     }
 
-    /// Runs the part of a turn that begins with the sleep. Calls `on_wake` for each message of another thread.
+    /// Runs the second part of a turn: sleeps until a wake-up, and then processes the command queue. Does not sleep if
+    /// `sleeps` is false or if a wake-up is pending. Calls `on_wake` with each message that was queued.
     fn turn(&mut self, sleeps: bool, mut on_wake: impl FnMut(u32)) {
         self.flag.enter();
         if sleeps && !self.flag.is_pending() {
@@ -80,7 +82,7 @@ impl ModelReactor {
         self.flag.leave();
     }
 
-    /// Runs a turn without a sleep, for a caller that itself sleeps on the eventfd between turns.
+    /// Runs a turn without a sleep. The caller has its own loop, and sleeps on the eventfd between turns.
     fn turn_of_another_loop(&mut self) {
         self.turn(false, |_| {});
         if self.flag.is_pending() {
@@ -101,7 +103,8 @@ fn join<T>(threads: [thread::JoinHandle<T>; 2]) -> [T; 2] {
     threads.map(|thread| thread.join().unwrap())
 }
 
-/// A reactor that sleeps whenever no request is pending still receives all messages of two threads.
+/// Two threads post a message each. The reactor sleeps whenever no wake-up is pending, and still receives both
+/// messages.
 #[test]
 fn every_post_wakes() {
     loom::model(|| {
@@ -162,8 +165,8 @@ fn a_stop_is_seen() {
     });
 }
 
-/// A queue of length 1 accepts one message at a time and refuses others. It accepts another one when the reactor has
-/// processed the first.
+/// A queue of length 1 accepts one message at a time and refuses others. It accepts the next message only when the
+/// reactor has processed the previous one.
 #[test]
 fn a_full_queue_refuses() {
     loom::model(|| {

@@ -12,7 +12,7 @@ use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
 use crate::memory::region::Region;
 
-/// A received message. The program reads it in the registered buffer in which it has arrived.
+/// A received message. The program reads the bytes where the reactor has received them, without a copy.
 ///
 /// A message dereferences to its bytes. When the callback returns, the reactor posts the buffer as a receive again, and
 /// returns the credit to the peer. The reactor does neither if [`Message::detach`] has kept the message.
@@ -44,8 +44,8 @@ pub(crate) enum LargeContent<'a> {
 }
 
 impl Message<'_> {
-    /// Keeps the message after the callback has returned, without a copy. The peer has one credit less until the kept
-    /// message is dropped.
+    /// Keeps the message after the callback has returned, without a copy. The peer has one credit less until the
+    /// program drops the kept message or passes it to [`crate::Context::release`].
     ///
     /// A message that is longer than `Config::buffer_size` is in separate memory. Such a message costs no credit. It
     /// counts towards `LargeMessageSettings::memory` instead. If that memory is used up, a message that arrived in
@@ -131,7 +131,8 @@ impl DetachedMessage {
 
     /// Takes the buffer out of the message, if the message is in one buffer and if `belongs_here` returns true for the
     /// buffer's return channel. Returns the pool, the buffer and the connection that received the message. Otherwise
-    /// returns `None`, and the drop of the message returns the buffer to its own reactor.
+    /// returns `None` and changes nothing. In that case, a drop of the message returns its memory to the reactor that
+    /// received the message.
     pub(crate) fn take_buffer(
         &mut self,
         belongs_here: impl FnOnce(&ReturnChannel) -> bool,
@@ -157,7 +158,8 @@ impl Deref for DetachedMessage {
     }
 }
 
-/// Converts the message without a copy. The buffer returns to the pool when the last clone of the `Bytes` is dropped.
+/// Converts the message to `Bytes` without a copy. The buffer of the message returns to the pool when the last clone of
+/// these `Bytes` is dropped.
 #[cfg(feature = "bytes")]
 impl From<DetachedMessage> for bytes::Bytes {
     fn from(message: DetachedMessage) -> Self {
@@ -266,7 +268,8 @@ impl Drop for SendBuffer {
     }
 }
 
-/// The error of [`crate::Context::send_buffer`]. It returns the buffer of the refused send to the program.
+/// The error of [`crate::Context::send_buffer`]. It contains the buffer of the refused send, so that the program can
+/// use the buffer again.
 #[derive(Debug)]
 pub struct SendError {
     /// The reason why the send was refused.

@@ -24,10 +24,10 @@ pub struct LargeMessageSettings {
     /// Size of the cache of registered memory, in bytes. When a message longer than
     /// [`Config::buffer_size`](crate::Config::buffer_size) does not use its memory any more, the memory stays
     /// registered in this cache. Later messages of similar length use it again, and need no registration. This memory
-    /// is in addition to `memory`, and consists of at most 256 blocks. A block is longer than its message by at most an
-    /// eighth or one page, whichever is more. The reactor releases a block if no message has used it for
-    /// [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses to register other memory. With 0,
-    /// the reactor keeps no blocks. Default: 256 MiB.
+    /// is in addition to `memory`. It consists of at most 256 blocks; each block is the memory of one message. A block
+    /// is longer than its message by at most an eighth or one page, whichever is more. The reactor releases a block if
+    /// no message has used it for [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses to
+    /// register other memory. With 0, the reactor keeps no blocks. Default: 256 MiB.
     pub cache: usize,
 }
 

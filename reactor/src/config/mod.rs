@@ -226,17 +226,17 @@ impl Config {
         self
     }
 
-    /// Suppresses [`on_send_complete`](crate::Handler::on_send_complete) for copied messages, whether they succeed or
-    /// fail. The device then reports their completions in batches of a quarter of the send queue, which saves a
-    /// completion and a callback per message. If such a message fails, the connection ends, and `on_disconnect` reports
-    /// that.
+    /// Suppresses [`on_send_complete`](crate::Handler::on_send_complete) for copied messages, except for a message that
+    /// the peer refuses. The device then reports their completions in batches of a quarter of the send queue, which
+    /// saves a completion and a callback per message. If such a message fails for another reason, the connection ends,
+    /// and the reactor calls `on_disconnect`.
     ///
     /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
     /// program needs to know when it may reuse its memory.
     ///
     /// The cost is memory: up to a quarter of the send queue's sends keep their buffers until later sends end. On the
     /// embedded provider, short messages do not have this cost, because their sends end when they are posted. (Without
-    /// this setting, that is also the case if no earlier send is outstanding.)
+    /// this setting, a short message ends when it is posted only if no earlier send is outstanding.)
     ///
     /// `AsyncReactor` always uses this setting, except for messages that `Connection::operate` waits for. Default:
     /// false.
@@ -355,15 +355,16 @@ impl Config {
         self
     }
 
-    /// Contains a panic of a callback, so that the turn continues:
+    /// If `on` is true, the reactor catches a panic of a callback, and the turn continues. The consequence of the panic
+    /// depends on the callback:
     ///
     /// - In a callback of a connection or endpoint: the connection or endpoint ends. A connection ends as after
     ///   [`crate::Context::abort`], with `DisconnectReason::Internal` and the text of the panic.
     /// - In the callback of a connect request: the request is rejected.
     /// - In a callback of a timer, a descriptor, another thread's message or a device's event: the event is dropped.
     ///
-    /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each. The panic may have left the state of the
-    /// handler half changed; the program has to repair that state. This setting needs `panic = "unwind"`, Rust's
+    /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each of them. The panic may have left the state
+    /// of the handler half changed; the program has to repair that state. This setting needs `panic = "unwind"`, Rust's
     /// default. Default: false. With false, a panic propagates out of the program's call of the reactor, and the
     /// program can only drop the reactor afterwards.
     #[must_use]

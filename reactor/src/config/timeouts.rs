@@ -37,8 +37,8 @@ pub struct Timeouts {
     /// - If the peer has reported that it has no memory for the message yet, the timeout is four times as long.
     /// - A message that arrives in several buffers must be complete within this timeout.
     ///
-    /// During a fetch, the peer sends a report to the sender for every 4 MiB that it has fetched, and each report
-    /// counts as progress. So the timeout may be short even for long messages. Default: 30 s.
+    /// While the receiver fetches a message, it sends a report to the sender for every 4 MiB that it has fetched. Each
+    /// report counts as progress. So the timeout may be short even for long messages. Default: 30 s.
     pub transfer: Duration,
     /// Time for which a closed connection continues to send the accepted messages. The time starts again each time that
     /// the peer has fetched a message, or another 4 MiB of a message. Messages that are not sent within this time are

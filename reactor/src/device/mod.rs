@@ -68,7 +68,7 @@ pub(crate) struct Device {
     pub(crate) id: DeviceId,
     pub(crate) name: String,
     pub(crate) buffers: Buffers,
-    /// The registrations of the slabs, which are the blocks of memory that contain the pool's buffers.
+    /// The registrations of the pool's slabs. A slab is a block of memory that contains buffers.
     slabs: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
     /// True if the completion channel may have events. The device may then have disarmed queues that the reactor counts
@@ -85,8 +85,8 @@ pub(crate) struct Device {
     vector: u32,
     /// The device's limit on the number of entries of a completion queue.
     max_completion_queue: u32,
-    /// The features of the device. Connections check them, and the length of the device's longest message
-    /// (`max_message`, in bytes), for each operation, so both are copied here.
+    /// The features of the device. This field and `max_message` (the length of the device's longest message, in bytes)
+    /// are copies, because connections check both values for each operation.
     pub(crate) features: Features,
     pub(crate) max_message: u64,
     /// Number of connections and datagram endpoints that have claimed entries of completion queues.
@@ -96,7 +96,7 @@ pub(crate) struct Device {
     pub(crate) removed: bool,
 }
 
-/// The numbers of objects that a device failed to release. Their memory stays allocated.
+/// Counts of the objects that a device failed to release. The memory of these objects stays allocated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unreleased {
     /// Number of shared receive queues that the device failed to destroy.
@@ -322,9 +322,9 @@ impl Device {
         Ok(self.claim_of(index, entries))
     }
 
-    /// Returns the index of a completion queue that has not failed and has this number of free entries. If `shared` is
-    /// true, the queue must also have claimed the entries for all shared receives. Returns `None` if there is no such
-    /// queue.
+    /// Returns the index of a completion queue that has not failed and has at least `entries` free entries. If `shared`
+    /// is true, the queue must also have claimed the entries for all shared receives. Returns `None` if there is no
+    /// such queue.
     fn with_room(&self, provider: &dyn Provider, entries: u32, shared: bool) -> Option<usize> {
         let good = |cq: &CompletionQueue| cq.has_room(entries) && (cq.shared || !shared) && !has_failed(provider, cq);
         self.cqs.iter().position(good)
@@ -435,7 +435,7 @@ impl Device {
     }
 
     /// Destroys the queues of the device, and deregisters its buffers, after all connections have ended. Returns the
-    /// numbers of objects that the device failed to release.
+    /// counts of the objects that the device failed to release.
     pub(crate) fn close(&mut self, provider: &mut dyn Provider) -> Unreleased {
         let destroyed = self.buffers.shared.take().is_none_or(|shared| destroy_srq(provider, shared.srq()));
         for cq in self.cqs.drain(..) {

@@ -25,7 +25,8 @@ const MIN_MAPPED_BUFFERS: usize = 4;
 /// Largest number of buffers in one slab, because the index of a buffer has 16 bits.
 const PER_SLAB: usize = 1 << 16;
 
-/// The right to access one buffer: its slab, and its index in the slab.
+/// The right to access one buffer. The fields are the number of the buffer's slab, and the index of the buffer in this
+/// slab.
 #[derive(Debug)]
 #[must_use = "a dropped buffer does not return to its pool"]
 pub(crate) struct Buffer {
@@ -265,8 +266,8 @@ impl Pool {
         Some(key)
     }
 
-    /// Returns a buffer to its mapped slab or to the pool's free buffers. [`Pool::give`] calls this only if the pool
-    /// has a mapped slab, because it is slower than returning a buffer to an ordinary slab.
+    /// Returns a buffer to its mapped slab or to the pool's free buffers. [`Pool::give`] calls this function only if
+    /// the pool has a mapped slab. Without one, `give` returns the buffer directly, which is faster.
     #[inline(never)]
     fn return_any(&mut self, buffer: Buffer) {
         let slab = buffer.slab;
@@ -528,7 +529,8 @@ mod tests {
         }
         assert_eq!(sizes[..6], [256 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20]);
         assert!(sizes.iter().all(|&bytes| bytes <= 4 << 20));
-        // One large reservation gets slabs of the largest size, and not one slab for each doubling.
+        // One large reservation gets slabs of the largest size immediately. The pool does not add the smaller sizes
+        // first.
         sizes.clear();
         let mut pool = Pool::new(4096, 64 << 20);
         pool.reserve(1500, |bytes| {
@@ -568,7 +570,8 @@ mod tests {
         assert_eq!(trimmed(&mut pool), [2]);
         assert_eq!((pool.capacity(), pool.available()), (8, 8));
         assert!(trimmed(&mut pool).is_empty(), "five are reserved");
-        // Five buffers are lent for a moment. The next trim keeps the slabs for them, and the one after that does not.
+        // Five buffers are lent and returned between two trims. The first trim after that keeps the slabs of these
+        // buffers, and the second one drops one slab.
         pool.unreserve(5);
         pool.lend(5);
         let buffer = pool.take().unwrap();

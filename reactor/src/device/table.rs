@@ -184,8 +184,7 @@ impl Devices {
         self.iter().any(|device| device.buffers.pool.is_excessive())
     }
 
-    /// Returns the numbers of buffers and of shared receives, as sums over all devices. The other counters in the
-    /// result are 0.
+    /// Counts the buffers and the shared receives of all devices. The other counters in the result are 0.
     pub(crate) fn levels(&self) -> MemoryStats {
         let mut levels = MemoryStats::default();
         for device in self.iter() {

@@ -61,8 +61,8 @@ impl BlockCache {
         self.bytes
     }
 
-    /// Returns the length of the block for a message of `len` bytes, rounded up so that messages of about the same length can share it. A
-    /// block that is too long to be kept is only rounded up to pages.
+    /// Returns the length of the block for a message of `len` bytes, rounded up so that messages of about the same length can share it. If
+    /// the block would be too long for the cache, its length is only rounded up to whole pages.
     pub(super) fn block_len(&self, len: usize) -> usize {
         let step = (len.next_power_of_two() / STEPS).max(self.page);
         let rounded = len.next_multiple_of(step);
@@ -173,8 +173,8 @@ mod tests {
         assert_eq!(BlockCache::new(0, PAGE).block_len(5 * MIB + 1), 5 * MIB + PAGE);
     }
 
-    /// The length of a block is a multiple of the page size, because the length of the memory that is allocated for it
-    /// is one. If the two lengths differed, no later message would find the block.
+    /// The system allocates whole pages. So the length that `block_len` returns is a multiple of the page size, too. If
+    /// it differed from the length of the allocated memory, no later message would find the block.
     #[test]
     fn blocks_consist_of_whole_pages_of_the_system() {
         for page in [PAGE, 4 * PAGE, 16 * PAGE] {

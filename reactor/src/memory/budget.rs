@@ -12,9 +12,9 @@
 //!   quarter, a new peer neither gets memory nor is queued.
 //! - A request that cannot be granted waits in a queue. When [`PATIENCE`] other requests were granted while a request was the first in the
 //!   queue, this first request holds back all others, so that a stream of small messages does not delay a large one for ever. But large
-//!   messages that make no progress must not block small ones. So the first request holds back the others only if there would be memory for
-//!   it without the small messages in use. For this rule, requests that exceed the share of their connection or host do not count as first:
-//!   these requests wait until the same connection or host releases memory.
+//!   messages that make no progress must not block small ones. So the first request holds back the others only if it could be granted once
+//!   all small messages had released their memory. For this rule, requests that exceed the share of their connection or host do not count
+//!   as first: these requests wait until the same connection or host releases memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -33,7 +33,8 @@ pub(crate) enum MemoryUse {
     Fetched,
 }
 
-/// The number of grants to other connections after which the first request in the queue may hold them back.
+/// When this many requests of other connections were granted while a request was the first in the queue, the first
+/// request may hold back all other requests.
 const PATIENCE: u32 = 16;
 
 /// Messages of at most `1/SMALL` of the memory count as small.
@@ -65,7 +66,8 @@ struct QueuedClaim {
     over_share: bool,
 }
 
-/// The memory that a queued connection lacks because other connections use it.
+/// The memory that a queued request lacks, because other messages use it: the connection `who` waits until `bytes`
+/// bytes are released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryShortage {
     pub(crate) who: ConnectionId,
@@ -263,7 +265,7 @@ mod tests {
         Claimant { who, host: None, own }
     }
 
-    /// Returns a claimant on the host with this number. The claimant has no memory yet.
+    /// Returns a claimant with the id `n`. Its peer is on the host with the number `host`, and it has no memory yet.
     fn of(n: u32, host: u8) -> Claimant {
         Claimant { who: id(n), host: Some(Host::of([192, 0, 2, host].into())), own: 0 }
     }
@@ -333,8 +335,8 @@ mod tests {
             budget.request(alone(id(n), 0), 32);
         }
         assert_eq!(budget.used(), 224);
-        // The queued large requests wait for the memory of other large messages, so they do not hold back this small
-        // request.
+        // The large messages use 224 of the 256 bytes. Even if all small messages released their memory, the first
+        // queued request (64 bytes) could not be granted. So it does not hold back this small request.
         let small = id(200);
         for _ in 0..1000 {
             assert!(budget.request(alone(small, 0), 4));

@@ -52,8 +52,8 @@ impl Piece {
     }
 }
 
-/// The direction of a transfer, and its local regions. Each piece names its region by the index in this list
-/// ([`Piece::region`]).
+/// The direction of a transfer, and its local regions. Each piece names its local region by the index in the list of
+/// local regions ([`Piece::region`]).
 #[derive(Debug)]
 pub enum Transfer<'a> {
     /// The local regions from which the pieces are written to the peer's memory.

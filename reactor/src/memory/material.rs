@@ -74,9 +74,9 @@ const fn device_address(offset: u64, page: usize) -> u64 {
 /// is `Shared`, so that the program gets no reference to the bytes:
 ///
 /// - The region is a sink of RDMA Reads (`READ_SINK`). Some devices let peers write to a sink even after its remote key is revoked.
-/// - The region is a direct one, which peers on this host have mapped (`DIRECT`).
-/// - Peers may write to the region, and the device may still place their writes after they have lost the right to write
-///   (`late` is true).
+/// - The region is a direct one (`DIRECT`): peers on this host can map its memory.
+/// - Peers may write to the region, and the device may still place bytes of their writes after the peers have lost the
+///   right to write (`late` is true).
 pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> RegionBytes {
     let written = access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
     let open = access.intersects(Access::READ_SINK.union(Access::DIRECT));

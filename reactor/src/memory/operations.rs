@@ -11,7 +11,7 @@ use super::region_memory::Hold;
 use crate::error::SendErrorKind;
 
 /// The holds of one work request on the regions that it uses. For each scatter/gather entry, there is one hold, with
-/// the key of the region.
+/// the key of the region. Unused elements are `None`.
 pub(crate) type Holds = [Option<(Key, Hold)>; MAX_SGE];
 
 /// The scatter/gather entries of an operation, and the holds on the regions of these entries. Both are needed to post

@@ -228,7 +228,7 @@ impl Region {
     }
 
     /// Returns the description of the region for a peer. The peer has the rights with which the region was registered,
-    /// until they end.
+    /// until these rights end.
     #[must_use]
     pub const fn remote(&self) -> RemoteRegion {
         self.remote
@@ -314,7 +314,7 @@ impl Region {
     }
 
     /// If peers may still write to the memory of the region, replaces the memory with a copy that only the program can access. Operations
-    /// cannot use the copy, because it is not registered. Does nothing if only this region can access its memory.
+    /// cannot use the copy, because it is not registered. Does nothing if the memory belongs to this region alone.
     pub(crate) fn make_private(&mut self) -> io::Result<()> {
         if let Some(copy) = self.memory.private_copy()? {
             (self.memory, self.device) = (copy, usize::MAX);

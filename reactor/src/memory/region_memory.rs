@@ -168,8 +168,8 @@ pub(crate) enum RegionBytes {
 }
 
 impl RegionBytes {
-    /// Returns the scatter/gather entry for a range inside the region. A [`Hold`] or a borrow of the region covers the
-    /// range.
+    /// Returns the scatter/gather entry for a range inside the region. The caller must have a [`Hold`] on the range, or
+    /// a borrow of the region, for as long as the entry is in use.
     #[inline]
     fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         match self {

@@ -183,8 +183,9 @@ impl Registry {
             _ if open_sinks() => Access::READ_SINK,
             _ => Access::LOCAL_WRITE,
         };
-        // If peers have rights to the block, the peer learns its key and can use the key later. On a device with open
-        // sinks, that is also the case for the target of a Read. So such a block is only for messages of this peer.
+        // If the peer of the target's connection gets rights to the block, it learns the block's key and can use the
+        // key later. On a device with open sinks, it also learns the key of a block that is the target of a Read. So
+        // such a block is reused only for messages of the same peer.
         let peer = target.connection().filter(|_| access.intersects(PEERS));
         let purpose = Purpose { device: target.device, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {
@@ -454,8 +455,8 @@ impl Registry {
     /// do so, deregisters the region and returns the error.
     fn restrict(&mut self, providers: &mut Providers, region: MrId, target: &RegistrationTarget) -> Result<(), Error> {
         let Some((_, qp)) = target.connection else { return Ok(()) };
-        // On a device without the role `remote_keys`, a key is valid for all connections of a protection domain. Other
-        // peers cannot use the key only because they do not know it.
+        // On a device without the role `remote_keys`, a key is valid for all connections of a protection domain. The
+        // only protection from other peers is that they do not know the key.
         let Some(keys) = providers.of_device(target.device).remote_keys() else { return Ok(()) };
         if let Err(error) = keys.restrict(region, qp) {
             self.deregister(providers, target.device, region);

@@ -168,9 +168,9 @@ impl DatagramContext<'_> {
         self.endpoints.find_peer(self.driver, key, address)
     }
 
-    /// Returns the sender of a received datagram as a peer to send to. Each call makes a system call. To answer many datagrams of one
-    /// sender, keep the returned id, with the [`Origin`] as its key. Call [`forget_peer`](DatagramContext::forget_peer) when the id is not
-    /// needed any more.
+    /// Creates a peer id for the sender of a received datagram. The program can send to this id. Each call makes a system call. To answer
+    /// many datagrams of one sender, keep the returned id, with the [`Origin`] as its key. Call
+    /// [`forget_peer`](DatagramContext::forget_peer) when the id is not needed any more.
     ///
     /// Example: [`DatagramContext::open`].
     ///

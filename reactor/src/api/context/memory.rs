@@ -411,8 +411,8 @@ impl Context<'_> {
     }
 
     /// Writes `range` of `local` to the beginning of `remote`. The reactor calls `on_send_complete` when the program
-    /// may change `local` again. The peer is not notified of the write. A message that the program sends after the
-    /// write arrives when the written bytes are in place. A write uses no credit.
+    /// may change `local` again. The peer is not notified of the write. The peer receives a message that the program
+    /// sends after the write only when the written bytes are in place. A write uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};

@@ -148,10 +148,10 @@ impl Context<'_> {
         self.driver.send_region(conn, region, range)
     }
 
-    /// Appends bytes to the last message that is not posted yet, or to a new message. Use this for byte streams, in
-    /// which message boundaries have no meaning. `fill` receives a slice of at least one byte in a registered buffer,
-    /// writes into the slice, and returns the number of bytes written. `append` returns the same number. If this number
-    /// is 0, nothing is sent. The reactor posts the buffer at the end of the turn.
+    /// Appends bytes to the last accepted message if the reactor has not posted it yet, and otherwise to a new message.
+    /// Use this for byte streams, in which message boundaries have no meaning. `fill` receives a slice of at least one
+    /// byte in a registered buffer, writes into the slice, and returns the number of bytes written. `append` returns
+    /// the same number. If this number is 0, nothing is sent. The reactor posts the buffer at the end of the turn.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind};
@@ -231,8 +231,9 @@ impl Context<'_> {
     }
 
     /// Returns the number of free slots in a connection's send queue; 0 if the connection is not open. A read needs one
-    /// slot for each range that it fills. Most other operations, and a message in one buffer, need one slot. A message
-    /// also needs a credit of the peer: [`Context::writable`] considers slots and credits.
+    /// slot for each range that it fills. A message needs one slot for each buffer of the peer that it occupies. Most
+    /// other operations need one slot. A message also needs credits of the peer: [`Context::writable`] considers both
+    /// slots and credits.
     #[must_use]
     pub fn free_slots(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())
@@ -284,11 +285,11 @@ impl Context<'_> {
         self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
     }
 
-    /// Holds back the sends of a connection until [`Context::flush`], if necessary for several turns. `flush` posts the
-    /// held sends in one chain, which needs fewer doorbells than one post for each send. Use this if more sends will
-    /// follow soon. The reactor posts the held sends before `flush` in these cases:
+    /// Holds back the sends of a connection until [`Context::flush`], even if several turns end before that. `flush`
+    /// posts the held sends in one chain, which needs fewer doorbells than one post for each send. Use this if more
+    /// sends will follow soon. The reactor posts the held sends before `flush` in these cases:
     ///
-    /// - The sends fill half of the send queue.
+    /// - The held sends fill half of the send queue.
     /// - A send was refused.
     /// - The reactor has to send a control message: credits, a keepalive, or a part of a large message's protocol.
     /// - The connection is closed.

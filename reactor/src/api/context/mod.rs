@@ -214,8 +214,8 @@ impl Context<'_> {
 
     /// Closes a connection. The reactor first posts the sends that it has accepted, and waits for their completion for
     /// at most [`Timeouts::close`](crate::Timeouts::close). It calls `on_send_complete` for each of them; the outcome
-    /// says if the send succeeded. Afterwards it calls `on_disconnect`. From now on the reactor delivers no message of
-    /// this connection, not even one that has already arrived. A stale id is ignored.
+    /// says if the send succeeded. Afterwards it calls `on_disconnect`. After this call, the reactor delivers no
+    /// message of this connection, not even one that has already arrived. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
         self.driver.look_at_clock();
         self.driver.close(conn);

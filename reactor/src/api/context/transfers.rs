@@ -14,10 +14,10 @@ impl Context<'_> {
     /// reactor never refuses a list because the send queue is full, and messages make progress in the meantime. The
     /// list keeps the memory of `pieces`: 40 bytes for each piece.
     ///
-    /// The reactor posts the lists of one connection in the order of these calls. Messages and other operations may
-    /// overtake the pieces. Only the notification that `options` requests arrives after all pieces. The regions are
-    /// lent until `on_transfer`. If the program closes the connection, the reactor finishes the list first, within
-    /// `Timeouts::close`.
+    /// The reactor posts the lists of one connection in the order in which the program has passed them to this method.
+    /// Messages and other operations may overtake the pieces. Only the notification that `options` requests arrives
+    /// after all pieces. The regions are lent until `on_transfer`. If the program closes the connection, the reactor
+    /// finishes the list first, within `Timeouts::close`.
     ///
     /// ```
     /// use std::time::Duration;

@@ -2,8 +2,8 @@
 //! connection may promise to its peer. This file does no I/O, and gets the time as an argument.
 //!
 //! Each connection has a *claim*: a number of receives that are set aside for it. A part of them is promised to its
-//! peer as credits. Another part is *kept*: used by messages that the program holds, or that wait for a large message.
-//! Two rules hold:
+//! peer as credits. Another part is *kept*: these receives contain messages that the program holds, or messages that
+//! the reactor delivers only after an earlier large message. Two rules hold:
 //!
 //! - The sum of all claims is at most the number of receives.
 //! - The receives that a connection has promised, and those that are kept for it, together are at most its claim.
@@ -348,8 +348,8 @@ mod tests {
                 prop_assert!(promised <= posted, "{promised} promised, {posted} posted: {links:?}");
                 prop_assert!(links.iter().all(|link| link.claim.receives() <= most.max(MIN_WINDOW).max(link.kept + CONTROL_CREDITS + MIN_WINDOW)));
             }
-            // All programs release their messages, and all peers receive their grants. Then the window of every peer
-            // must be at least the smallest window.
+            // All programs release their messages, and all peers receive their grants. Afterwards the window of every
+            // peer must be at least `MIN_WINDOW`.
             for link in &mut links {
                 while link.arrived > 0 {
                     link.arrived -= 1;

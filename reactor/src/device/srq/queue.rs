@@ -32,7 +32,8 @@ pub(crate) struct SharedReceives {
     reposts: Vec<Buffer>,
     /// The connection of each queue pair, by the slot number of the queue pair's id.
     owners: Vec<Option<(QpId, ConnectionId)>>,
-    /// The claims of ended connections. They stay until the reactor has handled all completions of the connection.
+    /// The claims of ended connections. Each claim stays until the reactor has handled all completions of its
+    /// connection.
     lingering: Vec<Lingering>,
     /// Number of messages of ended connections that the program still holds.
     orphans: u32,
@@ -181,15 +182,16 @@ impl SharedReceives {
     }
 
     /// Returns the number of receives that a new connection could claim now: the unclaimed receives, and the claims of
-    /// ended connections that [`SharedReceives::settle`] would take back. `has_passed` returns true if the completion
-    /// queue with this index has passed this position.
+    /// ended connections that [`SharedReceives::settle`] would take back. `has_passed` receives the index of a
+    /// completion queue and a position, and returns true if the queue has passed the position.
     pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, CqPosition) -> bool) -> u32 {
         let settled = self.lingering.iter().filter(|gone| has_passed(gone.cq, gone.mark));
         self.claims.free() + settled.map(|gone| gone.claim).sum::<u32>()
     }
 
     /// Takes back the claim of each ended connection if the reactor has handled all completions of that connection.
-    /// `has_passed` returns true if the completion queue with this index has passed this position.
+    /// `has_passed` receives the index of a completion queue and a position, and returns true if the queue has passed
+    /// the position.
     pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, CqPosition) -> bool) {
         let claims = &mut self.claims;
         self.lingering.retain(|gone| {
