@@ -139,7 +139,7 @@ impl<M> ReactorHandle<M> {
         self.flag.drain(deadline);
     }
 
-    /// Wakes the reactor if it sleeps. The reactor then runs a turn.
+    /// Wakes the reactor if it sleeps, so that it runs a turn.
     pub fn wake(&self) {
         self.flag.wake();
     }

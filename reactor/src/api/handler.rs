@@ -161,8 +161,8 @@ pub trait Handler<M = ()> {
     /// An offered message has arrived in the region that the program passed to [`Context::land`]. The program may use
     /// the region again. This is called once for each successful call of [`Context::land`]. These calls and the calls
     /// of `on_recv` are in the order in which the peer sent the messages. If `result` is an error, the connection has
-    /// ended before the message was complete. The contents of the message's range in the region are unspecified then.
-    /// In this case, `on_disconnect` follows.
+    /// ended before the message was complete. In this case, the contents of the message's range in the region are
+    /// unspecified, and `on_disconnect` follows.
     fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {}
 
     // Connecting and accepting connections.

@@ -12,10 +12,11 @@ use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
 use crate::memory::region::Region;
 
-/// A received message. The program reads the bytes where the reactor has received them, without a copy.
+/// A received message. Its bytes are in a registered buffer, or in separate memory if the message is longer than one
+/// buffer. The program reads them there.
 ///
-/// A message dereferences to its bytes. When the callback returns, the reactor posts the buffer as a receive again, and
-/// returns the credit to the peer. The reactor does neither if [`Message::detach`] has kept the message.
+/// A message dereferences to its bytes. When the callback returns, the reactor posts the message's buffer as a receive
+/// again, and returns the credit to the peer. The reactor does neither if [`Message::detach`] has kept the message.
 pub struct Message<'a> {
     pub(crate) connection: ConnectionId,
     pub(crate) content: Content<'a>,

@@ -16,12 +16,12 @@ pub struct CompletionSettings {
     /// reactor ignores this setting and logs that at `info`. Default: `None`, which spreads the reactors of the process
     /// over the vectors.
     pub vector: Option<u32>,
-    /// Interrupt moderation. The two numbers of [`Moderation`] are a count and a time: the device raises an event when
-    /// it has gathered that many completions, or when that many microseconds have passed since the first of them.
-    /// Range: 1 to `Capabilities::completion_moderation`, for both numbers. A sleeping reactor is woken less often, at
-    /// the cost of latency. A polling reactor sees no difference. If the device does not support moderation, connecting
-    /// fails with [`crate::ConnectError::Unsupported`], and incoming connections are rejected. Default: `None`, no
-    /// moderation: while the reactor sleeps, the next completion raises an event immediately.
+    /// Interrupt moderation. The two numbers of [`Moderation`] are a count of completions and a time in microseconds.
+    /// The device raises an event when it has gathered this count of completions, or when this time has passed since
+    /// the first of them. Range: 1 to `Capabilities::completion_moderation`, for both numbers. A sleeping reactor is
+    /// woken less often, at the cost of latency. A polling reactor sees no difference. If the device does not support
+    /// moderation, connecting fails with [`crate::ConnectError::Unsupported`], and incoming connections are rejected.
+    /// Default: `None`, no moderation: while the reactor sleeps, the next completion raises an event immediately.
     pub moderation: Option<Moderation>,
     /// Largest number of completions that the reactor handles in one turn. When it has handled this many, it does its
     /// other work: timers, descriptors and messages of other threads. The callbacks of these completions delay that

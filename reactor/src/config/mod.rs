@@ -48,8 +48,8 @@ pub enum ProviderChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Polls before sleeping if the reactor's measurements show that messages follow each other closely enough. While
-    /// they do, the latency is nearly that of `Spin`. At other times, the use of processor time is nearly that of
+    /// Polls before sleeping if the reactor's measurements show that messages follow each other closely enough. In such
+    /// periods, the latency is nearly that of `Spin`. At other times, the use of processor time is nearly that of
     /// `Event`. In comparison with `Event`, polling costs at most half of one core's time in addition.
     #[default]
     Adaptive,
@@ -170,8 +170,8 @@ impl Config {
     }
 
     /// Returns settings for little memory: 8 messages of 2 KiB in flight in each direction. The buffers of 64
-    /// connections fit into 4 MiB. Messages that are longer than one buffer have at most 1 MiB, and
-    /// `LargeMessageSettings::memory` is 2 MiB.
+    /// connections fit into 4 MiB. `LargeMessageSettings::max_message` is 1 MiB, and `LargeMessageSettings::memory` is
+    /// 2 MiB.
     #[must_use]
     pub fn small() -> Self {
         Self::default()
@@ -234,9 +234,9 @@ impl Config {
     /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
     /// program needs to know when it may reuse its memory.
     ///
-    /// The cost is memory: up to a quarter of the send queue's sends keep their buffers until later sends end. On the
-    /// embedded provider, short messages do not have this cost, because their sends end when they are posted. (Without
-    /// this setting, a short message ends when it is posted only if no earlier send is outstanding.)
+    /// The cost is memory: up to a quarter of the sends in the send queue keep their buffers until later sends end. On
+    /// the embedded provider, short messages do not have this cost, because their sends end when they are posted.
+    /// (Without this setting, a short message ends when it is posted only if no earlier send is outstanding.)
     ///
     /// `AsyncReactor` always uses this setting, except for messages that `Connection::operate` waits for. Default:
     /// false.
@@ -391,9 +391,9 @@ impl Config {
     ///
     /// If the limit is reached, a new connection evicts the oldest one of that host, provided that the oldest has
     /// waited for 100 ms. Otherwise the new connection is rejected. IPv6 addresses with equal first 64 bits count as
-    /// one host. Default: `None`. Each host may then have half of the connections that the limit for all hosts allows:
-    /// half of `IwarpConfig::max_handshakes` for the first kind, and half of [`Config::max_pending`] for the second
-    /// kind.
+    /// one host. Default: `None`. With `None`, each host may have half of the connections that the limit for all hosts
+    /// allows: half of `IwarpConfig::max_handshakes` for the first kind, and half of [`Config::max_pending`] for the
+    /// second kind.
     #[must_use]
     pub const fn max_handshakes_per_peer(mut self, connections: Option<usize>) -> Self {
         self.max_handshakes_per_peer = connections;

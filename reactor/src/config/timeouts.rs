@@ -45,7 +45,7 @@ pub struct Timeouts {
     /// discarded, and `on_send_complete` reports that. On an iWARP device (siw), the connection ends when the peer has
     /// received all data, or when this time has passed. Default: 2 s.
     pub close: Duration,
-    /// Time that a device has to flush the queues of an ended connection. After this time, the reactor destroys the
+    /// Longest time for a device to flush the queues of an ended connection. After this time, the reactor destroys the
     /// queues. Default: 1 s.
     pub flush: Duration,
     /// Time after which the pool returns unused memory to the system: slabs (registered blocks of buffers) that were

@@ -71,8 +71,8 @@ pub(crate) struct Device {
     /// The registrations of the pool's slabs. A slab is a block of memory that contains buffers.
     slabs: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
-    /// True if the completion channel may have events. The device may then have disarmed queues that the reactor counts
-    /// as armed.
+    /// True if the completion channel may have events. In that case, the device may have disarmed queues that the
+    /// reactor still counts as armed.
     pub(crate) has_events: bool,
     pub(crate) return_channel: Arc<ReturnChannel>,
     /// Length of the largest payload of a message in one buffer, in bytes: the lower of `Config::buffer_size`, and the
@@ -146,8 +146,8 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
 
 const SHARED_RECEIVES: &str = "shared receive queues on this device";
 
-/// Destroys a shared receive queue. Returns `false` if the device failed to destroy it. The device may then still write
-/// to the buffers of the posted receives.
+/// Destroys a shared receive queue. Returns `false` if the device failed to destroy it. After such a failure, the
+/// device may still write to the buffers of the posted receives.
 fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) -> bool {
     let destroyed = role(provider, Provider::shared_receives, SHARED_RECEIVES).and_then(|role| role.destroy_srq(srq));
     destroyed.inspect_err(|error| log::error!("destroying a shared receive queue failed: {error}")).is_ok()
@@ -291,7 +291,7 @@ impl Device {
     }
 
     /// Claims completion queue entries for a connection or a datagram endpoint. Returns the index of the completion
-    /// queue. If no queue has enough free entries, creates one.
+    /// queue. If no completion queue has enough free entries, creates a new one.
     pub(crate) fn claim_room(
         &mut self,
         provider: &mut dyn Provider,

@@ -105,7 +105,7 @@ impl Slabs {
 pub(crate) struct Pool {
     slabs: Arc<Slabs>,
     keys: Vec<LocalKey>,
-    /// The free buffers, used as a stack: `take` returns the buffer that was returned last, because it is the most
+    /// The free buffers, used as a stack: `take` takes the buffer that was added last, because this buffer is the most
     /// likely to be in a processor's cache.
     free: Vec<Buffer>,
     /// The numbers of the slabs that were dropped. New slabs reuse these numbers. Until then, a dropped slab has no
@@ -453,8 +453,8 @@ impl Filling<'_> {
         self.buffer.as_mut().map_or(&mut [], |buffer| self.pool.slabs.bytes_mut(buffer))
     }
 
-    /// Takes the buffer out of this `Filling`, to send it. From now on, a drop of the `Filling` does not return the
-    /// buffer to the pool.
+    /// Ends the filling, and returns the filled buffer, which the caller sends. The buffer does not return to the pool.
+    /// The result is `Some`, because a `Filling` always has its buffer until `keep` or a drop.
     #[inline]
     pub(crate) fn keep(mut self) -> Option<Buffer> {
         self.buffer.take()

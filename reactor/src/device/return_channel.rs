@@ -41,8 +41,9 @@ pub(crate) enum ReturnedMemory {
 #[derive(Debug)]
 pub(crate) struct JoinedMessage {
     pub(crate) bytes: Vec<u8>,
-    /// The receive buffers in which the message arrived, if `LargeMessageSettings::memory` has no room for `bytes`. The
-    /// peer then gets no credits for these buffers until the message is released. Otherwise this list is empty.
+    /// The receive buffers in which the message arrived, if `LargeMessageSettings::memory` has no room for `bytes`. In
+    /// that case, the peer gets no credits for these buffers until the message is released. If there is room, this list
+    /// is empty.
     pub(crate) receives: Vec<Buffer>,
 }
 

@@ -131,7 +131,7 @@ impl Leases {
         self.0.get(piece.region as usize)?.1.entry(piece.offset as usize, piece.len())
     }
 
-    /// Ends all leases. Returns the keys of the regions that the program has dropped in the meantime: the caller
+    /// Ends all leases. Returns the keys of the regions that the program has dropped during the transfer: the caller
     /// deregisters these regions.
     pub(crate) fn done(self) -> impl Iterator<Item = Key> {
         self.0.into_vec().into_iter().filter_map(|(key, lease)| lease.done().then_some(key))
@@ -166,7 +166,7 @@ pub struct TransferOptions {
 impl TransferOptions {
     /// Returns the options of a transfer that must end within `time`. After that time, the reactor posts no more pieces. If posted pieces
     /// are still in flight at that time, the reactor also ends the connection, because otherwise the device could still access the memory
-    /// of these pieces. The transfer then ends within another `Timeouts::flush`.
+    /// of these pieces. In that case, the transfer ends within another `Timeouts::flush`.
     #[must_use]
     pub const fn within(time: Duration) -> Self {
         Self { within: time, notification: None, confirm: false }

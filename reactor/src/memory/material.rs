@@ -88,7 +88,8 @@ pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> RegionBy
 #[derive(Debug)]
 pub struct RegionMaker {
     /// The part of the provider that registers memory on other threads; `None` if the provider registers memory only on
-    /// the reactor's thread. In that case [`crate::Context::adopt`] registers the memory, which takes no time.
+    /// the reactor's thread. In that case [`crate::Context::adopt`] registers the memory. Registration takes no time on
+    /// such a provider.
     pub(crate) registrar: Option<Box<dyn Registrar>>,
     pub(crate) options: RegionOptions,
     /// The index of the device for which memory is prepared.

@@ -49,17 +49,17 @@ impl RegionOptions {
         self
     }
 
-    /// Grants the rights to every peer on the device, now and later. Without this option, only the peer of the
-    /// connection for which the region is registered has the rights, until the connection ends. Some devices cannot
-    /// tell connections apart (the embedded provider can). On such a device, any peer that has obtained the remote key
-    /// can use the rights.
+    /// Grants the rights of [`RegionOptions::allow`] to every peer that is or will be connected through the device.
+    /// Without this option, only the peer of the connection for which the region is registered has the rights, until
+    /// the connection ends. Some devices cannot tell connections apart (the embedded provider can). On such a device,
+    /// any peer that has obtained the remote key can use the rights.
     #[must_use]
     pub const fn any_peer(mut self) -> Self {
         self.any_peer = true;
         self
     }
 
-    /// Lets peers on this host map the memory of the region. These peers then access the memory directly, without the device, as far as the
+    /// Lets peers on this host map the memory of the region. These peers access the memory directly, without the device, as far as the
     /// rights of the region allow. This option grants these rights to every peer. Peers on other hosts access the region through the
     /// device. The option has three consequences:
     ///
@@ -347,7 +347,8 @@ impl Region {
         self.device
     }
 
-    /// Returns true if the region belongs to the reactor that receives from this channel of dropped regions.
+    /// Returns true if `dropped` is the channel to which this region sends its key when it is dropped. Each reactor has
+    /// one such channel, so the region belongs to the reactor of this channel.
     pub(crate) fn is_of(&self, dropped: &Sender<Key>) -> bool {
         self.drop_channel.dropped.same_channel(dropped)
     }

@@ -189,8 +189,8 @@ impl RegionBytes {
 #[derive(Debug)]
 pub(crate) struct Lease {
     bytes: RegionBytes,
-    /// The entry for the whole range; `None` if the range is too long for one entry. The entries of the work requests
-    /// are parts of it.
+    /// The scatter/gather entry for the whole range. The entries of the work requests are parts of this entry. `None`
+    /// if the range is too long for one entry; then [`Lease::entry`] creates each entry separately.
     whole: Option<Sge>,
     range: Range<usize>,
     key: LocalKey,
@@ -218,8 +218,8 @@ impl Lease {
     }
 }
 
-/// The handle of a region's memory, which also counts the users of the memory. Each region has one handle, and the
-/// owner of the region holds it.
+/// The handle of a region's memory. It also counts the users of the memory. Each region has one handle, and the owner
+/// of the region holds it.
 #[derive(Debug)]
 pub(crate) struct RegionMemory {
     bytes: RegionBytes,

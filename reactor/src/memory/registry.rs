@@ -160,9 +160,9 @@ impl Registry {
         Ok(self.add(target, registered, RegionMemory::new(bytes, len), options.access, connection, MemoryUse::Program))
     }
 
-    /// Returns a region for a message that is longer than one buffer. The memory of the region is a kept block. If no kept block fits, the
-    /// memory is newly registered, and the returned bool is true; otherwise the bool is false. The memory may contain bytes of an earlier
-    /// message with the same purpose.
+    /// Returns a region for a message that is longer than one buffer. If a kept block fits, reuses the block as the memory of the region,
+    /// and returns false as the second value. The memory then contains bytes of an earlier message with the same purpose. Otherwise
+    /// registers new memory, and returns true as the second value.
     ///
     /// The message has `len` bytes. The region has `tail` bytes in addition, for the authentication tags of an encrypted message. These
     /// `tail` bytes are not charged to the account.
@@ -191,8 +191,8 @@ impl Registry {
         let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
             None => {
-                // If the peer is on the same host, `reader` is the queue pair to it: the peer maps the memory, and
-                // copies the message from there.
+                // For a message to a peer on the same host, `reader` is the queue pair that is connected to the peer.
+                // Such a peer maps the memory, and copies the message from there.
                 let reader = target.connection.map(|(_, qp)| qp).filter(|&qp| {
                     account == MemoryUse::Copied && providers.is_in_memory(device_of(target.device).0, qp)
                 });

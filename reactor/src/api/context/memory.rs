@@ -149,7 +149,7 @@ impl Context<'_> {
 
     /// Registers shared memory like [`Context::register_memory`], but on the device that has the address `local` of
     /// this host, without a connection. Use this if several reactors of a program register the same memory, each
-    /// reactor with a device of its own.
+    /// reactor with a separate device.
     ///
     /// Example: [the guide](crate::guide::remote_memory).
     ///

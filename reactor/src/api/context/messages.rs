@@ -231,9 +231,9 @@ impl Context<'_> {
     }
 
     /// Returns the number of free slots in a connection's send queue; 0 if the connection is not open. A read needs one
-    /// slot for each range that it fills. A message needs one slot for each buffer of the peer that it occupies. Most
-    /// other operations need one slot. A message also needs credits of the peer: [`Context::writable`] considers both
-    /// slots and credits.
+    /// slot for each range that it fills. A message needs one slot for each buffer of the peer that it occupies. A
+    /// write with immediate data needs two slots if the device has no Write with Immediate. Every other operation needs
+    /// one slot. A message also needs credits of the peer: [`Context::writable`] considers both slots and credits.
     #[must_use]
     pub fn free_slots(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())
@@ -277,10 +277,10 @@ impl Context<'_> {
         Some(terms.max_message.max(terms.buffer_size as u64))
     }
 
-    /// Marks the next message that fits into one buffer, or the next write with immediate data, as a solicited event. A
-    /// peer with plain verbs may have armed its completion queue for solicited completions only: a solicited event
-    /// wakes that peer. A peer that uses this library does not need this, because its reactor arms the queues for all
-    /// completions.
+    /// Marks the next message that fits into one buffer, or the next write with immediate data, whichever the program
+    /// sends first, as a solicited event. A solicited event wakes a peer with plain verbs that has armed its completion
+    /// queue for solicited completions only. A peer that uses this library does not need this, because its reactor arms
+    /// the queues for all completions.
     pub fn solicit(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
     }

@@ -163,7 +163,7 @@ impl Context<'_> {
 
     /// Opens a connection to a peer that has several addresses, such as the addresses of its adapters. The reactor
     /// tries the addresses in order until one of them works. All attempts have the same connection id. The reactor
-    /// tries the next address if the current one refuses the connection, is unreachable, or does not answer for
+    /// tries the next address if the current one refuses the connection, is unreachable, or does not answer within
     /// `Timeouts::attempt`. For the last address, the reactor waits for `Timeouts::connect` instead. If the peer itself
     /// rejects the connection, the reactor tries no other address.
     ///
@@ -212,10 +212,10 @@ impl Context<'_> {
         self.driver.connect_host(host, port, options)
     }
 
-    /// Closes a connection. The reactor first posts the sends that it has accepted, and waits for their completion for
-    /// at most [`Timeouts::close`](crate::Timeouts::close). It calls `on_send_complete` for each of them; the outcome
-    /// says if the send succeeded. Afterwards it calls `on_disconnect`. After this call, the reactor delivers no
-    /// message of this connection, not even one that has already arrived. A stale id is ignored.
+    /// Closes a connection. From the call of this method on, the reactor delivers no message of this connection, not
+    /// even one that has already arrived. The reactor first posts the sends that it has accepted, and waits for their
+    /// completion for at most [`Timeouts::close`](crate::Timeouts::close). It calls `on_send_complete` for each of
+    /// them; the outcome says if the send succeeded. Afterwards it calls `on_disconnect`. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
         self.driver.look_at_clock();
         self.driver.close(conn);
@@ -274,10 +274,10 @@ impl Context<'_> {
         self.driver.identity(conn)
     }
 
-    /// Postpones the decision about the peer's identity. Call this within [`crate::Handler::on_identity`]; the reactor
-    /// then ignores the `Ok` that `on_identity` returns. The connection is established only after [`Context::judge`]
-    /// accepts the peer. If no decision is made in time, the connection ends: after `Timeouts::connect` on the side
-    /// that connects, and after `Timeouts::handshake` on the side that accepts.
+    /// Postpones the decision about the peer's identity. Call this within [`crate::Handler::on_identity`]; after that,
+    /// the reactor ignores the `Ok` that this `on_identity` returns. The connection is established only after
+    /// [`Context::judge`] accepts the peer. If no decision is made in time, the connection ends: after
+    /// `Timeouts::connect` on the side that connects, and after `Timeouts::handshake` on the side that accepts.
     ///
     /// Example: [`Context::judge`].
     pub fn postpone_judgement(&mut self, conn: ConnectionId) {
@@ -365,12 +365,12 @@ impl Context<'_> {
         DatagramContext { driver: self.driver, endpoints: self.endpoints }
     }
 
-    /// Drains the reactor. From now on the reactor accepts no connection. Open connections continue, with messages and
-    /// timers, until the program closes them. The reactor calls [`crate::Handler::on_drain`]. The default of `on_drain`
-    /// calls [`Context::close_all`]. [`crate::Reactor::run`] returns when all connections have ended. When `deadline`
-    /// has passed, counted in whole milliseconds from now, the reactor aborts the remaining connections and endpoints.
-    /// Each of them still gets its last callback. After the deadline, no connection or endpoint can be opened. The call
-    /// is ignored if the reactor is draining already.
+    /// Drains the reactor. From now on the reactor accepts no connection. Open connections continue until the program
+    /// closes them: they exchange messages, and timers still expire. The reactor calls [`crate::Handler::on_drain`].
+    /// The default of `on_drain` calls [`Context::close_all`]. [`crate::Reactor::run`] returns when all connections
+    /// have ended. When `deadline` has passed, counted in whole milliseconds from now, the reactor aborts the remaining
+    /// connections and endpoints. Each of them still gets its last callback. After the deadline, no connection or
+    /// endpoint can be opened. The call is ignored if the reactor is draining already.
     pub fn drain(&mut self, deadline: Duration) {
         self.driver.want_drain(deadline);
     }

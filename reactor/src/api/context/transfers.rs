@@ -11,7 +11,7 @@ impl Context<'_> {
     /// [`TransferOptions::within`] plus `Timeouts::flush` has passed. `on_send_complete` is not called for a transfer.
     ///
     /// The list waits outside of the send queue, and its posted pieces use at most two thirds of the queue. So the
-    /// reactor never refuses a list because the send queue is full, and messages make progress in the meantime. The
+    /// reactor never refuses a list because the send queue is full, and messages make progress during a transfer. The
     /// list keeps the memory of `pieces`: 40 bytes for each piece.
     ///
     /// The reactor posts the lists of one connection in the order in which the program has passed them to this method.

@@ -99,8 +99,8 @@ impl Claim {
         self.kept += 1;
     }
 
-    /// Notes that this number of receives does not contain messages any more. The caller posts these receives again
-    /// before it promises further receives to the peer.
+    /// Notes that some of the kept receives do not contain messages any more; `receives` is their number. The caller
+    /// posts these receives again before it promises further receives to the peer.
     #[inline]
     pub(crate) const fn release(&mut self, receives: u32) {
         self.kept = self.kept.saturating_sub(receives);
@@ -202,11 +202,12 @@ mod tests {
         tx: SendWindow,
         /// Grants (new credits) on their way to the peer.
         grants: VecDeque<u32>,
-        /// Messages on their way from the peer. Each needs a posted receive when it arrives.
+        /// Number of messages on their way from the peer. Each of these messages needs a posted receive when it
+        /// arrives.
         wire: u32,
-        /// Messages that have used a receive and whose completions the reactor has not handled yet.
+        /// Number of messages that have used a receive and whose completions the reactor has not handled yet.
         arrived: u32,
-        /// Messages that the program keeps after their callback.
+        /// Number of messages that the program keeps after their callback.
         kept: u32,
     }
 
