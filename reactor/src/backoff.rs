@@ -80,8 +80,9 @@ impl Backoff {
         self.attempts
     }
 
-    /// Starts again: the next pause is at most `first`. Call this when a connection is established and has carried
-    /// messages, not earlier, because a connection may fail immediately after it was established.
+    /// Starts again: the next pause is at most the argument `first` of [`Backoff::new`]. Call `reset` after a
+    /// connection has carried messages, not as soon as it is established, because a new connection may fail
+    /// immediately.
     pub const fn reset(&mut self) {
         self.attempts = 0;
     }

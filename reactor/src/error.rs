@@ -55,7 +55,7 @@ pub enum Error {
     /// A thread could not be bound to a core.
     #[error("thread {index} is not bound to a core: {reason}")]
     Pin {
-        /// The index of the thread.
+        /// The argument `index` of [`crate::Reactors::pin`].
         index: usize,
         /// The reason why the binding failed.
         reason: &'static str,
@@ -101,7 +101,8 @@ pub enum Blocked {
     /// A credit. The local side has used all credits that the peer has granted.
     #[error("the peer's window is closed")]
     Window,
-    /// The end of another large message. As many messages longer than one buffer are in flight as the reactor allows on a connection.
+    /// A slot for a large message, that is, for a message longer than one buffer. All such slots of the connection are in use. A slot
+    /// becomes free when the send of its large message has completed.
     #[error("too many large messages are in flight")]
     Transfers,
     /// Memory for the copy of a message that is longer than one buffer; see `LargeMessageSettings::memory`.
@@ -132,7 +133,7 @@ pub enum SendErrorKind {
         /// The missing feature.
         feature: &'static str,
     },
-    /// The range of an operation exceeds the local or remote region to which it applies.
+    /// The range of an operation exceeds the local or remote region to which the operation applies.
     #[error("the range ends at byte {end} of a region of {len} bytes")]
     OutOfBounds {
         /// The end of the range, in bytes from the start of the region.
@@ -166,8 +167,8 @@ pub enum SendErrorKind {
         /// The number of regions in the list.
         count: usize,
     },
-    /// The message is longer than one buffer, or the program offers it. So the peer would fetch the message from its region by RDMA Read.
-    /// But the peer may not read that region: register the region with `Access::REMOTE_READ`.
+    /// The peer may not read the region that contains the message. The peer must fetch this message by RDMA Read, because the message is
+    /// longer than one buffer, or because the program offers it. Register the region with `Access::REMOTE_READ`.
     #[error(
         "the peer may not read the region, but fetches messages of more than {max} bytes from there: register it with Access::REMOTE_READ"
     )]
@@ -364,11 +365,12 @@ pub enum DisconnectReason {
     /// A large message or a transfer of a list did not make progress in time. A large message is offered to its receiver, which fetches it
     /// by RDMA Read. The reason is one of these:
     ///
-    /// - For `Timeouts::transfer`, the peer did not fetch a message that the local side had offered, or did not answer the local side's
-    ///   Reads of a message that the peer had offered.
-    /// - For 2 s, the peer answered no Read of a message that it had offered, while other connections waited for memory for large messages.
-    /// - For four times `Timeouts::transfer`, the peer did not fetch an offered message, and reported that it was waiting for memory.
-    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of the transfer were posted.
+    /// - The peer made no progress for `Timeouts::transfer`: it did not fetch a message that the local side had offered, or it did not
+    ///   answer the local side's Reads of a message that the peer had offered.
+    /// - The peer offered a message, but answered no Read of that message for 2 s, while other connections waited for memory for large
+    ///   messages.
+    /// - The peer reported that it was waiting for memory, and did not fetch an offered message within four times `Timeouts::transfer`.
+    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of the transfer were in flight.
     TransferTimeout,
     /// The peer violated the protocol of this library.
     PeerViolation(PeerViolation),

@@ -25,9 +25,10 @@
 //! For the authors of this library: [the architecture](architecture), whose index has links to the pages about its parts, and [the wire
 //! protocol](wire).
 
-// A page links to other files by link definitions at its end. If Markdown has two definitions of one label, the first definition counts. So
-// each module below defines the labels of its page before the page itself, as links to modules. The links to pictures are replaced by an
-// empty image, and the pictures follow the page. The test `tests/tests/links.rs` checks the definitions and the pictures.
+// At its end, each page defines the targets of its links, as Markdown link definitions. These targets are files, but in rustdoc the links
+// must lead to modules. If Markdown has two definitions of one label, it uses the first. So each module below defines the labels before it
+// includes the page. Labels of pictures are defined as an empty image, and the module includes the pictures after the page. The test
+// `tests/tests/links.rs` checks the definitions and the pictures.
 
 #[doc = "[connecting.md]: self::connecting"]
 #[doc = "[credits.md]: self::credits"]
@@ -146,7 +147,7 @@ pub mod wire {}
 #[doc = include_str!("../docs/writing-a-provider.md")]
 pub mod writing_a_provider {}
 
-// The pages to which the architecture links.
+// The pages to which the page `architecture` links.
 
 #[doc = "[connect.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[secured-connections.md]: self::secured_connections"]

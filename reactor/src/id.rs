@@ -23,7 +23,7 @@ impl ReactorTag {
         self.0
     }
 
-    /// Returns the number for a new reactor. It is one more than the number of the reactor created before. Numbers repeat after 2^20
+    /// Returns the number for a new reactor. It is one more than the number of the previous new reactor. Numbers repeat after 2^20
     /// reactors, which is about a million.
     pub(crate) fn next() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};

@@ -39,9 +39,9 @@ pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 /// messages can always be sent.
 pub(crate) const CONTROL_CREDITS: u32 = 3;
 
-/// The smallest window, in messages. Messages of the program may use two credits of this window. When both are used,
-/// the peer sends a grant, because a grant has at least two credits. With a smaller window, messages of the program
-/// could use at most one credit, and the peer would never send a grant.
+/// The smallest window, in messages. The receiver sends a grant message only if it can grant at least two credits. In
+/// this window, messages of the program may use two credits: when both are used, the receiver can grant two new ones.
+/// In a smaller window, they may use at most one credit, so the receiver could never send a grant message.
 pub(crate) const MIN_WINDOW: u32 = CONTROL_CREDITS + 2;
 
 /// The number of slots in the send queue that are reserved for control messages. Messages of the program do not use

@@ -1,5 +1,5 @@
-//! The providers of a reactor, that is, the implementations of RDMA that the reactor can use. For an address, the reactor tries the
-//! providers in the order of this list.
+//! The providers of a reactor, that is, the implementations of RDMA that the reactor can use. They form a list. If several providers may
+//! reach the address of a peer, the reactor tries them in the order of that list, and in reverse order for loopback addresses.
 
 use std::net::IpAddr;
 use std::time::Instant;

@@ -50,8 +50,8 @@ pub struct TurnStats {
     pub wakes: u64,
     /// Number of completions that were polled in the turns that the counter `wakes` counts.
     pub wake_completions: u64,
-    /// Number of messages to the reactor and of sends on connections that other threads requested through a
-    /// [`crate::ReactorHandle`].
+    /// Number of requests that other threads made through a [`crate::ReactorHandle`]: messages for the reactor
+    /// ([`crate::Handler::on_wake`]), and sends on connections.
     pub handle_commands: u64,
     /// Largest number of requests of other threads (see `handle_commands`) that the reactor processed in one turn. A
     /// large number means that the reactor's thread had been busy or suspended for a long time.
@@ -169,9 +169,8 @@ pub struct MessageStats {
 pub struct MemoryStats {
     /// Number of registered regions.
     pub regions: usize,
-    /// Number of registrations of regions and buffers that a device has failed to release since the start of the
-    /// reactor. The memory of such a registration is never freed. If a peer may write to the memory, the program never
-    /// gets the memory as a slice again.
+    /// Number of times that a device has failed to deregister a region or buffers since the start of the reactor. The
+    /// memory concerned is never freed. If a peer may write to that memory, the program never gets it as a slice again.
     pub unreleased: usize,
     /// Number of times that a device has failed to invalidate the remote key of a region since the start of the
     /// reactor. Until such a region is deregistered, peers may continue to access it, and the program does not get its
@@ -182,14 +181,14 @@ pub struct MemoryStats {
     /// - The connection of the region ended.
     /// - The peer invalidated the key.
     pub unrevoked: usize,
-    /// Number of buffers in the pools of all devices, including those in use.
+    /// Number of buffers in the pools of all devices: the free buffers and the buffers in use.
     pub pool_buffers: usize,
-    /// Number of buffers in the pools of all devices that are free.
+    /// Number of free buffers in the pools of all devices.
     pub pool_free: usize,
     /// Number of receives that are posted to shared receive queues, see [`crate::Config::shared_receives`].
     pub shared_posted: usize,
-    /// Number of receives of shared receive queues that are not reserved for a connection. Each new connection reserves
-    /// five.
+    /// Number of unreserved receives in the shared receive queues: no connection has reserved these receives. Each new
+    /// connection reserves five receives.
     pub shared_unclaimed: usize,
     /// Number of bytes of received messages that are longer than one buffer. It includes messages that the reactor is
     /// still fetching from peers, and messages that the program keeps.

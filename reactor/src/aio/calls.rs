@@ -123,7 +123,7 @@ impl AsyncCalls {
     }
 }
 
-/// The state of a task that waits for the end of a call. If it is dropped before the end, the call is cancelled.
+/// The state of a task that waits for the end of a call. If this state is dropped before the call has ended, the call is cancelled.
 struct CallWait<'a> {
     core: &'a Rc<Core>,
     reply: Rc<Reply>,

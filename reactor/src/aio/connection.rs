@@ -26,8 +26,8 @@ pub struct AsyncConnection {
     hold: Rc<Connection_OneThreadOnly_UseSpawnLocal>,
 }
 
-/// The part that all clones of an [`AsyncConnection`] share. Dropping it closes the connection. If a program moves a connection to another
-/// thread, the compiler's error prints the name of this type: so the name says what to do instead.
+/// The part that all clones of an [`AsyncConnection`] share. Dropping this part closes the connection. If a program moves a connection to
+/// another thread, the compiler's error prints the name of this type: so the name says what to do instead.
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
 struct Connection_OneThreadOnly_UseSpawnLocal {
     core: Rc<Core>,
@@ -109,7 +109,7 @@ impl AsyncConnection {
     // Operations on messages.
 
     /// Queues a copy of `payload` for sending. Waits while the connection has no room for the message: no free slot in the send queue, or
-    /// no credit of the peer. Tasks that wait for the same kind of room get it in the order of arrival. The reactor posts the message in
+    /// no credit from the peer. Tasks that wait for the same kind of room get it in the order of arrival. The reactor posts the message in
     /// its next turn. If the future is dropped before it is done, the message is not sent.
     ///
     /// # Errors
@@ -419,7 +419,7 @@ fn reason(end: &EndReason) -> DisconnectReason {
     }
 }
 
-/// The state of a task that waits for room on a connection. Dropping it removes the task from its queue.
+/// The state of a task that waits for room on a connection. Dropping this state removes the task from the queue of waiting tasks.
 struct RoomWait<'a> {
     conn: &'a AsyncConnection,
     ticket: Option<Ticket>,
@@ -484,7 +484,8 @@ impl Drop for OperationWait<'_> {
     }
 }
 
-/// The state of a task that waits for the end of a transfer. If it is dropped before the transfer has ended, the transfer is cancelled.
+/// The state of a task that waits for the end of a transfer. If this state is dropped before the transfer has ended, the transfer is
+/// cancelled.
 struct TransferWait<'a> {
     conn: &'a AsyncConnection,
     transfer: TransferId,

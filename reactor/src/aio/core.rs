@@ -79,9 +79,9 @@ impl OneThreadOnly_UseSpawnLocal {
         act(&mut self.inner.borrow_mut().reactor)
     }
 
-    /// Ends `AsyncReactor::run`: closes the last turn of `run`, and makes the reactor's descriptor readable. So the next driver takes a
-    /// turn, which carries out the last requests of the tasks. If the reactor is borrowed, which is possible during a panic, this function
-    /// only records that `run` has ended.
+    /// Ends `AsyncReactor::run`: completes the last turn of `run`, and makes the reactor's descriptor readable, so that the program takes a
+    /// further turn. That turn carries out the last requests of the tasks. If the reactor is borrowed, which is possible during a panic,
+    /// this function only records that `run` has ended.
     pub(super) fn end_run(&self) {
         self.turns(Turns::end_run);
         if let Ok(mut inner) = self.inner.try_borrow_mut() {
@@ -128,9 +128,9 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Takes one turn, and wakes the tasks that were notified. These tasks most likely request operations, such as sends. So if a task
-    /// drives the reactor, the turn stays open ([`Reactor::step`]): the next call of this function carries out the requests of the woken
-    /// tasks, and closes the turn. That costs less than a new turn.
+    /// Takes one turn, and wakes the tasks that were notified. These tasks most likely request operations, such as sends. So if a task of
+    /// the executor takes the turns, this function does not complete the turn ([`Reactor::step`]). The next call of this function carries
+    /// out the requests of the woken tasks, and completes the same turn. That costs less than a new turn.
     pub(super) fn turn(&self, timeout: Option<Duration>) -> Result<Turn, Error> {
         self.advance(|reactor, handler, pending| {
             // If a task was notified since the last turn, this turn must not block.
@@ -146,8 +146,8 @@ impl OneThreadOnly_UseSpawnLocal {
     }
 
     /// Takes one turn of `AsyncReactor::run`. First carries out the requests that tasks have made since the last turn. Then polls for
-    /// events. The poll blocks only if `idle` is true and no task was notified meanwhile. `idle` is true if the future that `run` polls was
-    /// not woken.
+    /// events. The poll blocks only if `idle` is true, and if carrying out the requests has notified no task. `idle` is true if the future
+    /// that `run` polls was not woken.
     pub(super) fn turn_of_run(&self, idle: bool) -> Result<(), Error> {
         self.advance(|reactor, handler, pending| {
             if pending != PendingTurn::Nothing {

@@ -171,7 +171,7 @@ impl TaskHandler {
     }
 
     /// Closes a connection, because the program has dropped its last handle of that connection. The requests that no task has received are
-    /// dismissed. If tasks hold other requests, the connection is closed once they have answered or dropped them.
+    /// dismissed. If tasks hold other requests, the connection is closed once the tasks have answered or dropped all of these requests.
     pub(super) fn close(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let mut queued = Default::default();
         self.change(conn, |shared, _| queued = shared.requests.borrow_mut().take());
@@ -232,7 +232,7 @@ impl TaskHandler {
     ) {
         let Self { calls, ready, .. } = self;
         match calls.on_recv(cx, shared.id, message) {
-            // The payloads of requests and answers are copied. So a payload that waits for its task occupies no receive buffer.
+            // The payloads of requests and answers are copied. So a payload that no task has received yet occupies no receive buffer.
             Some(CallEvent::Request { id, payload }) => {
                 ready.extend(shared.requests.borrow_mut().add((id, payload.to_vec())));
             }

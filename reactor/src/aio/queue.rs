@@ -102,7 +102,7 @@ impl<T> AsyncQueue<T> {
     }
 }
 
-/// The future that waits for the next item of a queue. Dropping it removes the waiting task from the queue.
+/// The future that waits for the next item of a queue. Dropping the future removes the waiting task from the queue.
 pub(super) struct NextItem<'a, T> {
     queue: &'a RefCell<AsyncQueue<T>>,
     waiter: Option<WaiterId>,

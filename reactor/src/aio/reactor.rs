@@ -193,7 +193,8 @@ impl AsyncReactor {
             handler.add(&shared);
             Ok::<_, Error>(shared)
         })?;
-        // If this future is dropped while it waits for the connection, `conn` is dropped, too. That cancels the connection attempt.
+        // `conn` cancels the connection attempt when it is dropped. That happens if the caller drops the future of `connect_by` before the
+        // connection is established.
         let conn = AsyncConnection::new(Rc::clone(&self.core), shared);
         let up = conn.shared().watch(|state| match (&state.end, state.up) {
             (Some(EndReason::ConnectFailed(error)), _) => Some(Err(error.clone())),
@@ -247,7 +248,7 @@ impl AsyncReactor {
     /// As [`Reactor::run`].
     ///
     /// # Panics
-    /// If it is called within a turn.
+    /// If `run` is called within a turn.
     pub fn run<F: Future>(&self, future: F) -> Result<F::Output, Error> {
         let mut future = pin!(future);
         let run_waker = Arc::new(RunWaker::new(self.handle()));
@@ -285,7 +286,7 @@ impl AsyncReactor {
     /// As [`Reactor::shutdown`].
     ///
     /// # Panics
-    /// If it is called within a turn.
+    /// If `shutdown` is called within a turn.
     pub fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
         self.core.shutdown(deadline)
     }
@@ -298,7 +299,7 @@ impl AsyncReactor {
     /// As [`Reactor::turn`].
     ///
     /// # Panics
-    /// If it is called within a turn.
+    /// If `turn` is called within a turn.
     pub fn turn(&self, timeout: impl Into<Option<Duration>>) -> Result<Turn, Error> {
         self.core.turn(timeout.into())
     }

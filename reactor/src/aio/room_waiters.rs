@@ -1,12 +1,12 @@
-//! The tasks that wait for room on a connection: for slots in the send queue, for credits of the peer, or for memory.
+//! The tasks that wait for room on a connection: for slots in the send queue, for credits from the peer, or for memory.
 //!
-//! There is one queue for each kind of need. So a task that waits for credits of the peer does not delay a task that needs only a slot in
+//! There is one queue for each kind of need. So a task that waits for credits from the peer does not delay a task that needs only a slot in
 //! the send queue. If tasks of several queues need the same room, the task that has waited longest gets it. A task that gets room is
 //! *notified*: it is woken, and attempts its operation when it is polled. No more tasks are notified than there is room for.
 //!
-//! No task waits forever. As long as some task is not notified, the reactor will call `on_writable`, which notifies tasks again. The
-//! reactor calls it for one of two reasons: the reactor has refused an attempt of a task of the same queue ([`NeedQueue::blocked`]), or
-//! [`Context::await_room`] has requested the call ([`RoomWaiters::awaits_room`]).
+//! No task waits forever: as long as a task is in a queue and not notified, the reactor will call `on_writable`, and that call notifies
+//! tasks again. The reactor makes the call for one of two reasons: it has refused an attempt of a task of that queue
+//! ([`NeedQueue::blocked`]), or this module has called [`Context::await_room`] ([`RoomWaiters::awaits_room`]).
 
 use std::task::Waker;
 
@@ -56,9 +56,9 @@ impl TaskNeed {
             AttemptKind::Operation => Self { kind: NeedKind::Slots, weight: 1 },
             AttemptKind::Any => Self { kind: NeedKind::Unknown, weight: 1 },
             AttemptKind::Message(len) => match cx.buffer_size(conn) {
-                // The reactor may offer this message to the peer, which needs only one credit. Before the attempt that is not known, so the
-                // task is counted with the credits of all parts of the message. If fewer credits are free, the task must wait until no
-                // other task is notified.
+                // The reactor sends this message in parts, or offers it to the peer. An offer needs only one credit. The choice is not
+                // known before the attempt. So the weight of the task is the number of parts, each of which needs a credit. If fewer
+                // credits are free, the task must wait until no other task is notified.
                 Some(size) if len > size => {
                     let parts = u16::try_from(len.div_ceil(size)).unwrap_or(u16::MAX);
                     Self { kind: NeedKind::Transfer, weight: parts.into() }
@@ -107,8 +107,8 @@ pub(super) struct Ticket {
 #[derive(Debug, Default)]
 struct NeedQueue {
     waiters: WaitQueue,
-    /// True from the refusal of an attempt of a task of this queue until the reactor calls `on_writable`. While it is true, no task of this
-    /// queue is notified.
+    /// True from the refusal of an attempt of a task of this queue until the reactor calls `on_writable`. While `blocked` is true, no task
+    /// of this queue is notified.
     blocked: bool,
 }
 
@@ -269,8 +269,9 @@ impl RoomWaiters {
     ) -> Ticket {
         self.last_refusal = Some(why);
         let need = ticket.as_ref().map_or_else(|need| *need, |ticket| ticket.need).after(why);
-        // While no message can be sent, the `Credit` queue is not marked as blocked. The refused message may need more room than the next
-        // message of that queue needs. So `notify` calls `await_room` for that next message.
+        // A blocked queue waits until the reactor calls `on_writable`, that is, until there is room for the refused operation. A refused
+        // message may need more room than the next message in the queue `Credit`. So while no message can be sent, this queue is not marked
+        // as blocked, and `notify` requests `on_writable` for the next message.
         self.queue_mut(need.kind).blocked = need.kind != NeedKind::Credit || room.messages > 0;
         match ticket {
             Ok(ticket) if ticket.need.kind == need.kind => {

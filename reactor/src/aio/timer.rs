@@ -11,7 +11,7 @@ use super::core::{Core, DropAction};
 use super::handler::TimerState;
 use crate::TimerId;
 
-/// The future of [`super::AsyncReactor::sleep`]. Dropping it cancels the timer.
+/// The future of [`super::AsyncReactor::sleep`]. Dropping the future cancels the timer.
 pub struct Sleep {
     core: Rc<Core>,
     delay: Duration,

@@ -82,7 +82,8 @@ pub struct Published {
 #[non_exhaustive]
 pub enum PublishError {
     /// A receiver with [`OverflowPolicy::Wait`] cannot queue the message, because its queue is full or no slot is free. Publish again when
-    /// [`Broadcast::is_full`] returns false. Check `is_full` after each of the three callbacks that the program forwards to the broadcast.
+    /// [`Broadcast::is_full`] returns false. Check `is_full` after the program has forwarded `on_writable`, `on_send_complete` or
+    /// `on_disconnect` to the broadcast.
     Full,
     /// The message is longer than the argument `max_message` of [`Broadcast::new`].
     TooLong {

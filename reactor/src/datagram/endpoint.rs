@@ -38,8 +38,8 @@ pub(super) struct MulticastMembership {
 pub(super) struct EndpointResources {
     /// The connection-manager id that owns the queue pair.
     pub(super) cm: Handle<CmId>,
-    /// The connection-manager id that listens at the endpoint's address. It receives the requests of peers for the
-    /// number of the queue pair.
+    /// The connection-manager id that listens at the endpoint's address. Peers that look up the endpoint send their
+    /// requests to this id; the answer contains the number of the queue pair.
     pub(super) listener: Handle<CmId>,
     pub(super) address: SocketAddr,
     pub(super) qp: QpId,
@@ -88,9 +88,9 @@ pub(super) struct Endpoint {
     pub(super) resources: EndpointResources,
     pub(super) state: EndpointState,
     pub(super) queues: EndpointQueues,
-    /// The address handles of peers that the program has forgotten. The number is the sequence number of the first send
-    /// after the peer was forgotten. Only earlier sends use the address handle, so the handle is destroyed when all
-    /// earlier sends have completed.
+    /// The address handles of peers that the program has forgotten. Each entry consists of a sequence number and a
+    /// handle. The number is the sequence number of the first send after the peer was forgotten. Only earlier sends use
+    /// the handle, so the handle is destroyed when all earlier sends have completed.
     pub(super) forgotten: VecDeque<(u64, AddressId)>,
     pub(super) groups: Vec<MulticastMembership>,
     /// True from the refusal of a send until `on_datagram_writable` is called.

@@ -59,7 +59,7 @@ pub(crate) enum EndpointEvent {
         group: IpAddr,
         joined: Result<PeerId, ConnectError>,
     },
-    /// The endpoint has ended. No other event of it follows.
+    /// The endpoint has ended. No other event of this endpoint follows.
     Closed {
         endpoint: EndpointId,
         reason: DisconnectReason,
@@ -75,8 +75,8 @@ pub(super) struct EndpointPeer {
     pub(super) destination: Destination,
 }
 
-/// A lookup in progress. The connection manager resolves the route to an address, and requests the number of the queue
-/// pair there.
+/// A lookup in progress. The connection manager resolves the route to the address of a peer, and requests the number of
+/// the peer's queue pair.
 #[derive(Debug)]
 pub(super) struct PeerLookup {
     pub(super) endpoint: Key,
@@ -274,7 +274,8 @@ impl Endpoints {
             driver.owners_mut().own(cm, CmIdOwner::Endpoint(EndpointToken::Endpoint(key).pack()));
         }
         self.mark(key);
-        // Post the receives now, not at the end of the next turn: datagrams that arrive before that would be lost.
+        // Post the receives now, not at the end of the next turn: a datagram is lost if it arrives before the receives
+        // are posted.
         self.flush(driver);
         Ok(id)
     }

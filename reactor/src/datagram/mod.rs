@@ -1,9 +1,9 @@
 //! Unreliable datagrams, on devices that support them and on the embedded provider (feature `datagram`). The guide has
 //! a page about them: [`crate::guide::datagrams`].
 //!
-//! An *endpoint* ([`DatagramContext::open`](crate::DatagramContext::open)) is one queue pair at an address of a device. It can
-//! receive from every other endpoint, and send to every other endpoint. A *peer* is a destination of its datagrams. There are three
-//! kinds:
+//! An *endpoint* ([`DatagramContext::open`](crate::DatagramContext::open)) is one queue pair at an address of a device. It can receive from
+//! every other endpoint, and send to every other endpoint. A *peer* of an endpoint is a destination of the endpoint's datagrams. There are
+//! three kinds of peers:
 //!
 //! - an endpoint at a known address: [`DatagramContext::find_peer`](crate::DatagramContext::find_peer);
 //! - the sender of a received datagram: [`DatagramContext::peer_of`](crate::DatagramContext::peer_of);

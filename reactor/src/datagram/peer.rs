@@ -72,8 +72,8 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the address handles of forgotten peers that no send uses any more. A device may use an address handle
-    /// until the last send to that peer has completed.
+    /// Destroys the unused address handles of forgotten peers. An address handle is in use until the last send to its
+    /// peer has completed.
     pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         while let Some(address) = endpoint.next_unused() {

@@ -132,8 +132,8 @@ impl BufRead for Stream<'_> {
         }
     }
 
-    /// Marks the first `len` bytes that `fill_buf` returns as read. When all bytes of a message are read, its buffer is released, and the
-    /// peer gets a new credit.
+    /// Marks the next `len` unread bytes as read. These are the first bytes of the slice that `fill_buf` returns. When all bytes of a
+    /// message are read, its buffer is released, and the peer gets a new credit.
     fn consume(&mut self, len: usize) {
         if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.advance(len)) {
             self.cx.release(message);

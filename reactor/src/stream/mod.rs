@@ -34,9 +34,9 @@
 //!
 //! # Readiness is edge-triggered
 //!
-//! - `on_readable` is called when bytes, or the end of the peer's direction, arrive at a stream that has no unread bytes. It is called
-//!   again only after the program has read all bytes. If a program leaves bytes unread, no callback reports these bytes again, and the
-//!   program must read them later.
+//! - `on_readable` is called when bytes arrive at a stream that has no unread bytes, or when the peer finishes writing and the stream has
+//!   no unread bytes. The call is not repeated before the program has read all bytes. If a program leaves bytes unread, no callback reports
+//!   these bytes again, and the program must read them later.
 //! - `on_writable` is called after a write has accepted fewer bytes than it was given, as soon as the connection has room for more bytes. A
 //!   new stream is writable.
 //! - `on_hangup` is called once, when the peer has finished writing. Bytes of the peer may still be unread. Reads return
@@ -91,7 +91,7 @@ pub trait StreamHandler<M = ()> {
     /// writable.
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// Bytes, or the end of the peer's direction, have arrived at a stream that had no unread bytes. Read until a read fails with
+    /// The stream had no unread bytes, and now bytes have arrived or the peer has finished writing. Read until a read fails with
     /// `WouldBlock` or returns `Ok(0)`.
     fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId);
 
@@ -148,7 +148,7 @@ impl<H> Streams<H> {
         Self { handler, table: StreamTable::default() }
     }
 
-    /// Sets how long a closed stream may wait for room on the connection to send its end. Default: 2 s.
+    /// Sets how long a closed stream may wait for room on the connection to send the empty message that ends the stream. Default: 2 s.
     #[must_use]
     pub fn linger(mut self, time: Duration) -> Self {
         self.table.linger = time;

@@ -12,8 +12,8 @@ pub(super) enum Writing {
     Open,
     /// The program has finished writing. The empty message that ends the stream waits for room on the connection.
     Finishing,
-    /// The program has finished writing, and nothing more will be sent: the empty message that ends the stream is queued for sending, or
-    /// the connection accepts no more messages.
+    /// The program has finished writing, and no more messages will be queued: the empty message that ends the stream is already queued for
+    /// sending, or the connection accepts no more messages.
     Finished,
 }
 
@@ -31,7 +31,8 @@ pub(super) struct Record {
     pub(super) closed: bool,
     /// True if the peer has sent bytes after it had finished writing.
     violated: bool,
-    /// The timer that limits how long a closed stream waits for room to send its end. `None` if the stream does not wait.
+    /// The timer that limits how long a closed stream waits for room to send the empty message that ends it. `None` if the stream does not
+    /// wait for that room.
     linger: Option<TimerId>,
     /// The reason for the end of the connection; `None` while the connection has not ended.
     pub(super) reason: Option<DisconnectReason>,
@@ -74,9 +75,9 @@ pub(super) struct StreamTable {
     live: Vec<Option<Record>>,
     /// The stream whose last callback, `on_close` or `on_error`, is running.
     last: Option<Record>,
-    /// The timers of closed streams that wait for room on their connections to send their ends.
+    /// The `linger` timers of the closed streams that wait for room to send the empty messages that end them.
     lingering: BTreeMap<TimerId, ConnectionId>,
-    /// The longest time that a closed stream may wait for room to send its end.
+    /// The longest time that a closed stream may wait for room to send the empty message that ends it.
     pub(super) linger: Duration,
 }
 

@@ -95,8 +95,8 @@ impl Caller {
         let until = begun.checked_add(within).unwrap_or(begun + Duration::from_secs(1 << 13));
         let ConnectionHandle { link, id, state } = &*self.handle;
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| ended(state))?;
-        // The deadline may have passed while this task waited for the permit. The reactor's thread might not notice that, because it
-        // compares deadlines with the time at which its turn began.
+        // The deadline may have passed while this task waited until the connection could queue another call. The reactor's thread might not
+        // notice that, because it compares deadlines with the time at which the thread's current turn began.
         if until <= now() {
             return Err(CallError::Deadline);
         }

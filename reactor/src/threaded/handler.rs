@@ -184,8 +184,8 @@ impl ThreadHandler {
         requests: &mpsc::UnboundedSender<ReceivedRequest>,
     ) {
         match self.calls.on_recv(cx, conn, message) {
-            // The payloads of requests and answers are copied. So a payload that waits for its task occupies no receive
-            // buffer.
+            // The payloads of requests and answers are copied. So a payload that no task has received yet occupies no
+            // receive buffer.
             Some(CallEvent::Request { id, payload }) => {
                 let until = cx.now() + self.calls.time_left(cx, id).unwrap_or_default();
                 if requests.send((id, Bytes::copy_from_slice(&payload), until)).is_err() {

@@ -45,7 +45,7 @@ pub(super) type Act = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 /// A connection that is being opened, and the channel on which the reactor's thread reports that it is established or has failed.
 pub(super) type NewConnection = (ConnectionParts, oneshot::Receiver<Result<(), ConnectError>>);
 
-/// A listener, the address of the listener, and the channel on which the connections arrive that the listener accepts.
+/// A listener, the address of the listener, and the channel that delivers the accepted connections of the listener.
 pub(super) type NewListener = (ListenerHandle, SocketAddr, mpsc::UnboundedReceiver<ConnectionParts>);
 
 /// A message that a task sends, and that the connection has not accepted yet.

@@ -46,7 +46,7 @@
 //! | [`Requests::next`] | nothing is lost: the next call gets the request |
 //! | [`Receiver::recv`], [`ThreadedListener::accept`] | nothing is lost: the next call gets the message, or the connection |
 //! | [`ThreadedReactor::connect`] | the attempt is cancelled |
-//! | [`ThreadedReactor::with`] | the closure runs all the same |
+//! | [`ThreadedReactor::with`] | the closure still runs |
 //!
 //! # The end
 //!
@@ -108,8 +108,8 @@ impl fmt::Debug for ThreadedReactor {
 
 impl ThreadedReactor {
     /// Creates a reactor and starts its thread. Sets [`Config::quiet_sends`] to true, and [`Config::handle_queue`] to its maximum. Each
-    /// connection may have at most 64 queued messages, or fewer if [`Config::max_connections`] is above 240,000: the command queue then has
-    /// room for the messages of all connections.
+    /// connection may have at most 64 queued messages, or fewer if [`Config::max_connections`] is above 245,760. The lower limit keeps the
+    /// queued messages of all connections together within the capacity of the command queue.
     ///
     /// # Errors
     /// The errors of [`Reactor::new`]; [`Error::Thread`] if the system could not start the thread.
@@ -246,7 +246,8 @@ impl ThreadedReactor {
         connect: impl FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error> + Send + 'static,
     ) -> Result<ThreadedConnection, ConnectError> {
         let (parts, up) = self.request(|answer| ThreadCommand::Connect(Box::new(connect), answer)).await?;
-        // If this future is dropped while it waits for the connection, `parts` is dropped, too. That cancels the connection attempt.
+        // If the caller drops the future of `connect_by` while this line waits for the connection, `parts` is dropped, too. That cancels
+        // the connection attempt.
         up.await.unwrap_or_else(|_| Err(Error::Gone("reactor").into()))?;
         Ok(ThreadedConnection::new(parts))
     }
@@ -315,7 +316,7 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// [`OwnThread`] if it is called on the reactor's thread, in a closure of [`ThreadedReactor::with`].
+    /// [`OwnThread`] if `block_on` is called on the reactor's thread, for instance in a closure of [`ThreadedReactor::with`].
     pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, OwnThread> {
         let this = thread::current();
         if this.id() == self.link.thread {
