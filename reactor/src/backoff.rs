@@ -42,8 +42,8 @@ impl Backoff {
         Self::with_seed(first, most, u64::from_ne_bytes(seed))
     }
 
-    /// Creates a backoff as [`Backoff::new`] does, but with a fixed random seed: equal arguments give equal pauses. It
-    /// is for tests.
+    /// Creates a backoff as [`Backoff::new`] does, but with a fixed random seed: equal arguments give equal pauses. Use
+    /// `with_seed` in tests.
     ///
     /// ```
     /// use std::time::Duration;

@@ -76,7 +76,7 @@ pub enum Error {
     /// A limit of the configuration has been reached.
     #[error("{limit} has been reached ({value})")]
     Limit {
-        /// The name of the setting that has the limit.
+        /// The name of the setting that defines the limit.
         limit: &'static str,
         /// The value of the setting.
         value: u64,
@@ -198,12 +198,13 @@ pub enum SendErrorKind {
         /// The length of the message, in bytes.
         len: usize,
     },
-    /// The region is not registered with the reactor and the device of the connection, or its device was removed. On a device with
-    /// `Features::OPEN_READ_SINKS` there is one more case: a received message that is longer than one buffer is delivered as a copy that is
-    /// not registered, so its memory cannot be used as a region.
+    /// The region is registered with another reactor or another device than those of the connection, or the device of the region was
+    /// removed. On a device with `Features::OPEN_READ_SINKS` there is one more case: a received message that is longer than one buffer is
+    /// delivered as a copy that is not registered, so its memory cannot be used as a region.
     #[error("the region is not registered on the connection's device")]
     ForeignRegion,
-    /// The buffer belongs to another reactor or device, or its device failed or was removed after the program had taken the buffer.
+    /// The buffer belongs to another reactor or device, or the device of the buffer failed or was removed after the program had taken the
+    /// buffer.
     #[error("the buffer does not belong to the connection's device: get one with Context::buffer for this connection")]
     ForeignBuffer,
     /// The offer cannot be answered any more: the program has already answered it, or the call of `on_offer` for it has returned.
@@ -290,7 +291,7 @@ pub enum ConnectError {
     },
     /// A limit of the local settings has been reached.
     Limit {
-        /// The name of the setting that has the limit.
+        /// The name of the setting that defines the limit.
         limit: &'static str,
         /// The value of the setting.
         value: u64,
@@ -354,8 +355,9 @@ pub enum DisconnectReason {
         /// may have failed, and the peer sees [`DisconnectReason::Lost`]. [`crate::ConnectionStats::cut_off`] counts these ends.
         complete: bool,
     },
-    /// The peer's program closed the connection, and its reactor sent a goodbye message. [`crate::Framing::Raw`] has no goodbye message.
-    /// With it, `Closed` is the reason for every orderly disconnect by the peer's transport, even if the peer's process exited.
+    /// The peer's program closed the connection, and its reactor sent a goodbye message. [`crate::Framing::Raw`] has no goodbye message. On
+    /// a connection with that framing, `Closed` is the reason for every orderly disconnect by the peer's transport, even if the peer's
+    /// process exited.
     Closed,
     /// The connection ended without a goodbye message of the peer. The peer's process exited, or the peer's program called `abort`, dropped
     /// the reactor, or could not send all messages within `Timeouts::close`.
@@ -435,8 +437,7 @@ pub enum PeerViolation {
     CreditOverrun,
     /// The peer granted more credits than the largest possible window contains.
     InvalidGrant,
-    /// The peer offered a large message that is too long, empty or already offered, or it offered too many messages at the
-    /// same time.
+    /// The peer offered a large message that is too long, empty or already offered, or the peer offered too many messages at the same time.
     InvalidOffer,
     /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in this state.
     MalformedMessage,

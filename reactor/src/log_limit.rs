@@ -17,7 +17,7 @@ use rdma_transport::newcomers::Host;
 /// for this time.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// The largest number of lines of all hosts that are written within [`INTERVAL`].
+/// The largest number of lines that are written within [`INTERVAL`], for all hosts together.
 const MAX_LINES: usize = 256;
 
 /// The kind of a log line about a peer.

@@ -42,8 +42,8 @@ pub struct TurnStats {
     pub cm_edges: u64,
     /// Number of times that the poller reported a completion channel as ready.
     pub completion_edges: u64,
-    /// Number of times that the poller reported a descriptor that was registered with [`crate::Context::register_io`]
-    /// as ready.
+    /// Number of times that the poller reported that a descriptor of the program is ready. The program registers such
+    /// descriptors with [`crate::Context::register_io`].
     pub io_edges: u64,
     /// Number of turns that began because a descriptor became ready while the reactor waited, and that then found
     /// completions.
@@ -56,7 +56,7 @@ pub struct TurnStats {
     /// Largest number of requests of other threads (see `handle_commands`) that the reactor processed in one turn. A
     /// large number means that the reactor's thread had been busy or suspended for a long time.
     pub handle_commands_max: u64,
-    /// Number of callbacks of the program that panicked, see [`crate::Config::contain_panics`].
+    /// Number of panics in callbacks of the program, see [`crate::Config::contain_panics`].
     pub panics: u64,
 }
 
@@ -122,8 +122,8 @@ pub struct ConnectionStats {
     pub unflushed: u64,
     /// Number of queue pairs and shared receive queues that a device failed to destroy. A queue pair is destroyed when
     /// its connection or endpoint ends, and a shared receive queue when no connection uses it any more. If the device
-    /// fails to destroy the queue, its buffers, and the regions that its operations used, stay allocated until the
-    /// reactor stops using the device.
+    /// fails to destroy the queue, the buffers of the queue, and the regions that operations of the queue used, stay
+    /// allocated until the reactor stops using the device.
     pub undestroyed: u64,
 }
 
@@ -150,7 +150,7 @@ pub struct MessageStats {
     /// Number of chains of send work requests that the reactor posted. Each chain is posted with one call to the
     /// device.
     pub doorbells: u64,
-    /// Number of grants of credits that were sent in a separate message. Grants inside other messages are not counted.
+    /// Number of credit grants that were sent in separate messages. Grants inside other messages are not counted.
     pub credit_updates: u64,
     /// Number of sends that were refused because a resource was used up: credits, slots of the send queue, the allowed
     /// number of large messages, or the memory for large messages.
@@ -158,7 +158,8 @@ pub struct MessageStats {
     /// Sum of the times, over all connections, from a refused send to the next `on_writable`.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub stall_time: Duration,
-    /// Number of sends from other threads that were dropped because the connection was not open or did not accept them.
+    /// Number of sends, requested by other threads, that were dropped because the connection was not open or did not
+    /// accept the message.
     pub handle_sends_dropped: u64,
 }
 
@@ -190,8 +191,8 @@ pub struct MemoryStats {
     /// Number of unreserved receives in the shared receive queues: no connection has reserved these receives. Each new
     /// connection reserves five receives.
     pub shared_unclaimed: usize,
-    /// Number of bytes of received messages that are longer than one buffer. It includes messages that the reactor is
-    /// still fetching from peers, and messages that the program keeps.
+    /// Number of bytes of received messages that are longer than one buffer. The number includes messages that the
+    /// reactor is still fetching from peers, and messages that the program keeps.
     pub fetched_bytes: usize,
     /// Number of bytes of unused memory that stays registered, so that later messages longer than one buffer can use
     /// it. See [`crate::LargeMessageSettings::cache`].

@@ -319,8 +319,8 @@ impl AsyncConnection {
     }
 
     /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. The closure `begin` requests the operation. If
-    /// `begin` fails with `WouldBlock`, it is called again when the connection may have room for the operation. If the future is dropped
-    /// after the operation was posted, the operation continues.
+    /// `begin` fails with `WouldBlock`, `begin` is called again when the connection may have room for the operation. If the future is
+    /// dropped after the operation was posted, the operation continues.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};

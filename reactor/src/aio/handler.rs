@@ -52,7 +52,7 @@ pub(super) struct WaitState {
     pub(super) end: Option<EndReason>,
     /// The operations whose completions tasks wait for. The key is [`SendId::sequence`].
     pub(super) operations: BTreeMap<u64, PendingOperation>,
-    /// The transfers of lists of pieces that tasks wait for.
+    /// The transfers whose end a task waits for. A transfer reads or writes a list of pieces.
     pub(super) transfers: BTreeMap<TransferId, PendingTransfer>,
     /// The tasks that wait for room to send a message or to post an operation.
     pub(super) room_waiters: RoomWaiters,
@@ -127,10 +127,10 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The connections of a listener that are established, and that no task has accepted yet.
+/// For one listener: the established connections that no task has accepted yet.
 pub(super) type Backlog = Rc<RefCell<AsyncQueue<Rc<SharedConnection>>>>;
 
-/// The authenticated peers of a listener that wait for approval.
+/// For one listener: the authenticated peers that wait for approval.
 pub(super) type PeerQueue = Rc<RefCell<AsyncQueue<ConnectionId>>>;
 
 /// The largest number of peers that may wait for approval on a listener. Further peers are refused. The value is the default of
@@ -274,8 +274,8 @@ impl Handler for TaskHandler {
             });
         }
         // This connection is not in the table: a listener has accepted the connection, or the program has dropped the future that opened
-        // it. Close the connection if no listener can queue it: it has no listener, the listener was dropped, or the reactor is being
-        // drained.
+        // it. Close the connection if no listener can queue it: the connection has no listener, the listener was dropped, or the reactor is
+        // being drained.
         let backlog = cx.listener(conn).and_then(|listener| self.listeners.get_mut(&listener));
         let Some(backlog) = backlog.filter(|backlog| !backlog.borrow().is_over()) else { return cx.close(conn) };
         let shared = SharedConnection::new(conn);

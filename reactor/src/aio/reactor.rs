@@ -75,8 +75,8 @@ impl AsyncReactor {
 
     /// Listens on an address, with approval: an authenticated peer of a secured connection waits until a task accepts or refuses it.
     /// Returns the listener, and the queue of the peers that wait. Before the task decides, it may wait for other events, for instance for
-    /// the answer of a database. Set [`ListenOptions::security`] or [`Config::security`]. Without them connections are not secured: peers
-    /// are not authenticated, and are accepted without approval.
+    /// the answer of a database. Set [`ListenOptions::security`] or [`Config::security`]. Without these settings, connections are not
+    /// secured: peers are not authenticated, and are accepted without approval.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
@@ -304,8 +304,8 @@ impl AsyncReactor {
         self.core.turn(timeout.into())
     }
 
-    /// Returns a duplicate of the reactor's descriptor, which is readable when a turn has something to do. Add it to the poller of an
-    /// executor or of another event loop.
+    /// Returns a duplicate of the reactor's descriptor, which is readable when a turn has something to do. Add the duplicate to the poller
+    /// of an executor or of another event loop.
     ///
     /// # Errors
     /// Fails if the process has no file descriptor left.

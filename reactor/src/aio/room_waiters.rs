@@ -5,7 +5,7 @@
 //! *notified*: it is woken, and attempts its operation when it is polled. No more tasks are notified than there is room for.
 //!
 //! No task waits forever: as long as a task is in a queue and not notified, the reactor will call `on_writable`, and that call notifies
-//! tasks again. The reactor makes the call for one of two reasons: it has refused an attempt of a task of that queue
+//! tasks again. The reactor makes the call for one of two reasons: the reactor has refused an attempt of a task of that queue
 //! ([`NeedQueue::blocked`]), or this module has called [`Context::await_room`] ([`RoomWaiters::awaits_room`]).
 
 use std::task::Waker;
@@ -122,9 +122,9 @@ impl NeedQueue {
 
 /// The precedence of a task whose attempt was refused although the task had been notified. This happens if the reactor sends a control
 /// message, usually a grant of credits, between the notification and the attempt. The control message uses a slot and a credit, as any
-/// message does. The task will be notified again. Without precedence, other tasks that are notified together with it and polled earlier
-/// could use up the room again and again. So until this task is removed from its queue, [`RoomWaiters::notify`] stops when the notified
-/// tasks have more weight than at the time of the refusal.
+/// message does. The task will be notified again. Without precedence, other tasks that are notified together with this task and polled
+/// earlier could use up the room again and again. So until this task is removed from its queue, [`RoomWaiters::notify`] stops when the
+/// notified tasks have more weight than at the time of the refusal.
 #[derive(Clone, Copy, Debug)]
 struct Precedence {
     arrival: u64,

@@ -18,7 +18,8 @@ struct MessageSlot {
     memory: Arc<Memory>,
     /// The registrations of `memory`: one for each device, in the order of [`Slots::devices`].
     regions: Vec<Region>,
-    /// The number of queues and sends in flight that use the message. If it is 0, the slot is free.
+    /// The number of users of the slot: the receivers whose queues contain the message, the sends of the message in flight, and the call of
+    /// `publish` that stored the message. If this number is 0, the slot is free.
     holders: usize,
 }
 

@@ -61,7 +61,7 @@ struct Call<T> {
 /// A request of the peer that the program has not answered yet.
 #[derive(Debug)]
 struct HeldRequest {
-    /// The id of the call, which the peer has chosen.
+    /// The id of the call. The peer has chosen this id.
     id: u64,
     /// The deadline of the call. After it, the caller at the peer does not wait for the answer any more.
     until: Instant,
@@ -196,8 +196,8 @@ impl<T> ConnectionCalls<T> {
         let call = self.calls.remove(key)?;
         shared.in_flight -= 1;
         // If the request is still queued, the peer does not know the call, so no cancel is needed: `send_queued` drops the request.
-        // Otherwise a cancel is sent or queued. A call that is made while the queue is not empty is itself queued, so it needs no cancel.
-        // So the queue never has more cancels than there may be calls in flight.
+        // Otherwise a cancel is sent or queued. A call that is made while the queue is not empty is itself queued, so its cancellation adds
+        // no cancel to the queue. So the queue never has more cancels than the largest number of calls in flight.
         if !call.waits {
             let header = CallHeader { kind: CallKind::Cancel, id: wire_id(key) };
             let waits = !self.queue.is_empty()

@@ -39,8 +39,8 @@ impl Deadlines {
         }
     }
 
-    /// Handles the expiry of a timer. Returns true if it was the timer of the deadlines, which must then be set again. Returns false if it
-    /// was another timer.
+    /// Handles the expiry of a timer. Returns true if `timer` was the timer of the deadlines: the caller must then set this timer again.
+    /// Returns false if `timer` was another timer.
     pub(super) fn has_fired(&mut self, timer: TimerId) -> bool {
         self.armed.take_if(|(_, armed)| *armed == timer).is_some()
     }

@@ -40,7 +40,7 @@ pub(super) struct CallHeader {
     pub(super) id: u64,
 }
 
-/// The reason why a received message is not a valid frame. The connection is aborted because of it.
+/// The reason why a received message is not a valid frame. Each of these violations aborts the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {

@@ -73,8 +73,9 @@ impl EndpointOptions {
         Self::default()
     }
 
-    /// Sets the number of receives that are posted. The reactor posts receives once per turn. If more datagrams than this arrive before the
-    /// next posting, the excess datagrams are lost. Range: 1 to 16,384, or the device's limit if that is lower. Default: 64.
+    /// Sets the number of receives that the reactor keeps posted. The reactor posts receives once per turn. If more datagrams than this
+    /// arrive before the next posting, the excess datagrams are lost. Range: 1 to 16,384, or the device's limit if that is lower. Default:
+    /// 64.
     #[must_use]
     pub const fn receive_depth(mut self, datagrams: u32) -> Self {
         self.receive_depth = datagrams;

@@ -43,8 +43,8 @@ impl Endpoints {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let (device, cm) = (endpoint.resources.device, endpoint.resources.cm.id);
         let route = datagrams(driver, device)?.route_back(cm, &origin.completion, &origin.header)?;
-        // To answer the sender, the endpoint needs the queue key of the sender, which is not in the datagram. The
-        // endpoint uses its own queue key, because all endpoints of one provider have the same queue key.
+        // A datagram does not contain the queue key of its sender. But all endpoints of one provider have the same
+        // queue key: the configured key on the embedded provider, and `QUEUE_KEY` on other providers.
         let embedded = driver.providers_mut().of_device(device).name() == iwarp::NAME;
         let queue_key = if embedded { driver.config().iwarp.roce.queue_key } else { QUEUE_KEY };
         let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key };

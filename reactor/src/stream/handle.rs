@@ -89,7 +89,7 @@ impl Stream<'_> {
     }
 
     /// Closes the stream. The only further callback of the stream is `on_close` or `on_error`. All bytes that were written are sent, and
-    /// then the end of the stream, which is an empty message. If the connection has no room for this message, it waits for up to
+    /// then the end of the stream, which is an empty message. If the connection has no room for this message, the message waits for up to
     /// [`super::Streams::linger`]. If the program has left received bytes unread, the end is not sent, and the peer gets an error, as with
     /// TCP. A second call has no effect.
     pub fn close(mut self) {
@@ -98,8 +98,8 @@ impl Stream<'_> {
 }
 
 impl Read for Stream<'_> {
-    /// Reads bytes that have arrived into `out`, and returns their number. Returns `Ok(0)` if all bytes were read and the peer has finished
-    /// writing, or if `out` is empty.
+    /// Copies arrived bytes to `out`, and returns the number of copied bytes. Returns `Ok(0)` if all bytes were read and the peer has
+    /// finished writing, or if `out` is empty.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.unread.is_empty())) {

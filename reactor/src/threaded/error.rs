@@ -47,8 +47,8 @@ pub enum ThreadError {
     Panicked(String),
 }
 
-/// The error of [`super::ThreadedReactor::block_on`] if it is called on the reactor's thread. That thread would wait
-/// for itself forever.
+/// The error of [`super::ThreadedReactor::block_on`] when this method is called on the reactor's thread. That thread
+/// would wait for itself forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("block_on was called on the reactor's own thread: use the Context there, or call it on another thread")]
 pub struct OwnThread;

@@ -211,7 +211,7 @@ impl ThreadHandler {
         }
     }
 
-    /// Sends the error of each call that has ended without an answer to the task that waits for the call.
+    /// For each call that has ended without an answer, sends the error to the task that waits for the call.
     fn report_failed_calls(&mut self) {
         while let Some(failed) = self.calls.next_failed() {
             let _ = failed.tag.send(Err(failed.error));
@@ -275,8 +275,8 @@ impl Handler<ThreadCommand> for ThreadHandler {
         let Some((accepted, link)) = accepted.zip(self.link.upgrade()) else { return cx.close(conn) };
         let parts = self.add(link, conn, None);
         let _ = parts.handle.state.peer.set(peer);
-        // If the program has dropped the listener meanwhile, nobody receives `parts`: it is dropped, which closes the
-        // connection.
+        // If the program has dropped the listener meanwhile, nobody receives `parts`. Then `parts` is dropped, which
+        // closes the connection.
         let _ = accepted.send(parts);
     }
 

@@ -42,7 +42,8 @@ pub(super) type Connect = Box<dyn FnOnce(&mut Context<'_>) -> Result<ConnectionI
 /// A closure of the program, which runs on the reactor's thread.
 pub(super) type Act = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 
-/// A connection that is being opened, and the channel on which the reactor's thread reports that it is established or has failed.
+/// A connection that is being opened, and the channel on which the reactor's thread reports that the connection is established or has
+/// failed.
 pub(super) type NewConnection = (ConnectionParts, oneshot::Receiver<Result<(), ConnectError>>);
 
 /// A listener, the address of the listener, and the channel that delivers the accepted connections of the listener.
@@ -77,7 +78,7 @@ pub(super) struct ConnectionParts {
     pub(super) inbox: mpsc::UnboundedReceiver<DetachedMessage>,
 }
 
-/// The state of a connection. The tasks that use the connection share it with the reactor's thread.
+/// The state of a connection. The tasks that use the connection and the reactor's thread share this state.
 #[derive(Debug)]
 pub(super) struct SharedState {
     /// The permits for queued messages and calls. Each message or call needs one permit, so the number of permits limits how many are
@@ -85,8 +86,8 @@ pub(super) struct SharedState {
     pub(super) room: Arc<Semaphore>,
     /// The reason for the end of the connection. It is not set before the connection has ended.
     pub(super) end: OnceLock<DisconnectReason>,
-    /// The length in bytes of the longest message that the peer accepts, and the address of the peer. Both are not set before the
-    /// connection is established.
+    /// The length in bytes of the longest message that the peer accepts, and the address of the peer. Neither is set before the connection
+    /// is established.
     pub(super) peer: OnceLock<(u64, Option<SocketAddr>)>,
 }
 
@@ -103,7 +104,7 @@ impl SharedState {
     }
 }
 
-/// The part that all handles of a connection share. It is dropped with the last of these handles, and then closes the connection.
+/// The part that all handles of a connection share. Dropping the last of these handles drops this part, which closes the connection.
 pub(super) struct ConnectionHandle {
     pub(super) link: Arc<ThreadLink>,
     pub(super) id: ConnectionId,
@@ -128,8 +129,8 @@ impl Drop for ListenerHandle {
     }
 }
 
-/// The link to the reactor's thread. All handles of the program share it. It is dropped with the last of these handles: then the reactor is
-/// drained, and the thread ends.
+/// The link to the reactor's thread. All handles of the program share it. Dropping the last of these handles drops this link: then the
+/// reactor is drained, and the thread ends.
 pub(super) struct ThreadLink {
     pub(super) handle: ReactorHandle<ThreadCommand>,
     pub(super) thread: ThreadId,

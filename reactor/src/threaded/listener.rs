@@ -37,8 +37,8 @@ impl ThreadedListener {
         self.address
     }
 
-    /// Waits for the next established connection, and returns it. Returns `None` if the reactor is being drained or its thread has ended,
-    /// and all established connections were returned. Dropping the future loses no connection.
+    /// Waits for the next established connection, and returns it. While the reactor is being drained, and after its thread has ended, first
+    /// returns the remaining established connections, and then `None`. Dropping the future loses no connection.
     ///
     /// Example: the [module](super).
     pub async fn accept(&mut self) -> Option<ThreadedConnection> {
