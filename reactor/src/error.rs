@@ -237,12 +237,12 @@ pub enum MemoryLocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The send has completed, and its buffer is free. A short message of the embedded provider completes when it is
-    /// posted, because it is copied into the TCP stream. `Sent` does not prove that the peer's program has received the
-    /// message: only an answer of that program does.
+    /// The send has completed, and its buffer is free. With the embedded provider, the send of a short message completes when it is posted,
+    /// because the message is copied into the TCP stream. `Sent` does not prove that the peer's program has received the message: only an
+    /// answer of that program does.
     Sent,
-    /// The connection ended before the send completed. The peer may or may not have received the message. [`crate::Context::device`]
-    /// returns the name of the connection's device.
+    /// The connection ended before the send completed. The peer may or may not have received the message. To report the device together
+    /// with the failure, call [`crate::Context::device`].
     Failed(Failure),
     /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse only messages that are
     /// longer than one buffer.

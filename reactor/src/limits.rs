@@ -32,7 +32,7 @@ pub(crate) const fn buffer_len(buffer_size: u32) -> usize {
 pub(crate) const MAX_HANDSHAKE: usize = 64 << 10;
 
 /// The largest window, in messages. A grant contains a count of messages modulo 2^32. If a window could have about 2^31
-/// messages, the receiver could not tell if a grant is newer or older than another one.
+/// messages, the receiver of a grant could not tell if the grant is newer or older than the previous one.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 
 /// The number of credits that are reserved for control messages. Messages of the program do not use them, so control

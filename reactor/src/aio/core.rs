@@ -185,9 +185,9 @@ impl OneThreadOnly_UseSpawnLocal {
             (result, std::mem::take(&mut handler.ready))
         };
         ready.drain(..).for_each(Waker::wake);
-        // Put back the empty vector, so that the next turn reuses its memory. If the current vector already contains wakers, keep the
-        // current one: a waker that was just called may have dropped a notified task, and the next task was notified instead. The next turn
-        // wakes that task.
+        // The vector `ready` is empty now. Put it back into the handler, so that the next turn reuses its memory. If the handler's vector
+        // already contains wakers, keep the handler's vector: a waker that was just called may have dropped a notified task, and the next
+        // task was notified instead. The next turn wakes that next task.
         let notified = &mut self.inner.borrow_mut().handler.ready;
         if notified.is_empty() {
             *notified = ready;

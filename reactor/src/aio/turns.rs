@@ -11,8 +11,9 @@ pub(super) enum PendingTurn {
     Rest,
 }
 
-/// The driver of the reactor, and the turn that the driver must take next. While a turn is open, requests do not make the descriptor
-/// readable. So a turn is left open only if the driver takes the next turn without waiting for the descriptor.
+/// The driver of the reactor, and the turn that the driver must take next. A turn that has woken tasks may stay open, to carry out the
+/// requests of these tasks later. While a turn is open, requests do not make the descriptor readable. So a turn is left open only if the
+/// driver takes the next turn without waiting for the descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turns {
     /// The program is the driver: it takes a turn when the descriptor is readable. `requested` is true if a task has used the reactor since

@@ -65,7 +65,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Requests that the connection is closed when its waiting messages are sent and its calls and requests have ended.
+    /// Closes the connection, but not before its waiting messages are sent, and its calls and requests have ended.
     fn close(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         self.closing = true;
         self.send_queued(cx, calls);
