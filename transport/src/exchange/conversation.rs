@@ -9,8 +9,8 @@
 //! Goodbye  <->  Goodbye                    either side may send Goodbye at any time after Request
 //! ```
 //!
-//! A conversation reads no bytes past the next message, and a peer may send at most three messages. So a peer can neither fill the memory
-//! nor keep the reader busy.
+//! A conversation reads one message at a time and no byte behind that message. A peer may send at most three messages. So a peer can make
+//! the local side neither store nor process more than three messages.
 
 use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Violation};
 
@@ -56,7 +56,8 @@ pub(crate) enum ConversationEvent {
 #[derive(Debug)]
 pub(crate) struct Conversation {
     state: ConversationState,
-    /// True once this side must not send Goodbye any more: it has sent Goodbye or Refuse, or it has called `disconnect` before Request.
+    /// True if the local side must not send Goodbye any more: it has sent Goodbye or Refuse, or the program has disconnected before any
+    /// Request was sent or received.
     goodbye_sent: bool,
     /// The received bytes of a message that is still incomplete.
     input: Vec<u8>,
@@ -268,7 +269,7 @@ mod tests {
         assert!(matches!(passive.received(&octets), Some(ConversationEvent::Violated(_))), "ready before the answer");
         let mut garbage = Conversation::passive();
         assert!(matches!(garbage.received(b"GET / HT"), Some(ConversationEvent::Violated(_))));
-        // The active side may disconnect before the passive side answers. The passive side then receives Request and Goodbye.
+        // The active side may disconnect before the passive side answers. In that case, the passive side receives Request and Goodbye.
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
         active.request(endpoint(), b"");
         active.disconnect();

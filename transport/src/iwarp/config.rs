@@ -85,7 +85,8 @@ pub struct IwarpConfig {
     /// reset.
     pub request_timeout: Duration,
     /// The time that a new connection has to send its request before a newer one may evict it. A longer time favors slow clients in a burst
-    /// that exceeds the limits. A shorter time admits new connections sooner while an attacker fills the limits with silent connections.
+    /// of more connections than [`IwarpConfig::max_handshakes`] allows. A shorter time admits new connections sooner while an attacker
+    /// keeps that many silent connections open.
     pub request_grace: Duration,
     /// The longest time from the arrival of the peer's MPA request to the program's accept or reject. After this time, the peer is
     /// rejected.
@@ -100,8 +101,8 @@ pub struct IwarpConfig {
     pub reply_grace: Duration,
     /// The time for which a listener pauses when the system has no descriptor for a new connection.
     pub accept_backoff: Duration,
-    /// If true, a connection attempt is retried once with MPA revision 1 if the peer closes the TCP connection on which it was sent
-    /// revision 2.
+    /// If true, a connection attempt is repeated once with MPA revision 1 if the peer closes the TCP connection instead of answering the
+    /// MPA request of revision 2.
     pub retry_v1: bool,
     /// The number of RDMA Reads that may be outstanding in each direction, 1 to 128. Used if the program gives no number for a connection.
     /// A connection keeps memory for the largest number of Reads that were ever outstanding at the same time, about 80 bytes per Read on

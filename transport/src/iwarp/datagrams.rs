@@ -29,7 +29,8 @@ use crate::wc::WorkCompletion;
 
 /// The hop limit in the routes to peers.
 const HOPS: u8 = 64;
-/// The service ports for listeners at port 0 that share their UDP port with other listeners. Such a listener gets the lowest free one.
+/// The range of service ports for listeners that the program starts at port 0, if `RoceConfig::port` is set. Such a listener gets the
+/// lowest service port that is free.
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 impl<N: Net> Iwarp<N> {

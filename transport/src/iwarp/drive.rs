@@ -54,7 +54,8 @@ impl<N: Net> Iwarp<N> {
             }
         }
         let spins = drive == Drive::Spin && self.ready.is_empty();
-        // If the send buffer of a connection's socket is full, the edges of the socket must be read to notice when it is writable.
+        // If the send buffer of a connection's socket is full, only an edge reports that the socket is writable again. So the edges must be
+        // read.
         let blocked = |hot| self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked());
         if let Some(hot) = self.hot.filter(|&hot| spins && !blocked(hot)) {
             self.spins = self.spins.wrapping_add(1);
@@ -71,12 +72,13 @@ impl<N: Net> Iwarp<N> {
                 return more;
             }
         }
-        // Without a connection, a busy poll has nothing to read. Unsent bytes of closed connections are sent when an edge wakes the caller,
-        // and the caller knows the next deadline.
+        // Without a connection, a busy poll has nothing to read. It need not send either: an edge wakes the caller when a closed connection
+        // can send its unsent bytes. The caller also wakes up at the next deadline.
         if drive == Drive::Spin && self.live == 0 && self.ready.is_empty() {
             return false;
         }
-        // Reads all edges: `has_unread` is only correct if no edge is left unread. Each socket has at most one edge, which bounds the loop.
+        // Read all edges, because `has_unread` is only correct if no edge is left unread. Each socket has at most one edge, which bounds
+        // the number of rounds.
         let mut more = true;
         for _ in 0..self.live + 2 {
             more = self.collect(NetChannel::Completion, now).unwrap_or_else(|error| {
@@ -213,7 +215,8 @@ impl<N: Net> Iwarp<N> {
             }
             let cost = endpoint.pace.cost(octets, fpdus, self.config.receive_budget);
             endpoint.readable = !drained;
-            // If `transmit` fails below, it queues the connection again. This function does so only if sending had already failed before.
+            // If `transmit` fails below, `transmit` itself queues the connection again. If sending had already failed before this call,
+            // this function must queue the connection again.
             let is_broken = endpoint.broken.is_some();
             if qp.is_held() && qp.has_received() {
                 if self.config.shared_memory == SharedMemoryPolicy::Require {

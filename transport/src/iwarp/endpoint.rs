@@ -116,7 +116,7 @@ pub(crate) struct CmEndpoint<S> {
     pub(crate) closed: bool,
     /// True if the connection is in the ready queue.
     pub(crate) queued: bool,
-    /// True if the last transmission stopped at its budget, so that more output is ready.
+    /// True if the last transmission stopped because its budget was used up, although more output was ready.
     pub(crate) unfinished: bool,
     /// The error with which sending failed, or `None`. After such an error, the connection ends once the peer's remaining bytes are read.
     pub(crate) broken: Option<io::Error>,
@@ -179,12 +179,12 @@ impl<S> CmEndpoint<S> {
         Ok(true)
     }
 
-    /// Returns true if output is waiting until the socket is writable.
+    /// Returns true if output waits for the socket to become writable.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.frame.is_empty() || self.qp.as_ref().is_some_and(|qp| qp.has_output())
     }
 
-    /// Returns the unsent bytes of the startup frame and, behind them, `more`.
+    /// Returns the unsent bytes of the startup frame, followed by `more`.
     pub(crate) fn unsent(&mut self, more: Vec<u8>) -> Vec<u8> {
         if self.frame_sent >= self.frame.len() {
             return more;

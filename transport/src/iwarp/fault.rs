@@ -8,10 +8,10 @@ use crate::wc::WcStatus;
 /// The reason why a stream cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The peer has violated the protocol. A Terminate with this cause is sent. If there is a quote, the Terminate includes it: the headers
-    /// of the invalid segment.
+    /// The peer has violated the protocol. The local side sends a Terminate with this cause. The optional quote contains the headers of the
+    /// invalid segment, which the Terminate repeats.
     Violation(TerminateCause, Option<Quote>),
-    /// The peer has sent this Terminate. `None` if its payload could not be parsed.
+    /// The peer has sent this Terminate, or `None` if the payload of the Terminate could not be parsed.
     Terminated(Option<Terminate>),
     /// A local work request has failed with this status.
     WorkRequest(WcStatus),
@@ -30,7 +30,8 @@ pub(crate) fn violation(cause: TerminateCause, header: &Untagged) -> Fault {
     Fault::Violation(cause, Quote::new(&bytes))
 }
 
-/// Returns the fault for a header that cannot be parsed. `extensions` is true if both peers agreed to use RFC 7306.
+/// Returns the fault for a header that cannot be parsed. `bytes` are the octets of the header, for the quote in the Terminate. `extensions`
+/// is true if both peers agreed to use RFC 7306.
 pub(crate) fn refuse(error: &HeaderError, bytes: &[u8], extensions: bool) -> Fault {
     let extension = match error {
         HeaderError::TooShort { opcode: Some(opcode), .. } | HeaderError::TooLong { opcode, .. } => {

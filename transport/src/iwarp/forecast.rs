@@ -38,7 +38,7 @@ pub(crate) struct Forecast {
     kind: PayloadKind,
     /// The length in bytes of the payload in the first segment of the most recent message. That message may be incomplete.
     segment: usize,
-    /// The length of the last complete Send, bytes.
+    /// The length in bytes of the last complete Send.
     message: usize,
 }
 
@@ -82,7 +82,8 @@ impl Forecast {
         requester: &Requester,
     ) {
         let header = if self.kind == PayloadKind::Send { UNTAGGED_FPDU_HEADER_LEN } else { TAGGED_FPDU_HEADER_LEN };
-        // If at least a whole header of the expected kind had arrived, it would be parsed. So the next segment is of another kind.
+        // A complete header of the expected kind would already have been parsed. So if `start.carried` is at least the length of such a
+        // header, the next segment is of another kind, and nothing is planned for it.
         let Some(gap) = header.checked_sub(start.carried).filter(|&left| left > 0).map(|left| start.gap + left) else {
             return;
         };
@@ -99,7 +100,8 @@ impl Forecast {
         if start.last {
             (nth, offset) = (1, 0);
         }
-        // A queue pair takes a receive from a shared queue only when a message begins. So only the receive of the current message is known.
+        // A queue pair takes a receive from a shared queue only when a message begins. So with a shared queue, only the receive of the
+        // current message is known.
         while let Some(sge) = queue.expected(nth).filter(|_| nth == 0 || !shared) {
             let message = if self.message > offset { self.message.min(sge.len()) } else { sge.len() };
             let len = self.segment.min(message.saturating_sub(offset));
@@ -134,7 +136,7 @@ impl Forecast {
                 gap = trailer(TAGGED_FPDU_HEADER_LEN + len) + TAGGED_FPDU_HEADER_LEN;
             }
         }
-        // All outstanding Reads are planned. The next segment is of another kind, and is staged.
+        // All outstanding Reads are planned. A segment behind their responses must be of another kind. Its octets are staged.
     }
 }
 

@@ -108,9 +108,9 @@ impl<N: Net> Iwarp<N> {
         self.net.wake(NetChannel::Cm);
     }
 
-    /// Evicts the oldest half-open connections until one more handshake is within the limits. If too few can be evicted now, returns the
-    /// time at which the next eviction will be allowed, or `None` if there is no half-open connection. A handshake that finishes earlier
-    /// also makes room.
+    /// Evicts the oldest half-open connections until one more handshake is within the limits. If too few connections can be evicted now,
+    /// returns an error. The error contains the time at which the next eviction will be allowed, or `None` if there is no half-open
+    /// connection.
     fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
         while let Some(host) = self.handshakes.crowd {
             if self.handshakes.half_open.count_of(host) <= self.config.handshakes_per_peer() {
@@ -125,8 +125,9 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Evicts the oldest half-open connection of a host, or of all hosts. A connection may only be evicted after its `request_grace`. On
-    /// failure, returns the time at which the eviction will be allowed, or `None` if there is no half-open connection.
+    /// Evicts the oldest half-open connection of a host, or of all hosts. A connection may only be evicted after its `request_grace`. If
+    /// none can be evicted now, returns an error. The error contains the time at which the eviction will be allowed, or `None` if there is
+    /// no half-open connection.
     fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
         let oldest = self.handshakes.half_open.oldest(host).ok_or(None)?;
         let due = oldest.since + self.config.request_grace;
@@ -323,7 +324,7 @@ impl<N: Net> Iwarp<N> {
             Ok(Some(header)) => header,
             Ok(None) => {
                 // If sending the request had failed, no reply will arrive. The failure is reported only after all received bytes were read,
-                // because they say more about the cause.
+                // because these bytes may show a more precise cause.
                 if let Err(error) = sent {
                     let failure = attempt.failure(&error);
                     self.fail(key, Some(failure), None, now);

@@ -22,8 +22,8 @@ const STAGED: usize = 256 * 1024;
 /// The room in the staging buffer for the octets between two payloads: pad, CRC and header.
 const GAP: usize = 32;
 const _: () = assert!(3 + CRC_LEN + UNTAGGED_FPDU_HEADER_LEN <= GAP);
-/// The largest number of destinations of one receive call. Each has a slice of its own and a slice for the gap in front of it. One more
-/// slice is behind the last destination.
+/// The largest number of destinations of one receive call. A destination needs two slices: one for its payload, and one for the gap in
+/// front of it. One more slice receives the octets behind the last destination.
 const PLACES: usize = (MAX_SLICES - 1) / 2;
 
 /// A destination, and the number of octets of the stream between it and the previous one.
@@ -166,8 +166,9 @@ impl Intake {
         Ok((n.min(capacity), n < capacity))
     }
 
-    /// Copies the last `left` octets of a receive call out of the wrong destinations and the gaps. The first of these octets is in the
-    /// destination with this index, behind its first `from` octets. Returns `None` if the region of a destination was revoked meanwhile.
+    /// Copies the last `left` octets of a receive call out of the wrong destinations, the gaps and the staging buffer. The first of these
+    /// octets is `from` octets behind the start of the destination with the index `index`. Returns `None` if the region of a destination
+    /// was revoked meanwhile.
     pub(crate) fn spill(&mut self, index: usize, from: usize, mut left: usize, keys: &KeyTable) -> Option<Vec<u8>> {
         let mut out = std::mem::take(&mut self.spilled);
         out.clear();

@@ -99,7 +99,7 @@ impl<N: Net> Iwarp<N> {
         news
     }
 
-    /// Arms a link. Returns true if input has already arrived; then the caller must serve the link.
+    /// Arms a link. Returns true if input has already arrived. In that case, the caller must serve the link.
     fn arm_link(&mut self, key: Key) -> bool {
         let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), socket: Some(socket), queued, .. }) =
             self.endpoints.get_mut(key)
@@ -222,8 +222,8 @@ impl<N: Net> Iwarp<N> {
         }
         let calls = link.publish() | link.release();
         let more = sent == TransmitProgress::More || link.has_fault();
-        // The output may now wait for room in the ring. If the link was armed for records only, it is armed for room, too. It is also armed
-        // if all completion queues are armed, because the caller may then sleep without another call.
+        // The output may now wait for room in the ring. A link that was armed only for incoming records must then also be armed for room.
+        // If all completion queues are armed, the caller may sleep without another call, so every link must be armed.
         let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
         endpoint.unfinished |= more;
@@ -279,7 +279,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends all lendings of a region to peers in shared memory, before the region is revoked.
+    /// Ends the lendings of a region: no peer may access the region through shared memory afterwards. Called before the region is revoked.
     pub(super) fn revoke(&mut self, region: MrId) -> Result<()> {
         let (key, memory, _) = self.resources.keys.memory(region)?;
         if memory.file().is_some() {

@@ -3,9 +3,10 @@
 
 use super::wire::mpa::CRC_LEN;
 
-/// The length of a marker, octets.
+/// The length in octets of a marker.
 pub(crate) const LEN: usize = 4;
-/// The distance from the start of one marker to the next, octets. Positions are counted from the first octet behind the startup frame.
+/// The distance in octets from the start of one marker to the start of the next one. Positions are counted from the first octet behind the
+/// startup frame.
 pub(crate) const SPACING: usize = 512;
 
 /// Appends an FPDU to `out` and inserts the markers, including a marker directly in front of the CRC. `fpdu` does not include the CRC, and

@@ -122,7 +122,7 @@ pub trait Net: Send + fmt::Debug {
     }
 
     /// Accepts one Unix connection and puts it on the CM channel. Returns `WouldBlock` if no connection waits. Returns `PermissionDenied`
-    /// if the peer belongs to another user; then the connection is closed.
+    /// if the peer belongs to another user. In that case, the connection is closed.
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
         let _ = listener;
         Err(io::ErrorKind::WouldBlock.into())
@@ -174,8 +174,8 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Opens a UDP socket on the completion channel, which receives the packets to a multicast group on one interface. `at` is the address
-    /// of the interface. Several sockets may have the same port.
+    /// Opens a UDP socket that receives the packets to a multicast group on one interface, and puts it on the completion channel. `at` is
+    /// the address of the interface. Several sockets may have the same port.
     fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId> {
         let _ = (group, at, interface);
         Err(io::ErrorKind::Unsupported.into())

@@ -51,8 +51,8 @@ impl Pace {
         sign
     }
 
-    /// Records a receive call that returned this number of octets and FPDUs, and adapts the room. Returns the cost of the call. `budget` is
-    /// the largest cost that one connection may cause per call of `progress`.
+    /// Records a receive call that returned `octets` octets and completed the headers of `fpdus` FPDUs. Adapts the room for the next call.
+    /// Returns the cost of the call. `budget` is the largest cost that one connection may cause per call of `progress`.
     #[inline]
     pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
         let cost = octets + fpdus * FPDU_COST;

@@ -21,7 +21,7 @@ pub(crate) struct PlacementContext<'a> {
     pub(crate) extensions: bool,
 }
 
-/// The destination of a payload. The region of an STag is looked up at each use, because it may be revoked.
+/// The destination of a payload. The region of an STag is looked up at each use, because the region may be revoked between two uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PayloadBuffer {
     /// A posted receive.
@@ -80,8 +80,8 @@ impl PayloadBuffer {
         match *self {
             Self::Receive(sge) => sge.part(from, len).append_to(out),
             Self::Sink { stag, offset, .. } => keys.sink(stag, offset.wrapping_add(from as u64), len)?.append_to(out),
-            // The payload of a Write has one of these destinations. A forecast plans no Writes, because others can read the target at any
-            // time.
+            // Only the payload of a Write has one of these destinations. A forecast plans no Writes, because the program can read the
+            // target of a Write at any time.
             Self::Target { .. } | Self::Held { .. } => return None,
         }
         Some(())

@@ -23,7 +23,7 @@ use crate::slab::Key;
 /// receive calls in which these packets are read.
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
-/// The largest number of network errors that are read from a port at a time. A socket's error queue holds fewer errors.
+/// The largest number of network errors that are read from a port at a time. The error queue of a socket holds fewer errors than this.
 const REFUSALS: usize = 1024;
 /// The time after which a query without a reply is sent again for the first time. The time doubles with each attempt, up to `LAST_WAIT`.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
@@ -249,7 +249,8 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn arrival(&self, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
-        // If all ids of a provider share one UDP port, replies go to that port, even if the datagram came from another port.
+        // The LID of the source is the UDP port to which the program replies. If all ids of a provider share one UDP port, that is the
+        // shared port, even if the datagram came from another port.
         let lid = self.config.roce.port.unwrap_or(from.port());
         let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
         Arrival {
@@ -272,7 +273,7 @@ impl<N: Net> Iwarp<N> {
         let mut to = from;
         to.set_port(self.config.roce.port.unwrap_or(from.port()));
         if let Some(&known) = self.datagrams.received_queries.get(&(to, query.request)) {
-            // The peer has repeated a known query. If the program has decided about it, send the same reply again.
+            // The peer has repeated a known query. If the program has already accepted the query, send the same reply again.
             let id = self.datagram_mut(known);
             if let Some((port, DatagramPhase::Replied(_, _, reply))) = id.map(|id| (id.port, &id.phase)) {
                 let reply = reply.clone();
@@ -338,8 +339,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sets the time at which new queries are sent again. The calls that send queries cannot set it, because they do not know the current
-    /// time.
+    /// Schedules the first resend of each query that was sent since the last call of this function. The functions that send a new query
+    /// cannot schedule its resend, because they do not know the current time.
     #[inline]
     pub(super) fn time_queries(&mut self, now: Instant) {
         while let Some(key) = self.datagrams.fresh.pop() {

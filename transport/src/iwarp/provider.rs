@@ -90,7 +90,8 @@ pub struct Iwarp<N: Net> {
     /// The number of live connections and open UDP ports.
     pub(super) live: usize,
     pub(super) spins: u32,
-    /// True during [`Iwarp::next_event`]. An event that is raised then need not wake the CM channel, because the call returns it.
+    /// True during [`Iwarp::next_event`]. An event that is raised during that call need not wake the CM channel, because the call returns
+    /// it.
     pub(super) within_cm: bool,
 }
 
@@ -161,7 +162,7 @@ impl<N: Net> Iwarp<N> {
         &self.net
     }
 
-    /// Returns the sockets, for changes of their settings.
+    /// Returns the sockets, so that the caller can change their settings.
     pub const fn net_mut(&mut self) -> &mut N {
         &mut self.net
     }
@@ -238,7 +239,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Queues an event of the CM channel, and wakes the channel if necessary.
+    /// Queues an event of the CM channel. Wakes the channel if no other event is queued and no call of [`Iwarp::next_event`] is in
+    /// progress.
     pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
         if self.cm_events.is_empty() && !self.within_cm {
             self.net.wake(NetChannel::Cm);
@@ -246,8 +248,8 @@ impl<N: Net> Iwarp<N> {
         self.cm_events.push_back(CmEvent { id: CmId(key), kind });
     }
 
-    /// Changes the state of an endpoint, and updates the counters of states. Returns the previous state, or `None` if the endpoint does not
-    /// exist.
+    /// Changes the state of an endpoint, and updates the numbers of unfinished handshakes and of live connections. Returns the previous
+    /// state, or `None` if the endpoint does not exist.
     pub(super) fn transition(&mut self, key: Key, state: EndpointState) -> Option<EndpointState> {
         let endpoint = self.endpoints.get_mut(key)?;
         self.handshakes.unfinished += usize::from(state.is_handshake());

@@ -48,8 +48,8 @@ pub(crate) struct QueuePair {
     pub(crate) read_depth: ReadDepth,
     /// True once the stream has started, after the handshake.
     live: bool,
-    /// The status of the work request that has ended the stream, and the sequence number of this work request in the send queue. `None` in
-    /// place of the number if it is not known.
+    /// The status of the work request that has ended the stream, and the sequence number of this work request in the send queue. The
+    /// sequence number is `None` if it is not known.
     failed: Option<(Option<u64>, WcStatus)>,
     /// True once the stream has ended. Work requests that are posted afterwards are flushed.
     dead: bool,
@@ -106,7 +106,7 @@ impl QueuePair {
         self.extensions = true;
     }
 
-    /// Sets the segment size to that of TCP, which may change with the path.
+    /// Sets the segment size to the maximum segment size of TCP, `max_segment`. That size may change with the network path.
     pub(crate) fn set_max_segment(&mut self, max_segment: usize) {
         self.tx.set_max_segment(max_segment);
     }
@@ -173,8 +173,8 @@ impl QueuePair {
     }
 
     /// Frames a Send that has no work request, so no completion follows. Returns false, and frames nothing, if the Send is longer than one
-    /// small segment ([`Transmitter::frames_at_once`]) or other messages are queued before it. The caller calls [`QueuePair::transmit`]
-    /// afterwards, now or later.
+    /// small segment ([`Transmitter::frames_at_once`]) or other messages are queued before it. The caller must call [`QueuePair::transmit`]
+    /// afterwards, but may frame more messages first.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         self.tx.frames_at_once(header.len() + payload.len(), &self.responder) && {
@@ -238,12 +238,13 @@ impl QueuePair {
         result
     }
 
-    /// Stores the status and the sequence number of the work request that caused the fault, if any. [`QueuePair::end`] reports them.
+    /// Stores the status and the sequence number of the work request that has caused the fault. Stores nothing if no work request has
+    /// caused it. [`QueuePair::end`] reports the stored values.
     fn record_failure(&mut self, fault: &Fault) {
         self.failed = match fault {
             Fault::Violation(..) => None,
-            // Received octets cause this fault only while a response is placed. So it belongs to the oldest request without a complete
-            // response.
+            // Received octets cause this fault only while a response is placed. So the fault belongs to the oldest request without a
+            // complete response.
             Fault::WorkRequest(status) => Some((self.requester.front().and_then(|front| front.sequence), *status)),
             Fault::Terminated(terminate) => terminate.as_ref().and_then(|terminate| self.refused(terminate)),
         };
@@ -257,8 +258,8 @@ impl QueuePair {
             TerminateCause { layer: Layer::Rdmap, etype: 2, .. } => WcStatus::RemoteOperationError,
             _ => return None,
         };
-        // The quoted header has 2 control octets, 4 reserved octets, 4 of the queue number and 4 of the MSN. siw puts a length in place of
-        // the MSN.
+        // The quoted header has 2 control octets, 4 reserved octets, 4 octets with the queue number and 4 octets with the MSN. siw puts a
+        // length in place of the MSN.
         let header = terminate.quote.as_ref()?.ddp_header();
         if header.get(6..10)? != super::wire::opcode::READ_REQUEST_QUEUE.to_be_bytes() {
             return None;
@@ -329,7 +330,7 @@ impl QueuePair {
         self.tx.end(None)
     }
 
-    /// Returns true if no message of the peer is partly received. If the stream ends while this is false, it is truncated.
+    /// Returns true if no message of the peer is partly received. If the stream ends in the middle of a message, the stream is truncated.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
     }

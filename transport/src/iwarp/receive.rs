@@ -4,8 +4,8 @@
 //! work request completes only after the CRC of every segment was checked. A Write has no completion at its target. So with a CRC, each
 //! segment of a Write is held until the whole segment has arrived and its CRC is correct.
 //!
-//! If the connection uses a CRC, an invalid header is reported only after the CRC of its FPDU was checked. So the fault does not depend on
-//! how the stream is cut into reads.
+//! If the connection uses a CRC, an invalid header is reported only after the CRC of its FPDU was checked. So the reported fault does not
+//! depend on how many octets each receive call returns.
 
 use super::fault::{Fault, refuse, violation};
 use super::forecast::{self, Forecast, Start};
@@ -64,7 +64,8 @@ pub(crate) struct Receiver {
     carried: usize,
     sum: Crc32c,
     segment: CurrentSegment,
-    /// The fault in the current header. It is reported if the CRC of the FPDU is correct. If the CRC is wrong, that is reported instead.
+    /// The fault in the current header. It is reported if the CRC of the FPDU is correct. If the CRC is wrong, the wrong CRC is reported
+    /// instead.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
     /// The payload of the current Write segment until its CRC is checked. Used if the segment does not arrive in one piece. The buffer is
@@ -508,8 +509,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Checks that a segment of a Send with `len` octets of payload is the one that is expected next, and that its receive has room for the
-    /// payload.
+    /// Checks a segment of a Send with `len` octets of payload: the segment must be the next one in sequence, and its receive must have
+    /// room for the payload.
     #[inline]
     fn judge_send(
         &mut self,
@@ -561,7 +562,7 @@ impl Receiver {
             return Err(TerminateCause::INVALID_MSN);
         }
         if header.opcode == Opcode::Terminate {
-            // No other field of a Terminate is checked, since it is the peer's last message.
+            // After the queue number, no field of a Terminate is checked, since a Terminate is the peer's last message.
             return Ok(());
         }
         if header.offset != 0 || (queue == SEND_QUEUE && !self.queue.is_between_messages()) {
@@ -626,8 +627,8 @@ impl Receiver {
         }
     }
 
-    /// Copies octets of the current payload to their destination. The caller has checked that they fit. `whole` is true if the octets are
-    /// the payload of a complete untagged segment.
+    /// Copies octets of the current payload to their destination. The caller has checked that the destination has room for them. `whole` is
+    /// true if the octets are the payload of a complete untagged segment.
     #[inline]
     fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut PlacementContext<'_>) {
         if bytes.is_empty() || self.deferred.is_some() {

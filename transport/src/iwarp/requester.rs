@@ -48,7 +48,8 @@ pub(crate) struct Requester {
     pub(crate) msn: u32,
     /// The MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
-    /// A sequence number. For all work requests with smaller sequence numbers, the responses have arrived.
+    /// One more than the sequence number of the last work request whose response has arrived. All Reads and atomic operations with smaller
+    /// sequence numbers have their responses, too.
     answered: u64,
 }
 
@@ -76,7 +77,8 @@ impl Requester {
         self.queue.len() < self.depth
     }
 
-    /// Returns a sequence number. For all work requests with smaller sequence numbers, the responses have arrived.
+    /// Returns one more than the sequence number of the last work request whose response has arrived. All Reads and atomic operations with
+    /// smaller sequence numbers have their responses, too.
     #[inline]
     pub(crate) fn answered(&self) -> u64 {
         self.answered

@@ -8,7 +8,7 @@
 //! 3. The active side writes the first record to the segment, and closes the TCP stream. From then on both sides use the segment.
 //!
 //! If anything fails before step 3, the active side sends its first message on the TCP stream. The passive side sends nothing until it has
-//! received a message on the stream or a record in the segment. So both sides continue in the same place.
+//! received a message on the stream or a record in the segment. So both sides use the same one: the TCP stream or the segment.
 
 use std::io;
 use std::net::SocketAddr;
@@ -103,12 +103,13 @@ impl<N: Net> Iwarp<N> {
                     self.links.listener.paused_until = Some(until);
                     return self.push_deadline(until, Owner::SetupListener);
                 }
-                // The peer belongs to another user, and its socket was closed. When the peer detects this, it stays on TCP.
+                // The peer belongs to another user, and its socket was closed. When the peer detects that its socket was closed, the peer
+                // stays on TCP.
                 Err(error) => log::debug!("cannot accept a peer within the host: {error}"),
             }
         }
-        // More peers may wait in the backlog, and they cause no further edge. So the listener stays in `backlog`, in which [`Key::NONE`]
-        // stands for it, and the channel is woken.
+        // More peers may wait in the backlog of the Unix listener, and they cause no further edge. So the Unix listener, represented by
+        // [`Key::NONE`], stays in `handshakes.backlog`, and the channel is woken.
         self.net.wake(NetChannel::Cm);
         self.handshakes.backlog.push_back(Key::NONE);
     }
@@ -260,8 +261,8 @@ impl<N: Net> Iwarp<N> {
         self.enter_segment(key, socket, segment, SegmentSide::Active, now);
     }
 
-    /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream. On the active side, it fails instead
-    /// if shared memory is required.
+    /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream. If shared memory is required, the
+    /// connection fails instead on the active side.
     pub(super) fn end_setup(&mut self, key: Key, why: &str, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(setup) = endpoint.setup.take() else { return };
@@ -315,7 +316,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.link = Some(Box::new(link));
         endpoint.last_heard = Some(now);
         (endpoint.frame, endpoint.frame_sent) = (Vec::new(), 0);
-        // Packets may have arrived on the Unix socket before it moved to the completion channel. So it is marked as readable.
+        // Packets may have arrived on the Unix socket before it moved to the completion channel. So the socket is marked as readable.
         (endpoint.readable, endpoint.closed) = (true, false);
         let stream = endpoint.socket.replace(socket);
         self.links.count += 1;

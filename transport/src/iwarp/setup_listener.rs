@@ -22,8 +22,8 @@ pub(super) enum SegmentSetup<S> {
     Sent(Box<SentSegment<S>>),
 }
 
-/// The state of the active side while it waits for the answer to its hello. If the peer accepts the segment, the connection continues
-/// there. Otherwise it continues on the TCP stream, with the terms of `agreement`.
+/// The state of the active side while it waits for the answer to its hello. If the peer accepts the segment, the connection continues in
+/// the segment. Otherwise the connection continues on the TCP stream, with the terms of `agreement`.
 #[derive(Debug)]
 pub(super) struct SentSegment<S> {
     pub(super) socket: SocketId,
@@ -95,10 +95,11 @@ pub(super) struct Links {
     pub(super) listener: SetupListener,
     /// The number of live connections in shared memory.
     pub(super) count: usize,
-    /// The links whose rings a busy poll checks in every round. The number of a link counts the rounds since the link's last input.
+    /// The links whose rings a busy poll checks in every round. The number beside a link's key is the number of rounds since the last input
+    /// of the link.
     pub(super) hot: Vec<(Key, u32)>,
     /// The number of rounds of a busy poll.
     pub(super) rounds: u32,
-    /// True if some link may not be armed. The peer of an unarmed link does not wake this side.
+    /// True if there may be a link that is not armed. The peer of such a link does not wake this side.
     pub(super) unarmed: bool,
 }

@@ -6,8 +6,8 @@ use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_H
 use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 use crate::cm::ReadDepth;
 
-/// The longest private data that is sent, bytes. siw stores the length of private data in one byte. This length includes the enhanced
-/// block.
+/// The length in bytes of the longest private data that a program can send. siw stores the length of the enhanced block and the private
+/// data together in one byte.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 
 /// A reserved bit of the MPA request: the initiator can use shared memory. siw echoes the bit in its reply.
@@ -282,7 +282,7 @@ pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &
                 Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
                 Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
                 Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
-                // The request offers no kind of first message. Like siw, this side then accepts any.
+                // The request offers no kind of first message. Like siw, this side chooses any kind in that case.
                 _ => ReadyToReceive::Write,
             };
             block.rtr_write = choice == ReadyToReceive::Write;
@@ -368,7 +368,7 @@ mod tests {
                 assert!(!chosen.rtr_read || rtr_read);
                 assert!(!chosen.rtr_send || rtr_send);
             }
-            // This is the reply of a peer to a local request.
+            // The case from the initiator's side: the peer replies to a local request with the options in `block`.
             let reply = header(StartupKind::Reply, 2, true);
             let want = match bits {
                 _ if rtr_write => Some(ReadyToReceive::Write),

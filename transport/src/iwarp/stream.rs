@@ -2,7 +2,7 @@
 //!
 //! Headers, trailers and small payloads are written one behind the other into a control buffer, so that one slice of a send call can carry
 //! many small messages. Larger payloads are sent from their own memory without a copy. Two cases need a copy: markers, and a CRC over
-//! memory that others may change.
+//! memory that the program or a peer may change during the send.
 //!
 //! The memory of a region is only read within one call of the transmitter, because the region may be revoked afterwards. At the end of the
 //! call, the part that TCP has not accepted is copied.
@@ -177,8 +177,8 @@ impl Stream {
         span.append_to(&mut self.control);
     }
 
-    /// Completes the FPDU that begins at `start` of the control buffer with pad, markers and CRC. The CRC field is 0 if no CRC was
-    /// negotiated.
+    /// Completes the FPDU that begins at the offset `start` of the control buffer with pad, markers and CRC. The CRC field is 0 if no CRC
+    /// was negotiated.
     #[inline]
     pub(crate) fn seal(&mut self, start: usize) {
         let pad = (self.control.len() - start).wrapping_neg() & 3;
@@ -203,7 +203,7 @@ impl Stream {
     }
 
     /// Adds an FPDU whose payload is `len` bytes of a work request's entries, from `offset` on. The payload is sent without a copy, except
-    /// in two cases: with markers, and with a CRC over memory that others may change.
+    /// in two cases: with markers, and with a CRC over memory that the program or a peer may change during the send.
     #[inline]
     pub(crate) fn refer(&mut self, header: &[u8], sges: &SgeList, offset: usize, len: usize) {
         let start = self.begin(header);
@@ -368,7 +368,7 @@ impl Stream {
         self.head = 0;
     }
 
-    /// Ends the stream behind the last framed FPDU, with a Terminate if there is one. Returns a copy of the bytes that TCP has not
+    /// Ends the stream behind the last framed FPDU, with a Terminate if one is given. Returns a copy of the bytes that TCP has not
     /// accepted.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         if let Some((cause, quote)) = terminate {

@@ -18,7 +18,7 @@ use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
 
-/// The largest number of edges that one call reads from a channel.
+/// The largest number of epoll events that one call of [`Net::poll`] returns.
 const EVENTS: usize = 256;
 const WAKE: Token = Token(usize::MAX);
 
@@ -31,9 +31,9 @@ pub struct TcpConfig {
     /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`). `None` leaves the
     /// limit to the system.
     pub user_timeout: Option<Duration>,
-    /// The size of the socket's send buffer, bytes. `None` lets the system adapt it.
+    /// The size in bytes of the socket's send buffer. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,
-    /// The size of the socket's receive buffer, bytes. `None` lets the system adapt it.
+    /// The size in bytes of the socket's receive buffer. `None` lets the system adapt it.
     pub recv_buffer: Option<usize>,
     /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`). `None` leaves the choice to the system.
     /// The system also chooses if it lacks the named algorithm or does not allow it.
@@ -208,7 +208,7 @@ impl Net for TcpNet {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         if let SocketAddr::V6(v6) = address {
-            // A listener at the IPv6 wildcard address also accepts IPv4, even if the system's default is not to.
+            // A listener at the IPv6 wildcard address also accepts IPv4, even if the system's default restricts such a listener to IPv6.
             socket.set_only_v6(*v6.ip() != Ipv6Addr::UNSPECIFIED)?;
         }
         if let Some(size) = self.config.recv_buffer {

@@ -28,12 +28,12 @@ use crate::soft::keys::{KeyTable, Miss};
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
-/// The longest payload, bytes, that is always copied into the control buffer of the stream, next to its header. A longer one is normally
-/// sent from its own memory.
+/// The length in bytes of the longest payload that is always copied into the control buffer of the stream, next to its header. A longer
+/// payload is normally sent from its own memory.
 const COPY_MAX: usize = 256;
-/// The longest payload of an inline send, bytes. An inline payload is always copied.
+/// The length in bytes of the longest payload of an inline send. An inline payload is always copied.
 pub(crate) const MAX_INLINE: usize = COPY_MAX;
-/// The smallest segment size, bytes. If TCP reports a smaller size, this one is used instead (RFC 5044 §4.5).
+/// The smallest segment size in bytes. If TCP reports a smaller size, this size is used instead (RFC 5044 §4.5).
 const MIN_SEGMENT: usize = 128;
 /// The number of bytes after which one connection stops sending, so that other connections are served.
 const BUDGET: u64 = 4 << 20;
@@ -160,7 +160,7 @@ impl Transmitter {
     }
 
     /// Sets the segment size, so that one FPDU fits one TCP segment of `emss` bytes. The payload size is rounded down so that a full
-    /// segment needs no pad: to a multiple of 8 bytes for untagged segments, and of 4 bytes for tagged ones.
+    /// segment needs no pad: to a multiple of 8 bytes for untagged segments, and to a multiple of 4 bytes for tagged segments.
     pub(crate) fn set_max_segment(&mut self, emss: usize) {
         let ulpdu = max_ulpdu(emss.max(MIN_SEGMENT), self.stream.has_markers()).min(MAX_ULPDU_LEN);
         self.untagged_segment = (ulpdu - UNTAGGED_HEADER_LEN) & !7;
@@ -212,8 +212,9 @@ impl Transmitter {
     }
 
     /// Adds a work request whose payload has `len` bytes. The caller has checked that the send queue is not full and that an inline payload
-    /// fits. Frames a small Send, a Write or a Read immediately if nothing is queued before it, it needs only one FPDU, it has exactly one
-    /// scatter-gather entry, and it has neither an inline payload nor a fence. Queues any other work request.
+    /// fits. A Send of at most [`COPY_MAX`] bytes, a Write or a Read is framed immediately under four conditions: nothing is queued before
+    /// the work request, it needs only one FPDU, it has exactly one scatter-gather entry, and it has neither an inline payload nor a fence.
+    /// Any other work request is queued.
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         match wr.sges.as_slice() {
@@ -232,8 +233,8 @@ impl Transmitter {
         }
     }
 
-    /// Adds a work request that is not framed immediately as a small Send: frames a suitable Write or Read, and queues any other work
-    /// request.
+    /// Adds a work request that [`Transmitter::post`] has not framed as a small Send. Frames a Write or a Read immediately under the
+    /// conditions of [`Transmitter::post`], and queues any other work request.
     #[inline(never)]
     fn post_other(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         let [sge] = wr.sges.as_slice() else { return self.enqueue(wr, len) };
@@ -302,8 +303,8 @@ impl Transmitter {
         bytes
     }
 
-    /// Frames a Write that has no work request. Returns false, and frames nothing, if the Write has more than [`COPY_MAX`] bytes, does not
-    /// fit into one segment, has its data in device memory, or if other messages are queued before it.
+    /// Frames a Write that has no work request. Returns false, and frames nothing, if the Write has more than [`COPY_MAX`] bytes or does
+    /// not fit into one segment, if its data is in device memory, or if other messages are queued before it.
     #[inline]
     pub(crate) fn frame_write_now(&mut self, entry: &Sge, remote: &RemoteAddress, responder: &Responder) -> bool {
         let fits = entry.len() <= COPY_MAX.min(self.tagged_segment) && !entry.is_of_device();

@@ -11,8 +11,8 @@ pub const ROCE_PORT: u16 = 4791;
 pub struct RoceConfig {
     /// The UDP port of all datagrams except those to multicast groups.
     ///
-    /// With `None`, the default, a listener at port `n` uses the UDP port `n`. All ids of an address that do not listen share one free UDP
-    /// port. So several processes can use one address for datagrams.
+    /// With `None`, the default, a listener at port `n` uses the UDP port `n`. For each local address, the ids that do not listen share one
+    /// UDP port that the system chooses. So several processes can use one address for datagrams.
     ///
     /// With 4791, the program exchanges datagrams with RoCE devices of other hosts, such as the kernel's rxe. While a process uses this
     /// port of an address, no other process can use the port of that address.
@@ -20,8 +20,8 @@ pub struct RoceConfig {
     /// The UDP port of datagrams to multicast groups, 4791 by default. Several processes can use it at the same time.
     pub group_port: u16,
     /// The Q_Key of this provider's queue pairs, [`QUEUE_KEY`] by default, as in rdma_cm. Datagrams with another Q_Key are dropped.
-    /// Multicast groups use this Q_Key, too. Peers that query an endpoint receive it in the reply. Change it to exchange datagrams with
-    /// peers that agree on a Q_Key by other means, such as `ibv_ud_pingpong`(1).
+    /// Multicast groups use this Q_Key, too. Peers that query an endpoint receive it in the reply. Change this setting to exchange
+    /// datagrams with peers that agree on a Q_Key by other means, such as `ibv_ud_pingpong`(1).
     pub queue_key: u32,
 }
 

@@ -8,10 +8,11 @@ use super::icrc;
 use super::packet::{MAX_LEN, VARIANT};
 use crate::datagram::GRH_LEN;
 
-/// The number of octets that are kept free in front of a packet, to compute its ICRC. They are for the other octets that the ICRC covers: 8
-/// octets of ones in place of an InfiniBand header, an IPv6 header and a UDP header.
+/// The number of octets that are kept free in front of a packet in its buffer. They are needed to compute the ICRC, which also covers
+/// octets that are not in the packet: 8 octets of ones in place of an InfiniBand header, an IPv6 header and a UDP header.
 pub(crate) const HEADROOM: usize = 8 + 40 + 8;
-/// The length of a packet's buffer, octets. It is longer than any valid packet: a packet that fills the buffer was cut off, and is dropped.
+/// The length in octets of a packet's buffer. It exceeds the length of any valid packet. So a packet that fills the buffer was cut off, and
+/// is dropped.
 pub(crate) const ROOM: usize = HEADROOM + MAX_LEN + 4;
 
 const UDP: u8 = 17;

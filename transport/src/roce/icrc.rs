@@ -6,7 +6,7 @@
 //! therefore computes the CRC with the identification 0, and subtracts it from the ICRC in the packet. If an identification exists that
 //! causes this difference, [`identification`] finds it, and the ICRC is valid. If none exists, the packet is damaged.
 
-/// Length of the CRC, octets.
+/// The length of the CRC in octets.
 pub(crate) const LEN: usize = 4;
 
 /// The polynomial of CRC-32 (ISO 3309) with its bits reflected: the highest bit is the coefficient of 1.

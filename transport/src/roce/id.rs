@@ -14,7 +14,7 @@ use crate::wc::WcOpcode;
 /// The largest number of multicast groups that one id may join.
 pub(crate) const GROUPS: usize = 64;
 
-/// The phases of a datagram id. A query requests the number of a peer's queue pair (SIDR).
+/// The phases of a connection-manager id for datagrams. A query requests the number of a peer's queue pair (SIDR).
 #[derive(Debug)]
 pub(crate) enum DatagramPhase {
     /// Bound to an address of this host.

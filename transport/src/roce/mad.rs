@@ -1,19 +1,20 @@
-//! The management datagrams (MADs) with which datagram ids find their peers. They are sent to queue pair 1. A query (SIDR_REQ) requests the
-//! queue pair of a service, and its reply is a SIDR_REP (InfiniBand Architecture Specification, volume 1, §13.4.3, 12.11, annex A11).
+//! The management datagrams (MADs) with which connection-manager ids for datagrams find their peers. Management datagrams are sent to queue
+//! pair 1. A query (SIDR_REQ) requests the queue pair of a service, and its reply is a SIDR_REP (InfiniBand Architecture Specification,
+//! volume 1, §13.4.3, 12.11, annex A11).
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::packet::GROUP;
 
-/// Length of a management datagram, octets.
+/// The length of a management datagram in octets.
 pub(crate) const LEN: usize = 256;
 /// The number of the queue pair that receives management datagrams.
 pub(crate) const QUEUE_PAIR: u32 = 1;
 /// The Q_Key of queue pair 1.
 pub(crate) const QUEUE_KEY: u32 = 0x8001_0000;
-/// Length of the program's private data in a query, octets.
+/// The length in octets of the program's private data in a query.
 pub(crate) const REQUEST_DATA: usize = 180;
-/// Length of the program's private data in a reply, octets.
+/// The length in octets of the program's private data in a reply.
 pub(crate) const REPLY_DATA: usize = 136;
 
 /// The first four octets of a message: base version, management class, class version, method Send.
@@ -23,7 +24,8 @@ const SIDR_REP: u16 = 0x18;
 /// The service id of port 0 in the connection manager's UDP port space. The port is in the lower 16 bits.
 const UDP_SPACE: u64 = 0x0111 << 16;
 
-/// The offsets of the fields in a message, octets. Fields whose names begin with `REQ` are in a query, and those with `REP` in a reply.
+/// The offsets in octets of the fields of a message. A field whose name begins with `REQ` is in a query, and a field whose name begins with
+/// `REP` is in a reply.
 const TRANSACTION: usize = 8;
 const ATTRIBUTE: usize = 16;
 const REQUEST: usize = 24;

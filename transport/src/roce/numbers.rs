@@ -14,7 +14,8 @@ const MOST: usize = 0xff00;
 #[derive(Debug, Default)]
 pub(crate) struct QueuePairNumbers {
     places: Vec<(u32, Option<Key>)>,
-    /// Slots without a queue pair, in the order of their release. The slot released first is assigned first, so a number is reused late.
+    /// Slots without a queue pair, in the order of their release. The slot that was released first is assigned first, so that a number is
+    /// reused as late as possible.
     free: VecDeque<u32>,
 }
 

@@ -8,14 +8,14 @@ use super::icrc;
 /// Opcodes of unreliable datagrams. `UD_SEND` is without immediate data, `UD_SEND_IMMEDIATE` is with it.
 const UD_SEND: u8 = 0x64;
 const UD_SEND_IMMEDIATE: u8 = 0x65;
-/// Length of BTH and DETH together, octets.
+/// The length of BTH and DETH together in octets.
 const HEADERS: usize = 20;
 /// The partition key of all packets. RoCE has only the default partition.
 const PARTITION: u16 = 0xffff;
 
-/// The largest payload, octets.
+/// The largest payload in octets.
 pub(crate) const MAX_PAYLOAD: usize = 4096;
-/// Length of the longest packet, from the BTH to the ICRC, octets.
+/// The length in octets of the longest packet, from the BTH to the ICRC.
 pub(crate) const MAX_LEN: usize = HEADERS + 4 + MAX_PAYLOAD + icrc::LEN;
 /// The queue pair number in datagrams to a multicast group. It is also the mask of a number's 24 bits.
 pub(crate) const GROUP: u32 = 0x00ff_ffff;
@@ -69,14 +69,14 @@ impl DatagramHeader {
         whole.then_some((header, start..end))
     }
 
-    /// Returns the length of the headers, octets. The payload follows them.
+    /// Returns the length of the headers in octets. The payload follows them.
     pub(crate) const fn len(&self) -> usize {
         HEADERS + if self.immediate.is_some() { 4 } else { 0 }
     }
 
-    /// Writes the headers to the front of `packet`, and zeros to the pad behind the payload. The caller writes the payload of `payload`
-    /// octets. `number` is the packet sequence number. Returns the length of the packet without its ICRC. `packet` has room for [`MAX_LEN`]
-    /// octets.
+    /// Writes the headers to the front of `packet`, and zeros to the pad behind the payload. The caller writes the payload itself, which
+    /// has `payload` octets. `number` is the packet sequence number. Returns the length of the packet without its ICRC. `packet` has room
+    /// for [`MAX_LEN`] octets.
     pub(crate) fn emit(&self, number: u32, payload: usize, packet: &mut [u8]) -> usize {
         let pad = payload.wrapping_neg() & 3;
         let opcode = if self.immediate.is_some() { UD_SEND_IMMEDIATE } else { UD_SEND };

@@ -1,4 +1,5 @@
-//! A UDP port with which datagram ids send and receive. Its socket is bound to a local address, or has joined a multicast group.
+//! A UDP port with which connection-manager ids for datagrams send and receive. Its socket is bound to a local address, or has joined a
+//! multicast group.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -7,10 +8,10 @@ use super::packet::MAX_PAYLOAD;
 use crate::mem::Interface;
 use crate::slab::Key;
 
-/// The largest total length of the headers in front of a payload, octets, as RDMA devices count it: a route header, UDP, and the longest
-/// InfiniBand headers.
+/// The largest total length in octets of the headers in front of a payload: a route header, a UDP header, and the longest InfiniBand
+/// headers. RDMA devices reserve the same length.
 const OVERHEAD: u32 = 96;
-/// The payload sizes that InfiniBand defines as MTUs, octets.
+/// The payload sizes in octets that InfiniBand defines as MTUs.
 const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
 
 /// The kinds of ports, by the datagrams that they receive.
@@ -44,7 +45,8 @@ impl UdpPort {
         Self { socket, address, interface, kind, users: 0, queued: false, waiting: VecDeque::new() }
     }
 
-    /// Returns the largest payload of a datagram, octets. It is the largest InfiniBand MTU that fits the interface's MTU with all headers.
+    /// Returns the length in octets of the largest payload of a datagram. It is the largest InfiniBand MTU with which a payload and all its
+    /// headers fit into the MTU of the interface.
     pub(crate) fn max_payload(&self) -> u32 {
         let fits = |payload: &&u32| **payload + OVERHEAD <= self.interface.mtu;
         PAYLOADS.iter().find(fits).copied().unwrap_or(PAYLOADS[PAYLOADS.len() - 1])

@@ -41,7 +41,7 @@ pub(crate) struct Arrival {
 #[derive(Debug)]
 pub(crate) struct DatagramQueuePair {
     pub(crate) number: u32,
-    /// The largest payload of a datagram, octets.
+    /// The largest payload of a datagram in octets.
     max: usize,
     /// The index of the network interface, for the scope of link-local and multicast addresses.
     interface: u32,

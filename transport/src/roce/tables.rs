@@ -1,4 +1,4 @@
-//! The tables that the datagram ids of a provider share: UDP ports, queue pair numbers, addresses, queries.
+//! The tables that all connection-manager ids for datagrams of a provider share: UDP ports, queue pair numbers, addresses, queries.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use super::port::{PortKind, UdpPort};
 use crate::mem::Packets;
 use crate::slab::{Key, Slab};
 
-/// The tables that the datagram ids of a provider share.
+/// The tables that all connection-manager ids for datagrams of a provider share.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) ports: Slab<UdpPort>,
@@ -40,8 +40,8 @@ impl Tables {
         self.ports.insert(port)
     }
 
-    /// Returns the UDP port that the ids at a local address share, or `None` if it is not open. If `common` is given, this is the UDP port
-    /// with that number. Otherwise, it is a UDP port on which no id listens.
+    /// Returns the UDP port that the ids at a local address share, or `None` if it is not open. If `common` is given, the shared port is
+    /// the one with that number. Otherwise, the shared port is a UDP port on which no id listens.
     pub(crate) fn shared(&self, ip: IpAddr, common: Option<u16>) -> Option<Key> {
         self.find(|port| match &port.kind {
             PortKind::Address { services } => {

@@ -20,8 +20,8 @@ pub(super) const NEWS: u64 = 1;
 pub(super) const ROOM: u64 = 2;
 
 /// Prepares for sleep: announces the events `causes` in the call word, and releases the consumed records. The first
-/// returned value is true if an event has already happened; then the caller must not sleep. The second value is true if
-/// the caller must call the peer.
+/// returned value is true if an event has already happened. In that case, the caller must not sleep. The second value
+/// is true if the caller must call the peer.
 #[inline]
 pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer, causes: u64) -> (bool, bool) {
     let owes = incoming.owed() > 0;
@@ -66,8 +66,8 @@ pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &P
 }
 
 /// Returns true if the caller must call the peer for the event `cause`, which has just been published. `outgoing` is
-/// the offset of the half that contains the peer's call word. If the result is true, the call word was set to 0, so
-/// that the peer is called only once.
+/// the offset of the half of the segment that contains the peer's call word. If the result is true, the call word was
+/// set to 0, so that the peer is called only once.
 #[inline]
 fn must_call<W: Words>(words: &W, outgoing: usize, cause: u64) -> bool {
     if !cfg!(planted = "published-without-a-fence") {

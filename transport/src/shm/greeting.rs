@@ -13,9 +13,9 @@ const MAGIC: [u8; 4] = *b"RDXS";
 const VERSION: u8 = 1;
 /// The length of a Unix socket's abstract name (`unix`(7)), without the zero byte in front.
 pub(crate) const NAME_LEN: usize = 16;
-/// The length of an offer, bytes.
+/// The length of an offer in bytes.
 pub(crate) const OFFER_LEN: usize = 48;
-/// The length of a hello, bytes.
+/// The length of a hello in bytes.
 pub(crate) const HELLO_LEN: usize = 32;
 
 /// The secret of an offer, which the hello must repeat: 128 random bits.

@@ -27,8 +27,8 @@ pub(super) struct RecordContext<'a> {
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
     pub(super) extensions: bool,
-    /// Output: the key of a region that the peer may map (`Access::DIRECT`), but has accessed with a record. The caller
-    /// then lends the region to the peer.
+    /// Output: the key of a region that the peer may map (`Access::DIRECT`), but has accessed with a record. After
+    /// [`Incoming::consume`] has returned, the caller lends the region to the peer.
     pub(super) direct: Option<u32>,
 }
 

@@ -192,7 +192,7 @@ fn nobody_sleeps_over_a_record() {
     });
 }
 
-/// A producer that sleeps until its record is released is called.
+/// A producer sleeps until its record is released. The consumer that releases the record must call the producer.
 #[test]
 fn nobody_sleeps_over_room() {
     loom::model(|| {

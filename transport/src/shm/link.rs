@@ -27,8 +27,8 @@ use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// Consumed records are released once they have at least this number of bytes, even if the peer does not wait for their
-/// memory.
+/// The local side releases the consumed records once they have at least this number of bytes in total, even if the peer
+/// does not wait for room in the ring.
 const RELEASE: usize = CAPACITY / 4;
 
 /// The result of [`Link::receive`].
@@ -36,7 +36,7 @@ const RELEASE: usize = CAPACITY / 4;
 pub(crate) struct ReceiveProgress {
     /// True if records were consumed.
     pub(crate) news: bool,
-    /// True if the budget is used up, so that more records may be available.
+    /// True if the budget is used up. More records may be available in that case.
     pub(crate) more: bool,
     /// True if the next record refers to a window that is not mapped here. The caller must read the packets of the Unix
     /// socket first.
@@ -68,8 +68,8 @@ pub(crate) struct Link<S> {
     dead: bool,
     /// The events that the local side has announced in its call word; 0 while the local side is awake.
     armed: u64,
-    /// The status of the work request that has ended the connection, and the sequence number of this work request.
-    /// `None` in place of the number if it is not known.
+    /// The status of the work request that has ended the connection, and the sequence number of this work request. The
+    /// sequence number is `None` if it is not known.
     failed: Option<(Option<u64>, WcStatus)>,
     pub(crate) read_depth: ReadDepth,
 }
@@ -102,7 +102,8 @@ impl<S: Segment> Link<S> {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Ready, 0), &[]);
     }
 
-    /// Returns true if the peer has published its first record. The caller then creates the link for the segment.
+    /// Returns true if the peer has published its first record. In that case, the caller creates the link for the
+    /// segment.
     pub(crate) fn has_begun(segment: &S, side: SegmentSide) -> bool {
         Consumer::new(side.incoming()).has_news(segment)
     }
@@ -195,7 +196,7 @@ impl<S: Segment> Link<S> {
     }
 
     /// Writes as many records to the ring as fit, and completes the work requests that are done. Returns the reason why
-    /// it stopped.
+    /// no more records were written.
     #[inline]
     pub(crate) fn transmit(&mut self, resources: &mut Resources) -> TransmitProgress {
         if self.outgoing.wants_room() {
@@ -293,8 +294,8 @@ impl<S: Segment> Link<S> {
         doorbell::release(&self.segment, ring, &self.outgoing.ring)
     }
 
-    /// Stores the status and the sequence number of the work request that caused the fault, if any. [`Link::end`]
-    /// reports them.
+    /// Stores the status and the sequence number of the work request that has caused the fault. Stores nothing if no
+    /// work request has caused it. [`Link::end`] reports the stored values.
     fn note(&mut self, fault: LinkFault) {
         self.failed = match fault {
             LinkFault::Violation(_) => None,
@@ -330,8 +331,8 @@ impl<S: Segment> Link<S> {
     }
 
     /// Prepares for sleep: announces the events for which the peer must wake the local side, and releases the consumed
-    /// records. The first returned value is true if an event has already happened; then the caller must not sleep. The
-    /// second value is true if the caller must call the peer.
+    /// records. The first returned value is true if an event has already happened. In that case, the caller must not
+    /// sleep. The second value is true if the caller must call the peer.
     pub(crate) fn arm(&mut self) -> (bool, bool) {
         self.incoming.release_due = false;
         self.armed = self.causes();

@@ -26,15 +26,16 @@ use crate::soft::keys::{KeyTable, Miss};
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
-/// The longest payload that is part of its record, bytes. (Inline sends of a program have a separate limit.)
+/// The length in bytes of the longest payload that is part of its record. (Inline sends of a program have a separate
+/// limit.)
 pub(super) const INLINE: usize = 1 << 10;
-/// The longest payload in a window that one record can refer to, bytes.
+/// The length in bytes of the longest payload in a window that one record can refer to.
 pub(super) const MAX_PIECE: usize = 1 << 20;
-/// `STAGING` is the length of the staging buffer, bytes. `STAGING_PIECE` is the longest payload in the staging buffer
-/// that one record can refer to.
+/// `STAGING` is the length in bytes of the staging buffer. `STAGING_PIECE` is the length in bytes of the longest
+/// payload in the staging buffer that one record can refer to.
 const STAGING: usize = 256 << 10;
 const STAGING_PIECE: usize = STAGING / 4;
-/// The alignment of the parts in the staging buffer, bytes.
+/// The alignment in bytes of the parts in the staging buffer.
 const ALIGN: usize = 64;
 /// The number of bytes after which one connection stops transmitting, so that other connections are served.
 const BUDGET: usize = 4 << 20;
@@ -61,10 +62,10 @@ impl QueuedSend {
     }
 }
 
-/// The condition under which a work request is done once all its records are written.
+/// The event that completes a work request whose records are all written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CompletionCondition {
-    /// No condition except that all earlier work requests are done.
+    /// No further event is needed. The work request is done when all earlier work requests are done.
     InOrder,
     /// The peer has consumed the records up to this position.
     Consumed(u64),
@@ -93,7 +94,8 @@ pub(super) enum PeerRequest {
 /// The reason why [`Outgoing::transmit`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TransmitProgress {
-    /// No more records can be written until the peer consumes some, or responds.
+    /// All records that can be written now are written. More records can be written only after the peer has consumed
+    /// records or has responded.
     All,
     /// The budget is used up, but more records could be written.
     More,
@@ -180,17 +182,17 @@ pub(super) struct Outgoing {
     awaited: VecDeque<AwaitedAnswer>,
     /// The number of reads and atomic operations that may be outstanding at the peer (ORD).
     depth: usize,
-    /// A sequence number. For all reads and atomic operations with smaller sequence numbers, the responses have
-    /// arrived.
+    /// One more than the sequence number of the last work request whose response has arrived. All reads and atomic
+    /// operations with smaller sequence numbers have their responses, too.
     answered: u64,
     requests: VecDeque<PeerRequest>,
     /// The number of reads and atomic operations that the peer may have outstanding at the local side.
     limit: usize,
-    /// True if a response is transmitted before the next work request. If responses and work requests are both pending,
-    /// they alternate.
+    /// True if a pending response is transmitted before the next work request. Responses and work requests alternate
+    /// while both are pending.
     answer_next: bool,
     /// The position behind the last record of a write. Until the peer has consumed the ring up to this position, that
-    /// write may not have taken effect.
+    /// write has possibly not taken effect.
     changes: u64,
     /// The replies to the peer's announcements of memory. Each has the slot and the word from the announcement, and
     /// true if this side has mapped the memory.
@@ -232,8 +234,8 @@ impl Outgoing {
         self.depth
     }
 
-    /// Returns true if work requests, responses or replies are unfinished. They can only continue after the peer has
-    /// consumed and released records.
+    /// Returns true if a work request, a response or a reply is unfinished. In that case, the peer must wake the local
+    /// side when the peer releases records.
     #[inline]
     pub(super) fn wants_room(&self) -> bool {
         !self.queue.is_empty() || !self.inflight.is_empty() || !self.requests.is_empty() || !self.replies.is_empty()
@@ -365,8 +367,8 @@ impl Outgoing {
         self.replies.push_back((slot, word, mapped));
     }
 
-    /// Returns the oldest outstanding read or atomic operation. The next response belongs to it. Returns `None` if none
-    /// is outstanding.
+    /// Returns the oldest outstanding read or atomic operation. The next response from the peer is for this operation.
+    /// Returns `None` if none is outstanding.
     pub(super) fn front(&mut self) -> Option<&mut AwaitedAnswer> {
         self.awaited.front_mut()
     }
@@ -463,7 +465,7 @@ impl Outgoing {
             }
             match step {
                 TransmitStep::Sent(bytes) => left = left.saturating_sub(bytes),
-                // The peer has released records since the record could not be written. So the loop tries again.
+                // The peer has released records since the attempt to write the record. So the loop tries again.
                 TransmitStep::Blocked if self.ring.tail() != before && self.fault.is_none() => {}
                 TransmitStep::Blocked => return TransmitProgress::All,
             }
@@ -505,8 +507,8 @@ impl Outgoing {
     }
 
     /// Writes one record of a work request. Returns `None` if the record must wait, and `Some(None)` if the work
-    /// request has more records. After its last record, returns `Some(Some(condition))`: the condition under which the
-    /// work request is done.
+    /// request has more records. After the last record of the work request, returns `Some(Some(condition))`: the
+    /// condition under which the work request is done.
     fn step_with<S: Segment>(
         &mut self,
         segment: &S,
@@ -585,7 +587,7 @@ impl Outgoing {
         if lent { CompletionCondition::Consumed(self.ring.pos()) } else { CompletionCondition::InOrder }
     }
 
-    /// Writes one record with as many bytes of a payload as one record can have. Returns the number of these bytes, or
+    /// Writes one record with as many bytes of a payload as a record can hold. Returns the number of these bytes, or
     /// `None` if the ring or the staging buffer is full.
     fn put_payload<S: Segment>(
         &mut self,
@@ -878,7 +880,7 @@ pub(super) struct TransmitContext<'a> {
     pub(super) keys: &'a KeyTable,
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
-    /// Output: the key of a region that the peer may map (`Access::DIRECT`), but has accessed with a request. The
-    /// caller then lends the region to the peer.
+    /// Output: the key of a region that the peer may map (`Access::DIRECT`), but has accessed with a request. After
+    /// [`Outgoing::transmit`] has returned, the caller lends the region to the peer.
     pub(super) direct: Option<u32>,
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::mem::Memory;
 use crate::mr::Access;
 
-/// The length of the longest packet, bytes.
+/// The length of the longest packet in bytes.
 pub(crate) const MAX_PACKET: usize = 40;
 
 /// The peer's announcement of memory that it lends. Its values are not checked yet.

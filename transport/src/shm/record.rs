@@ -1,6 +1,6 @@
-//! The records in a ring. The first word of a record is its header. Its lowest byte is the kind; the next bytes are the
-//! flags, a slot and a zero; its upper half is a length. The kind defines the words that follow the header. After these
-//! words is the payload, or a word with the offset of the payload in a window.
+//! The records in a ring. The first word of a record is its header. Its lowest byte is the kind; the next three bytes
+//! are the flags, a slot and a zero byte; the upper half of the header is a length. The kind defines the words that
+//! follow the header. After these words is the payload, or a word with the offset of the payload in a window.
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,8 @@ pub(super) enum RecordKind {
     Value,
     /// The sender ends the connection because the receiver has violated the protocol.
     Refusal,
-    /// The reply to an announcement of memory: the sender has mapped it as a window, or has failed to.
+    /// The reply to an announcement of memory: the sender of the reply has mapped the memory as a window, or has failed
+    /// to map it.
     Mapped,
 }
 
@@ -40,7 +41,7 @@ pub(super) const LAST: u8 = 1;
 /// the payload.
 pub(super) const IN_WINDOW: u8 = 2;
 
-/// The length of a word, bytes.
+/// The length of a word in bytes.
 pub(super) const WORD: usize = 8;
 
 impl RecordKind {
@@ -124,7 +125,7 @@ impl RecordHeader {
         WORD * (1 + self.kind.words())
     }
 
-    /// Returns the length of the record, bytes. A peer may write any payload length into the header, so the result may
+    /// Returns the length of the record in bytes. A peer may write any payload length into the header, so the result may
     /// exceed the ring.
     #[inline]
     pub(super) const fn size(self) -> usize {

@@ -10,9 +10,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::mem::{Memory, Sge, Span};
 
-/// The length of a segment, bytes.
+/// The length of a segment in bytes.
 pub const LEN: usize = 2 * HALF;
-/// The length of a half, bytes.
+/// The length of a half in bytes.
 pub const HALF: usize = 16 << 10;
 /// The offset in a half of the position behind the last record that the producer has published. The producer stores it.
 pub const HEAD: usize = 0;
@@ -27,7 +27,7 @@ pub const TABLE: usize = 384;
 pub const SLOTS: usize = 32;
 /// The offset in a half of the ring of records.
 pub const RING: usize = 1 << 10;
-/// The length of a ring, bytes.
+/// The length of a ring in bytes.
 pub const CAPACITY: usize = HALF - RING;
 
 /// The side of a connection. Each side produces records in its own half.
@@ -66,16 +66,18 @@ pub trait Words: fmt::Debug + Send {
     /// written before the store.
     fn store(&self, at: usize, value: u64);
 
-    /// Loads a word with relaxed ordering. The words of a published record need no more.
+    /// Loads a word with relaxed ordering. The words of a published record need no stronger ordering.
     fn peek(&self, at: usize) -> u64;
 
-    /// Stores a word with relaxed ordering. The words of a record need no more until the record is published.
+    /// Stores a word with relaxed ordering. The words of a record need no stronger ordering until the record is
+    /// published.
     fn poke(&self, at: usize, value: u64);
 
     /// Stores a word with sequentially consistent ordering, and returns its old value.
     fn swap(&self, at: usize, value: u64) -> u64;
 
-    /// Issues a sequentially consistent fence: no load after it can be executed before a store in front of it.
+    /// Issues a sequentially consistent fence: a load behind the fence is never executed before a store in front of the
+    /// fence.
     fn fence(&self);
 }
 
@@ -95,12 +97,12 @@ pub enum SegmentPayload<'a> {
     Bytes(&'a [u8]),
     /// The memory of a work request's scatter-gather entry.
     Entry(&'a Sge),
-    /// Memory that others may write during the copy.
+    /// Memory that other threads or processes may write during the copy.
     Span(Span<'a>),
 }
 
 impl SegmentPayload<'_> {
-    /// Returns the length of the payload, bytes.
+    /// Returns the length of the payload in bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {

@@ -55,9 +55,9 @@ impl Lendings {
     }
 
     /// Lends the first `len` bytes of a memory to the peer. `rights` are the rights with which the peer may access
-    /// them. `key` is the key of the region, or 0 if the memory is no region. `file` is the descriptor of the memory
-    /// file, or `None` if `memory` has the descriptor. Returns the slot. Returns `None` if no slot is free or there is
-    /// no descriptor.
+    /// these bytes. `key` is the key of the region, or 0 if the memory is no region. `file` is the descriptor of the
+    /// memory file, or `None` if `memory` has the descriptor. Returns the slot. Returns `None` if no slot is free or
+    /// there is no descriptor.
     pub(super) fn lend<W: Words>(
         &mut self,
         words: &W,
@@ -198,8 +198,8 @@ impl Windows {
     }
 
     /// Returns the window that contains `len` bytes at `address` of the peer's region `key`, and the offset of these
-    /// bytes in the window. Returns `None` if there is no such window, its lending has ended, or it lacks the rights in
-    /// `need`.
+    /// bytes in the window. Returns `None` if there is no such window, its lending has ended, or the window lacks the
+    /// rights in `need`.
     #[inline]
     pub(super) fn region<W: Words>(
         &self,

@@ -6,11 +6,11 @@ use crate::error::{Result, TransportError};
 use crate::qp::QpAttr;
 use crate::wr::{SendClass, SendFlags, SendWr};
 
-/// The longest message, bytes: 1 GiB for the payload, and 64 bytes for a header. The 32-bit Message Offset on the wire would allow longer
+/// The longest message in bytes: 1 GiB for the payload, and 64 bytes for a header. The 32-bit Message Offset on the wire would allow longer
 /// messages.
 pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
 
-/// The operations that every peer supports, and for which the checks that apply to all operations suffice.
+/// The optional operations that every peer supports. The checks that apply to all operations are sufficient for these operations.
 const UNCONDITIONAL: Features = Features::SEND_WITH_INVALIDATE.union(Features::WRITE);
 /// The operations that only peers with the extensions of RFC 7306 support.
 pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Features::ATOMICS);
@@ -43,8 +43,8 @@ pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()
     Ok(())
 }
 
-/// Checks an operation that is not [`UNCONDITIONAL`]: that the connection supports it, and, for a Read or an atomic operation, that the
-/// response can be written to the local memory.
+/// Checks an operation that is not in [`UNCONDITIONAL`]. Returns an error if the connection does not support the operation. For a Read or
+/// an atomic operation, also returns an error if the response cannot be written to the local memory.
 fn request(wr: &SendWr, total: usize, terms: &SendLimits<'_>) -> Result<()> {
     let feature = wr.op.feature();
     if !(Features::READ.contains(feature) || terms.extensions && EXTENSIONS.contains(feature)) {

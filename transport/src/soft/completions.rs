@@ -12,7 +12,7 @@ use crate::qp::{QpAttr, QpId, SrqId};
 use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
 use crate::wr::{RecvWr, SendClass, SendFlags};
 
-/// The length of the value that an atomic operation returns, bytes.
+/// The length in bytes of the value that an atomic operation returns.
 pub(crate) const ATOMIC_LEN: u32 = 8;
 
 /// The completion of a work request of the send queue.
@@ -26,7 +26,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Creates the completion of a successful work request. `len` is the length of its data, bytes.
+    /// Creates the completion of a successful work request. `len` is the length of its data in bytes.
     #[inline]
     pub(crate) fn of(wr_id: u64, class: SendClass, flags: SendFlags, len: usize) -> Self {
         let (opcode, len) = match class {

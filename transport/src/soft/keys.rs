@@ -172,7 +172,8 @@ impl KeyTable {
             if stag == 0 {
                 break;
             }
-            // A search for this entry would now end at the hole. So the entry moves into the hole, and its old slot becomes the hole.
+            // If the hole stayed empty, a search for this entry would end at the hole. So the entry moves into the hole, and the old slot
+            // of the entry becomes the hole.
             if (at.wrapping_sub(stag as usize) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.index[hole] = self.index[at];
                 hole = at;
@@ -260,8 +261,8 @@ impl KeyTable {
         region.span(offset, len).ok()
     }
 
-    /// Returns true if the peer of `connection` may invalidate an STag. Local requests are not affected, because they can also use
-    /// invalidated STags.
+    /// Returns true if the peer of `connection` may invalidate an STag. Invalidation ends only the access of peers. Local requests can
+    /// still use an invalidated STag.
     pub fn may_invalidate(&self, connection: Key, stag: u32) -> bool {
         self.exposed(stag, connection).is_ok_and(|region| !region.access.contains(Access::DIRECT))
     }

@@ -120,7 +120,7 @@ impl ReceiveQueue {
         self.placed += n;
     }
 
-    /// Copies the next bytes of the message to the receive. The caller has checked that they fit.
+    /// Copies the next bytes of the message to the receive. The caller has checked that the receive has room for them.
     #[inline]
     pub fn fill(&mut self, bytes: &[u8]) {
         let mut done = 0;
@@ -146,7 +146,7 @@ impl ReceiveQueue {
         Some(wr_id)
     }
 
-    /// Copies the next bytes of the message to the receive, from memory that others may write at the same time.
+    /// Copies the next bytes of the message to the receive, from memory that other threads or processes may write at the same time.
     #[inline]
     pub(crate) fn fill_from(&mut self, from: Span<'_>) {
         let mut done = 0;

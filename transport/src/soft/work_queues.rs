@@ -63,7 +63,7 @@ impl WorkQueues {
     ///
     /// # Errors
     /// Returns the status with which the caller completes the send. It is `ReceiverNotReady` if no receive is posted. It is
-    /// `RemoteOperationError` if the receive is too short; then the receive completes with an error, too.
+    /// `RemoteOperationError` if the receive is too short. In that case, the receive completes with an error, too.
     pub fn deliver(&mut self, message: &[u8], cqs: &mut CompletionQueues) -> std::result::Result<(), WcStatus> {
         let fits = message.len() <= self.receives.room(&mut None).ok_or(WcStatus::ReceiverNotReady)?;
         if fits {

@@ -217,7 +217,7 @@ fn nobody_there_and_a_no() {
     }
 }
 
-/// A query that gets no reply is sent again, until its deadline fails the id.
+/// A query that gets no reply is sent again and again. At the deadline of the query, the id fails.
 #[test]
 fn questions_are_asked_again_until_their_deadline() {
     let mut active = DatagramNode::new(IwarpConfig::default());

@@ -313,8 +313,8 @@ fn a_new_client_is_served_though_silent_ones_hold_all_places() {
     assert!(silent.iter_mut().all(|peer| !is_closed(peer)), "nobody gives way before its time");
     let mut client = connect_from(1, address);
     client.write_all(&request_v1()).unwrap();
-    // Each `request_grace`, the provider evicts as many silent peers as one host may have half-open connections. So this number of rounds
-    // suffices for 400 silent peers.
+    // In each round of one `request_grace`, the provider evicts `handshakes_per_peer` silent peers. So this number of rounds suffices for
+    // 400 silent peers.
     let rounds = 400 / config.handshakes_per_peer() as u32 + 1;
     let start = bench.now;
     while bench.events.is_empty() {

@@ -58,7 +58,8 @@ impl TestQueuePair {
         out
     }
 
-    /// Transmits everything. TCP accepts at most `window` bytes per call, and nothing in every other call.
+    /// Transmits everything. In every second send call, TCP accepts at most `window` bytes. In the other calls, TCP accepts nothing, unless
+    /// `window` is `usize::MAX`.
     fn transmit(&mut self, window: usize) {
         let Self { qp, resources, wire, .. } = self;
         let mut blocked = false;

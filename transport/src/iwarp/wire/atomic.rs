@@ -2,9 +2,9 @@
 
 use super::{be32, be64};
 
-/// The length of the Atomic Request header, octets. It follows the untagged DDP header.
+/// The length of the Atomic Request header in octets. It follows the untagged DDP header.
 pub const ATOMIC_REQUEST_LEN: usize = 52;
-/// The length of the Atomic Response header, octets. It follows the untagged DDP header.
+/// The length of the Atomic Response header in octets. It follows the untagged DDP header.
 pub const ATOMIC_RESPONSE_LEN: usize = 12;
 
 const FETCH_ADD: u32 = 0;
@@ -54,7 +54,7 @@ impl AtomicRequest {
         Self { operation: COMPARE_SWAP, request_id, stag, offset, operand, operand_mask, compare, compare_mask }
     }
 
-    /// Parses the header. It cannot fail, because every value of every field can be represented.
+    /// Parses the header. Parsing cannot fail, because every value of every field can be represented.
     pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Self {
         Self {
             operation: be32(bytes, 0) & 0xf,

@@ -6,13 +6,13 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Layer {
-    /// RDMAP, 0.
+    /// RDMAP: code 0.
     Rdmap,
-    /// DDP, 1.
+    /// DDP: code 1.
     Ddp,
-    /// The layer below DDP (LLP), here MPA, 2.
+    /// The LLP, the layer below DDP: code 2. In iWARP on TCP, this layer is MPA.
     Llp,
-    /// An undefined value, 3 to 15.
+    /// An undefined code, 3 to 15.
     Other(u8),
 }
 
@@ -86,15 +86,15 @@ causes! {
     RDMAP_STAG_NOT_ASSOCIATED = Rdmap / 1 / 3, "Remote Protection Error: STag not associated with RDMAP Stream";
     /// The end of a Read Request's range is past the largest Tagged Offset.
     RDMAP_TO_WRAP = Rdmap / 1 / 4, "Remote Protection Error: TO wrap";
-    /// A Send with Invalidate names an STag that the peer may not invalidate.
+    /// A Send with Invalidate names an STag that its sender may not invalidate.
     RDMAP_CANNOT_INVALIDATE = Rdmap / 1 / 9, "Remote Protection Error: STag cannot be Invalidated";
     /// A protection error of another kind.
     RDMAP_PROTECTION_UNSPECIFIED = Rdmap / 1 / 0xff, "Remote Protection Error: Unspecified Error";
     /// The RDMAP version is not 1.
     RDMAP_VERSION = Rdmap / 2 / 5, "Remote Operation Error: Invalid RDMAP version";
-    /// The opcode is unknown, or is not allowed here.
+    /// The opcode is undefined, or the receiver does not accept this opcode.
     RDMAP_OPCODE = Rdmap / 2 / 6, "Remote Operation Error: Unexpected OpCode";
-    /// The stream cannot continue. This is also the cause for more Read Requests than the IRD allows.
+    /// The stream cannot continue. A peer that has more Read Requests outstanding than the IRD allows is also refused with this cause.
     RDMAP_STREAM_CATASTROPHIC =
         Rdmap / 2 / 7, "Remote Operation Error: Catastrophic error, localized to RDMAP Stream";
     /// The failure affects more than this stream.
@@ -106,7 +106,7 @@ causes! {
     /// DDP has failed at the sender of the Terminate, without a fault of its peer. siw also refuses an unexpected Read Response with this
     /// code.
     DDP_LOCAL_CATASTROPHIC = Ddp / 0 / 0, "DDP Local Catastrophic Error";
-    /// A tagged segment names an STag that is not valid, or the STag of a region that the peer may not write.
+    /// A tagged segment names an STag that is not valid, or the STag of a region that the sender of the segment may not write.
     DDP_TAGGED_INVALID_STAG = Ddp / 1 / 0, "Tagged Buffer Error: Invalid STag";
     /// A tagged segment accesses bytes outside of the region.
     DDP_TAGGED_BOUNDS = Ddp / 1 / 1, "Tagged Buffer Error: Base or bounds violation";

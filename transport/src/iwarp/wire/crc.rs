@@ -14,8 +14,8 @@ pub struct Crc32c {
 /// The value of the CRC register before the first octet (RFC 5044 §4.4).
 const INITIAL: u32 = !0;
 
-/// For at most this number of octets, the table is faster than the wide implementation, which needs some setup. Pads and the last octets of
-/// a read are that short.
+/// For at most this number of octets, the table is faster than the `crc_fast` library, which needs some setup for each call. Such short
+/// pieces occur as pads and at the ends of receive calls.
 const SMALL: usize = 8;
 
 /// The effect of one octet on the CRC register. The polynomial is 0x1edc6f41, with its bits reflected.
@@ -46,7 +46,8 @@ impl Crc32c {
         self.state = if bytes.len() <= SMALL {
             bytes.iter().fold(self.state, |state, &byte| state >> 8 ^ TABLE[usize::from(state as u8 ^ byte)])
         } else if self.state == INITIAL {
-            // For the first octets, the one-shot function is faster than a digest, because creating a digest copies its parameters.
+            // For the first octets of a checksum, the one-shot function is faster than a digest, because creating a digest copies its
+            // parameters.
             !crc_fast::crc32_iscsi(bytes)
         } else {
             let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(self.state));

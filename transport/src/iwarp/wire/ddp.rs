@@ -159,8 +159,8 @@ impl HeaderError {
     /// Returns the cause of the Terminate for this error.
     ///
     /// If the peers did not agree on the extensions of RFC 7306, an opcode of the extensions is unexpected, even if the length is wrong,
-    /// too. This method does not know the agreement. So the caller must check [`Opcode::is_extension`] before, for a
-    /// [`TooShort`](Self::TooShort) or a [`TooLong`](Self::TooLong).
+    /// too. This method does not know the agreement. So before the caller uses the cause of a [`TooShort`](Self::TooShort) or a
+    /// [`TooLong`](Self::TooLong), the caller must check [`Opcode::is_extension`].
     pub fn cause(&self) -> TerminateCause {
         match *self {
             Self::Truncated { .. } | Self::TooShort { .. } => TerminateCause::LLP_FPDU_LENGTH,
@@ -187,13 +187,13 @@ pub enum SegmentHeader {
 /// Returns the number of header octets that must arrive before [`SegmentHeader::parse`] is called. `prefix` is the ULPDU_Length field and
 /// the two control octets.
 ///
-/// The number is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. All other octets count as payload, also those
-/// of a Terminate.
+/// The number is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. All octets behind the header count as payload,
+/// including the quoted headers in a Terminate.
 pub fn header_len(prefix: &[u8; 4]) -> Result<usize, HeaderError> {
     Ok(len_of(parse_prefix(prefix)?.1))
 }
 
-/// Returns the length of the header of an operation, with the ULPDU_Length field, octets.
+/// Returns the length in octets of the header of an operation, including the ULPDU_Length field.
 #[inline]
 const fn len_of(opcode: Opcode) -> usize {
     match opcode {
@@ -209,7 +209,7 @@ const fn len_of(opcode: Opcode) -> usize {
 fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
-    // A shortcut for the most frequent segments, plain Sends. It has the same result as the code below.
+    // A shortcut for the most frequent segments, plain Sends. Its result is the same as that of `parse_other_prefix`.
     let is_send = ddp & (TAGGED | DDP_VERSION_MASK) == DDP_VERSION
         && rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | Opcode::Send.raw();
     if is_send && ulpdu_len >= UNTAGGED_HEADER_LEN as u16 {
@@ -221,7 +221,7 @@ fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
 fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
-    // A shortcut for tagged segments, which are most of the others. It has the same result as the code below.
+    // A shortcut for tagged segments, the most frequent segments after plain Sends. Its result is the same as that of the code below.
     if ddp & (TAGGED | DDP_VERSION_MASK) == TAGGED | DDP_VERSION && ulpdu_len >= TAGGED_HEADER_LEN as u16 {
         for opcode in [Opcode::Write, Opcode::ReadResponse] {
             if rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | opcode.raw() {

@@ -48,7 +48,8 @@ pub enum StartupKind {
     Reply,
 }
 
-/// A reason why the fixed part of a startup frame is invalid. For all these reasons, the Terminate is [`TerminateCause::LLP_STARTUP`].
+/// A reason why the fixed part of a startup frame is invalid. A Terminate that reports any of these reasons has the cause
+/// [`TerminateCause::LLP_STARTUP`].
 ///
 /// [`TerminateCause::LLP_STARTUP`]: super::TerminateCause::LLP_STARTUP
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +74,7 @@ pub struct StartupHeader {
     pub kind: StartupKind,
     /// The M bit: the sender of the frame requires markers in the stream that it receives.
     pub markers: bool,
-    /// The C bit: the sender requests a CRC. If either peer does, both directions have a CRC.
+    /// The C bit: the sender requests a CRC. If either peer requests one, both directions of the stream have a CRC.
     pub crc: bool,
     /// The R bit: the responder rejects the connection.
     pub reject: bool,
@@ -159,7 +160,7 @@ pub struct Enhanced {
 }
 
 impl Enhanced {
-    /// Parses the block. It cannot fail, because every value of every field can be represented.
+    /// Parses the block. Parsing cannot fail, because every value of every field can be represented.
     pub fn parse(bytes: [u8; ENHANCED_LEN]) -> Self {
         let [i0, i1, o0, o1] = bytes;
         let (ird, ord) = (u16::from_be_bytes([i0, i1]), u16::from_be_bytes([o0, o1]));

@@ -25,29 +25,29 @@ pub const ATOMIC_RESPONSE_QUEUE: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Opcode {
-    /// RDMA Write, 0.
+    /// RDMA Write: code 0.
     Write,
-    /// RDMA Read Request, 1.
+    /// RDMA Read Request: code 1.
     ReadRequest,
-    /// RDMA Read Response, 2.
+    /// RDMA Read Response: code 2.
     ReadResponse,
-    /// Send, 3.
+    /// Send: code 3.
     Send,
-    /// Send with Invalidate, 4.
+    /// Send with Invalidate: code 4.
     SendInvalidate,
-    /// Send with Solicited Event, 5.
+    /// Send with Solicited Event: code 5.
     SendSolicited,
-    /// Send with Solicited Event and Invalidate, 6.
+    /// Send with Solicited Event and Invalidate: code 6.
     SendSolicitedInvalidate,
-    /// Terminate, 7.
+    /// Terminate: code 7.
     Terminate,
-    /// Immediate Data (RFC 7306 §6), 8.
+    /// Immediate Data (RFC 7306 §6): code 8.
     Immediate,
-    /// Immediate Data with Solicited Event (RFC 7306 §6), 9.
+    /// Immediate Data with Solicited Event (RFC 7306 §6): code 9.
     ImmediateSolicited,
-    /// Atomic Request (RFC 7306 §5), 10.
+    /// Atomic Request (RFC 7306 §5): code 10.
     AtomicRequest,
-    /// Atomic Response (RFC 7306 §5), 11.
+    /// Atomic Response (RFC 7306 §5): code 11.
     AtomicResponse,
     /// An undefined code, 12 to 15.
     Other(u8),

@@ -2,7 +2,7 @@
 
 use super::{be32, be64};
 
-/// The length of the Read Request header, octets. It follows the untagged DDP header (RFC 5040 §4.4).
+/// The length of the Read Request header in octets. It follows the untagged DDP header (RFC 5040 §4.4).
 pub const READ_REQUEST_LEN: usize = 28;
 
 /// The header of a Read Request. It follows the untagged DDP header (RFC 5040 §4.4).
@@ -21,7 +21,7 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Parses the header. It cannot fail, because every value of every field can be represented.
+    /// Parses the header. Parsing cannot fail, because every value of every field can be represented.
     pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> Self {
         Self {
             sink_stag: be32(bytes, 0),

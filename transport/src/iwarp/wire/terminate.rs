@@ -53,7 +53,8 @@ impl Quote {
         self.segment_len
     }
 
-    /// Returns the quoted DDP header, from the control octets on, without the ULPDU_Length field. It is empty if none is quoted.
+    /// Returns the quoted DDP header, from the control octets on, without the ULPDU_Length field. Returns an empty slice if no DDP header
+    /// is quoted.
     pub fn ddp_header(&self) -> &[u8] {
         self.ddp.get(..usize::from(self.ddp_len)).unwrap_or_default()
     }

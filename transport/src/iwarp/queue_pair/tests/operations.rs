@@ -414,7 +414,7 @@ fn memory_that_is_not_the_peers() {
             assert!(write.is_none() || area.bytes() == before, "Write {index}");
         }
     }
-    // The STags and offsets are invalid. They must not be checked, since these messages have no payload.
+    // The STags and offsets of these messages are invalid. The provider must not check them, because the messages have no payload.
     end.deliver(&tagged(Opcode::Write, true, 99, 5, b"")).unwrap();
     end.deliver(&read_request(1, unknown, 0)).unwrap();
 }
@@ -670,8 +670,8 @@ fn markers_where_they_are_required() {
     for crc in [true, false] {
         let mut marked = TestQueuePair::new(Role::Initiator, Agreement { markers: true, ..agreement(crc, None) }, 1448);
         let mut plain = TestQueuePair::new(Role::Initiator, agreement(crc, None), 1448);
-        // Each segment of the other stream contains three markers of 4 octets. If segments without markers are 12 octets shorter, the
-        // payloads of both streams have the same length.
+        // Each segment of the stream with markers contains three markers of 4 octets. If the segments of the stream without markers are 12
+        // octets shorter, the payloads of both streams have the same length.
         plain.qp.set_max_segment(1448 - 12);
         let memory = Memory::new(1 << 20).unwrap();
         memory.write(0, &pattern(1 << 20, 3));
@@ -697,8 +697,8 @@ fn markers_where_they_are_required() {
             end.transmit(777);
             let rest = end.qp.end(Some((TerminateCause::LLP_CRC, None)), &mut end.resources.cqs);
             end.wire.extend(rest);
-            // The region `local` has different addresses on the two sides. The comparison below shows that no sent octet depends on
-            // them.
+            // The two queue pairs have a region `local` each, at different addresses. The comparison below shows that no sent octet depends
+            // on these addresses.
             drop(local);
         }
         assert_eq!(marked.wire.len().div_ceil(512), (marked.wire.len() - plain.wire.len()) / 4);

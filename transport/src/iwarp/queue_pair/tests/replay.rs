@@ -34,9 +34,9 @@ use TerminateCause as Cause;
 
 /// For each capture: its name, the outcome if this provider is the server, and the outcome if it is the client.
 ///
-/// In some captures, this provider differs from the kernel (the numbers are the captures). It refuses a Send that is too long with the code
-/// of RFC 5041 (24). It accepts 0x3fff in a reply as RFC 6581 defines it (30). It accepts FPDUs that arrive in one read with a startup
-/// frame (31, 32). It refuses a Read of a region that may not be read (34).
+/// In some captures, this provider behaves differently from the kernel. The captures are named by their numbers, in parentheses. It refuses
+/// a Send that is too long with the code of RFC 5041 (24). It accepts 0x3fff in a reply as RFC 6581 defines it (30). It accepts FPDUs that
+/// arrive in one read with a startup frame (31, 32). It refuses a Read of a region that may not be read (34).
 const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("01-rping-nocrc", Good, Good),
     ("02-rping-crc-p2p-rtrwrite", Good, Good),
