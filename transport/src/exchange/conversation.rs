@@ -2,15 +2,13 @@
 //! events.
 //!
 //! ```text
-//! active                        passive
-//! Request  ->                              the passive queue pair can receive
-//!          <-  Accept or Refuse            after Accept, the passive queue pair can also send
-//! Ready    ->                              the connection is established on both sides
+//! active                        passive Request  ->                              the passive queue pair can receive <-  Accept or Refuse
+//! after Accept, the passive queue pair can also send Ready    ->                              the connection is established on both sides
 //! Goodbye  <->  Goodbye                    either side may send Goodbye at any time after Request
 //! ```
 //!
-//! A conversation reads one message at a time and no byte behind that message. A peer may send at most three messages. So a peer can make
-//! the local side neither store nor process more than three messages.
+//! A conversation reads one message at a time and no byte behind that message. A peer may send at most three messages. So the local side
+//! never stores or processes more than three messages of one peer.
 
 use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Violation};
 
@@ -29,7 +27,7 @@ enum ConversationState {
     RequestReceived,
     /// Passive side: Accept was sent.
     AcceptSent,
-    /// Both queue pairs can send and receive: the active side has sent Ready, or the passive side has received it.
+    /// Both queue pairs can send and receive: the active side has sent Ready, or the passive side has received Ready.
     Established,
     /// The conversation has ended. Later input is not read.
     Closed,

@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     pub(crate) ack_timeout: u8,
     /// The number of times that an unacknowledged packet is retransmitted. The active side chooses it for both sides.
     pub(crate) retry_count: u8,
-    /// The number of times that the peer retries a message if the sender of these attributes has posted no receive for it (RNR).
+    /// The number of times that the peer retries a message for which the sender of these attributes has posted no receive (RNR).
     pub(crate) rnr_retry_count: u8,
     /// The traffic class of every packet. The active side chooses it for both sides.
     pub(crate) traffic_class: u8,

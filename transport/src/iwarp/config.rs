@@ -25,8 +25,8 @@ pub enum CrcPolicy {
     Off,
 }
 
-/// The policy for connections within the host. Such a connection can move from its TCP stream to memory that both processes map. It moves
-/// only if both peers agree and both processes belong to the same user.
+/// The policy for connections within the host. Such a connection can move from its TCP stream to memory that both processes map. The
+/// connection moves only if both peers agree and both processes belong to the same user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedMemoryPolicy {
     /// Never use shared memory. The connection uses iWARP on TCP.
@@ -34,7 +34,7 @@ pub enum SharedMemoryPolicy {
     Off,
     /// Use shared memory if possible. Otherwise the connection stays on TCP, and the reason is logged at `debug`.
     Prefer,
-    /// Always use shared memory. A connection that cannot use it fails.
+    /// Always use shared memory. A connection that cannot use shared memory fails.
     Require,
 }
 
@@ -71,9 +71,9 @@ pub struct IwarpConfig {
     /// ones wait in the backlog of the listener.
     pub max_handshakes: usize,
     /// The largest number of incoming connections from one address that have not sent their request, at least 1. IPv6 addresses with the
-    /// same first 64 bits count as one address. At the limit, a new connection from that address evicts the oldest of them, if the
-    /// `request_grace` of the oldest one is over. `None`, the default, means half of `max_handshakes`, so that no single address can
-    /// exclude the others.
+    /// same first 64 bits count as one address. At the limit, a new connection from that address evicts the oldest of these connections, if
+    /// the `request_grace` of the oldest one is over. `None`, the default, means half of `max_handshakes`, so that connections from one
+    /// address cannot exclude those from other addresses.
     pub max_handshakes_per_peer: Option<usize>,
     /// The networks that may connect. `None`, the default, admits every address. A connection from any other address is reset before
     /// anything is read from it or allocated for it. A datagram from any other address is dropped.
@@ -108,7 +108,8 @@ pub struct IwarpConfig {
     /// A connection keeps memory for the largest number of Reads that were ever outstanding at the same time, about 80 bytes per Read on
     /// each peer.
     pub read_depth: u16,
-    /// If true, MPA markers are sent to a peer that requires them, as some adapters do. If false, such a peer is rejected.
+    /// If true, MPA markers are sent to a peer that requires markers, as some adapters do. If false, a peer that requires markers is
+    /// rejected.
     pub markers: bool,
     /// If true, the extensions of RFC 7306 (immediate data and atomic operations) can be used. Each connection also needs a call of
     /// [`crate::roles::Extensions::enable_extensions`].

@@ -51,8 +51,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Opens a UDP port. Without `at`, the port is bound to the local address `address`. With `at`, it joins the multicast group `address`
-    /// on the interface with the address `at`.
+    /// Opens a UDP port. Without `at`, the port is bound to the local address `address`. With `at`, the port joins the multicast group
+    /// `address` on the interface with the address `at`.
     fn open_port(&mut self, address: SocketAddr, at: Option<IpAddr>) -> Result<Key> {
         let listen = |source| TransportError::Listen { address, source };
         let interface = self.net.interface(at.unwrap_or(address.ip())).map_err(listen)?;
@@ -172,8 +172,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Releases everything that an id owns, before the id is destroyed. If the id was created for a query and the program has not answered
-    /// it, rejects the query.
+    /// Releases everything that an id owns, before the id is destroyed. If the id was created for a query that the program has not
+    /// answered, rejects the query.
     pub(super) fn release_datagram(&mut self, key: Key, mut id: DatagramId) {
         self.forget_query(key, &id.phase);
         if let DatagramPhase::Offered(query, to) = &id.phase {
@@ -227,7 +227,7 @@ impl<N: Net> Iwarp<N> {
         Some(before)
     }
 
-    /// Ends an id. If `failure` is given, raises an event with it.
+    /// Ends an id. If `failure` is given, raises an event that reports it.
     pub(super) fn fail_datagram(&mut self, key: Key, failure: Option<ConnectFailure>) {
         self.set_phase(key, DatagramPhase::Dead);
         if let Some(failure) = failure {
@@ -273,7 +273,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Accepts the query of the id `asked`. The reply names the queue pair of the id `owner`, to which the peer then sends.
+    /// Accepts the query of the id `asked`. The reply names the queue pair of the id `owner`. The peer sends its datagrams to that queue
+    /// pair.
     pub(super) fn reply_to_query(
         &mut self,
         asked: Key,

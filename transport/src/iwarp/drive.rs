@@ -24,7 +24,8 @@ use crate::soft::resources::Resources;
 pub(super) const SPIN_FULL: u32 = 8;
 /// The largest number of receive calls for one connection before other connections are served.
 const RECEIVES: usize = 4;
-/// The largest number of connections that one call of `progress` serves. The program then processes their data while it is in the caches.
+/// The largest number of connections that one call of `progress` serves. With this limit, the received data is still in the CPU caches when
+/// the program processes it after the call.
 const SERVED: usize = 32;
 
 /// The result of a receive call.
@@ -196,7 +197,7 @@ impl<N: Net> Iwarp<N> {
                 ReceiveResult::End => {
                     let cause = peer_has_gone(qp.is_at_boundary());
                     // A peer that moves to shared memory writes a record to the segment before it closes the TCP stream. So the end of the
-                    // stream may not be the end of the connection.
+                    // stream is not always the end of the connection.
                     if !self.follow(key, now) {
                         self.end(key, cause, None, now);
                     }
@@ -315,7 +316,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Raises the event `Established` for a connection, unless it was already raised.
+    /// Raises the event `Established` for a connection, unless this event was already raised.
     pub(super) fn announce(&mut self, key: Key) {
         if let Some(endpoint) = self.endpoints.get_mut(key).filter(|endpoint| !endpoint.announced) {
             endpoint.announced = true;
@@ -326,7 +327,8 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Ends a live connection: flushes its work queues and raises one event, `Disconnected` or `ConnectFailed`. Unless the stream is
-    /// already lost, the FPDUs that are already framed are still sent, and then the Terminate, if one is given.
+    /// already lost, the FPDUs that are already framed are sent before the socket is closed. After them, `terminate` is sent if it is
+    /// given.
     pub(super) fn end(
         &mut self,
         key: Key,

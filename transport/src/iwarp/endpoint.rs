@@ -37,7 +37,7 @@ impl Attempt {
 /// The state of a listener: accepting or paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepting {
-    /// The listener accepts connections when an edge reports them.
+    /// The listener accepts connections when an edge reports that connections wait.
     Yes,
     /// The listener is paused until the endpoint's deadline, because the system lacked a descriptor or memory for a connection.
     Later,
@@ -88,7 +88,7 @@ impl EndpointState {
         }
     }
 
-    /// Returns true if a peer has started this handshake and it is not finished.
+    /// Returns true if this is the state of an unfinished handshake that a peer has started.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(self, Self::Requesting { .. } | Self::Offered(_))
     }
@@ -100,7 +100,7 @@ pub(crate) struct CmEndpoint<S> {
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
-    /// The queue pair of a connection in shared memory. If it is `Some`, `qp` is `None`, and `socket` is the Unix socket.
+    /// The queue pair of a connection in shared memory. If `link` is `Some`, `qp` is `None`, and `socket` is the Unix socket.
     pub(super) link: Option<Box<Link<S>>>,
     /// The progress of setting up shared memory, for a connection that may leave its TCP stream.
     pub(super) setup: Option<Box<SegmentSetup<S>>>,
@@ -112,7 +112,7 @@ pub(crate) struct CmEndpoint<S> {
     /// True if the socket may have bytes to read.
     pub(crate) readable: bool,
     /// True if the peer's stream has ended or failed. Unread bytes may remain before the end. Even after a short read, the socket must be
-    /// read until it returns 0 or an error.
+    /// read until a receive call returns 0 or an error.
     pub(crate) closed: bool,
     /// True if the connection is in the ready queue.
     pub(crate) queued: bool,

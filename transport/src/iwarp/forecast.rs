@@ -47,7 +47,8 @@ impl Forecast {
         Self { kind: PayloadKind::Send, segment: 0, message: 0 }
     }
 
-    /// Records a segment that has arrived. `len` is the length of its payload. `first` is true if it is the first segment of a message.
+    /// Records a segment that has arrived. `len` is the length of its payload. `first` is true if the segment is the first one of a
+    /// message.
     #[inline]
     pub(crate) fn record_segment(&mut self, kind: PayloadKind, len: usize, first: bool) {
         if first || kind != self.kind {

@@ -1,8 +1,8 @@
 //! The unfinished handshakes that peers have started. A connection is *half-open* until its complete MPA request has arrived.
 //!
-//! A peer that connects and sends nothing occupies a socket, an endpoint and a buffer. It must not exclude other peers. So the number of
-//! unfinished handshakes is limited, in total and per host. At a limit, the oldest half-open connection is evicted, after a grace time for
-//! its request.
+//! A peer that connects and sends nothing occupies a socket, an endpoint and a buffer. Such a peer must not exclude other peers. So the
+//! number of unfinished handshakes is limited, in total and per host. At a limit, the oldest half-open connection is evicted, after a grace
+//! time for its request.
 
 use std::collections::VecDeque;
 

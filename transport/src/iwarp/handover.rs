@@ -15,10 +15,10 @@ use crate::cm::{CmId, Detached};
 use crate::error::{Result, TransportError};
 use crate::provider::{DeviceId, Provider};
 
-/// A connect request that has left one provider and has not entered another one. It has no queue pair yet.
+/// A connect request that has left one provider and has not entered another one. The request has no queue pair yet.
 #[derive(Debug)]
 struct DetachedRequest {
-    /// The socket. `None` once a provider has adopted it.
+    /// The socket on which the request arrived. `None` once a provider has adopted the request.
     socket: Option<OwnedFd>,
     asked: RequestTerms,
 }

@@ -87,8 +87,7 @@ impl<N: Net> Iwarp<N> {
         self.handshakes.backlog.push_back(key);
     }
 
-    /// Sets the state of a listener. `until` is the time at which a pause ends, unless another event ends it earlier; `None` sets no such
-    /// time.
+    /// Sets the state of a listener. `until` is the latest time at which a pause ends. With `None`, only another event ends the pause.
     fn pause(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.state = EndpointState::Listening(accepting);
@@ -264,8 +263,8 @@ impl<N: Net> Iwarp<N> {
         self.raise(key, CmEventKind::ConnectFailed(failure));
     }
 
-    /// Ends a handshake. If `failure` is given, raises an event with it. If `rest` is given, sends these bytes to the peer before the
-    /// socket is closed.
+    /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is given, sends these bytes to the peer before
+    /// the socket is closed.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
         self.transition(key, EndpointState::Dead);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };

@@ -26,7 +26,7 @@ const _: () = assert!(3 + CRC_LEN + UNTAGGED_FPDU_HEADER_LEN <= GAP);
 /// front of it. One more slice receives the octets behind the last destination.
 const PLACES: usize = (MAX_SLICES - 1) / 2;
 
-/// A destination, and the number of octets of the stream between it and the previous one.
+/// A destination, and the gap in front of it: the number of octets of the stream between the previous destination and this one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlanStep {
     pub(crate) gap: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Intake {
     room: usize,
     /// The staging buffer: a fixed part for each gap, then the part behind the last destination.
     staging: Box<[u8]>,
-    /// The octets that were received into wrong destinations and copied out of them.
+    /// The octets that were copied out of wrong destinations.
     spilled: Vec<u8>,
 }
 

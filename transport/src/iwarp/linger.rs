@@ -1,5 +1,5 @@
-//! Sockets that outlive their connection. The bytes that were sent are still delivered, and received bytes are discarded. Closing a socket
-//! with unread bytes immediately would reset the stream, and the peer would lose data that it has not read.
+//! Sockets that outlive their connection. Such a socket still delivers the bytes that the connection has sent, and discards received bytes.
+//! Closing a socket with unread bytes immediately would reset the stream, and the peer would lose data that it has not read.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,8 +1,8 @@
 //! The connections in shared memory (links). This module decides which rings a busy poll checks and which peers are woken.
 //!
-//! A link is *armed* if the local side has announced in the shared memory that it sleeps. A peer wakes this side only if the link is armed.
-//! So all links are armed before the caller sleeps. The links that have received something recently are *hot*: in most rounds, a busy poll
-//! only checks their rings. Each link that is not armed is hot.
+//! A link is *armed* if the local side has announced in the shared memory that the local side sleeps. A peer wakes this side only if the
+//! link is armed. So all links are armed before the caller sleeps. The links that have received something recently are *hot*: in most
+//! rounds, a busy poll only checks their rings. Each link that is not armed is hot.
 
 use std::io;
 use std::time::Instant;
@@ -76,7 +76,7 @@ impl<N: Net> Iwarp<N> {
         self.links.hot.push((key, 0));
     }
 
-    /// Removes a link from the hot ones and arms it, so that its peer wakes this side when there is input.
+    /// Removes a link from the hot links and arms it. The peer of an armed link wakes this side when there is input.
     fn cool(&mut self, at: usize) {
         let (key, _) = self.links.hot.swap_remove(at);
         if self.arm_link(key) {

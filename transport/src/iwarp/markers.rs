@@ -42,7 +42,7 @@ pub(crate) mod tests {
     use crate::iwarp::wire::crc32c;
     use crate::iwarp::wire::mpa::fpdu_len;
 
-    /// Checks and removes the markers of a whole stream. Replaces the CRC of every FPDU with the CRC that it has without markers.
+    /// Checks and removes the markers of a whole stream. Replaces the CRC of every FPDU with the CRC of the same FPDU without markers.
     pub(crate) fn strip(stream: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut at = 0;

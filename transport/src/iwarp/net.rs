@@ -30,7 +30,8 @@ pub struct Ready {
     pub readable: bool,
     /// There may be room to send, or an attempt to connect has ended.
     pub writable: bool,
-    /// The stream has ended behind the readable bytes. The caller must then read until it gets 0 or an error, even after a short read.
+    /// The stream has ended behind the readable bytes. Even after a short read, the caller must read until a receive call returns 0 or an
+    /// error.
     pub closed: bool,
 }
 
@@ -60,14 +61,14 @@ pub trait Net: Send + fmt::Debug {
     /// connection waits.
     fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)>;
 
-    /// Starts to connect a TCP socket, on the CM channel. A writable edge reports that the attempt has ended. [`Net::connected`] then
-    /// returns the result.
+    /// Starts to connect a TCP socket, on the CM channel. A writable edge reports that the attempt has ended. After this edge,
+    /// [`Net::connected`] returns the result.
     fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId>;
 
     /// Returns the result of an attempt to connect, or `WouldBlock` if the attempt has not ended.
     fn connected(&mut self, socket: SocketId) -> io::Result<()>;
 
-    /// Moves a socket from the CM channel to the completion channel. If the socket is ready, it raises an edge there.
+    /// Moves a socket from the CM channel to the completion channel. If the socket is ready, an edge is raised on the completion channel.
     fn promote(&mut self, socket: SocketId) -> io::Result<()>;
 
     /// Removes a socket without closing it. Another instance can take the returned descriptor with [`Net::adopt`]. After an error, the
@@ -77,7 +78,7 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Adds a released socket to the CM channel. If the socket is ready, it raises an edge.
+    /// Adds a released socket to the CM channel. If the socket is ready, an edge is raised on the CM channel.
     fn adopt(&mut self, socket: OwnedFd) -> io::Result<SocketId> {
         let _ = socket;
         Err(io::ErrorKind::Unsupported.into())
@@ -140,15 +141,15 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Receives a packet from a Unix socket, and the descriptor that is attached to it, if any. Returns the length of the packet, which is
-    /// 0 if the peer has closed the socket. Returns `WouldBlock` if there is no packet.
+    /// Receives a packet from a Unix socket. Returns the length of the packet, and the descriptor that was attached to it, or `None` if
+    /// none was attached. The length is 0 if the peer has closed the socket. Returns `WouldBlock` if there is no packet.
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let _ = (socket, room);
         Err(io::ErrorKind::Unsupported.into())
     }
 
     // The methods below send and receive UDP packets, for datagrams. An implementation without UDP returns false from `has_packets` and
-    // does not need the others.
+    // does not need the other methods.
 
     /// Returns true if the implementation supports UDP packets.
     fn has_packets(&self) -> bool {
@@ -168,7 +169,7 @@ pub trait Net: Send + fmt::Debug {
     }
 
     /// Opens a UDP socket at a local address, on the completion channel. For port 0, the system chooses a free port. The socket never
-    /// fragments packets; over IPv4 they have the identification 0.
+    /// fragments packets; over IPv4, the identification of the packets is 0.
     fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId> {
         let _ = address;
         Err(io::ErrorKind::Unsupported.into())

@@ -1,4 +1,5 @@
-//! The pace of one connection: limits how many octets of its stream are received at a time, so that no connection starves the others.
+//! The pace of one connection: limits how many octets of its stream are received at a time, so that no connection starves other
+//! connections.
 //!
 //! A limit of octets alone would not suffice, because each FPDU takes processing time, too. A peer may send any number of RDMA Writes
 //! without payload: 13,000 of them fit into 256 KiB. Therefore each FPDU costs additional octets of the budget.
@@ -40,7 +41,7 @@ impl Pace {
     }
 
     /// Returns true if a receive call is a sign of life of the peer. `octets` is the number of octets that the call returned. `fpdus` is
-    /// the number of FPDU headers that it completed.
+    /// the number of FPDU headers that the call completed.
     #[inline]
     pub(super) const fn is_sign_of_life(&mut self, octets: usize, fpdus: usize) -> bool {
         self.trickled += octets;

@@ -30,8 +30,8 @@ pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
 impl<N: Net> Iwarp<N> {
-    /// Sends the queued datagrams of an id until the socket's buffer is full. A datagram that the system refuses is lost. It still
-    /// completes successfully, because unreliable datagrams may be lost anywhere.
+    /// Sends the queued datagrams of an id until the socket's buffer is full. A datagram that the system refuses is lost. Such a datagram
+    /// still completes successfully, because unreliable datagrams may be lost anywhere.
     pub(super) fn send_datagrams(&mut self, key: Key) {
         let Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.datagrams.ports.get_mut(id.port)) else { return };
@@ -298,8 +298,8 @@ impl<N: Net> Iwarp<N> {
         self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
     }
 
-    /// Handles a reply from a peer. Ignores the reply unless it matches a local query and comes from the address to which the query was
-    /// sent.
+    /// Handles a reply from a peer. Ignores the reply unless the reply matches a local query and comes from the address to which that query
+    /// was sent.
     fn handle_reply(&mut self, from: SocketAddr, reply: &SidrReply) {
         let Some(&key) = self.datagrams.queries.get(&reply.request) else { return };
         let shared = self.config.roce.port.is_some();

@@ -64,7 +64,7 @@ pub(super) enum Owner {
     Port(Key),
 }
 
-/// The embedded provider: iWARP in user space. It has no thread: work is done only within the calls of its one user.
+/// The embedded provider: iWARP in user space. The provider has no thread: all its work is done during the calls of its methods.
 pub struct Iwarp<N: Net> {
     pub(super) config: IwarpConfig,
     pub(super) net: N,
@@ -83,7 +83,7 @@ pub struct Iwarp<N: Net> {
     pub(super) intake: Intake,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: Handshakes,
-    /// The connection that received most recently. A busy poll reads from it first.
+    /// The connection that received most recently. A busy poll reads from this connection first.
     pub(super) hot: Option<Key>,
     pub(super) links: Links,
     pub(super) datagrams: Tables,

@@ -28,8 +28,8 @@ use crate::wr::{RecvWr, RemoteAddress, SendWr};
 /// The largest depth of a work queue.
 pub(crate) const MAX_QUEUE_DEPTH: u32 = 32768;
 
-/// The role of the local side in the handshake. The initiator may send immediately. The responder may send after it has received from the
-/// initiator.
+/// The role of the local side in the handshake. The initiator may send immediately. The responder may send only after a message from the
+/// initiator has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Initiator,
@@ -190,8 +190,8 @@ impl QueuePair {
         self.tx.frame_write_now(local, remote, &self.responder)
     }
 
-    /// Makes one receive call. It receives the rest of the current payload, and at most `room` octets behind it. Returns the number of
-    /// octets, and true if the socket was drained. The caller passes the octets to [`QueuePair::input`].
+    /// Makes one receive call. The call receives the rest of the current payload, and at most `room` octets behind it. Returns the number
+    /// of octets, and true if the socket was drained. The caller passes the octets to [`QueuePair::input`].
     #[inline]
     pub(crate) fn receive(
         &mut self,

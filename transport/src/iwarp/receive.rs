@@ -1,8 +1,8 @@
 //! The receive direction of a queue pair: cuts the byte stream into FPDUs, checks each FPDU and places its payload.
 //!
-//! The payload of Sends and Read Responses is placed as it arrives. The program cannot read it before the work request completes, and the
-//! work request completes only after the CRC of every segment was checked. A Write has no completion at its target. So with a CRC, each
-//! segment of a Write is held until the whole segment has arrived and its CRC is correct.
+//! The payload of Sends and Read Responses is placed as it arrives. The program cannot read the payload before the work request completes,
+//! and the work request completes only after the CRC of every segment was checked. A Write has no completion at its target. So with a CRC,
+//! each segment of a Write is held until the whole segment has arrived and its CRC is correct.
 //!
 //! If the connection uses a CRC, an invalid header is reported only after the CRC of its FPDU was checked. So the reported fault does not
 //! depend on how many octets each receive call returns.
@@ -29,7 +29,7 @@ use crate::mr::Access;
 use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use crate::wc::WcStatus;
 
-/// If at least this number of octets of a payload is still to arrive, they are received directly into their destination.
+/// If at least this number of octets of a payload is still to arrive, these octets are received directly into their destination.
 pub(crate) const DIRECT_MIN: usize = 4096;
 /// The length of the buffer for payloads that the program does not receive: of a Terminate, an Atomic Request and similar messages.
 const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
@@ -64,12 +64,12 @@ pub(crate) struct Receiver {
     carried: usize,
     sum: Crc32c,
     segment: CurrentSegment,
-    /// The fault in the current header. It is reported if the CRC of the FPDU is correct. If the CRC is wrong, the wrong CRC is reported
-    /// instead.
+    /// The fault in the current header. This fault is reported if the CRC of the FPDU is correct. If the CRC is wrong, the wrong CRC is
+    /// reported instead.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
     /// The payload of the current Write segment until its CRC is checked. Used if the segment does not arrive in one piece. The buffer is
-    /// allocated when it is used first.
+    /// allocated when it is first used.
     held: Vec<u8>,
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
@@ -290,7 +290,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Processes the FPDU at the start of `bytes` if it is complete, or else its header. Returns the octets behind the processed ones.
+    /// Processes the FPDU at the start of `bytes`. If the FPDU is incomplete, processes only its header. Returns the octets behind the
+    /// processed ones.
     #[inline]
     fn whole_or_header<'a>(
         &mut self,
@@ -410,7 +411,7 @@ impl Receiver {
         }
     }
 
-    /// Appends octets to `carry` until it contains `need` octets. Returns the octets behind them.
+    /// Appends octets of `bytes` to `carry` until `carry` contains `need` octets. Returns the rest of `bytes`.
     fn carry_some<'a>(&mut self, bytes: &'a [u8], need: usize) -> &'a [u8] {
         let need = need.min(self.carry.len());
         let (now, rest) = bytes.split_at(bytes.len().min(need.saturating_sub(self.carried)));
@@ -424,7 +425,7 @@ impl Receiver {
         match self.begin(header, cx) {
             Ok(()) => {}
             Err(fault) if self.crc => {
-                // The fault is reported only after the CRC was checked. If the CRC is wrong, the peer may not have sent this header at all.
+                // The fault is reported only after the CRC was checked. If the CRC is wrong, the peer has possibly sent a different header.
                 let ulpdu_len = header.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
                 self.deferred = Some(Box::new(fault));
                 self.segment.left = fpdu_len(ulpdu_len).saturating_sub(CRC_LEN + header.len());

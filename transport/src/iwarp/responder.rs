@@ -22,8 +22,8 @@ pub(crate) struct PendingResponse {
 }
 
 impl PendingResponse {
-    /// Returns the headers that a Terminate about this request quotes. They describe the part of the request for which no response is
-    /// framed yet: the number of framed octets is added to the offsets and subtracted from the size.
+    /// Returns the headers that a Terminate about this request quotes. These headers describe the part of the request for which no response
+    /// is framed yet: the number of framed octets is added to the offsets and subtracted from the size.
     pub(crate) fn quote(&self) -> Option<Quote> {
         let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
         let opcode = match self.request {

@@ -96,7 +96,7 @@ impl<N: Net> Iwarp<N> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // No descriptor is free for the peer. The peer stays in the backlog of the listener and causes no further edge, so a
-                // deadline is set for the next attempt to accept it.
+                // deadline is set for the next attempt to accept the peer.
                 Err(error) if is_exhaustion(&error) => {
                     log::debug!("cannot accept peers within the host for now: {error}");
                     let until = now + self.config.accept_backoff;
@@ -140,7 +140,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Checks the hello of a peer, maps the peer's segment, and accepts it.
+    /// Checks the hello of a peer, maps the peer's segment, and accepts the segment.
     fn accept_segment(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
         let Some(endpoint) = self.endpoints.get_mut(hello.key) else { return Err("it has ended".into()) };
         match endpoint.setup.as_deref() {
@@ -316,14 +316,16 @@ impl<N: Net> Iwarp<N> {
         endpoint.link = Some(Box::new(link));
         endpoint.last_heard = Some(now);
         (endpoint.frame, endpoint.frame_sent) = (Vec::new(), 0);
-        // Packets may have arrived on the Unix socket before it moved to the completion channel. So the socket is marked as readable.
+        // Packets may have arrived on the Unix socket before the socket moved to the completion channel. So the socket is marked as
+        // readable.
         (endpoint.readable, endpoint.closed) = (true, false);
         let stream = endpoint.socket.replace(socket);
         self.links.count += 1;
         self.own(socket, Owner::Endpoint(key));
         let promoted = self.net.promote(socket);
         self.pump(key);
-        // The passive side looks for the first record when it receives a packet or when the stream ends. So the active side sends a packet.
+        // The passive side looks for the first record when a packet arrives on the Unix socket or when the TCP stream ends. So the active
+        // side sends a packet.
         if side == SegmentSide::Active {
             let _ = self.net.pass(socket, &CALL_PACKET, None);
         }

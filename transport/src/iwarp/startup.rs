@@ -1,4 +1,5 @@
-//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reads one startup frame and decides about it. Reads no byte behind the frame.
+//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reads one startup frame, and decides whether to accept the connection. Reads no byte behind
+//! the frame.
 
 use super::config::MAX_READ_DEPTH;
 use super::wire::TerminateCause;
@@ -29,7 +30,7 @@ impl FrameReader {
         Self { kind, buffer, have: 0, need: STARTUP_HEADER_LEN, header: None }
     }
 
-    /// Returns the buffer for the next bytes. It has exactly the number of bytes that may be read from the socket now.
+    /// Returns the buffer for the next bytes. The buffer has exactly the number of bytes that may be read from the socket now.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         &mut self.buffer[self.have..self.need]
     }
@@ -68,7 +69,7 @@ impl FrameReader {
     }
 }
 
-/// The initiator's first message, which allows the responder to send ("ready to receive", RFC 6581 §5). It has no payload.
+/// The initiator's first message, which allows the responder to send ("ready to receive", RFC 6581 §5). This message has no payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadyToReceive {
     Write,
@@ -112,7 +113,7 @@ pub(crate) struct StartupTerms {
 
 impl StartupTerms {
     /// Creates terms from the settings. The numbers of outstanding Reads are limited to [`MAX_READ_DEPTH`]. The IRD is rounded up to a
-    /// power of two, because siw rounds up the IRD of its peer before it sends Reads.
+    /// power of two, because siw also rounds up the IRD that its peer offers, and may have that many Reads outstanding.
     pub(crate) fn new(crc: bool, ird: u16, ord: u16, markers: bool) -> Self {
         Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers, local: false }
     }
@@ -217,7 +218,7 @@ pub(crate) struct RequestTerms {
     crc: bool,
     markers: bool,
     enhanced: Option<Enhanced>,
-    /// True if the initiator can use shared memory. The private data of the reply may then contain an offer.
+    /// True if the initiator can use shared memory. In that case, the private data of the reply may contain an offer.
     pub(crate) local: bool,
 }
 

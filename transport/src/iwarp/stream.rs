@@ -230,8 +230,8 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Returns true if a region can be sent without a copy. With a CRC it cannot, because the program could change the region after the CRC
-    /// was computed. With markers it cannot, because the markers are inserted between its bytes.
+    /// Returns true if a region can be sent without a copy. A CRC needs a copy, because the program could change the region after the CRC
+    /// was computed. Markers need a copy, because they are inserted between the bytes of the region.
     #[inline]
     pub(crate) fn lends(&self) -> bool {
         !self.crc && !self.markers
@@ -362,7 +362,7 @@ impl Stream {
         self.pieces.clear();
         self.control.clear();
         if self.control.capacity() > 2 * MAX_CONTROL {
-            // The buffer was larger than usual because regions were copied into it. Free its memory.
+            // The control buffer is larger than usual, because regions were copied into it. Free its memory.
             self.control = Vec::new();
         }
         self.head = 0;

@@ -114,7 +114,7 @@ pub(crate) struct Transmitter {
     /// The work requests that are completely framed but not completed. The work requests in `queue` were posted after these.
     framed: VecDeque<FramedSend>,
     queue: VecDeque<UnframedSend>,
-    /// The number of completed work requests. It is also the sequence number of the oldest work request that is not completed.
+    /// The number of completed work requests. This number is also the sequence number of the oldest work request that is not completed.
     first: u64,
     /// The number of framed payload bytes of the first work request in `queue`.
     framed_part: usize,
@@ -127,7 +127,7 @@ pub(crate) struct Transmitter {
     inline_slots: usize,
     /// True if a pending response is framed before the next local message.
     answer_next: bool,
-    /// A fault that was found while framing. The connection must end with it.
+    /// A fault that was found while framing. The connection must end with this fault.
     fault: Option<Fault>,
 }
 
@@ -195,8 +195,8 @@ impl Transmitter {
         !self.stream.is_empty() || self.fault.is_some() || !responder.is_idle() || self.may_go(requester)
     }
 
-    /// Returns true if the first work request in `queue` may be framed now: neither a fence nor the limit of outstanding Reads holds it
-    /// back.
+    /// Returns true if the first work request in `queue` may be framed now: neither a fence nor the limit of outstanding Reads holds the
+    /// work request back.
     #[inline]
     fn may_go(&self, requester: &Requester) -> bool {
         if self.held {
@@ -527,8 +527,8 @@ impl Transmitter {
         self.immediate_next = false;
     }
 
-    /// Frames one segment of the response to the peer's oldest request. The region is looked up again for each segment, because it may have
-    /// been revoked meanwhile.
+    /// Frames one segment of the response to the peer's oldest request. The region is looked up again for each segment, because the region
+    /// may have been revoked since the previous segment.
     #[inline(never)]
     fn frame_answer(&mut self, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         let Some(pending) = responder.front() else { return };
@@ -611,8 +611,8 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Frames messages and hands them to TCP, until all are sent, TCP accepts no more, or the connection has used its budget. Calls `done`
-    /// with the completion of every work request that is complete.
+    /// Frames messages and hands their bytes to TCP. Stops when all messages are sent, when TCP accepts no more bytes, or when the
+    /// connection has used its budget. Calls `done` with the completion of every work request that is complete.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
@@ -675,8 +675,8 @@ impl Transmitter {
         }
     }
 
-    /// Removes and returns the work requests in `queue`. Used when a connection moves to shared memory before it has sent anything. The
-    /// second value is the copied payload of an inline send, and `None` for any other work request.
+    /// Removes and returns the work requests in `queue`. Used when a connection that has sent nothing moves to shared memory. The second
+    /// value is the copied payload of an inline send, and `None` for any other work request.
     pub(crate) fn leave(&mut self) -> Vec<(SendWr, Option<Box<[u8]>>)> {
         let Self { queue, inline, .. } = self;
         let inline = |entry: &UnframedSend| {

@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::mem::{self, Interface};
 
-/// The hop limit of datagrams to a multicast group. No router forwards them.
+/// The hop limit of datagrams to a multicast group. With this limit, no router forwards such a datagram.
 const GROUP_HOPS: u32 = 1;
 
 fn open(address: SocketAddr) -> io::Result<Socket> {
@@ -20,7 +20,7 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Opens a socket bound to an address of this host. The datagrams that it sends to multicast groups leave through the interface with this
+/// Opens a socket bound to an address of this host. Datagrams from this socket to a multicast group leave through the interface with this
 /// address.
 pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = open(address)?;
@@ -70,7 +70,7 @@ pub(super) fn interface(address: IpAddr) -> io::Result<Interface> {
 pub(super) fn source(peer: SocketAddr) -> io::Result<IpAddr> {
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
-    // For UDP, connecting sends no packet: it only selects the route and the local address.
+    // For UDP, connecting sends no packet: the call only selects the route and the local address.
     socket.connect(SocketAddr::new(peer.ip(), peer.port().max(1)))?;
     Ok(socket.local_addr()?.ip())
 }

@@ -17,10 +17,10 @@ pub struct RoceConfig {
     /// With 4791, the program exchanges datagrams with RoCE devices of other hosts, such as the kernel's rxe. While a process uses this
     /// port of an address, no other process can use the port of that address.
     pub port: Option<u16>,
-    /// The UDP port of datagrams to multicast groups, 4791 by default. Several processes can use it at the same time.
+    /// The UDP port of datagrams to multicast groups. The default is 4791. Several processes can use the same port at the same time.
     pub group_port: u16,
     /// The Q_Key of this provider's queue pairs, [`QUEUE_KEY`] by default, as in rdma_cm. Datagrams with another Q_Key are dropped.
-    /// Multicast groups use this Q_Key, too. Peers that query an endpoint receive it in the reply. Change this setting to exchange
+    /// Multicast groups use this Q_Key, too. Peers that query an endpoint receive this Q_Key in the reply. Change this setting to exchange
     /// datagrams with peers that agree on a Q_Key by other means, such as `ibv_ud_pingpong`(1).
     pub queue_key: u32,
 }

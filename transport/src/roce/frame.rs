@@ -8,8 +8,8 @@ use super::icrc;
 use super::packet::{MAX_LEN, VARIANT};
 use crate::datagram::GRH_LEN;
 
-/// The number of octets that are kept free in front of a packet in its buffer. They are needed to compute the ICRC, which also covers
-/// octets that are not in the packet: 8 octets of ones in place of an InfiniBand header, an IPv6 header and a UDP header.
+/// The number of octets that are kept free in front of a packet in its buffer. These octets are needed to compute the ICRC, which also
+/// covers octets that are not in the packet: 8 octets of ones in place of an InfiniBand header, an IPv6 header and a UDP header.
 pub(crate) const HEADROOM: usize = 8 + 40 + 8;
 /// The length in octets of a packet's buffer. It exceeds the length of any valid packet. So a packet that fills the buffer was cut off, and
 /// is dropped.
@@ -59,7 +59,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The hop limit in a route header. It is made up, because a socket does not expose the hop limit of the received packet.
+/// The hop limit in a route header. The value is made up, because a socket does not expose the hop limit of the received packet.
 const HOPS: u8 = 64;
 
 fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp_len: u16) -> [u8; 20] {

@@ -3,15 +3,15 @@
 //!
 //! The ICRC also covers the identification of an IPv4 header, which a socket does not expose. The CRC is linear: if two packets differ only
 //! in these 16 bits, the difference of their CRCs depends only on the 16 bits and on the number of octets behind them. The receiver
-//! therefore computes the CRC with the identification 0, and subtracts it from the ICRC in the packet. If an identification exists that
-//! causes this difference, [`identification`] finds it, and the ICRC is valid. If none exists, the packet is damaged.
+//! therefore computes the CRC with the identification 0, and subtracts this CRC from the ICRC in the packet. If an identification exists
+//! that causes this difference, [`identification`] finds it, and the ICRC is valid. If none exists, the packet is damaged.
 
 /// The length of the CRC in octets.
 pub(crate) const LEN: usize = 4;
 
 /// The polynomial of CRC-32 (ISO 3309) with its bits reflected: the highest bit is the coefficient of 1.
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// `BACK[n]` undoes the effect of 2^n zero octets on the CRC register, by multiplication. It is the polynomial x^(-8 * 2^n).
+/// `BACK[n]` undoes the effect of 2^n zero octets on the CRC register, by multiplication. The value is the polynomial x^(-8 * 2^n).
 const BACK: [u32; 14] = {
     // Begin with 1 and divide by x eight times: one octet backwards.
     let mut power: u32 = 1 << 31;
@@ -49,7 +49,7 @@ pub(crate) fn of(octets: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(octets)
 }
 
-/// Returns the value of two octets that changes the CRC of a packet by `difference` if it replaces two zero octets. The value is a
+/// Returns the value of two octets that changes the CRC of a packet by `difference` if the value replaces two zero octets. The value is a
 /// big-endian number. `behind` is the number of octets that follow the two octets. Returns `None` if no value causes this difference.
 pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
     let mut register = difference;

@@ -1,4 +1,4 @@
-//! A connection-manager id for datagrams: the phase of its life, and the objects that it owns.
+//! A connection-manager id for datagrams: its phase, and the objects that the id owns.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub(crate) enum DatagramPhase {
     Querying(Box<PendingQuery>),
     /// The peer has replied with the number of its queue pair.
     Reached,
-    /// A peer has sent this query, and the program has not accepted or rejected it yet. The reply goes to this address.
+    /// A peer has sent this query, and the program has not accepted or rejected it yet. The reply to the query goes to this address.
     Offered(Box<SidrRequest>, SocketAddr),
     /// The program has accepted the query of a peer. The values are the request id, the address to which the reply goes, and the reply. The
     /// reply is sent again if the peer repeats the query.

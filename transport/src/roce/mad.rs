@@ -171,7 +171,7 @@ impl SidrRequest {
         })
     }
 
-    /// Returns the reply to this query. It contains as much of `data` as fits.
+    /// Returns the reply to this query. The reply contains as many bytes of `data` as fit.
     pub(crate) fn reply(&self, status: SidrStatus, data: &[u8]) -> SidrReply {
         let mut padded = [0; REPLY_DATA];
         padded.iter_mut().zip(data).for_each(|(to, &from)| *to = from);

@@ -20,7 +20,7 @@ pub(crate) struct QueuePairNumbers {
 }
 
 impl QueuePairNumbers {
-    /// Assigns a number to the queue pair `key` and returns it. Returns `None` if all numbers are in use.
+    /// Assigns a number to the queue pair `key` and returns the number. Returns `None` if all numbers are in use.
     ///
     /// The first number of a slot has `salt` as its upper 8 bits. With a random salt, packets for a queue pair of an earlier process are
     /// unlikely to reach a queue pair of this process.

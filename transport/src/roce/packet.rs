@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::icrc;
 
-/// Opcodes of unreliable datagrams. `UD_SEND` is without immediate data, `UD_SEND_IMMEDIATE` is with it.
+/// Opcodes of unreliable datagrams. A datagram with the opcode `UD_SEND_IMMEDIATE` has immediate data; one with `UD_SEND` has none.
 const UD_SEND: u8 = 0x64;
 const UD_SEND_IMMEDIATE: u8 = 0x65;
 /// The length of BTH and DETH together in octets.
@@ -17,9 +17,9 @@ const PARTITION: u16 = 0xffff;
 pub(crate) const MAX_PAYLOAD: usize = 4096;
 /// The length in octets of the longest packet, from the BTH to the ICRC.
 pub(crate) const MAX_LEN: usize = HEADERS + 4 + MAX_PAYLOAD + icrc::LEN;
-/// The queue pair number in datagrams to a multicast group. It is also the mask of a number's 24 bits.
+/// The queue pair number in datagrams to a multicast group. This value is also the mask of the 24 bits of a queue pair number.
 pub(crate) const GROUP: u32 = 0x00ff_ffff;
-/// The index of the octet of the BTH that routers may change. The ICRC does not cover it.
+/// The index of the octet of the BTH that routers may change. The ICRC does not cover this octet.
 pub(crate) const VARIANT: usize = 4;
 
 /// The headers of a datagram, parsed.
@@ -69,7 +69,7 @@ impl DatagramHeader {
         whole.then_some((header, start..end))
     }
 
-    /// Returns the length of the headers in octets. The payload follows them.
+    /// Returns the length of the headers in octets. The payload follows the headers.
     pub(crate) const fn len(&self) -> usize {
         HEADERS + if self.immediate.is_some() { 4 } else { 0 }
     }

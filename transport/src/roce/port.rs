@@ -34,7 +34,7 @@ pub(crate) struct UdpPort {
     pub(crate) kind: PortKind,
     /// The number of ids that use this UDP port.
     pub(crate) users: usize,
-    /// True if the port is in the ready queue: it may have packets to read.
+    /// True if the port is in the ready queue, which contains the ports that may have packets to read.
     pub(crate) queued: bool,
     /// Ids with datagrams to send that did not fit into the socket's buffer.
     pub(crate) waiting: VecDeque<Key>,

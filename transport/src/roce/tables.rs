@@ -23,7 +23,7 @@ pub(crate) struct Tables {
     pub(crate) received_queries: BTreeMap<(SocketAddr, u32), Key>,
     /// The ready queue: the ports that may have packets to read.
     pub(crate) ready: VecDeque<Key>,
-    /// The port that received packets most recently. A busy poll reads from it first.
+    /// The port that received packets most recently. A busy poll reads from this port first.
     pub(crate) hot: Option<Key>,
     /// Ids that have sent a query whose resend time is not set. The call that sent the query did not know the current time.
     pub(crate) fresh: Vec<Key>,

@@ -42,7 +42,7 @@ pub(super) fn has_work<W: Words>(words: &W, incoming: &Consumer, outgoing: &Prod
     incoming.has_news(words) || (causes & ROOM != 0 && outgoing.has_tail_moved(words))
 }
 
-/// Clears the local call word: this side is awake, and the peer need not call it.
+/// Clears the local call word: this side is awake, and the peer need not call this side.
 #[inline]
 pub(super) fn disarm<W: Words>(words: &W, incoming: &Consumer) {
     words.poke(incoming.half() + CALL, 0);

@@ -1,5 +1,5 @@
-//! The incoming direction of a queue pair. It turns records into received messages, writes, responses and the peer's
-//! requests.
+//! The incoming direction of a queue pair. This direction turns records into received messages, writes, responses and
+//! the peer's requests.
 
 use super::fault::{LinkFault, Refusal};
 use super::outgoing::{MAX_PIECE, Outgoing, PeerRequest};
@@ -148,7 +148,7 @@ impl Incoming {
         cx: &mut RecordContext<'_>,
         out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<bool, LinkFault> {
-        // Each word is loaded only once, because the peer may change it between a check and a later use.
+        // Each word is loaded only once, because the peer may change the word between a check and a later use.
         let word = |nth: usize| segment.peek(at + WORD * (1 + nth));
         let len = header.len as usize;
         match header.kind {

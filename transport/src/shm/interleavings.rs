@@ -1,5 +1,6 @@
 //! Models of a ring and its calls, for the model checker loom (`make loom`). Loom runs the two sides in every order,
-//! with every value that a load may return. It reports a deadlock if a side sleeps although there is work for it.
+//! with every value that a load may return. Loom reports a deadlock if a side sleeps although there is work for that
+//! side.
 
 use std::fmt;
 use std::sync::Arc;
@@ -63,7 +64,7 @@ impl Words for ModelWords {
     }
 }
 
-/// The socket on which a side sleeps. A call stays in the socket until it is read.
+/// The socket on which a side sleeps. A call from the peer stays in the socket until the side reads the call.
 #[derive(Debug, Default)]
 struct WakeSocket {
     calls: Mutex<u32>,

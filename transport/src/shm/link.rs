@@ -349,9 +349,9 @@ impl<S: Segment> Link<S> {
         self.armed = 0;
     }
 
-    /// Lends `memory` to the peer. Only this connection may use the memory. The peer may map it, and access it with
-    /// these rights as the region `key`. Returns false if the memory cannot be lent, for example because no slot is
-    /// free.
+    /// Lends `memory` to the peer. Only this connection may use the memory. The peer may map the memory as the region
+    /// `key`, and access it with the rights `rights`. Returns false if the memory cannot be lent, for example because
+    /// no slot is free.
     pub(crate) fn lend(&mut self, memory: &Arc<Memory>, key: u32, rights: Access) -> bool {
         self.lendings.lend(&self.segment, (memory, memory.len(), None), key, rights).is_some()
     }
@@ -361,8 +361,9 @@ impl<S: Segment> Link<S> {
         self.lendings.take_back(&self.segment, key);
     }
 
-    /// Lends the region `key` to the peer, which may map it and has just accessed it with a record. The peer's later
-    /// accesses to the region then need no records. Does nothing if `key` is `None`, or if the region is already lent.
+    /// Lends the region `key` to the peer. The peer may map the region, and has just accessed it with a record. After
+    /// the peer has mapped the region, the peer can access it without records. Does nothing if `key` is `None`, or if
+    /// the region is already lent.
     fn lend_direct(&mut self, key: Option<u32>, resources: &Resources) {
         let Some((memory, len, rights)) =
             key.filter(|&key| !self.lendings.has(key)).and_then(|key| resources.keys.direct(key))
@@ -391,7 +392,8 @@ impl<S: Segment> Link<S> {
         self.outgoing.reply(announced.slot, announced.word, mapped.is_ok());
     }
 
-    /// Writes a last record that reports a protocol violation to the peer. The caller then ends the connection.
+    /// Writes a last record that reports a protocol violation to the peer. After this call, the caller must end the
+    /// connection.
     pub(crate) fn refuse(&mut self, refusal: Refusal) {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Refusal, 0), &[refusal.code()]);
     }

@@ -1,5 +1,5 @@
-//! The outgoing direction of a queue pair. It turns work requests, and the responses to the peer's requests, into
-//! records.
+//! The outgoing direction of a queue pair. This direction turns work requests, and the responses to the peer's
+//! requests, into records.
 //!
 //! Work requests are transmitted and complete in the order of their posting. There are three ways to transmit a
 //! payload:
@@ -117,7 +117,7 @@ struct SendPayload<'a> {
     left: usize,
 }
 
-/// The staging buffer: memory that the peer has mapped, and to which payloads are copied. It is used as a ring.
+/// The staging buffer: memory that the peer has mapped, and to which payloads are copied. The buffer is used as a ring.
 #[derive(Debug)]
 struct StagingBuffer {
     memory: Option<Arc<Memory>>,
@@ -166,11 +166,11 @@ impl StagingBuffer {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    /// The work requests whose records are all written and that are not done. Each has the condition under which it is
-    /// done.
+    /// The work requests that are not done although all their records are written. With each work request is the
+    /// condition under which it is done.
     inflight: VecDeque<(Done, CompletionCondition)>,
-    /// The work requests of which at least one record is not written yet, in order. They were posted after those in
-    /// `inflight`.
+    /// The work requests of which at least one record is not written yet, in order. The work requests in `queue` were
+    /// posted after those in `inflight`.
     queue: VecDeque<QueuedSend>,
     /// The sequence number of the oldest work request that is not done. Work requests are counted from 0.
     first: u64,
@@ -476,7 +476,7 @@ impl Outgoing {
     }
 
     /// Returns true if there is a work request to transmit, and neither a fence nor the limit of outstanding reads
-    /// holds it back.
+    /// holds the work request back.
     #[inline]
     fn may_go(&self) -> bool {
         let Some(entry) = self.queue.front() else { return false };
@@ -578,7 +578,7 @@ impl Outgoing {
     }
 
     /// Returns the condition under which a work request is done after its last record was written. If the payload was
-    /// not copied, it is still in the program's memory, so the peer must consume the record first.
+    /// not copied, the payload is still in the program's memory, so the peer must consume the record first.
     fn completion_condition(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionCondition {
         let lent = match entry.wr.sges.as_slice() {
             [one] if entry.inline.is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
@@ -760,7 +760,7 @@ impl Outgoing {
     }
 
     /// Writes one record of the response to the peer's oldest request. The region is looked up again for each record,
-    /// because the program may have deregistered it meanwhile.
+    /// because the program may have deregistered the region since the previous record.
     fn answer<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
         let Some(&request) = self.requests.front() else { return TransmitStep::Blocked };
         let result = match request {

@@ -10,7 +10,7 @@ use crate::mr::Access;
 /// The length of the longest packet in bytes.
 pub(crate) const MAX_PACKET: usize = 40;
 
-/// The peer's announcement of memory that it lends. Its values are not checked yet.
+/// The peer's announcement of memory that the peer lends. The values of the announcement are not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReceivedAnnouncement {
     pub(super) slot: u8,

@@ -16,7 +16,7 @@ pub(super) enum RecordKind {
     SendInvalidate,
     /// A part of a write.
     Write,
-    /// The immediate data of a write. It follows the write's last part.
+    /// The immediate data of a write. This record follows the last part of the write.
     Immediate,
     /// A read request.
     Read,

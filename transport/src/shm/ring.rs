@@ -2,8 +2,8 @@
 //! end of the ring. The producer publishes the position at which a record ends; after that, the consumer can read the
 //! record.
 //!
-//! A position is a number of bytes since the start of the connection. A side that loads the peer's position checks that
-//! it is a multiple of 8, and within the bytes that are outstanding.
+//! A position is a number of bytes since the start of the connection. A side that loads the peer's position checks two
+//! things: the position is a multiple of 8, and it is within the outstanding bytes.
 
 use super::record::{RecordHeader, RecordKind};
 use super::segment::{CAPACITY, HEAD, RING, TAIL, Words};
@@ -109,7 +109,7 @@ impl Producer {
         }
     }
 
-    /// Publishes all written records. Returns true if at least one of them was not published before.
+    /// Publishes all written records. Returns true if at least one record was not published before.
     #[inline]
     pub(super) fn publish<W: Words>(&mut self, words: &W) -> bool {
         if self.published == self.pos {

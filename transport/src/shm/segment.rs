@@ -1,6 +1,6 @@
-//! The segment of a connection: a memory file that the processes of both sides map. It contains a ring of records for
-//! each direction, the words in which a side announces that it sleeps, and the tables of the memory that each side
-//! lends to its peer.
+//! The segment of a connection: a memory file that the processes of both sides map. The segment contains a ring of
+//! records for each direction, the words in which a side announces that it sleeps, and the tables of the memory that
+//! each side lends to its peer.
 //!
 //! A segment has two halves, one for each direction. All offsets are in bytes, from the start of the segment or of a
 //! half.
@@ -14,9 +14,11 @@ use crate::mem::{Memory, Sge, Span};
 pub const LEN: usize = 2 * HALF;
 /// The length of a half in bytes.
 pub const HALF: usize = 16 << 10;
-/// The offset in a half of the position behind the last record that the producer has published. The producer stores it.
+/// The offset in a half of the position behind the last record that the producer has published. The producer stores
+/// this position.
 pub const HEAD: usize = 0;
-/// The offset in a half of the position behind the last record that the consumer has released. The consumer stores it.
+/// The offset in a half of the position behind the last record that the consumer has released. The consumer stores this
+/// position.
 pub const TAIL: usize = 128;
 /// The offset in a half of the call word. Before the consumer sleeps, it announces in this word for which events the
 /// producer must wake it: 1 for records, 2 for room. The word is 0 while the consumer is awake.
@@ -33,7 +35,7 @@ pub const CAPACITY: usize = HALF - RING;
 /// The side of a connection. Each side produces records in its own half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentSide {
-    /// The side that has connected. It has created the segment.
+    /// The side that has connected. This side has created the segment.
     Active,
     /// The side that has accepted.
     Passive,
@@ -83,7 +85,8 @@ pub trait Words: fmt::Debug + Send {
 
 /// A segment that one side has mapped.
 pub trait Segment: Words {
-    /// Returns `len` bytes at the offset `at` for reading. Returns `None` if they are not all inside the segment.
+    /// Returns `len` bytes at the offset `at` for reading. Returns `None` unless all these bytes are inside the
+    /// segment.
     fn part(&self, at: usize, len: usize) -> Option<Span<'_>>;
 
     /// Copies a payload to the offset `at`. Does nothing if the payload would not end inside the segment.

@@ -32,7 +32,7 @@ struct Lending {
     state: LendingState,
 }
 
-/// A slot of the table of lendings. It is reused after its lending has ended.
+/// A slot of the table of lendings. A slot is reused after its lending has ended.
 #[derive(Debug)]
 struct LendingSlot {
     word: u64,

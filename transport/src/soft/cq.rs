@@ -9,14 +9,14 @@ use crate::wc::WorkCompletion;
 
 #[derive(Debug)]
 struct CompletionQueue {
-    /// The completions in order. The first `polled` of them have been returned by [`CompletionQueues::poll`] and await removal.
+    /// The completions in order. The first `polled` of them have been returned by [`CompletionQueues::poll`] and are removed later.
     ring: Vec<WorkCompletion>,
     polled: usize,
     entries: usize,
     /// The number of reserved entries: the depths of all work queues that complete on this queue, and the unpolled completions of destroyed
     /// queue pairs.
     reserved: usize,
-    /// The number of work queues that complete on this queue. While it is not 0, the completion queue cannot be destroyed.
+    /// The number of work queues that complete on this queue. While this number is not 0, the completion queue cannot be destroyed.
     users: usize,
     armed: bool,
 }

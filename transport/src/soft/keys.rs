@@ -1,4 +1,4 @@
-//! The table of memory regions. It finds the memory that a peer may access with an STag.
+//! The table of memory regions. The table finds the memory that a peer may access with an STag.
 //!
 //! STags are 32 random bits, and their low bits are the hash of the table. Peers do not choose the STags, so no peer can make a search
 //! long. The memory is looked up for each access and no result is kept, so that a revoked region is never accessed.
@@ -11,8 +11,8 @@ use crate::mem::{Memory, Span, in_pages, page_size};
 use crate::mr::{Access, MrId};
 use crate::slab::{Key, Slab};
 
-/// The reasons for which an access with an STag is refused. The peer receives only the error code of the RFCs. From this code it cannot
-/// distinguish a missing region from a region that exists only for other connections.
+/// The reasons for which an access with an STag is refused. The peer receives only the error code of the RFCs. From this code, the peer
+/// cannot distinguish a missing region from a region that exists only for other connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// No region has this STag, or the peer may not use the region: it is invalidated, has no remote rights, or is restricted to another
@@ -253,7 +253,7 @@ impl KeyTable {
     }
 
     /// Returns the memory to which the response of a local Read or atomic is written. Returns `None` if the region does not exist, is too
-    /// short, or may not be written.
+    /// short, or lacks the right to be written by the local side.
     #[inline]
     pub fn sink(&self, stag: u32, offset: u64, len: usize) -> Option<Span<'_>> {
         let region =

@@ -106,7 +106,8 @@ impl ReceiveQueue {
         Some(self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, len))
     }
 
-    /// Returns the memory of the posted receive with the index `nth`, if it is one contiguous buffer that no other code reads or writes.
+    /// Returns the memory of the posted receive with the index `nth`, if it is one contiguous buffer that has no other users while the
+    /// receive is posted.
     pub(crate) fn expected(&self, nth: usize) -> Option<Sge> {
         match self.posted.get(nth)?.sges.as_slice() {
             [sge] if !sge.is_shared() => Some(*sge),
@@ -131,7 +132,8 @@ impl ReceiveQueue {
     }
 
     /// Copies a whole message to the next receive, removes the receive from the queue and returns its `wr_id`. Returns `None`, and copies
-    /// nothing, if no receive is posted, a message is in progress, the receive is too short, or it does not have exactly one entry.
+    /// nothing, if no receive is posted, a message is in progress, the receive is too short, or the receive does not have exactly one
+    /// scatter-gather entry.
     #[inline]
     pub(crate) fn fill_whole(&mut self, bytes: &[u8]) -> Option<u64> {
         let wr = self.posted.front().filter(|_| self.placed == 0)?;

@@ -74,7 +74,7 @@ impl Resources {
     }
 
     /// Adds a queue pair to a shared receive queue. The receives of the queue pair complete on `cq`. If `cq` is new to the shared queue,
-    /// reserves entries on it for all receives.
+    /// reserves entries on `cq` for all receives.
     pub fn attach(&mut self, srq: SrqId, cq: CqId) -> Result<()> {
         self.srqs.get_mut(srq.0).ok_or(STALE)?.attach(cq, &mut self.cqs)
     }

@@ -12,7 +12,8 @@ use crate::wr::RecvWr;
 pub struct SharedReceiveQueue {
     posted: VecDeque<RecvWr>,
     depth: u32,
-    /// The number of receives that queue pairs have taken and whose completions are not polled yet. They still occupy slots of the queue.
+    /// The number of receives that queue pairs have taken and whose completions are not polled yet. These receives still occupy slots of
+    /// the queue.
     taken: u32,
     targets: Targets,
 }
@@ -42,7 +43,7 @@ impl SharedReceiveQueue {
         Some(wr)
     }
 
-    /// Puts a receive back to the front of the queue. The queue pair that had taken it is destroyed.
+    /// Puts a receive back to the front of the queue, after the queue pair that had taken the receive was destroyed.
     pub fn untake(&mut self, wr: RecvWr) {
         self.give_back(1);
         self.posted.push_front(wr);
@@ -53,7 +54,8 @@ impl SharedReceiveQueue {
         self.taken = self.taken.saturating_sub(count);
     }
 
-    /// Adds a queue pair that completes its receives on `cq`. If it is the first one for `cq`, reserves entries on `cq` for all receives.
+    /// Adds a queue pair that completes its receives on `cq`. If no queue pair was added for `cq` before, reserves entries on `cq` for all
+    /// receives.
     pub fn attach(&mut self, cq: CqId, cqs: &mut CompletionQueues) -> Result<()> {
         self.targets.attach(cq, || cqs.reserve(cq, self.depth))
     }
@@ -76,14 +78,15 @@ impl SharedReceiveQueue {
     }
 }
 
-/// The completion queues on which entries are reserved for all receives of a shared queue. Each has the number of queue pairs that complete
-/// their receives on it. A destroyed queue pair may leave unpolled completions. So the entries stay reserved until the shared queue is
-/// destroyed.
+/// The completion queues on which entries are reserved for all receives of a shared queue. With each completion queue is the number of
+/// queue pairs that complete their receives on it. A destroyed queue pair may leave unpolled completions. So the entries stay reserved
+/// until the shared queue is destroyed.
 #[derive(Debug, Default)]
 struct Targets(Vec<(CqId, usize)>);
 
 impl Targets {
-    /// Adds a queue pair that completes its receives on `cq`. If it is the first one for `cq`, calls `reserve` to reserve the entries.
+    /// Adds a queue pair that completes its receives on `cq`. If no queue pair was added for `cq` before, calls `reserve` to reserve the
+    /// entries.
     ///
     /// # Errors Returns the error of `reserve`. In that case, the queue pair is not added.
     fn attach<E>(

@@ -86,7 +86,7 @@ impl WorkQueues {
     }
 
     /// Drops the work queues with the posted receives, and releases their entries on the completion queues. An unpolled completion keeps
-    /// its entry. When it is polled, the provider calls [`CompletionQueues::release_orphan`].
+    /// its entry. When the completion is polled, the provider calls [`CompletionQueues::release_orphan`].
     pub fn release(self, cqs: &mut CompletionQueues) {
         self.completions.release_room(cqs);
     }

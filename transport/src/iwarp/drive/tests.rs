@@ -95,7 +95,8 @@ fn it_tells_when_it_last_heard_a_peer() {
     );
 }
 
-/// One peer floods the provider with RDMA Writes without payload. They need no receive and no STag, so only the budget limits them.
+/// One peer floods the provider with RDMA Writes without payload. Such Writes need no receive and no STag, so only the budget limits their
+/// number.
 #[test]
 fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     let mut bench = bench();

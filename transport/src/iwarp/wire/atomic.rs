@@ -2,9 +2,9 @@
 
 use super::{be32, be64};
 
-/// The length of the Atomic Request header in octets. It follows the untagged DDP header.
+/// The length in octets of the Atomic Request header, which follows the untagged DDP header.
 pub const ATOMIC_REQUEST_LEN: usize = 52;
-/// The length of the Atomic Response header in octets. It follows the untagged DDP header.
+/// The length in octets of the Atomic Response header, which follows the untagged DDP header.
 pub const ATOMIC_RESPONSE_LEN: usize = 12;
 
 const FETCH_ADD: u32 = 0;

@@ -178,9 +178,9 @@ impl HeaderError {
 /// The header of a DDP segment, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentHeader {
-    /// A tagged segment: it names its destination by an STag and an offset.
+    /// A tagged segment. An STag and an offset in its header name the destination of the payload.
     Tagged(Tagged),
-    /// An untagged segment: it goes to the next buffer of a queue.
+    /// An untagged segment. Its payload goes to the next buffer of a queue.
     Untagged(Untagged),
 }
 
@@ -285,7 +285,7 @@ impl SegmentHeader {
         }
     }
 
-    /// Returns the length of the header in octets, with the ULPDU_Length field. It is the number that [`header_len`] returns.
+    /// Returns the length of the header in octets, including the ULPDU_Length field. [`header_len`] returns the same number.
     #[inline]
     pub fn octets(&self) -> usize {
         len_of(self.opcode())
@@ -400,7 +400,8 @@ mod tests {
             prop_assert_eq!(u16::from_be_bytes([bytes[0], bytes[1]]), ulpdu_len);
         }
 
-        /// Random octets cause no panic. If they can be parsed, writing them again gives the same octets except for reserved bits.
+        /// Random octets cause no panic. If they are a valid header, writing the parsed header gives the same octets, except for reserved
+        /// bits.
         #[test]
         fn takes_anything(mut bytes in prop::collection::vec(any::<u8>(), 0..80), sane: bool, op in 0u8..12) {
             if let (true, Some(control)) = (sane, bytes.get_mut(2..4)) {

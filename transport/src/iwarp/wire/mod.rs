@@ -1,7 +1,7 @@
 //! The wire format of iWARP, parsed and written: MPA (RFC 5044, 6581), DDP (RFC 5041), RDMAP (RFC 5040, opcodes of RFC 7306).
 //!
 //! The code has no I/O, no clock and no allocation, and no input can cause a panic. Reserved bits are ignored in input, and are zero in
-//! output unless the documentation of a field says that it keeps them.
+//! output unless the documentation of a field says that the field keeps them.
 #![forbid(unsafe_code)]
 
 pub mod atomic;

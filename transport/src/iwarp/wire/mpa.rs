@@ -2,11 +2,11 @@
 
 use super::ddp::MAX_ULPDU_LEN;
 
-/// The first octets of a Request Frame, by which it is recognized (RFC 5044 §7.1.1).
+/// The first octets of a Request Frame. They distinguish a Request Frame from other data (RFC 5044 §7.1.1).
 pub const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
-/// The first octets of a Reply Frame, by which it is recognized (RFC 5044 §7.1.1).
+/// The first octets of a Reply Frame. They distinguish a Reply Frame from other data (RFC 5044 §7.1.1).
 pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
-/// The length of the fixed part of a startup frame. The private data follows it.
+/// The length of the fixed part of a startup frame. The private data follows this part.
 pub const STARTUP_HEADER_LEN: usize = 20;
 /// The largest PD_Length (length of the private data) that is accepted (RFC 5044 §7.1.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
@@ -89,7 +89,7 @@ pub struct StartupHeader {
 }
 
 impl StartupHeader {
-    /// Parses the fixed part of a startup frame. Exactly `private_data_len` octets follow it.
+    /// Parses the fixed part of a startup frame. Exactly `private_data_len` octets follow this part in the stream.
     ///
     /// From revision 2 on, also checks that an enhanced frame is long enough for its enhanced block.
     pub fn parse(bytes: &[u8; STARTUP_HEADER_LEN]) -> Result<Self, StartupError> {

@@ -10,7 +10,7 @@ pub const TAGGED_HEADER_LEN: usize = 14;
 pub const UNTAGGED_HEADER_LEN: usize = 18;
 /// The length of the data in an Immediate Data message. The data follows the untagged header (RFC 7306 §6).
 pub const IMMEDIATE_LEN: usize = 8;
-/// The length of the Terminate Control word. It follows the untagged header (RFC 5040 §4.8).
+/// The length in octets of the Terminate Control word, which follows the untagged header (RFC 5040 §4.8).
 pub const TERMINATE_CONTROL_LEN: usize = 4;
 /// The queue number of Sends and Immediate Data messages (RFC 5040 §4.1).
 pub const SEND_QUEUE: u32 = 0;
@@ -92,8 +92,8 @@ impl Opcode {
         }
     }
 
-    /// Returns true if segments of this operation are tagged: they name their destination by an STag and an offset. Only the opcode decides
-    /// this, not the T bit (RFC 5040 §4.2).
+    /// Returns true if segments of this operation are tagged: the header names the destination by an STag and an offset. Only the opcode
+    /// decides this, not the T bit (RFC 5040 §4.2).
     pub const fn is_tagged(self) -> bool {
         matches!(self, Self::Write | Self::ReadResponse)
     }
@@ -113,8 +113,8 @@ impl Opcode {
         matches!(self, Self::SendSolicited | Self::SendSolicitedInvalidate | Self::ImmediateSolicited)
     }
 
-    /// Returns true if this operation is an extension of RFC 7306. It is only valid if both peers agreed to use the extensions. siw ends
-    /// the stream on such an operation.
+    /// Returns true if this operation is an extension of RFC 7306. Such an operation is only valid if both peers agreed to use the
+    /// extensions. siw ends the stream on such an operation.
     pub const fn is_extension(self) -> bool {
         matches!(self, Self::Immediate | Self::ImmediateSolicited | Self::AtomicRequest | Self::AtomicResponse)
     }

@@ -2,17 +2,17 @@
 
 use super::{be32, be64};
 
-/// The length of the Read Request header in octets. It follows the untagged DDP header (RFC 5040 §4.4).
+/// The length in octets of the Read Request header, which follows the untagged DDP header (RFC 5040 §4.4).
 pub const READ_REQUEST_LEN: usize = 28;
 
-/// The header of a Read Request. It follows the untagged DDP header (RFC 5040 §4.4).
+/// The header of a Read Request. This header follows the untagged DDP header (RFC 5040 §4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// Data Sink STag: the region of the requester to which the data is written.
     pub sink_stag: u32,
     /// Data Sink Tagged Offset: the first byte in the sink region.
     pub sink_offset: u64,
-    /// RDMA Read Message Size: the number of bytes. If it is 0, the STags must not be checked (RFC 5040 §5.2.1).
+    /// RDMA Read Message Size: the number of bytes. If the size is 0, the STags must not be checked (RFC 5040 §5.2.1).
     pub size: u32,
     /// Data Source STag: the region of the responder from which the data is read.
     pub source_stag: u32,

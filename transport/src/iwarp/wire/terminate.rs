@@ -19,7 +19,7 @@ pub struct Quote {
 }
 
 impl Quote {
-    /// Copies the headers from the first octets of an FPDU, as far as they have arrived.
+    /// Copies the headers from the first octets of an FPDU, as far as the headers have arrived.
     ///
     /// The headers are not parsed, since any of their bits may be wrong. Returns `None` if the DDP header is not complete.
     pub fn new(fpdu: &[u8]) -> Option<Self> {
@@ -37,8 +37,8 @@ impl Quote {
         Some(quote)
     }
 
-    /// Copies the DDP header, whose length depends on the T bit in `control`. Returns the octets behind the header, or `None` if it is not
-    /// complete.
+    /// Copies the DDP header, whose length depends on the T bit in `control`. Returns the octets behind the header, or `None` if the DDP
+    /// header is not complete.
     fn take_ddp<'a>(&mut self, control: u8, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let len = if control & 0x80 != 0 { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
         let (header, rest) = bytes.split_at_checked(len)?;
@@ -72,9 +72,9 @@ impl Quote {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terminate {
-    /// The cause. If a control word has no HdrCt bits, its bit order is not known, and it can have two readings. In that case, `cause` is
-    /// the reading that the registry of RFC 6580 lists. If the registry lists both or neither, `cause` is the reading in the RFC's bit
-    /// order.
+    /// The cause. If a control word has no HdrCt bits, the bit order of the word is not known, and the word can have two readings. In that
+    /// case, `cause` is the reading that the registry of RFC 6580 lists. If the registry lists both or neither, `cause` is the reading in
+    /// the RFC's bit order.
     pub cause: TerminateCause,
     /// The second reading of a control word without HdrCt bits, if the two bit orders give different readings. A program should report both
     /// readings.
@@ -91,8 +91,8 @@ const RFC_BITS: [u8; 3] = [0x80, 0x40, 0x20];
 const SIW_BITS: [u8; 3] = [0x01, 0x02, 0x04];
 
 impl Terminate {
-    /// Creates a Terminate to be sent. It quotes an RDMAP header only for an RDMAP error. For an error of the layer below DDP, it quotes no
-    /// header (RFC 5040 §4.8).
+    /// Creates a Terminate to be sent. The Terminate quotes an RDMAP header only for an RDMAP error. For an error of the layer below DDP,
+    /// the Terminate quotes no header (RFC 5040 §4.8).
     pub fn new(cause: TerminateCause, quote: Option<Quote>) -> Self {
         let quote = match cause.layer {
             Layer::Rdmap => quote,
@@ -108,7 +108,7 @@ impl Terminate {
     /// Parses the payload of a Terminate, which follows the untagged header. Returns `None` if the payload is shorter than the control
     /// word, four octets.
     ///
-    /// An incomplete quote is kept as far as it has arrived, since the peer sends no more.
+    /// If the quote is incomplete, the headers that have arrived are kept, since nothing follows a Terminate.
     pub fn parse(payload: &[u8]) -> Option<Self> {
         let (&control, rest) = payload.split_first_chunk::<TERMINATE_CONTROL_LEN>()?;
         let [types, code, bits, _] = control;
@@ -227,7 +227,8 @@ mod tests {
             let terminate = Terminate::new(cause, Some(quote));
             assert_eq!((terminate.raw, terminate.emit_into(&mut out)), (want, len), "{cause}");
         }
-        // A tagged header is shorter than an untagged one, so it is complete earlier. An incomplete header is not quoted.
+        // A tagged header is shorter than an untagged one, so a tagged header is complete after fewer octets. An incomplete header is not
+        // quoted.
         fpdu[2..4].copy_from_slice(&[0xc1, 0x40]);
         assert_eq!(Quote::new(&fpdu).unwrap().ddp_header(), &fpdu[2..16]);
         assert_eq!(Quote::new(&fpdu[..15]), None);

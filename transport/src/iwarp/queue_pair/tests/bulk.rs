@@ -9,8 +9,8 @@ const SEGMENT: usize = 65_483;
 /// next ones could be predicted.
 const FIRST: usize = 256 * 1024;
 
-/// Delivers `bytes` to `end`. Each receive call may receive up to `room` octets, but the socket returns at most `most` of them. Returns the
-/// number of octets that the provider has copied.
+/// Delivers `bytes` to `end`. Each receive call may receive up to `room` octets, but the socket returns at most `most` octets per call.
+/// Returns the number of octets that the provider has copied.
 fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -> usize {
     let mut copied = 0;
     let TestQueuePair { qp, resources, intake, .. } = end;

@@ -87,8 +87,8 @@ impl ModelNode {
 /// Posts the work request of one step. `end` is the queue pair that posts it, and `own` is the memory on the same side. Changes the model
 /// immediately.
 ///
-/// The model then has the same result as the queue pairs, because the operations of one side take effect in order. The order between the
-/// two sides does not matter: only the peer changes the shared area of a side.
+/// The model has the same result as the queue pairs, because the operations of one side take effect in order. The order between the two
+/// sides does not matter: only the peer changes the shared area of a side.
 fn post(
     end: &mut TestQueuePair,
     own: &mut ModelNode,

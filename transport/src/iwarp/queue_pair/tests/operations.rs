@@ -31,8 +31,8 @@ pub(super) const CANARY: usize = 64;
 impl Area {
     pub(super) fn sge(&self, offset: usize, len: usize) -> SgeList {
         assert!(offset + len <= self.len);
-        // Areas with an even STag use `shared_sge`: entries for memory that others may write at the same time. The received bytes must be
-        // the same.
+        // Areas with an even STag use `shared_sge`: entries for memory that other threads or processes may write at the same time. The
+        // received bytes must be the same.
         let at = CANARY + offset;
         let entry = if self.stag % 2 == 0 { self.memory.shared_sge(at, len) } else { self.memory.sge(at, len) };
         SgeList::one(entry.with_key(LocalKey(self.stag)))
@@ -137,8 +137,8 @@ fn writes_and_reads_of_all_sizes() {
     }
 }
 
-/// A program may change shared memory while a Send or a Write sends it. The peer may then receive a mixture of old and new bytes. But the
-/// CRC of every FPDU matches its octets.
+/// A program may change shared memory while a Send or a Write transmits that memory. In that case, the peer may receive a mixture of old
+/// and new bytes. But the CRC of every FPDU matches its octets.
 #[test]
 fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
     for one_sided in [false, true] {
@@ -204,7 +204,7 @@ fn one_sided_split_at_every_byte() {
                 if let Err(fault) = result {
                     assert_eq!(fault, TerminateCause::LLP_CRC.into(), "bit {bit}");
                 }
-                // The segments in front of the damaged one are placed. The damaged one and those behind it are not.
+                // The segments in front of the damaged segment are placed. The damaged segment and the segments behind it are not placed.
                 let good = segment * 1428;
                 assert_eq!(remote.bytes()[..good], pattern(5000, 1)[..good]);
                 assert!(remote.bytes()[good..].iter().all(|&byte| byte == 0), "bit {bit}");

@@ -34,9 +34,9 @@ use TerminateCause as Cause;
 
 /// For each capture: its name, the outcome if this provider is the server, and the outcome if it is the client.
 ///
-/// In some captures, this provider behaves differently from the kernel. The captures are named by their numbers, in parentheses. It refuses
-/// a Send that is too long with the code of RFC 5041 (24). It accepts 0x3fff in a reply as RFC 6581 defines it (30). It accepts FPDUs that
-/// arrive in one read with a startup frame (31, 32). It refuses a Read of a region that may not be read (34).
+/// In some captures, this provider behaves differently from the kernel. The numbers in parentheses are the numbers of these captures. This
+/// provider refuses a Send that is too long with the code of RFC 5041 (24). It accepts 0x3fff in a reply as RFC 6581 defines it (30). It
+/// accepts FPDUs that arrive in one read with a startup frame (31, 32). It refuses a Read of a region that may not be read (34).
 const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("01-rping-nocrc", Good, Good),
     ("02-rping-crc-p2p-rtrwrite", Good, Good),
@@ -84,7 +84,8 @@ fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<En
     None
 }
 
-/// Returns the FPDUs of a stream. For each FPDU: its offset, its header, its Read Request (`None` if it contains none), and its payload.
+/// Returns the FPDUs of a stream. For each FPDU: its offset, its header, its Read Request (`None` if the FPDU is not a Read Request), and
+/// its payload.
 fn fpdus(stream: &[u8]) -> Vec<(usize, SegmentHeader, Option<ReadRequest>, &[u8])> {
     let mut out = Vec::new();
     let mut at = 0;
@@ -106,7 +107,7 @@ fn fpdus(stream: &[u8]) -> Vec<(usize, SegmentHeader, Option<ReadRequest>, &[u8]
 }
 
 /// Returns the regions of one side that the two streams access. For each STag: the lowest accessed offset, and the end of the highest
-/// access. `incoming` is the stream to the owner of the regions, and `own` is the stream from it.
+/// access. `incoming` is the stream to the owner of the regions, and `own` is the stream from the owner.
 fn regions(incoming: &[u8], own: &[u8]) -> BTreeMap<u32, (u64, u64)> {
     let mut spans = BTreeMap::new();
     let mut add = |stag, from: u64, len: usize| {
@@ -199,8 +200,8 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
     for segment in &capture.segments {
         let (start, stop) = (segment.start, segment.start + segment.len);
         if segment.from_client != as_server {
-            // The recorded stream of this side contains these Read Requests. They are added as outstanding, so that this provider accepts
-            // the responses.
+            // The recorded stream of this side contains these Read Requests. The requests are added as outstanding, so that this provider
+            // accepts the responses.
             for (at, _, read, _) in fpdus(own_fpdus) {
                 let at = at + own.len() - own_fpdus.len();
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
