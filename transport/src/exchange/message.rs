@@ -30,8 +30,8 @@ pub(crate) struct Endpoint {
     /// The code of the MTU, 1 (256 bytes) to 5 (4096 bytes). Request contains the MTU of the active side's port, and Accept the MTU of the
     /// path.
     pub(crate) mtu: u8,
-    /// The InfiniBand code of the acknowledgement timeout: the sender of this message retransmits packets that are not acknowledged in this
-    /// time.
+    /// The InfiniBand code of the acknowledgement timeout: the sender of this message retransmits packets that are not acknowledged within
+    /// this time.
     pub(crate) ack_timeout: u8,
     /// The number of times that an unacknowledged packet is retransmitted. The active side chooses it for both sides.
     pub(crate) retry_count: u8,

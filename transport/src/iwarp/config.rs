@@ -63,12 +63,12 @@ impl Default for WithinHost {
 pub struct IwarpConfig {
     /// The CRC policy for FPDUs.
     pub crc: CrcPolicy,
-    /// The largest number of incoming connections with an unfinished handshake, at least 1. Each of them uses one descriptor and less than
-    /// 2 KiB.
+    /// The largest number of incoming connections with an unfinished handshake, at least 1. Each such connection uses one descriptor and
+    /// less than 2 KiB.
     ///
     /// At the limit, a new connection evicts the oldest connection that has not sent its request, if the `request_grace` of that connection
     /// is over. Connections that wait for the program to accept or reject them are never evicted. While no connection can be evicted, new
-    /// ones wait in the backlog of the listener.
+    /// connections wait in the backlog of the listener.
     pub max_handshakes: usize,
     /// The largest number of incoming connections from one address that have not sent their request, at least 1. IPv6 addresses with the
     /// same first 64 bits count as one address. At the limit, a new connection from that address evicts the oldest of these connections, if
@@ -84,9 +84,9 @@ pub struct IwarpConfig {
     /// The longest time from the start of a TCP connection until its MPA request has arrived completely. After this time, the connection is
     /// reset.
     pub request_timeout: Duration,
-    /// The time that a new connection has to send its request before a newer one may evict it. A longer time favors slow clients in a burst
-    /// of more connections than [`IwarpConfig::max_handshakes`] allows. A shorter time admits new connections sooner while an attacker
-    /// keeps that many silent connections open.
+    /// The time that a new connection has to send its request before a newer connection may evict it. A longer time favors slow clients in
+    /// a burst of more connections than [`IwarpConfig::max_handshakes`] allows. A shorter time admits new connections sooner while an
+    /// attacker keeps that many silent connections open.
     pub request_grace: Duration,
     /// The longest time from the arrival of the peer's MPA request to the program's accept or reject. After this time, the peer is
     /// rejected.

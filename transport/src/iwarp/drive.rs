@@ -19,8 +19,8 @@ use crate::provider::Drive;
 use crate::slab::Key;
 use crate::soft::resources::Resources;
 
-/// With one connection, a busy poll checks all sockets only in every `SPIN_FULL`-th round. In the other rounds, it only reads from that
-/// connection.
+/// With one connection, a busy poll checks all sockets only in every `SPIN_FULL`-th round. In the other rounds, a busy poll only reads from
+/// that connection.
 pub(super) const SPIN_FULL: u32 = 8;
 /// The largest number of receive calls for one connection before other connections are served.
 const RECEIVES: usize = 4;
@@ -133,8 +133,8 @@ impl<N: Net> Iwarp<N> {
                 }
                 Some(CmEndpoint { state: EndpointState::Listening(_), .. }) => self.accept_some(key, now),
                 Some(endpoint) => {
-                    // The bytes behind the startup frame are not read here. They cause a new edge when the socket moves to the completion
-                    // channel.
+                    // The bytes behind the startup frame are not read yet. These bytes cause a new edge when the socket moves to the
+                    // completion channel.
                     endpoint.closed |= ready.closed;
                     self.advance(key, now);
                 }
@@ -292,7 +292,7 @@ impl<N: Net> Iwarp<N> {
             }
             Err(error) => error,
         };
-        // The connection does not end here, because the peer's last bytes, such as a Terminate, may still be readable.
+        // The connection does not end yet, because the peer's last bytes, such as a Terminate, may still be readable.
         endpoint.broken = Some(error);
         endpoint.closed = true;
         self.enqueue(key);

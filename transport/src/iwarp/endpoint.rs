@@ -28,7 +28,7 @@ pub(crate) struct Attempt {
 impl Attempt {
     /// Returns the failure to report if the TCP connection of the attempt has failed with `error`. An attempt opens a second TCP
     /// connection, for MPA revision 1, only if the peer has closed the first one. If the second connection fails too, the failure of the
-    /// first one is reported.
+    /// first connection is reported.
     pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
         if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
     }
@@ -104,7 +104,8 @@ pub(crate) struct CmEndpoint<S> {
     pub(super) link: Option<Box<Link<S>>>,
     /// The progress of setting up shared memory, for a connection that may leave its TCP stream.
     pub(super) setup: Option<Box<SegmentSetup<S>>>,
-    /// The startup frame that is being sent; empty once all of it is sent. `frame_sent` is the number of its bytes that are sent.
+    /// The startup frame that is being sent. Empty after the whole frame was sent. `frame_sent` is the number of bytes of the frame that
+    /// are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
     /// True once the event `Established` was raised.
@@ -122,8 +123,8 @@ pub(crate) struct CmEndpoint<S> {
     pub(crate) broken: Option<io::Error>,
     /// The number of transmissions, modulo 2^32. TCP's segment size is read again once in 1,024 transmissions.
     pub(crate) transmissions: u32,
-    /// The time of the peer's last sign of life ([`Pace::is_sign_of_life`]). Before the first one, the time at which the connection became
-    /// live.
+    /// The time of the peer's last sign of life ([`Pace::is_sign_of_life`]). Before the first sign of life, the time at which the
+    /// connection became live.
     pub(crate) last_heard: Option<Instant>,
     /// The pace, which limits the length of receive calls.
     pub(super) pace: Pace,

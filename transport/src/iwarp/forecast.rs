@@ -1,4 +1,4 @@
-//! The forecast of a stream: predicts the next segments from the last ones, so that large payloads can be received directly into their
+//! The forecast of a stream: predicts the next segments from the last segments, so that large payloads can be received directly into their
 //! destination ([`Intake`]). A wrong forecast only costs a copy.
 
 use super::intake::Intake;
@@ -91,7 +91,7 @@ impl Forecast {
         match self.kind {
             PayloadKind::Send => self.sends(intake, start, gap, queue, shared),
             PayloadKind::Response => self.responses(intake, start, gap, requester),
-            // The destination of a Write is only known once its header has arrived.
+            // The destination of a Write is only known after the header of the Write has arrived.
             PayloadKind::Write => intake.end(gap),
         }
     }

@@ -72,7 +72,8 @@ impl<N: Net> Iwarp<N> {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // The system lacks descriptors or memory. A half-open connection was evicted to free some, so accept is tried again.
+                    // The system lacks descriptors or memory. A half-open connection was evicted, which frees a descriptor and memory. So
+                    // accept is tried again.
                     _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
                         log::warn!(

@@ -1,11 +1,12 @@
 //! The plan of one receive call: the destinations of the octets that it receives.
 //!
-//! Received octets are normally put into a staging buffer, and copied to their destination once their header is parsed. The destination of
-//! large payloads is known before the call: the rest of the current payload, and the payloads of the segments that are expected next. For
-//! each such payload the receive call has a slice of the destination's memory. The headers and trailers between them are staged. If the
-//! forecast was wrong, the octets in the wrong destination are copied out and processed in order.
+//! Received octets are normally put into a staging buffer. After the header of a segment is parsed, the octets of its payload are copied to
+//! their destination. The destinations of two kinds of large payloads are known before the call: the rest of the current payload, and the
+//! payloads of the segments that are expected next. For each such payload, the receive call has a slice of the destination's memory. The
+//! headers and trailers between these payloads are staged. If the forecast was wrong, the octets in the wrong destination are copied out
+//! and processed in order.
 //!
-//! An expected payload is only received into memory that the program may not read before its work request completes: a posted receive, or
+//! An expected payload is only received into memory that the program may not read before the work request completes: a posted receive, or
 //! the sink of a local Read. So the program never sees octets of a wrong forecast.
 
 use std::io;
@@ -155,8 +156,8 @@ impl Intake {
             used += 1;
         }
         if used < steps.len() {
-            // The region of a destination was revoked after the plan was made. The octets for this destination and all later ones are
-            // staged.
+            // The region of a destination was revoked after the plan was made. The octets for this destination and for all later
+            // destinations are staged.
             *tail = STAGED;
         }
         slices[count] = RecvSlice::new(&mut rest[..*tail]);
@@ -168,7 +169,7 @@ impl Intake {
 
     /// Copies the last `left` octets of a receive call out of the wrong destinations, the gaps and the staging buffer. The first of these
     /// octets is `from` octets behind the start of the destination with the index `index`. Returns `None` if the region of a destination
-    /// was revoked meanwhile.
+    /// was revoked after the receive call.
     pub(crate) fn spill(&mut self, index: usize, from: usize, mut left: usize, keys: &KeyTable) -> Option<Vec<u8>> {
         let mut out = std::mem::take(&mut self.spilled);
         out.clear();

@@ -103,7 +103,7 @@ impl Lingers {
 mod tests {
     use super::*;
 
-    /// The oldest open socket is removed first, even if older ones were closed before. The keys of closed sockets do not accumulate.
+    /// The oldest open socket is removed first, even if older sockets were closed before. The keys of closed sockets do not accumulate.
     #[test]
     fn the_oldest_lingering_socket_gives_way() {
         #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]

@@ -2,7 +2,7 @@
 //!
 //! A link is *armed* if the local side has announced in the shared memory that the local side sleeps. A peer wakes this side only if the
 //! link is armed. So all links are armed before the caller sleeps. The links that have received something recently are *hot*: in most
-//! rounds, a busy poll only checks their rings. Each link that is not armed is hot.
+//! rounds, a busy poll only checks the rings of hot links. Each link that is not armed is hot.
 
 use std::io;
 use std::time::Instant;
@@ -26,7 +26,7 @@ const MAX_HOT: usize = 32;
 /// The number of rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;
 /// A busy poll checks all connections in one of 64 rounds, or in one of 2 rounds if there are also connections on TCP. In the other rounds,
-/// it only checks the rings of hot links.
+/// a busy poll only checks the rings of hot links.
 const ROUNDS: (u32, u32) = (64, 2);
 /// The largest number of packets that are read from a link's Unix socket at a time.
 const PACKETS: usize = 16;
@@ -222,8 +222,9 @@ impl<N: Net> Iwarp<N> {
         }
         let calls = link.publish() | link.release();
         let more = sent == TransmitProgress::More || link.has_fault();
-        // The output may now wait for room in the ring. A link that was armed only for incoming records must then also be armed for room.
-        // If all completion queues are armed, the caller may sleep without another call, so every link must be armed.
+        // After `Link::transmit`, output may wait for room in the ring. In that case, a link that is armed only for incoming records must
+        // also be armed for room. If all completion queues are armed, the caller may sleep without another call, so every link must be
+        // armed.
         let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
         endpoint.unfinished |= more;

@@ -37,7 +37,7 @@ pub struct Ready {
 
 /// Non-blocking sockets with edge-triggered readiness (`epoll`(7), EPOLLET). A new condition raises an edge. Several edges may be merged
 /// into one, and spurious edges may occur. After an edge, the caller must read until `WouldBlock` or a short read. If the caller stops
-/// earlier, no new edge reports the remaining bytes, so the caller must continue later without one.
+/// earlier, no new edge reports the remaining bytes, so the caller must continue later without an edge.
 ///
 /// Connections within the host can move from their byte streams to memory that both processes map. An implementation without such memory
 /// returns false from [`Net::is_local`] for every socket. Such an implementation does not need the methods that only these connections use.
@@ -48,7 +48,7 @@ pub trait Net: Send + fmt::Debug {
     /// Returns a descriptor that becomes readable when [`Net::poll`] has edges of this channel.
     fn channel(&self, channel: NetChannel) -> RawFd;
 
-    /// Makes the descriptor of a channel readable once, although no socket has an edge.
+    /// Makes the descriptor of a channel readable once, even if no socket has an edge.
     fn wake(&mut self, channel: NetChannel);
 
     /// Appends the edges of a channel to `edges`. Never blocks. Returns true if more edges remain.
@@ -107,7 +107,7 @@ pub trait Net: Send + fmt::Debug {
     /// Closes a socket. With `reset`, the connection is reset (RST), and data in flight is lost.
     fn close(&mut self, socket: SocketId, reset: bool);
 
-    /// Returns true if both ends of a TCP connection are on this host. The addresses of the two ends decide this.
+    /// Returns true if both ends of a TCP connection are on this host, according to their addresses.
     fn is_local(&self, socket: SocketId) -> bool {
         let _ = socket;
         false
@@ -189,7 +189,7 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Replaces the packets in `packets` with received ones. Returns their number, and true if the socket was drained.
+    /// Replaces the packets in `packets` with received packets. Returns the number of received packets, and true if the socket was drained.
     fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)> {
         let _ = (socket, packets);
         Err(io::ErrorKind::WouldBlock.into())

@@ -17,8 +17,8 @@ const SAMPLE: usize = 4096;
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
-/// If at least this number of octets of an incomplete frame arrives, that is a sign of life. A TCP segment in the middle of a frame has
-/// more octets, so a live peer is noticed. A peer that sends its frames octet by octet does not count as alive.
+/// If at least this number of octets of an incomplete frame arrives, these octets are a sign of life of the peer. A TCP segment in the
+/// middle of a frame has more octets, so a live peer is noticed. A peer that sends its frames octet by octet does not count as alive.
 const SIGN: usize = 512;
 
 /// The pace of one connection: the room for its next receive call.
@@ -60,7 +60,7 @@ impl Pace {
         if octets >= SAMPLE {
             let fits = (budget as u64 * octets as u64 / cost as u64) as usize;
             // In one step, the room may shrink to any size, but at most doubles. Otherwise a peer could gain room with a few large FPDUs
-            // and then send many small ones.
+            // and then send many small FPDUs.
             self.room = fits.min(self.room.saturating_mul(2)).max(LEAST);
         }
         cost

@@ -249,8 +249,8 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn arrival(&self, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
-        // The LID of the source is the UDP port to which the program replies. If all ids of a provider share one UDP port, that is the
-        // shared port, even if the datagram came from another port.
+        // The LID of the source is the UDP port to which the program replies. If all ids of a provider share one UDP port, replies go to
+        // the shared port, even if the datagram came from another port.
         let lid = self.config.roce.port.unwrap_or(from.port());
         let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
         Arrival {

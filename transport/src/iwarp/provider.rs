@@ -76,7 +76,8 @@ pub struct Iwarp<N: Net> {
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) resources: Resources,
     pub(super) cm_events: VecDeque<CmEvent>,
-    /// Deadlines, the earliest first. Deadlines that were replaced stay in the heap. [`Iwarp::is_due`] returns false for the replaced ones.
+    /// Deadlines, the earliest first. Deadlines that were replaced stay in the heap. [`Iwarp::is_due`] returns false for replaced
+    /// deadlines.
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
     /// The ready queue: connections that may have something to read or to send.
     pub(super) ready: VecDeque<Key>,
@@ -296,7 +297,7 @@ impl<N: Net> Iwarp<N> {
     fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
-        // An id may have no socket yet, so these terms treat the peer as remote. The caller decides about the CRC again once TCP is
+        // An id may have no socket yet, so these terms treat the peer as remote. The caller applies the CRC policy again after TCP has
         // connected.
         StartupTerms::new(self.config.crc.is_requested(|| false), ird, ord, self.config.markers)
     }
@@ -344,15 +345,15 @@ impl<N: Net> Iwarp<N> {
 }
 
 // SAFETY: Each number is a duty in the documentation of `Provider`.
-// 1. The scatter-gather entries of a work request are in the queues of its queue pair or of the shared queue. They stay there from the post
-//    until the call that adds the completion to the completion queue. Before that call, an FPDU that still refers to such an entry is sent
-//    or copied. `destroy_id` and `destroy_srq` drop the queues; `QueuePair::end` and `abandon` drop the FPDUs. An entry is only written for
-//    receives, Reads and atomic operations.
+// 1. The scatter-gather entries of a work request are in the queues of its queue pair or of the shared queue. The entries stay there from
+//    the post until the call that adds the completion to the completion queue. Before that call, an FPDU that still refers to such an entry
+//    is sent or copied. `destroy_id` and `destroy_srq` drop the queues; `QueuePair::end` and `abandon` drop the FPDUs. An entry is only
+//    written for receives, Reads and atomic operations.
 // 2. A completion is created when its work request leaves the queue. A receive is only filled within its entries.
 // 3. Work requests leave their queue in order, and completions leave the completion queue in order.
 // 4. The table of STags holds the memory of regions. For every access by a peer, the region is looked up in this table; the access ends
 //    within the same call.
-// 5. The provider owns all of this, and uses it only within calls.
+// 5. The provider owns all these objects, and uses them only within calls of its methods.
 // 6. Handles are keys of slabs, which never reuse a key.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {

@@ -190,8 +190,8 @@ impl QueuePair {
         self.tx.frame_write_now(local, remote, &self.responder)
     }
 
-    /// Makes one receive call. The call receives the rest of the current payload, and at most `room` octets behind it. Returns the number
-    /// of octets, and true if the socket was drained. The caller passes the octets to [`QueuePair::input`].
+    /// Makes one receive call. The call receives the rest of the current payload, and at most `room` octets behind that payload. Returns
+    /// the number of octets, and true if the socket was drained. The caller passes the octets to [`QueuePair::input`].
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -274,7 +274,7 @@ impl QueuePair {
         self.tx.has_fault()
     }
 
-    /// Removes and returns the fault that was found while framing, if any.
+    /// Removes and returns the fault that was found while framing. Returns `None` if no fault was found.
     pub(crate) fn take_fault(&mut self) -> Option<Fault> {
         let fault = self.tx.take_fault()?;
         self.failed = match &fault {

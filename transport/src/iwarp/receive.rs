@@ -120,7 +120,7 @@ impl Receiver {
         self.fpdus
     }
 
-    /// Returns true if no FPDU, no Send and no Write is partly received. Read Responses are not considered here.
+    /// Returns true if no FPDU, no Send and no Write is partly received. A Read Response that is partly received makes no difference.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.phase == FpduPhase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
@@ -290,8 +290,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Processes the FPDU at the start of `bytes`. If the FPDU is incomplete, processes only its header. Returns the octets behind the
-    /// processed ones.
+    /// Processes the FPDU at the start of `bytes`. If the FPDU is incomplete, processes only its header. Returns the unprocessed octets.
     #[inline]
     fn whole_or_header<'a>(
         &mut self,
@@ -393,7 +392,7 @@ impl Receiver {
         self.finish(cx, out)
     }
 
-    /// Processes more octets of a header that arrives in several parts. Returns the octets behind the processed ones.
+    /// Processes more octets of a header that arrives in several parts. Returns the unprocessed octets.
     fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut PlacementContext<'_>) -> Result<&'a [u8], Fault> {
         loop {
             let prefix = [self.carry[0], self.carry[1], self.carry[2], self.carry[3]];
@@ -453,7 +452,7 @@ impl Receiver {
         }
     }
 
-    /// Processes the pad and the CRC. Returns the octets behind the processed ones.
+    /// Processes the pad and the CRC. Returns the unprocessed octets.
     fn trailer<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -487,8 +486,8 @@ impl Receiver {
         self.judge(header, bytes, cx)
     }
 
-    /// Checks whether the connection allows a segment with this header. If so, makes the segment the current one. `bytes` are the octets of
-    /// the header.
+    /// Checks whether the connection allows a segment with this header. If so, makes it the current segment. `bytes` are the octets of the
+    /// header.
     fn judge(&mut self, header: SegmentHeader, bytes: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = payload_len(bytes);

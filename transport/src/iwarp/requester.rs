@@ -103,7 +103,7 @@ impl Requester {
         self.queue.iter().take_while(|request| request.kind == RequestKind::Read)
     }
 
-    /// Checks that a Read Response segment with `len` octets of payload is exactly the one that is expected next.
+    /// Checks that a Read Response segment with `len` octets of payload is the segment that is expected next.
     pub(crate) fn judge_response(&self, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
         let read = self.front().filter(|front| front.kind == RequestKind::Read);
         let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };

@@ -33,7 +33,7 @@ pub(super) struct SentSegment<S> {
 }
 
 impl<S> SegmentSetup<S> {
-    /// Returns the Unix socket, if the peer is connected to one.
+    /// Returns the Unix socket to the peer. Returns `None` if there is no such socket yet: the peer has sent no hello.
     pub(super) fn socket(&self) -> Option<SocketId> {
         match self {
             Self::Offered(_) => None,

@@ -40,7 +40,8 @@ impl FrameReader {
         self.have == 0
     }
 
-    /// Records that `n` bytes were read into [`FrameReader::space`]. Returns the header once the frame is complete, and `None` before.
+    /// Records that `n` bytes were read into [`FrameReader::space`]. Returns the header if the frame is complete, and `None` if bytes are
+    /// missing.
     pub(crate) fn filled(&mut self, n: usize) -> Result<Option<StartupHeader>, StartupError> {
         self.have = (self.have + n).min(self.need);
         if self.have < self.need {
@@ -169,8 +170,8 @@ pub(crate) fn request(terms: &StartupTerms, private_data: &[u8]) -> Vec<u8> {
 pub(crate) enum Verdict {
     Accepted(Agreement),
     Rejected,
-    /// The connection fails for this reason. If the RFCs define a Terminate for the case, a Terminate with this cause is sent. The flag is
-    /// true if the FPDU of the Terminate has a CRC.
+    /// The connection fails for this reason. If the RFCs define a Terminate for this failure, a Terminate with this cause is sent. The flag
+    /// is true if the FPDU of the Terminate has a CRC.
     Failed(&'static str, Option<(TerminateCause, bool)>),
 }
 

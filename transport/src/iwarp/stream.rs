@@ -5,7 +5,7 @@
 //! memory that the program or a peer may change during the send.
 //!
 //! The memory of a region is only read within one call of the transmitter, because the region may be revoked afterwards. At the end of the
-//! call, the part that TCP has not accepted is copied.
+//! call, the bytes of regions that TCP has not accepted are copied.
 
 use std::collections::VecDeque;
 use std::io;
@@ -111,7 +111,7 @@ impl Stream {
         (self.framed - self.sent) as usize
     }
 
-    /// Returns true if one more FPDU may be framed before TCP accepts the previous ones.
+    /// Returns true if one more FPDU may be framed before TCP accepts the previous FPDUs.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.unsent() < MAX_BATCH

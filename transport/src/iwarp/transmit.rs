@@ -1,9 +1,9 @@
-//! The transmit direction of a queue pair. It frames the work requests of the send queue, and the responses to the peer's requests, as
-//! FPDUs.
+//! The transmit direction of a queue pair. This direction frames the work requests of the send queue, and the responses to the peer's
+//! requests, as FPDUs.
 //!
 //! Work requests are sent and complete in the order of their posting. A Read waits until fewer Reads are outstanding than the peer allows,
-//! and all work requests behind it wait, too. A Read completes when its whole response has arrived. If responses and local messages are
-//! both pending, they alternate.
+//! and all work requests behind that Read wait, too. A Read completes when its whole response has arrived. If responses and local messages
+//! are both pending, they alternate.
 
 use std::collections::VecDeque;
 use std::io;
@@ -106,7 +106,7 @@ pub(crate) enum Sent {
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     stream: Stream,
-    /// The largest payload of a segment in bytes: `untagged_segment` of an untagged one, and `tagged_segment` of a tagged one.
+    /// `untagged_segment` is the largest payload in bytes of an untagged segment, and `tagged_segment` of a tagged segment.
     untagged_segment: usize,
     tagged_segment: usize,
     /// True while nothing may be sent: before the stream starts, and on a responder until [`Transmitter::release`].

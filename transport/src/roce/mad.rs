@@ -34,7 +34,8 @@ const REP_NUMBER: usize = 32;
 const REQ_SERVICE: usize = 32;
 const REP_SERVICE: usize = 36;
 const REP_KEY: usize = 44;
-/// The offset of the addresses in a query. This part consists of a version, the version of IP, a port, and two addresses of 16 octets each.
+/// The offset of the address part of a query. This part consists of a version, the version of IP, a port, and two addresses of 16 octets
+/// each.
 const ADDRESSES: usize = 40;
 const ASKED: usize = 76;
 const ANSWERED: usize = 120;

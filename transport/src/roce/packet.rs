@@ -42,8 +42,8 @@ fn be32(octets: &[u8], at: usize) -> Option<u32> {
 }
 
 impl DatagramHeader {
-    /// Parses a packet with its ICRC, which is not checked here. Returns the headers, and the range of the payload in the packet. Returns
-    /// `None` if the packet is no valid unreliable datagram of the default partition.
+    /// Parses a packet that ends with its ICRC. Does not check the ICRC. Returns the headers, and the range of the payload in the packet.
+    /// Returns `None` if the packet is no valid unreliable datagram of the default partition.
     pub(crate) fn parse(packet: &[u8]) -> Option<(Self, Range<usize>)> {
         let &[opcode, flags, high, low, ..] = packet else { return None };
         let immediate = match opcode {

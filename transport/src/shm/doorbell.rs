@@ -1,9 +1,9 @@
 //! Waking a side that sleeps.
 //!
-//! Each side has a *call word*. Before a side sleeps, it announces in its call word for which events the peer must wake
-//! it. A side that causes an event reads the peer's call word. If the call word contains the event, the side *calls*
-//! the peer: it sends a packet on their Unix socket. The call word is 0 while its side is awake, so each sleep costs at
-//! most one call.
+//! Each side has a *call word*. Before a side sleeps, it stores in its call word the events for which the peer must
+//! wake that side. A side that causes an event reads the peer's call word. If the call word contains the event, the
+//! side *calls* the peer: it sends a packet on their Unix socket. The call word is 0 while its side is awake, so each
+//! sleep costs at most one call.
 //!
 //! A side that sleeps does this: read the calls that have arrived; look at the ring; store the call word; fence; look
 //! at the ring again; sleep. A side that causes an event does this: publish; fence; read the peer's call word; call.

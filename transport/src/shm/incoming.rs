@@ -39,8 +39,8 @@ pub(super) enum Consumed {
     All,
     /// The budget is used up.
     Budget,
-    /// The next record refers to a window that is not mapped here. The packet that announces the window must be read
-    /// first.
+    /// The next record refers to a window that the local side has not mapped. The packet that announces the window must
+    /// be read first.
     UnknownWindow,
 }
 
@@ -107,7 +107,8 @@ impl Incoming {
         }
     }
 
-    /// Returns the payload of a record. Returns `None` if the payload is in a window that is not mapped here.
+    /// Returns the payload of a record. Returns `None` if the payload is in a window that the local side has not
+    /// mapped.
     #[inline]
     fn payload<'a, S: Segment>(
         &mut self,
@@ -138,7 +139,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Executes a record of any kind except Send. Returns false if its payload is in a window that is not mapped here.
+    /// Executes a record of any kind except Send. Returns false if the payload is in a window that the local side has
+    /// not mapped.
     #[inline(never)]
     fn consume_other<S: Segment>(
         &mut self,

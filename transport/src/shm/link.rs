@@ -38,8 +38,8 @@ pub(crate) struct ReceiveProgress {
     pub(crate) news: bool,
     /// True if the budget is used up. More records may be available in that case.
     pub(crate) more: bool,
-    /// True if the next record refers to a window that is not mapped here. The caller must read the packets of the Unix
-    /// socket first.
+    /// True if the next record refers to a window that the local side has not mapped. The caller must read the packets
+    /// of the Unix socket first.
     pub(crate) unknown_window: bool,
 }
 
@@ -97,7 +97,7 @@ impl<S: Segment> Link<S> {
         }
     }
 
-    /// Announces to the peer, with a first record, that the connection uses its segment from now on.
+    /// Announces to the peer, with a first record, that the connection uses the segment from now on.
     pub(crate) fn begin(&mut self) {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Ready, 0), &[]);
     }
@@ -179,7 +179,7 @@ impl<S: Segment> Link<S> {
 
     /// Sends a message that has no work request, so no completion follows. Returns false, and sends nothing, if the
     /// ring or the staging buffer is full, the message is too long for one record, posted work requests wait, or the
-    /// connection has ended. The caller calls [`Link::transmit`] afterwards, in this turn or a later one.
+    /// connection has ended. The caller must call [`Link::transmit`] afterwards, in the same turn or in a later one.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         let len = header.len() + payload.len();

@@ -655,9 +655,9 @@ impl Outgoing {
     }
 
     /// Returns true if all records that change memory of the peer have taken effect. Only then may the local side
-    /// access that memory directly. Otherwise its direct accesses would overtake the records. A write takes effect when
-    /// the peer consumes its record. An atomic operation takes effect when the peer writes the response, which may have
-    /// to wait for room in the peer's ring.
+    /// access that memory directly. Otherwise the direct accesses of the local side would overtake the records. A write
+    /// takes effect when the peer consumes its record. An atomic operation takes effect when the peer writes the
+    /// response, which may have to wait for room in the peer's ring.
     fn is_in_order(&self) -> bool {
         self.changes <= self.ring.tail() && !self.awaited.iter().any(|awaited| awaited.atomic)
     }

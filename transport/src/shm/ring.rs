@@ -1,5 +1,5 @@
 //! One direction of a segment: a ring of records with one producer and one consumer. A record never wraps around the
-//! end of the ring. The producer publishes the position at which a record ends; after that, the consumer can read the
+//! end of the ring. The producer publishes the position at which a record ends. After that, the consumer can read the
 //! record.
 //!
 //! A position is a number of bytes since the start of the connection. A side that loads the peer's position checks two

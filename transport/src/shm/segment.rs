@@ -20,8 +20,8 @@ pub const HEAD: usize = 0;
 /// The offset in a half of the position behind the last record that the consumer has released. The consumer stores this
 /// position.
 pub const TAIL: usize = 128;
-/// The offset in a half of the call word. Before the consumer sleeps, it announces in this word for which events the
-/// producer must wake it: 1 for records, 2 for room. The word is 0 while the consumer is awake.
+/// The offset in a half of the call word. Before the consumer sleeps, it stores in this word the events for which the
+/// producer must wake the consumer: 1 for records, 2 for room. The word is 0 while the consumer is awake.
 pub const CALL: usize = 256;
 /// The offset in a half of the table of lendings: memory of the producer that the consumer may map.
 pub const TABLE: usize = 384;

@@ -3,8 +3,8 @@
 //!
 //! Each lending has a slot. In the half of the segment in which a side produces, a table has a word for each of its
 //! lendings. The upper half of the word is the generation of the slot, and the lower half is the key of the region.
-//! Before each use of a window, its user compares the word in the table with the word that was announced. So a window
-//! is not used after its lending has ended, even if its slot has a new lending.
+//! Before each use of a window, the side that uses it compares the word in the table with the word that was announced.
+//! So a window is not used after its lending has ended, even if its slot has a new lending.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -11,7 +11,7 @@ use crate::wr::RecvWr;
 pub(crate) struct ReceivedMessage {
     pub(crate) wr_id: u64,
     pub(crate) len: u32,
-    /// The local STag that the message has invalidated, if any.
+    /// The local STag that the message has invalidated. `None` if the message has invalidated no STag.
     pub(crate) invalidated: Option<u32>,
     pub(crate) immediate: Option<u32>,
 }

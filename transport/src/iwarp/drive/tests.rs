@@ -63,7 +63,7 @@ fn it_tells_when_it_last_heard_a_peer() {
     let memory = Memory::new(64).unwrap();
     let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
     bench.iwarp.post_recv(qp, &[wr]).unwrap();
-    // A part of a frame is no sign of life of the peer. The complete frame is one.
+    // An incomplete frame is no sign of life of the peer. A complete frame is a sign of life.
     let frame = send(1);
     let (part, rest) = frame.split_at(13);
     bench.now += Duration::from_secs(1);

@@ -154,8 +154,8 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     bench.iwarp.destroy_id(id, bench.now).unwrap();
 }
 
-/// The peer closes the first connection, and no longer listens when the second one is tried. The reported failure is that the peer closed
-/// the first connection.
+/// The peer closes the first connection, and no longer listens when the second connection is tried. The reported failure is that the peer
+/// closed the first connection.
 #[test]
 fn a_second_try_that_finds_nobody_does_not_hide_the_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -103,8 +103,8 @@ mod tests {
         }
     }
 
-    /// In the middle of a message, the CRC register can have its initial value again. `update` must not treat this as the start of a
-    /// message.
+    /// In the middle of a message, the CRC register can have its initial value again. `update` must not mistake this position for the start
+    /// of a message.
     #[test]
     fn register_back_at_the_initial_value() {
         let mut running = Crc32c::new();

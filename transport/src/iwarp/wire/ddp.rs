@@ -430,7 +430,7 @@ mod tests {
         }
     }
 
-    /// A test of all 2^32 prefixes would take too long. This one tests all control octets, with the lengths near a limit.
+    /// A test of all 2^32 prefixes would take too long. This test covers all control octets, with the lengths near a limit.
     #[test]
     fn every_control_octet() {
         for ulpdu_len in [0u16, 1, 2, 13, 14, 17, 18, 26, 30, 45, 46, 47, 70, 71, u16::MAX] {

@@ -149,13 +149,15 @@ pub struct Enhanced {
     pub peer_to_peer: bool,
     /// The B bit: the RTR may be a Send without payload.
     pub rtr_send: bool,
-    /// IRD: the number of outstanding Reads that the sender of the frame can serve, 14 bits; or [`NO_NEGOTIATION`].
+    /// IRD: the number of outstanding Reads that the sender of the frame can serve, in 14 bits. [`NO_NEGOTIATION`] declines to negotiate
+    /// the number.
     pub ird: u16,
     /// The C bit: the RTR may be a Write without payload.
     pub rtr_write: bool,
     /// The D bit: the RTR may be a Read without payload.
     pub rtr_read: bool,
-    /// ORD: the number of outstanding Reads that the sender of the frame wants to issue, 14 bits; or [`NO_NEGOTIATION`].
+    /// ORD: the number of outstanding Reads that the sender of the frame wants to issue, in 14 bits. [`NO_NEGOTIATION`] declines to
+    /// negotiate the number.
     pub ord: u16,
 }
 

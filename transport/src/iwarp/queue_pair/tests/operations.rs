@@ -315,7 +315,7 @@ fn tagged(opcode: Opcode, last: bool, stag: u32, offset: u64, payload: &[u8]) ->
     fpdu
 }
 
-/// A Read Response that differs from the expected one in any way ends the stream. Nothing is written outside of the sink.
+/// A Read Response that differs from the expected response in any way ends the stream. Nothing is written outside of the sink.
 #[test]
 fn responses_that_were_not_asked_for() {
     let response = |last, stag, offset, len: usize| tagged(Opcode::ReadResponse, last, stag, offset, &vec![7; len]);
@@ -731,8 +731,8 @@ fn receives_from_a_shared_queue() {
     assert!(matches!(post(&mut end.resources, srq, 3), Err(TransportError::QueueFull { .. })));
     assert!(qps[0].post_recv(&[RecvWr { wr_id: 1, sges: SgeList::default() }], &mut end.resources.cqs).is_err());
     let wire = stream(&[5, 6, 7], true, 1448, 1, usize::MAX);
-    // The first queue pair receives the peer's ready-to-receive message and two messages. The second queue pair receives one message, which
-    // takes the last receive.
+    // The first queue pair receives the peer's ready-to-receive message and two messages. The second queue pair receives one message. This
+    // message consumes the last receive of the shared queue.
     deliver(&mut qps[0], &mut end.intake, &wire[..20 + 32 + 32], &mut end.resources).unwrap();
     deliver(&mut qps[1], &mut end.intake, &wire[..20 + 32], &mut end.resources).unwrap();
     let fault = deliver(&mut qps[1], &mut end.intake, &wire[20 + 32..], &mut end.resources).unwrap_err();
