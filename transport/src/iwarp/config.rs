@@ -44,7 +44,7 @@ pub enum SharedMemoryPolicy {
 pub struct WithinHost {
     /// The TCP congestion control of these connections. The default is `reno`, which every Linux has. `None` leaves the choice to the
     /// system. The system also chooses if it lacks the named algorithm or does not allow it (`net.ipv4.tcp_allowed_congestion_control`).
-    /// BBR, the default of some systems, paces traffic even within the host, which costs one timer per chunk.
+    /// BBR, the default of some systems, paces traffic even within the host. Pacing costs one timer per chunk of data.
     pub congestion: Option<String>,
     /// The time in which the peer must answer the setup of shared memory. After this time, the connection stays on TCP with
     /// [`SharedMemoryPolicy::Prefer`], and fails with [`SharedMemoryPolicy::Require`].

@@ -8,8 +8,8 @@ use crate::wc::WcStatus;
 /// The reason why a stream cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The peer has violated the protocol. The local side sends a Terminate with this cause. The optional quote contains the headers of the
-    /// invalid segment, which the Terminate repeats.
+    /// The peer has violated the protocol. The local side sends a Terminate with this cause. The quote, if there is one, is a copy of the
+    /// headers of the invalid segment. The Terminate contains this copy.
     Violation(TerminateCause, Option<Quote>),
     /// The peer has sent this Terminate, or `None` if the payload of the Terminate could not be parsed.
     Terminated(Option<Terminate>),

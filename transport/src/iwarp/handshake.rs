@@ -24,7 +24,8 @@ const ACCEPTS: usize = 64;
 const ROUNDS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// Returns the next event of the CM channel, or `None`. Reads and handles edges if no event is queued.
+    /// Returns the next event of the CM channel, or `None` if there is no event. Before that, reads and handles edges if no event is
+    /// queued.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
             if let Some(event) = self.cm_events.pop_front() {
@@ -373,7 +374,7 @@ impl<N: Net> Iwarp<N> {
         self.open(key, attempt, peer);
     }
 
-    /// Starts the stream of a connection whose handshake is complete. Its socket moves to the completion channel.
+    /// Starts the stream of a connection whose handshake is complete. Moves the socket of the connection to the completion channel.
     pub(super) fn begin(&mut self, key: Key, socket: SocketId, role: Role, agreement: &Agreement, now: Instant) {
         if let Err(error) = self.net.promote(socket) {
             return self.end(key, super::endpoint::lost(&error), None, now);

@@ -97,8 +97,8 @@ pub trait Net: Send + fmt::Debug {
     /// bytes, or 0 at the end of the stream.
     fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize>;
 
-    /// Sends the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices. Returns the number of bytes that were
-    /// accepted, which may be less than all.
+    /// Sends the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices. Returns the number of accepted bytes,
+    /// which may be smaller than the total length of the slices.
     fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize>;
 
     /// Ends the local stream (FIN): nothing more will be sent.

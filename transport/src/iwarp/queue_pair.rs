@@ -72,7 +72,8 @@ impl QueuePair {
         }
     }
 
-    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one, and otherwise `None`.
+    /// Records that a completion was polled. If it is the completion of a receive from a shared receive queue, returns this queue.
+    /// Otherwise returns `None`.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
@@ -145,7 +146,7 @@ impl QueuePair {
         self.completions.post_recv(chain, &mut self.rx.queue, self.dead, cqs)
     }
 
-    /// Posts work requests. The caller calls [`QueuePair::transmit`] afterwards.
+    /// Posts work requests. The caller must call [`QueuePair::transmit`] afterwards.
     pub(crate) fn post_send(
         &mut self,
         chain: &[SendWr],
@@ -297,8 +298,8 @@ impl QueuePair {
         tx.transmit(requester, responder, keys, scope, send, &mut |done| completions.sent(cqs, &done))
     }
 
-    /// Ends the stream. Flushes the work requests of both queues, and no longer uses memory of the program. Returns the bytes that are
-    /// still to be sent: framed FPDUs, and the Terminate if one is given.
+    /// Ends the stream. Flushes the work requests of both work queues. After this call, the queue pair no longer uses memory of the
+    /// program. Returns the bytes that are still to be sent: framed FPDUs, and the Terminate if one is given.
     pub(crate) fn end(
         &mut self,
         terminate: Option<(TerminateCause, Option<Quote>)>,

@@ -45,8 +45,8 @@ enum FpduPhase {
 #[derive(Clone, Copy, Debug)]
 struct CurrentSegment {
     header: SegmentHeader,
-    /// `done` is the number of payload octets that have arrived, and `left` is the number of those that are still to arrive. `pad` is the
-    /// number of pad octets behind the payload.
+    /// `done` is the number of payload octets that have arrived, and `left` is the number of payload octets that are still to arrive. `pad`
+    /// is the number of pad octets behind the payload.
     done: usize,
     left: usize,
     pad: usize,
@@ -223,8 +223,8 @@ impl Receiver {
         self.input(intake.tail(n), cx, out)
     }
 
-    /// Processes the octets in the destinations of the plan and in the gaps. Returns the number of octets behind the last destination,
-    /// which are still to be processed.
+    /// Processes the octets in the destinations of the plan and in the gaps. Returns the number of octets behind the last destination. The
+    /// caller must still process these octets.
     #[inline(never)]
     fn take_steps(
         &mut self,

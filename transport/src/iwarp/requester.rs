@@ -92,7 +92,7 @@ impl Requester {
         request.msn
     }
 
-    /// Returns the oldest request, whose response arrives next. Returns `None` if no request is outstanding.
+    /// Returns the oldest request. The next response from the peer is for this request. Returns `None` if no request is outstanding.
     #[inline]
     pub(crate) fn front(&self) -> Option<&Outstanding> {
         self.queue.front()

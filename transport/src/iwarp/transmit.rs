@@ -661,8 +661,8 @@ impl Transmitter {
         }
     }
 
-    /// Completes the work requests in `framed`, from the oldest on. Stops at the first one that TCP has not accepted completely, or that
-    /// still waits for its response.
+    /// Completes the work requests in `framed`, from the oldest on. Stops at the first work request that TCP has not accepted completely,
+    /// or that still waits for its response.
     #[inline]
     pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
         while let Some(framed) = self.framed.front() {
@@ -689,16 +689,16 @@ impl Transmitter {
         queue.drain(..).map(request).collect()
     }
 
-    /// Ends the stream behind the last framed FPDU, with a Terminate if there is one. Returns a copy of the bytes that are still to be
+    /// Ends the stream behind the last framed FPDU, with a Terminate if one is given. Returns a copy of the bytes that are still to be
     /// sent.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         self.fault = None;
         self.stream.end(terminate)
     }
 
-    /// Completes all work requests after [`Transmitter::end`]: one with the status in `failed`, if given, and all others as flushed. The
-    /// number in `failed` is the sequence number of the failed work request. `None` in place of the number stands for the first work
-    /// request that is not completely framed.
+    /// Completes all work requests after [`Transmitter::end`]. If `failed` is given, one work request completes with the status in
+    /// `failed`. All other work requests complete as flushed. The number in `failed` is the sequence number of the failed work request. If
+    /// this number is `None`, the failed work request is the first one that is not completely framed.
     pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unframed = self.first + self.framed.len() as u64;
         let framed = self.framed.drain(..).map(|framed| framed.done);

@@ -81,8 +81,8 @@ impl DatagramId {
         matches!(self.phase, DatagramPhase::Bound | DatagramPhase::Resolved(..) | DatagramPhase::Offered(..))
     }
 
-    /// Records that a completion of the id's queue pair was polled. Returns the shared receive queue if the completed receive came from
-    /// one, and otherwise `None`.
+    /// Records that a completion of the id's queue pair was polled. If it is the completion of a receive from a shared receive queue,
+    /// returns this queue. Otherwise returns `None`.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.qp.as_mut()?.polled(opcode)
     }

@@ -52,7 +52,7 @@ impl QueuePairNumbers {
         }
     }
 
-    /// Returns the queue pair with this number, if there is one.
+    /// Returns the queue pair with this number, or `None` if no queue pair has this number.
     #[inline]
     pub(crate) fn find(&self, number: u32) -> Option<Key> {
         self.places.get(Self::place(number)).filter(|(of, _)| *of == number)?.1

@@ -90,7 +90,7 @@ impl DatagramQueuePair {
         self.completions.post_recv(chain, &mut self.receives, self.phase == SendState::Over, cqs)
     }
 
-    /// Posts datagrams to the send queue. The error contains the number of work requests that were posted before the bad one.
+    /// Posts datagrams to the send queue. The error contains the number of work requests that were posted before the rejected work request.
     pub(crate) fn post_send(
         &mut self,
         chain: &[SendWr],
@@ -214,7 +214,7 @@ impl DatagramQueuePair {
     }
 
     /// Copies a received datagram into the next receive and completes the receive. The datagram is dropped if no receive is posted or the
-    /// next one is too short. A datagram that is too long is no error, because otherwise any peer could end the queue pair.
+    /// next receive is too short. A datagram that is too long is no error, because otherwise any peer could end the queue pair.
     pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
         if payload.len() > self.max {
             return;
@@ -233,7 +233,8 @@ impl DatagramQueuePair {
         }
     }
 
-    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one, and otherwise `None`.
+    /// Records that a completion was polled. If it is the completion of a receive from a shared receive queue, returns this queue.
+    /// Otherwise returns `None`.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
     }

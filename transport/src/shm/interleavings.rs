@@ -240,8 +240,8 @@ fn nobody_sleeps_over_room_that_it_owes() {
     });
 }
 
-/// One side sends a record and sleeps until the answer. The other side sleeps until the record and then sends the
-/// answer. Both records arrive.
+/// One side sends a record and sleeps until the answer arrives. The other side sleeps until the record arrives, and
+/// then sends the answer. Neither side sleeps forever.
 #[test]
 fn two_sides_answer_each_other() {
     loom::model(|| {

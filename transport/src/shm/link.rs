@@ -112,8 +112,8 @@ impl<S: Segment> Link<S> {
         self.extensions = true;
     }
 
-    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one,
-    /// and otherwise `None`.
+    /// Records that a completion was polled. If it is the completion of a receive from a shared receive queue, returns
+    /// this queue. Otherwise returns `None`.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
@@ -128,8 +128,8 @@ impl<S: Segment> Link<S> {
         self.completions.post_recv(chain, &mut self.incoming.queue, self.dead, cqs)
     }
 
-    /// Posts work requests. The caller calls [`Link::transmit`] afterwards, which writes the work requests that could
-    /// not be written immediately.
+    /// Posts work requests. The caller must call [`Link::transmit`] afterwards. That call writes the work requests that
+    /// could not be written immediately.
     #[inline]
     pub(crate) fn post_send(
         &mut self,
@@ -280,9 +280,9 @@ impl<S: Segment> Link<S> {
         })
     }
 
-    /// Releases the consumed records if they have at least [`RELEASE`] bytes, or if one of them had its payload in a
-    /// window: the peer may be waiting to reuse the memory of that payload. Returns true if the caller must call the
-    /// peer.
+    /// Releases the consumed records if these records have at least [`RELEASE`] bytes in total, or if one of these
+    /// records had its payload in a window: the peer may be waiting to reuse the memory of that payload. Returns true
+    /// if the caller must call the peer.
     #[inline]
     pub(crate) fn release(&mut self) -> bool {
         let ring = &mut self.incoming.ring;
@@ -398,8 +398,8 @@ impl<S: Segment> Link<S> {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Refusal, 0), &[refusal.code()]);
     }
 
-    /// Ends the connection: flushes both queues. The peer can still consume the records in the ring. Returns true if
-    /// the caller must call the peer.
+    /// Ends the connection: flushes both work queues. The peer can still consume the records in the ring. Returns true
+    /// if the caller must call the peer.
     pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
         let calls = self.publish();
         let Self { incoming, outgoing, completions, failed, .. } = self;

@@ -131,12 +131,13 @@ struct StagingBuffer {
 }
 
 impl StagingBuffer {
-    /// Reserves contiguous bytes for a payload of `len` bytes, or for the first `STAGING_PIECE` bytes of a longer one.
-    /// Returns the offset of the reserved bytes in the buffer and their number. Returns `None` if the buffer is full.
+    /// Reserves contiguous bytes for a payload of `len` bytes, or for the first `STAGING_PIECE` bytes of a longer
+    /// payload. Returns the offset of the reserved bytes in the buffer, and the number of reserved bytes. Returns
+    /// `None` if the buffer is full.
     fn reserve(&mut self, len: usize) -> Option<(usize, usize)> {
         let len = len.min(STAGING_PIECE);
         if self.parts.is_empty() {
-            // An empty buffer is used from its start again, because those pages are in the cache.
+            // An empty buffer is used from its start again, because the pages at the start are in the cache.
             (self.pos, self.tail) = (0, 0);
         }
         let at = (self.pos % STAGING as u64) as usize;
@@ -265,7 +266,7 @@ impl Outgoing {
         self.queue.push_back(QueuedSend { wr, len, inline });
     }
 
-    /// Writes the record of a whole Send to the ring. `put` writes the payload, which has `len` bytes, at most
+    /// Writes the record of a whole Send to the ring. `put` writes the payload. The payload has `len` bytes, at most
     /// [`INLINE`]. Returns false if the ring is full. The caller has checked [`Outgoing::is_clear`].
     #[inline]
     pub(super) fn message<S: Segment>(&mut self, segment: &S, len: usize, put: impl FnOnce(&S, usize)) -> bool {
@@ -291,9 +292,9 @@ impl Outgoing {
         None
     }
 
-    /// Copies the message, which consists of `parts`, to the staging buffer, and writes its record to the ring. Returns
-    /// false, and writes nothing, if the message is longer than `STAGING_PIECE`, the buffer or the ring is full, or the
-    /// peer has not mapped the buffer.
+    /// Copies the message, which consists of `parts`, to the staging buffer, and writes the record of the message to
+    /// the ring. Returns false, and writes nothing, if the message is longer than `STAGING_PIECE`, the buffer or the
+    /// ring is full, or the peer has not mapped the buffer.
     pub(super) fn message_in_window<S: Segment>(
         &mut self,
         segment: &S,
@@ -852,9 +853,9 @@ impl Outgoing {
         Ok(Some(ATOMIC))
     }
 
-    /// Completes all work requests: one with the status in `failed`, if given, and all others as flushed. The number in
-    /// `failed` is the sequence number of the failed work request. `None` in place of the number stands for the first
-    /// work request whose records are not all written.
+    /// Completes all work requests. If `failed` is given, one work request completes with the status in `failed`. All
+    /// other work requests complete as flushed. The number in `failed` is the sequence number of the failed work
+    /// request. If this number is `None`, the failed work request is the first one whose records are not all written.
     pub(super) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unsent = self.first + self.inflight.len() as u64;
         let inflight = self.inflight.drain(..).map(|(done, _)| done);

@@ -171,7 +171,8 @@ impl Consumer {
         self.half + RING + self.at
     }
 
-    /// Advances past a consumed record of `len` bytes, which must have been available.
+    /// Advances past a consumed record of `len` bytes. The caller has checked that [`Consumer::available`] covers these
+    /// bytes.
     #[inline]
     pub(super) const fn advance(&mut self, len: usize) {
         self.pos += len as u64;

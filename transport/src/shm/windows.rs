@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// The words of a segment up to the end of a table, which is all that this test uses.
+    /// The words of a segment up to the end of a table. This test uses no other words.
     #[derive(Debug)]
     struct TableWords(Vec<AtomicU64>);
 

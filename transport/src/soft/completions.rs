@@ -49,7 +49,8 @@ impl Done {
 pub(crate) struct Completions {
     pub(crate) id: QpId,
     pub(crate) attr: QpAttr,
-    /// The number of send completions that are not polled yet. `recv_unpolled` is the number of such receive completions.
+    /// `send_unpolled` is the number of send completions that are not polled yet. `recv_unpolled` is the number of receive completions that
+    /// are not polled yet.
     send_unpolled: u32,
     recv_unpolled: u32,
 }
@@ -154,7 +155,8 @@ impl Completions {
         cqs.push(self.attr.recv_cq, WorkCompletion::new(self.id, wr_id, WcOpcode::Recv, status, len));
     }
 
-    /// Records that a completion was polled. Returns the shared receive queue if the completed receive came from one, and otherwise `None`.
+    /// Records that a completion was polled. If it is the completion of a receive from a shared receive queue, returns this queue.
+    /// Otherwise returns `None`.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         if opcode.is_receive() {

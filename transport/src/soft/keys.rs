@@ -44,7 +44,7 @@ struct RegionEntry {
     access: Access,
     /// True if peers may use the STag: the region has remote rights and is not invalidated.
     valid: bool,
-    /// The only connection whose peer may use the STag. `None` if all peers may.
+    /// The only connection whose peer may use the STag. `None` if all peers may use it.
     owner: Option<Key>,
 }
 
@@ -112,8 +112,8 @@ impl KeyTable {
         Ok((MrId(key), stag))
     }
 
-    /// Adds a region with this STag. The Tagged Offset of its first byte is `base`. Used to replay recordings, whose peers use the STags
-    /// and addresses of the recorded host.
+    /// Adds a region with this STag. The Tagged Offset of the region's first byte is `base`. Used to replay recorded connections, because
+    /// the recorded peers use the STags and addresses of the recording.
     #[cfg(any(test, fuzz_targets))]
     pub fn register_at(&mut self, memory: &Arc<Memory>, base: u64, len: usize, access: Access, stag: u32) {
         let (id, got) = self.register(memory, 0..len, access, || stag).unwrap();

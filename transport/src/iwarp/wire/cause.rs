@@ -120,9 +120,9 @@ causes! {
     INVALID_QN = Ddp / 2 / 1, "Untagged Buffer Error: Invalid QN";
     /// No receive is posted for the message. siw also uses this code if the receive is too small.
     DDP_UNTAGGED_NO_BUFFER = Ddp / 2 / 2, "Untagged Buffer Error: Invalid MSN - no buffer available";
-    /// The MSN is not the one that is expected next.
+    /// The MSN differs from the expected MSN.
     INVALID_MSN = Ddp / 2 / 3, "Untagged Buffer Error: Invalid MSN - MSN range is not valid";
-    /// The Message Offset is not the one that is expected next.
+    /// The Message Offset differs from the expected offset.
     INVALID_MO = Ddp / 2 / 4, "Untagged Buffer Error: Invalid MO";
     /// The message does not fit into the receive.
     DDP_UNTAGGED_TOO_LONG = Ddp / 2 / 5, "Untagged Buffer Error: DDP Message too long for available buffer";

@@ -1,4 +1,4 @@
-//! The headers of DDP segments, which include the RDMAP control octet (RFC 5041 §4, RFC 5040 §4.1).
+//! The headers of DDP segments. Each header includes the RDMAP control octet (RFC 5041 §4, RFC 5040 §4.1).
 
 use super::cause::TerminateCause;
 use super::opcode::{Opcode, SEND_QUEUE, TAGGED_HEADER_LEN, TERMINATE_QUEUE, UNTAGGED_HEADER_LEN};
@@ -21,8 +21,8 @@ const DDP_VERSION: u8 = 0x01;
 const RDMAP_VERSION_MASK: u8 = 0xc0;
 const RDMAP_VERSION: u8 = 0x40;
 
-/// The header of a tagged segment, which names its destination by an STag and an offset (RFC 5041 §4.1). Writes and Read Responses are
-/// tagged.
+/// The header of a tagged segment. An STag and an offset in the header name the destination of the payload (RFC 5041 §4.1). Writes and Read
+/// Responses are tagged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tagged {
     /// The L bit: true in the last segment of a message.
@@ -164,8 +164,8 @@ impl HeaderError {
     pub fn cause(&self) -> TerminateCause {
         match *self {
             Self::Truncated { .. } | Self::TooShort { .. } => TerminateCause::LLP_FPDU_LENGTH,
-            // Only messages of a fixed size can be too long. The buffers of their queue have the same size, so such a message does not fit
-            // into its buffer (RFC 5041 §7.1).
+            // Only messages of a fixed size can be too long. Each buffer of their queue has exactly that size, so a longer message does not
+            // fit into a buffer (RFC 5041 §7.1).
             Self::TooLong { .. } => TerminateCause::DDP_UNTAGGED_TOO_LONG,
             Self::DdpVersion { tagged: true, .. } => TerminateCause::DDP_TAGGED_VERSION,
             Self::DdpVersion { tagged: false, .. } => TerminateCause::DDP_UNTAGGED_VERSION,

@@ -74,7 +74,7 @@ pub struct StartupHeader {
     pub kind: StartupKind,
     /// The M bit: the sender of the frame requires markers in the stream that it receives.
     pub markers: bool,
-    /// The C bit: the sender requests a CRC. If either peer requests one, both directions of the stream have a CRC.
+    /// The C bit: the sender requests a CRC. If either peer requests a CRC, both directions of the stream have a CRC.
     pub crc: bool,
     /// The R bit: the responder rejects the connection.
     pub reject: bool,
@@ -142,7 +142,7 @@ impl StartupHeader {
 
 /// The enhanced block of a startup frame: IRD, ORD and the ready-to-receive options (RFC 6581 §6, §9).
 ///
-/// IRD and ORD are those of the side that sends the frame.
+/// The IRD and the ORD are the limits of the side that sends the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Enhanced {
     /// The A bit: the peer-to-peer model, in which the initiator first sends a ready-to-receive message (RTR).

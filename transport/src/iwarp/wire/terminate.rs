@@ -9,7 +9,7 @@ use super::read::{READ_REQUEST_LEN, ReadRequest};
 /// The length of the longest Terminate payload, which quotes all headers (RFC 5040 §4.8).
 pub const MAX_TERMINATE_LEN: usize = TERMINATE_CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + READ_REQUEST_LEN;
 
-/// The headers of the refused segment, which a Terminate quotes.
+/// The headers of a refused segment, as a Terminate quotes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     segment_len: u16,
@@ -59,7 +59,7 @@ impl Quote {
         self.ddp.get(..usize::from(self.ddp_len)).unwrap_or_default()
     }
 
-    /// Returns the quoted Read Request header, if there is one.
+    /// Returns the quoted Read Request header, or `None` if no Read Request header is quoted.
     pub fn read_request(&self) -> Option<ReadRequest> {
         self.rdmap.as_ref().map(ReadRequest::parse)
     }
@@ -105,8 +105,8 @@ impl Terminate {
         Self { cause, other_reading: None, raw, quote }
     }
 
-    /// Parses the payload of a Terminate, which follows the untagged header. Returns `None` if the payload is shorter than the control
-    /// word, four octets.
+    /// Parses the payload of a Terminate: the octets behind the untagged header. Returns `None` if the payload is shorter than the control
+    /// word, which has four octets.
     ///
     /// If the quote is incomplete, the headers that have arrived are kept, since nothing follows a Terminate.
     pub fn parse(payload: &[u8]) -> Option<Self> {
@@ -189,7 +189,7 @@ mod tests {
             ([0x10, 0x00, 0x07, 0], C::RDMAP_INVALID_STAG, None),
             ([0x20, 0x07, 0x03, 0], C::RDMAP_STREAM_CATASTROPHIC, None),
             ([0x01, 0x00, 0x03, 0], C::DDP_LOCAL_CATASTROPHIC, None),
-            // A control word without HdrCt bits. The registry lists only one of its two readings, which is taken as the cause.
+            // A control word without HdrCt bits. The registry lists only one of its two readings, and this reading is taken as the cause.
             ([0x02, 0x02, 0x00, 0], C::LLP_CRC, Some((0, 2, 2))),
             ([0x20, 0x02, 0x00, 0], C::LLP_CRC, Some((0, 2, 2))),
             ([0x21, 0x06, 0x00, 0], C::DDP_UNTAGGED_VERSION, Some((2, 1, 6))),

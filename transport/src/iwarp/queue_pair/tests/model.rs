@@ -47,7 +47,7 @@ struct ModelNode {
     shared: Area,
     /// The region to which the responses of local Reads and atomic operations are written.
     sink: Area,
-    /// The data of local Sends and Writes, which does not change.
+    /// The data of local Sends and Writes. This data does not change.
     source: Memory,
     /// The memory of the receives, one behind the other.
     inbox: Memory,

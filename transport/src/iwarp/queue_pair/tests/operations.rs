@@ -17,7 +17,7 @@ pub(super) struct Pair {
     pub(super) b: TestQueuePair,
 }
 
-/// A region with canaries: bytes before and after the region, which must not change.
+/// A region with canaries: bytes before and after the region. The canaries must not change.
 #[derive(Clone)]
 pub(super) struct Area {
     pub(super) memory: Arc<Memory>,
