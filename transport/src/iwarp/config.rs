@@ -101,7 +101,7 @@ pub struct IwarpConfig {
     pub reply_grace: Duration,
     /// The time for which a listener pauses when the system has no descriptor for a new connection.
     pub accept_backoff: Duration,
-    /// If true, a connection attempt is repeated once with MPA revision 1 if the peer closes the TCP connection instead of answering the
+    /// If true, a connection attempt is repeated once with MPA revision 1 when the peer closes the TCP connection instead of answering the
     /// MPA request of revision 2.
     pub retry_v1: bool,
     /// The number of RDMA Reads that may be outstanding in each direction, 1 to 128. Used if the program gives no number for a connection.

@@ -24,8 +24,8 @@ const ACCEPTS: usize = 64;
 const ROUNDS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// Returns the next event of the CM channel, or `None` if there is no event. Before that, reads and handles edges if no event is
-    /// queued.
+    /// Returns the next event of the CM channel. If no event is queued, first reads and handles edges. Returns `None` if there is still no
+    /// event.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
             if let Some(event) = self.cm_events.pop_front() {

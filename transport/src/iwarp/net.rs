@@ -175,8 +175,8 @@ pub trait Net: Send + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Opens a UDP socket that receives the packets to a multicast group on one interface, and puts it on the completion channel. `at` is
-    /// the address of the interface. Several sockets may have the same port.
+    /// Opens a UDP socket on the completion channel. The socket receives the packets to a multicast group on one interface. `at` is the
+    /// address of the interface. Several sockets may have the same port.
     fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId> {
         let _ = (group, at, interface);
         Err(io::ErrorKind::Unsupported.into())

@@ -486,8 +486,8 @@ impl Receiver {
         self.judge(header, bytes, cx)
     }
 
-    /// Checks whether the connection allows a segment with this header. If so, makes it the current segment. `bytes` are the octets of the
-    /// header.
+    /// Checks whether the connection allows a segment with this header. If so, makes this segment the current segment. `bytes` are the
+    /// octets of the header.
     fn judge(&mut self, header: SegmentHeader, bytes: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = payload_len(bytes);

@@ -284,7 +284,7 @@ pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &
                 Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
                 Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
                 Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
-                // The request offers no kind of first message. Like siw, this side chooses any kind in that case.
+                // The request offers no kind of first message. Like siw, this side may choose any kind in that case.
                 _ => ReadyToReceive::Write,
             };
             block.rtr_write = choice == ReadyToReceive::Write;

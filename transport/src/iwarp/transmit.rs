@@ -106,7 +106,8 @@ pub(crate) enum Sent {
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     stream: Stream,
-    /// `untagged_segment` is the largest payload in bytes of an untagged segment, and `tagged_segment` of a tagged segment.
+    /// `untagged_segment` is the largest payload in bytes of an untagged segment. `tagged_segment` is the largest payload in bytes of a
+    /// tagged segment.
     untagged_segment: usize,
     tagged_segment: usize,
     /// True while nothing may be sent: before the stream starts, and on a responder until [`Transmitter::release`].

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::icrc;
 
-/// Opcodes of unreliable datagrams. A datagram with the opcode `UD_SEND_IMMEDIATE` has immediate data; one with `UD_SEND` has none.
+/// Opcodes of unreliable datagrams. A datagram with the opcode `UD_SEND_IMMEDIATE` has immediate data. A datagram with the opcode `UD_SEND`
+/// has none.
 const UD_SEND: u8 = 0x64;
 const UD_SEND_IMMEDIATE: u8 = 0x65;
 /// The length of BTH and DETH together in octets.

@@ -9,7 +9,7 @@ use crate::mem::Interface;
 use crate::slab::Key;
 
 /// The largest total length in octets of the headers in front of a payload: a route header, a UDP header, and the longest InfiniBand
-/// headers. RDMA devices reserve the same length.
+/// headers. RDMA devices assume the same length.
 const OVERHEAD: u32 = 96;
 /// The payload sizes in octets that InfiniBand defines as MTUs.
 const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
@@ -45,8 +45,8 @@ impl UdpPort {
         Self { socket, address, interface, kind, users: 0, queued: false, waiting: VecDeque::new() }
     }
 
-    /// Returns the length in octets of the largest payload of a datagram. It is the largest InfiniBand MTU with which a payload and all its
-    /// headers fit into the MTU of the interface.
+    /// Returns the length in octets of the largest payload of a datagram. This length is the largest InfiniBand MTU with which a payload
+    /// and all its headers fit into the MTU of the interface.
     pub(crate) fn max_payload(&self) -> u32 {
         let fits = |payload: &&u32| **payload + OVERHEAD <= self.interface.mtu;
         PAYLOADS.iter().find(fits).copied().unwrap_or(PAYLOADS[PAYLOADS.len() - 1])

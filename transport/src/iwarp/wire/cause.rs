@@ -86,7 +86,7 @@ causes! {
     RDMAP_STAG_NOT_ASSOCIATED = Rdmap / 1 / 3, "Remote Protection Error: STag not associated with RDMAP Stream";
     /// The end of a Read Request's range is past the largest Tagged Offset.
     RDMAP_TO_WRAP = Rdmap / 1 / 4, "Remote Protection Error: TO wrap";
-    /// A Send with Invalidate names an STag that its sender may not invalidate.
+    /// A Send with Invalidate names an STag that the sender of the message may not invalidate.
     RDMAP_CANNOT_INVALIDATE = Rdmap / 1 / 9, "Remote Protection Error: STag cannot be Invalidated";
     /// A protection error of another kind.
     RDMAP_PROTECTION_UNSPECIFIED = Rdmap / 1 / 0xff, "Remote Protection Error: Unspecified Error";
