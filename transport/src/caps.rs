@@ -68,11 +68,11 @@ bitflags! {
     }
 }
 
-/// The moderation of a completion queue. The device delays an event of the queue until the number `completions` of
-/// completions has gathered, or until the time `microseconds` has passed since the first of them.
+/// The moderation of a completion queue. The device delays an event of the queue until `completions` completions have
+/// arrived, or until `microseconds` microseconds have passed since the first of these completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moderation {
-    /// The number of completions that raise the event.
+    /// The number of completions after which the device raises the event.
     pub completions: u16,
     /// The longest delay of the event, in microseconds.
     pub microseconds: u16,
@@ -117,8 +117,8 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Returns capabilities with `features`, and with limits that every known device supports. A provider then raises
-    /// the limits of its own device.
+    /// Returns capabilities with `features`, and with limits that every known device supports. A provider whose device
+    /// supports more then raises these limits.
     #[must_use]
     pub const fn portable(features: Features) -> Self {
         Self {

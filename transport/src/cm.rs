@@ -43,12 +43,13 @@ pub struct Retries {
     /// side sets this number for both sides; `accept` ignores it. The pause before a retransmission is the ack timeout
     /// ([`PathOptions::ack_timeout`]).
     pub path: u8,
-    /// The number of times that the **peer** retransmits a message for which no receive was posted here, 0 to 6. 7, the
-    /// default, means no limit. Each side sets the number of the other side (`rdma_connect`(3)).
+    /// The number of times that the **peer** retransmits a message that arrives when the local side has no receive
+    /// posted, 0 to 6. 7, the default, means no limit. So each side sets the number that the other side uses
+    /// (`rdma_connect`(3)).
     pub receiver_not_ready: u8,
-    /// The pause of the peer before it retransmits a message for which no receive was posted here. The value is a code
-    /// from 0 to 31 (InfiniBand Architecture Specification, volume 1, table 45): 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491
-    /// ms, and 0 is 655 ms. The default is 12.
+    /// The pause of the peer before it retransmits a message that arrived when the local side had no receive posted.
+    /// The value is a code from 0 to 31 (InfiniBand Architecture Specification, volume 1, table 45): 1 is 0.01 ms, 12
+    /// is 0.64 ms, 31 is 491 ms, and 0 is 655 ms. The default is 12.
     pub min_rnr_timer: u8,
 }
 
@@ -163,8 +164,8 @@ impl ListenParam {
     }
 }
 
-/// Options of a connection by exchange ([`Exchange`](crate::roles::Exchange)): the device, port and GID of its queue pair. The provider
-/// derives each field that is `None` from the local address of the stream.
+/// Options of a connection by out-of-band exchange ([`Exchange`](crate::roles::Exchange)): the device, port and GID of its queue pair. The
+/// provider derives each field that is `None` from the local address of the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeOptions {
     /// The name of the device, such as `mlx5_0`. Necessary if the stream uses another network than the device, or no
@@ -254,8 +255,8 @@ pub enum CmEventKind {
         peer: SocketAddr,
         /// The peer's private data.
         private_data: Box<[u8]>,
-        /// The limits of outstanding RDMA Reads and atomics that the peer requests, from the view of the local side.
-        /// `accept` grants at most these limits.
+        /// The limits of outstanding RDMA Reads and atomics that the peer requests. `responder_resources` is the limit
+        /// for the peer's requests to the local side. `accept` grants at most these limits.
         read_depth: ReadDepth,
     },
     /// The connection is established.
@@ -265,7 +266,8 @@ pub enum CmEventKind {
         /// The limits of outstanding RDMA Reads and atomics on which both sides have agreed.
         read_depth: ReadDepth,
     },
-    /// A `connect` of a datagram id has succeeded: the peer accepts datagrams of this id.
+    /// The peer has answered the `connect` of a connection-manager id for datagrams. It accepts datagrams at the
+    /// destination `peer`.
     Reached {
         /// The peer's private data.
         private_data: Box<[u8]>,
@@ -303,7 +305,7 @@ pub enum CmEventKind {
     /// listener on the old device, it receives no further requests and no further event: listen again with a new id. If
     /// the id is a connection, the connection is about to fail.
     AddressChange,
-    /// An event that this library does not know, by its code.
+    /// An event that this library does not know. The number is the code of the event in librdmacm.
     Other(u32),
 }
 
@@ -354,9 +356,9 @@ pub enum DisconnectCause {
     PeerViolation(String),
     /// The peer reported that the local side violated the protocol.
     TerminatedByPeer(String),
-    /// The path failed, with the reason.
+    /// The path to the peer failed. The text is the reason.
     Path(String),
-    /// A work request failed, with the reason.
+    /// A work request failed. The `Failure` is the reason.
     WorkRequest(Failure),
 }
 

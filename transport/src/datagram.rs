@@ -4,8 +4,8 @@
 //! [`resolve_datagram`](crate::roles::Datagrams::resolve_datagram) and
 //! [`listen_datagram`](crate::roles::Datagrams::listen_datagram) create datagram ids.
 //!
-//! One queue pair can serve many ids. It can send to every peer that an id without a queue pair has resolved. A program
-//! that listens can name the same queue pair in each answer to a peer's request
+//! One queue pair can serve many datagram ids, and only one of these ids has the queue pair. The queue pair can send to
+//! every peer that another id has resolved. A program that listens can name one queue pair in its answers to all peers
 //! ([`answer_datagram`](crate::roles::Datagrams::answer_datagram)).
 //!
 //! A receive must be [`GRH_LEN`] bytes longer than the datagram. The device places a header of this length in front of

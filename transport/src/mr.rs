@@ -17,9 +17,9 @@ bitflags! {
         /// The peer may perform atomic operations on the region, if the device has atomics.
         const REMOTE_ATOMIC = 8;
         /// The local program may read into the region with RDMA Reads. Implies `LOCAL_WRITE`. On iWARP adapters a Read
-        /// into a region without this right fails. There, the memory into which a Read places data must be open to
-        /// writes of the peer, because the response names that memory by its STag (RFC 5040, section 3.1). So grant
-        /// this right only for memory into which the program reads.
+        /// into a region without this right fails. On these adapters, the memory into which a Read places data must be
+        /// open to writes of the peer, because the response names that memory by its STag (RFC 5040, section 3.1). So
+        /// grant this right only for memory into which the program reads.
         const READ_SINK = 16;
         /// The bus may reorder the device's writes to the region (PCI Express relaxed ordering), which is faster on
         /// some machines. Never use this right for memory that a program polls for a change instead of waiting for a
@@ -28,11 +28,12 @@ bitflags! {
         /// The pages are not pinned: they are paged in when the device accesses them (on-demand paging). Refused on
         /// devices without [`Features::ON_DEMAND_PAGING`](crate::Features::ON_DEMAND_PAGING).
         const ON_DEMAND = 64;
-        /// Peers on this host map the memory and access it themselves, without the owner's processor. The region must
-        /// cover a whole memory that [`Memory::new_shared`](crate::Memory::new_shared) has made. A peer keeps its
-        /// mapping, so the rights cannot be revoked: [`invalidate`](crate::roles::RemoteKeys::invalidate) and
-        /// [`restrict`](crate::roles::RemoteKeys::restrict) refuse the region. The peer can access the pages even after
-        /// [`deregister`](crate::Provider::deregister). Only the embedded provider ([`crate::iwarp`]) has this right.
+        /// Peers on this host map the memory and access it themselves; the process that has registered it is not
+        /// involved. The region must cover a whole memory that [`Memory::new_shared`](crate::Memory::new_shared) has
+        /// made. A peer keeps its mapping, so the rights cannot be revoked:
+        /// [`invalidate`](crate::roles::RemoteKeys::invalidate) and [`restrict`](crate::roles::RemoteKeys::restrict)
+        /// refuse the region. The peer can access the pages even after [`deregister`](crate::Provider::deregister).
+        /// Only the embedded provider ([`crate::iwarp`]) has this right.
         const DIRECT = 128;
     }
 }

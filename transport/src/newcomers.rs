@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
 
-/// The part of a peer's address by which its connections are counted: an IPv4 address, IPv4-mapped or not, or the first
-/// 64 bits of an IPv6 address. The last 64 bits do not count because a host can choose them freely.
+/// The part of a peer's address by which its connections are counted: the whole address for IPv4, also in its
+/// IPv4-mapped form, or the first 64 bits for IPv6. The last 64 bits do not count because a host can choose them
+/// freely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host(IpAddr);
 

@@ -94,17 +94,18 @@ pub enum Drive {
     Spin,
 }
 
-/// A source of queue pairs. The [module](self) has the contract.
+/// The devices of one kind, and the operations on them. The [module](self) has the contract.
 ///
 /// # Safety
-/// A program stops using memory when it posts a work request or registers a region. It uses the memory again, through
-/// references, when the provider allows it. So an implementation guarantees the following. This also applies to an
-/// implementation that forwards calls to another provider, and to the roles that an implementation returns:
+/// A program stops using memory through references when it posts a work request or registers a region. It uses the
+/// memory through references again when the work request is done, or when peers cannot use the region any more. So an
+/// implementation guarantees the following. This also applies to an implementation that forwards calls to another
+/// provider, and to the roles that an implementation returns:
 ///
 /// 1. *Work requests.* The entries of a work request name bytes in memory. The provider and its device use these bytes
 ///    from the post of the work request until it is done, and at no other time. They only read the bytes for sends and
 ///    writes, and only write them for receives, reads and atomics. The bytes of an inline send are not used after
-///    [`post_send`](Provider::post_send) has returned, and those of an immediate send are not used after
+///    [`post_send`](Provider::post_send) has returned, and those of a send without a work request are not used after
 ///    [`send_now`](ImmediateSends::send_now) has returned. The bytes of work requests that a failed post has not posted
 ///    ([`PostError::posted`]) are not used at all. A work request is done:
 ///    - when [`poll_cq`](Provider::poll_cq) has returned its completion;
@@ -123,10 +124,10 @@ pub enum Drive {
 ///    queue pair also complete in the order of their posts. A read or an atomic completes after all sends and writes
 ///    that were posted before it. It may complete after sends and writes that were posted later. Receives of a shared
 ///    queue complete in any order.
-/// 4. *Regions.* The provider holds a share of the registered [`Memory`] until [`deregister`](Provider::deregister) has
-///    succeeded or the provider is dropped. It holds the share longer if a device can still access the memory. Besides
-///    work requests, only peers use the memory: within the registered range, with the granted rights, and only those
-///    peers that [`restrict`](RemoteKeys::restrict) allows. They do not use it after
+/// 4. *Regions.* The provider keeps an `Arc` of the registered [`Memory`] until [`deregister`](Provider::deregister)
+///    has succeeded or the provider is dropped. It keeps the `Arc` longer if a device can still access the memory.
+///    Besides work requests, only peers use the memory: within the registered range, with the granted rights, and only
+///    those peers that [`restrict`](RemoteKeys::restrict) allows. They do not use it after
 ///    [`invalidate`](RemoteKeys::invalidate) or `deregister` has succeeded. On a device with
 ///    [`Features::LATE_PLACEMENT`](crate::Features::LATE_PLACEMENT), the part of a frame that was being placed at that
 ///    moment is still written. The provider never makes a reference to the bytes of a region for a peer's access: see
@@ -204,8 +205,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// `Disconnected`.
     ///
     /// # Errors
-    /// The errors of [`Provider::connect`]; also an error if the id is not of a connect request, or if its peer has
-    /// disconnected.
+    /// The errors of [`Provider::connect`]; also an error if the id does not belong to a connect request, or if the
+    /// peer has disconnected.
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()>;
 
     /// Rejects a connect request, and destroys its id and queue pair.
@@ -252,7 +253,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Deregisters a region. No outstanding work request may name the region.
     ///
     /// # Errors
-    /// The device has not released the region, and peers may still use the memory. The provider keeps its share of the
+    /// The device has not released the region, and peers may still use the memory. The provider keeps its `Arc` of the
     /// memory, and the handle stays valid, so the call may be repeated.
     fn deregister(&mut self, region: MrId) -> Result<()>;
 
@@ -268,7 +269,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// [`TransportError::InvalidState`](crate::TransportError::InvalidState) if a queue pair uses it.
     fn destroy_cq(&mut self, cq: CqId) -> Result<()>;
 
-    /// Creates the queue pair of an id. The id is resolved, or is of a connect request, and has no queue pair yet.
+    /// Creates the queue pair of an id. The id is resolved, or belongs to a connect request, and has no queue pair yet.
     ///
     /// # Errors
     /// [`TransportError::InvalidState`](crate::TransportError::InvalidState) if the id is in another state.
@@ -345,7 +346,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Returns the role that reports the path attributes of queue pairs.
     fn paths(&self) -> Option<&dyn Paths>;
 
-    /// Returns the role that reports states of RDMA devices.
+    /// Returns the role that reports the failures of completion queues on RDMA devices.
     fn adapter(&self) -> Option<&dyn Adapter>;
 
     /// Returns the role of sends that need no work request: they are done when the call returns.

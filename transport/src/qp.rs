@@ -5,8 +5,8 @@ use crate::error::{Result, in_range};
 use crate::handle::CqId;
 pub use crate::handle::{QpId, SrqId};
 
-/// The attributes of a queue pair (`rdma_create_qp`(3)). The service of the queue pair is unreliable datagram if its id
-/// is a datagram id, and reliable connected otherwise.
+/// The attributes of a queue pair (`rdma_create_qp`(3)). The queue pair's service is reliable connected, or unreliable
+/// datagram if its connection-manager id was created for datagrams ([`Datagrams`](crate::roles::Datagrams)).
 #[derive(Clone, Copy, Debug)]
 pub struct QpAttr {
     /// The completion queue of sends.

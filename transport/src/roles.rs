@@ -80,8 +80,9 @@ pub trait SharedMemory {
     fn is_shared(&self, qp: QpId) -> bool;
 
     /// Allows the peer of `qp` to map a region. The region's memory must be from [`Memory::new_shared`](crate::Memory::new_shared). After
-    /// the peer has mapped the region, the peer reads sends from this memory in place; before that, sends are copied. Lend a memory to one
-    /// connection only. The peer may read the memory at any time, and keeps its pages after the region is deregistered.
+    /// the peer has mapped the region, the provider does not copy the payload of sends from this memory: the peer reads the payload there.
+    /// Before that, the payload is copied. Lend a memory to one connection only. The peer may read the memory at any time, even after the
+    /// region is deregistered.
     ///
     /// Returns `false`, and changes nothing, if the connection does not use shared memory or has reached its limit of lent regions.
     ///
@@ -105,8 +106,8 @@ pub trait Handover {
 /// or over another stream that the program supplies (`docs/guide/exchange.md`). The ids receive the same events and support the same calls
 /// as ids of the connection manager. The stream stays open as long as the connection. If the stream ends, the connection ends.
 pub trait Exchange {
-    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that connect by exchange. The address may be any address
-    /// of this host.
+    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that connect by out-of-band exchange. The address may be
+    /// any address of this host.
     ///
     /// # Errors
     /// [`TransportError::Listen`](crate::TransportError::Listen) if the address is in use or is not of this host.
@@ -124,8 +125,7 @@ pub trait Exchange {
     /// The descriptor is not a stream socket, or `listener` was not created by [`Exchange::listen_exchange`].
     fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()>;
 
-    /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve). The peer must listen by
-    /// [`Exchange::listen_exchange`].
+    /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve). The peer must listen with [`Exchange::listen_exchange`].
     ///
     /// # Errors
     /// No port of a device has the local address from which the system reaches the peer; or the device, the port or the GID index in
@@ -181,8 +181,8 @@ pub trait ForeignMemory {
 
 /// The role of unreliable datagrams (UD queue pairs).
 pub trait Datagrams {
-    /// Creates an id for datagrams at an address of this host, which selects the device. Port 0 selects a free port. Next, create the id's
-    /// queue pair; the id may then join multicast groups.
+    /// Creates an id for datagrams, bound to `address`, an address of this host. The address selects the device. Port 0 selects a free
+    /// port. Next, create the id's queue pair; the id may then join multicast groups.
     ///
     /// Peers cannot resolve the queue pair by this address. To make the queue pair known to peers, listen with another
     /// id.
@@ -191,8 +191,9 @@ pub trait Datagrams {
     /// device's [`max_datagram`](crate::Capabilities::max_datagram). It is less if the MTU of the address's interface is smaller.
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)>;
 
-    /// Answers a peer's connect request for datagrams: the peer is to send its datagrams to `qp`, which must be on the device of the
-    /// request. The id of the request is invalid afterwards, even after an error, because no more events of the peer follow.
+    /// Answers a peer's connect request for datagrams with the number of the queue pair `qp`, to which the peer then sends its datagrams.
+    /// `qp` must be on the device of the request. The call destroys the id of the request, even if it returns an error. No events of the
+    /// peer follow.
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()>;
 
     /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send datagrams. With a connect request, a peer asks
@@ -207,8 +208,8 @@ pub trait Datagrams {
     /// or `ConnectFailed`. For a multicast group, create the queue pair and call `join` instead.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId>;
 
-    /// Joins a multicast group. The id must have a queue pair, and must be bound, or resolved for a group. The result
-    /// is the event `Joined` or `JoinFailed`.
+    /// Joins a multicast group. The id must have a queue pair, and must have been created by `bind_datagram`, or by
+    /// `resolve_datagram` for a group. The result is the event `Joined` or `JoinFailed`.
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()>;
 
     /// Leaves a multicast group, or cancels a join that is in progress.
@@ -287,7 +288,7 @@ pub trait Paths {
     fn path_of(&self, qp: QpId) -> Result<PathState>;
 }
 
-/// The role that reports states of RDMA devices.
+/// The role that reports the failures of completion queues on RDMA devices.
 pub trait Adapter {
     /// Returns true if a completion queue has failed, for example because it overran. A failed queue receives no more completions, and the
     /// connections that use it receive `Disconnected`. Destroy the queue, and create another one.

@@ -159,7 +159,7 @@ pub(super) fn queues_share_a_channel(harness: &mut Harness) {
 }
 
 /// If a message is longer than the receive that it consumes, the receive does not complete successfully, and no byte
-/// behind the receive's memory is written.
+/// past the end of the receive's memory is written.
 pub(super) fn a_message_that_is_too_long_is_not_delivered(harness: &mut Harness) {
     let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
     let place = harness.side(PASSIVE).allocate(SLOT);

@@ -75,8 +75,8 @@ pub(super) fn nothing_happens_after_a_destroy(harness: &mut Harness) {
         let quiet = harness.side(PASSIVE).bytes(&all);
         harness.post_sends_unchecked(&active, in_flight);
         harness.destroy(&passive);
-        // If messages were in flight, they may have arrived before the id was destroyed. So remember the memory as it
-        // is now.
+        // If messages were in flight, they may have arrived before the id was destroyed. So record the current bytes of
+        // the memory.
         let before = if in_flight == 0 { quiet } else { harness.side(PASSIVE).bytes(&all) };
         harness.post_sends_unchecked(&active, 4);
         harness.settle();
@@ -110,7 +110,7 @@ pub(super) fn a_receive_after_the_flush_is_not_filled(harness: &mut Harness) {
     harness.disconnect(&active);
     harness.flushed(&active);
     let place = harness.side(ACTIVE).allocate(SLOT);
-    // A device may also refuse to post this receive.
+    // A device may also refuse a receive that is posted after the flush.
     if harness.post_recvs(&active, std::slice::from_ref(&place)).is_ok() {
         harness.post_sends_unchecked(&passive, 2);
         harness.settle();

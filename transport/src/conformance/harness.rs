@@ -121,11 +121,11 @@ pub(super) struct HarnessSide {
     /// `kept`, the next field, is the number of these.
     polled: Vec<WorkCompletion>,
     kept: usize,
-    /// The keys of the ids that the case has destroyed.
+    /// The slab keys of the connection-manager ids that the case has destroyed.
     gone: BTreeSet<Key>,
     /// True if the harness must drive the side in the next step.
     due: bool,
-    /// The offset of the first byte of the memory that no allocation uses.
+    /// The offset of the first byte of the side's memory that is not allocated yet.
     free: usize,
 }
 
@@ -201,8 +201,8 @@ impl HarnessSide {
         out
     }
 
-    /// Writes a part of the memory to the peer by an immediate write, and then overwrites the part. Returns false if
-    /// the provider could not write the part immediately.
+    /// Calls [`write_now`](crate::roles::ImmediateSends::write_now) to write a part of the memory to the peer, and then
+    /// overwrites the part. Returns false if the provider could not write without a work request.
     pub(super) fn write_now(&mut self, end: &ConnectionEnd, part: &Range<usize>, remote: RemoteAddress) -> bool {
         let written = self.station.write_now(end.qp, part.clone(), remote).expect("a part of the memory");
         self.station.write(part.start, &vec![0xee; part.len()]).expect("a part of the memory");
@@ -224,8 +224,8 @@ impl HarnessSide {
         place
     }
 
-    /// Makes later work requests use the local key of `region`. Returns the key of the region over the whole memory,
-    /// with which the case can restore the previous state.
+    /// Makes later work requests use the local key of `region`. Returns the local key of the region that covers the
+    /// whole memory. With this key the case can undo the change.
     pub(super) fn use_key(&mut self, region: MemoryRegion) -> LocalKey {
         self.station.use_key(region.local_key);
         self.key
@@ -252,7 +252,7 @@ pub struct Harness {
     grace: Duration,
     ends: Vec<ConnectionEnd>,
     listener: Option<(CmId, SocketAddr)>,
-    /// The `wr_id` of the last work request.
+    /// The `wr_id` of the work request that was posted last.
     last: u64,
 }
 
@@ -333,8 +333,8 @@ impl Harness {
         }
     }
 
-    /// Drives the sides until `ready` returns `Some`, and returns its value. Panics if the timeout passes before.
-    /// `what` names the awaited event in the panic's message.
+    /// Drives the sides until `ready` returns `Some`, and returns its value. Panics if the timeout passes first. `what`
+    /// names the awaited event in the panic's message.
     #[track_caller]
     pub(super) fn wait_for<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let missing = format!("no {what}");
@@ -410,16 +410,16 @@ impl Harness {
         *self.listener.insert(listener)
     }
 
-    /// Starts a connection attempt that fails if it is not established within the time `within`. Waits until its
-    /// address is resolved, and returns its id.
+    /// Starts a connection attempt that fails if it is not established within the time `within`. Waits until the
+    /// address `to` is resolved, and returns the id of the attempt.
     #[track_caller]
     pub(super) fn resolved(&mut self, to: SocketAddr, within: Duration) -> CmId {
         let deadline = self.now() + within;
         self.resolved_by(to, deadline).expect("it is resolved in time")
     }
 
-    /// Starts a connection attempt that fails at `deadline`. Waits until its address is resolved, and returns its id.
-    /// Returns `None` if the deadline passes before the address is resolved.
+    /// Starts a connection attempt that fails at `deadline`. Waits until the address `to` is resolved, and returns the
+    /// id of the attempt. Returns `None` if the deadline passes before the address is resolved.
     #[track_caller]
     pub(super) fn resolved_by(&mut self, to: SocketAddr, deadline: Instant) -> Option<CmId> {
         let id = self.provider(ACTIVE).resolve(to, &PathOptions::default(), deadline).expect("an attempt");
@@ -439,7 +439,7 @@ impl Harness {
         let side = &mut self.sides[side];
         let cq = side.station.provider().create_cq(side.device, &CqAttr::new(entries as u32)).expect("a queue");
         side.queues.insert(cq.0, PollMode::Awake);
-        // Drive the side in the next step, so that it arms the queue.
+        // Drive the side in the next step, because only driving the side arms the new queue.
         side.due = true;
         cq
     }
@@ -552,8 +552,8 @@ impl Harness {
         self.sides[side].events.retain(|event| event.id != id);
     }
 
-    /// Destroys an end, and polls its remaining completions. The ledger then accepts no further completion of its queue
-    /// pair.
+    /// Destroys an end, and polls its remaining completions. From then on the ledger accepts no completion of the end's
+    /// queue pair.
     pub(super) fn destroy(&mut self, end: &ConnectionEnd) {
         self.destroy_id(end.side, end.id);
         self.sides[end.side].ledger.destroyed(end.qp);

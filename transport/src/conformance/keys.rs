@@ -106,7 +106,7 @@ fn invalidate(harness: &mut Harness, region: MemoryRegion) -> crate::error::Resu
     harness.provider(PASSIVE).remote_keys().expect("the role").invalidate(region.id)
 }
 
-/// Sends from a region, and receives into it, under its local key.
+/// Sends from the memory of a region and receives into it, with the region's local key.
 fn own_use(harness: &mut Harness, pair: &[ConnectionEnd; 2], region: MemoryRegion, target: &std::ops::Range<usize>) {
     let [active, passive] = pair;
     let kept = harness.side(PASSIVE).use_key(region);

@@ -39,7 +39,7 @@ struct QueuePairWork {
 pub(super) struct Ledger {
     work: BTreeMap<Key, QueuePairWork>,
     /// The work requests of the queue pair that was destroyed last. Their completions may still be polled. Such a
-    /// completion has the handle of that queue pair, or of none.
+    /// completion names that queue pair or no queue pair.
     left: Option<QueuePairWork>,
     shared: BTreeMap<u64, RecvRanges>,
 }

@@ -251,7 +251,7 @@ pub(super) fn events_of_devices_have_an_end(harness: &mut Harness) {
     assert!(events < 100_000, "events without end");
 }
 
-// Cases about immediate sends.
+// Cases about sends without a work request (`ImmediateSends`).
 
 fn send_now(harness: &mut Harness, end: &ConnectionEnd, header: &[u8], payload: &[u8]) -> bool {
     harness.provider(end.side).immediate_sends().expect("the role").send_now(end.qp, header, payload)
@@ -261,8 +261,8 @@ fn ring(harness: &mut Harness, end: &ConnectionEnd) {
     harness.provider(end.side).immediate_sends().expect("the role").ring(end.qp);
 }
 
-/// An immediate send arrives after all sends that were posted before it, and before all sends that are posted later.
-/// The provider passes an immediate send to the network in `ring` or in the next post; the order is the same in both
+/// A message of `send_now` arrives after all sends that were posted before it, and before all sends that are posted
+/// later. The provider passes the message to the network in `ring` or in the next post. The order is the same in both
 /// cases.
 pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
     let [active, passive] = harness.pair();
@@ -282,8 +282,9 @@ pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
                 sent += 1;
             }
         }
-        // In half of the rounds, `ring` passes the sends to the network. In the others, the post of a signaled send
-        // does, and its completion also frees the entries of the unsignaled sends before it.
+        // In half of the rounds, `ring` passes the messages to the network. In the other rounds, the post of a signaled
+        // send passes them to the network. The completion of this send also frees the queue entries of the unsignaled
+        // sends before it.
         if round % 4 < 2 {
             ring(harness, &active);
         } else {
@@ -303,7 +304,7 @@ pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
     assert!(sent > 10, "{sent} of 40 immediate sends were possible");
 }
 
-/// An immediate send occupies no entry of the send queue, and has no completion.
+/// A message of `send_now` occupies no entry of the send queue, and has no completion.
 pub(super) fn an_immediate_send_is_no_work_request(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     for round in 0..8_u8 {
@@ -325,8 +326,8 @@ pub(super) fn an_immediate_send_is_no_work_request(harness: &mut Harness) {
     }
 }
 
-/// The bytes of an immediate write are placed before the peer receives a message that was sent later. The program may
-/// overwrite the source after the call has returned.
+/// The bytes of a `write_now` are placed before the peer receives a message that was sent later. The program may
+/// overwrite the source after `write_now` has returned.
 pub(super) fn an_immediate_write_keeps_its_place(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let target = harness.side(PASSIVE).allocate_with(&[0; 9]);
@@ -347,8 +348,8 @@ pub(super) fn an_immediate_write_keeps_its_place(harness: &mut Harness) {
     assert!(!harness.side(ACTIVE).write_now(&active, &late, remote), "after the end");
 }
 
-/// An immediate send is refused without an established connection. If it was sent before the connection ends, it
-/// arrives.
+/// `send_now` returns false if the connection is not established. A message that `send_now` has sent before the
+/// connection ends arrives at the peer.
 pub(super) fn an_immediate_send_needs_a_connection(harness: &mut Harness) {
     let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
     assert!(!send_now(harness, &active, &[], b"early"), "before the connection is up");
@@ -366,7 +367,8 @@ pub(super) fn an_immediate_send_needs_a_connection(harness: &mut Harness) {
     harness.disconnected(&passive);
 }
 
-/// The length, in bytes, of messages that the peer reads in place if they are sent from lent memory.
+/// The length, in bytes, of messages that the peer reads in place if they are sent from memory that
+/// `SharedMemory::lend` has lent to the peer.
 const LONG: usize = 100_000;
 
 /// Returns a message of [`LONG`] bytes, which depend on `seed`.
@@ -374,8 +376,8 @@ fn long(seed: u8) -> Vec<u8> {
     (0..LONG).map(|at| (at / 7) as u8 ^ seed).collect()
 }
 
-/// A send from lent memory completes only after the peer has read the message in place. After the region is
-/// deregistered, sends from this memory are copied.
+/// A send from memory that `SharedMemory::lend` has lent completes only after the peer has read the message in place.
+/// After the region is deregistered, sends from this memory are copied.
 pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
     let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
     assert!(harness.provider(ACTIVE).shared_memory().expect("the role").is_shared(active.qp));
@@ -408,8 +410,9 @@ pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
     harness.success(&active, wr_id);
 }
 
-/// After its first use of a direct region, the peer accesses the region without the owner's processor. The rights on a
-/// direct region end only when it is deregistered.
+/// After its first use of a direct region ([`Access::DIRECT`](crate::Access::DIRECT)), the peer accesses the memory
+/// itself: the provider that owns the region need not be driven. The peer's rights end only when the region is
+/// deregistered.
 pub(super) fn a_direct_region_is_used_by_its_peer(harness: &mut Harness) {
     let pair = harness.pair();
     harness.enable_extensions(&pair);

@@ -19,7 +19,7 @@ impl Memory {
     fn file_in_pages(len: usize, page: usize) -> io::Result<(Self, OwnedFd)> {
         let whole = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = whole.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: the name is a string that ends in zero.
+        // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -37,14 +37,14 @@ impl Memory {
     /// that map the file see the bytes that a peer writes here, and the program sees the bytes that these processes
     /// write.
     ///
-    /// The file must not become shorter, because the system kills a process that accesses pages behind the end of a
+    /// The file must not become shorter, because the system kills a process that accesses pages past the end of a
     /// file. So the file must be sealed with `F_SEAL_SHRINK`. If it is not, this call seals it, for which the file
     /// needs `MFD_ALLOW_SEALING`. The caller may close the descriptor afterwards.
     ///
     /// # Errors
     /// `InvalidInput` in these cases:
     /// - `offset` or `len` is not a multiple of the system's page size, or `len` is 0.
-    /// - The range ends behind the end of the file.
+    /// - The range ends past the end of the file.
     /// - The file is not sealed and cannot be sealed.
     ///
     /// The system's error if the file cannot be mapped.
@@ -100,9 +100,9 @@ impl Memory {
     ///
     /// # Safety
     /// Until the result is dropped, the bytes stay mapped for reading and writing at the same address, and are used
-    /// only as the rule of the [module](super) allows. A provider that registers the result holds a share of it until
+    /// only as the rule of the [module](super) allows. A provider that registers the result keeps an `Arc` of it until
     /// the region is deregistered or the provider is dropped. So the result is dropped when the program and all
-    /// providers have dropped their shares.
+    /// providers have dropped their `Arc`s.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
         if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
             let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     fn memfd(flags: libc::c_uint, len: i64) -> OwnedFd {
-        // SAFETY: the name is a string that ends in zero.
+        // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), flags) };
         assert!(fd >= 0);
         // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.

@@ -6,7 +6,7 @@ use super::Sge;
 /// Appends `header`, then `bytes`, then `zeros` zero bytes.
 #[inline]
 pub(crate) fn append_bytes<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], bytes: &[u8], zeros: usize) {
-    // SAFETY: `append` has reserved memory for the bytes at `to`. This memory is behind the end of the vector, so it
+    // SAFETY: `append` has reserved memory for the bytes at `to`. This memory is past the end of the vector, so it
     // does not overlap `bytes`.
     append(out, header, bytes.len(), zeros, |to| unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) });
 }
@@ -23,7 +23,7 @@ pub(crate) fn append_entry<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], 
 fn append<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], len: usize, zeros: usize, copy: impl FnOnce(*mut u8)) {
     let (start, end) = (out.len(), out.len() + N + len + zeros);
     out.reserve(N + len + zeros);
-    // SAFETY: the vector has reserved memory for all of these bytes behind its end, and they are written before
+    // SAFETY: the vector has reserved memory for all of these bytes past its end, and they are written before
     // `set_len` includes them.
     unsafe {
         let to = out.as_mut_ptr().add(start);

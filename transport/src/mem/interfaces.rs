@@ -34,8 +34,8 @@ pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Resul
     };
     let mut found = Err(io::ErrorKind::AddrNotAvailable.into());
     let mut at = list;
-    // SAFETY: the entries are valid until the list is freed. Each entry has a name. Its address is null, or has the
-    // length that its family requires.
+    // SAFETY: the entries are valid until the list is freed. Each entry has a name. The address of an entry is null, or
+    // has the length that its family requires.
     unsafe {
         while let Some(entry) = at.as_ref() {
             if of(entry.ifa_addr).is_some_and(is) {
@@ -70,7 +70,7 @@ unsafe fn of(address: *const libc::sockaddr) -> Option<IpAddr> {
 }
 
 fn details(socket: BorrowedFd<'_>, name: &CStr) -> io::Result<Interface> {
-    // SAFETY: the name is a string that ends in zero.
+    // SAFETY: the name is a NUL-terminated string.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     if index == 0 {
         return Err(io::Error::last_os_error());

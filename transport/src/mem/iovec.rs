@@ -71,7 +71,7 @@ impl<'a> SendSlice<'a> {
     pub fn append_to(&self, out: &mut Vec<u8>, most: usize) -> usize {
         let (start, len) = (out.len(), self.len.min(most));
         out.reserve(len);
-        // SAFETY: the bytes are valid, as `new` and `from_parts` require. The vector has reserved `len` bytes behind
+        // SAFETY: the bytes are valid, as `new` and `from_parts` require. The vector has reserved `len` bytes past
         // its end, and they are written before `set_len` includes them.
         unsafe {
             let to = out.as_mut_ptr().add(start);

@@ -8,7 +8,7 @@
 //! | `sge.rs` | [`Sge`]: an entry of a work request, with a promise about the other users of its bytes |
 //! | `span.rs` | parts of a memory that peers may use at the same time |
 //! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
-//! | `passing.rs` | sending a descriptor to another process, and the user of that process |
+//! | `passing.rs` | sending a descriptor to another process, and the user id of that process |
 //! | `frame.rs` | appending a frame (header, payload, padding) to a vector |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
 //! | `packets.rs` | [`Packets`]: UDP packets in batches |

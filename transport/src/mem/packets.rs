@@ -338,7 +338,8 @@ mod tests {
                 assert_eq!(receive_packets(b.as_fd(), &mut inn).unwrap(), (count, drained));
                 for nth in 0..count {
                     let (buffer, place, peer) = inn.get(nth).unwrap();
-                    // A packet that is longer than its buffer becomes empty.
+                    // In this test, a packet with a larger number is longer. A packet that is longer than its buffer is
+                    // received as an empty packet.
                     let value = all.min(BATCH - 1);
                     let len = if value + 19 <= 40 { value + 19 } else { 0 };
                     assert_eq!((place.clone(), peer), (10..10 + len, from));

@@ -83,8 +83,8 @@ pub fn receive_with_descriptor(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::R
     Ok((len, first))
 }
 
-/// Returns two user ids. The first is the user of the process at the other end of the socket when it connected or
-/// listened (`SO_PEERCRED`). The second is the effective user of this process.
+/// Returns two user ids. The first is that of the process at the other end of the socket, at the time when that process
+/// connected or listened (`SO_PEERCRED`). The second is the effective user of this process.
 ///
 /// # Errors
 /// The errors of `getsockopt`(2).

@@ -79,8 +79,8 @@ impl Sge {
         Self { base, len: len & Self::MAX_LEN | SHARED, key }
     }
 
-    /// The lowest address of an entry that names memory of a device. A program has no memory mapped in this half of the
-    /// address space. So these entries can be recognised, and the processor never copies their bytes.
+    /// The lowest address of an entry that names memory of a device. The system maps no memory of a program at this
+    /// address or above it. So these entries can be recognised, and the processor never copies their bytes.
     pub const DEVICE: u64 = 1 << 63;
 
     /// Makes an entry for `len` bytes from `address` on, in a region that was registered over a dma-buf. Returns `None`
@@ -187,7 +187,7 @@ impl Sge {
     pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
         let (start, len) = (out.len(), self.len());
         out.reserve(len);
-        // SAFETY: the vector has reserved `len` bytes behind its end, and they are written before `set_len` includes
+        // SAFETY: the vector has reserved `len` bytes past its end, and they are written before `set_len` includes
         // them.
         unsafe {
             self.copy(out.as_mut_ptr().add(start), len);
@@ -337,7 +337,7 @@ mod tests {
             assert_eq!((part.len(), part.local_key(), part.is_shared()), (wanted.1, LocalKey(7), true));
             assert!(part.is_of_device());
         }
-        // The address behind the last byte would wrap to 0, which is no valid address. An empty part there keeps the
+        // The address after the last byte would wrap to 0, which is no valid address. An empty part there keeps the
         // entry's address.
         let last = of_device(u64::MAX - 7, 8).unwrap();
         assert_eq!((last.part(7, 1).address().addr(), last.part(8, 1).len()), (usize::MAX, 0));

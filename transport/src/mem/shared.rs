@@ -43,7 +43,7 @@ impl Memory {
             // Without this check, the system would end the process by the signal SIGXFSZ.
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
-        // SAFETY: the name is a string that ends in zero.
+        // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"rdma-shared".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn huge_pages_are_refused() {
         let flags = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
-        // SAFETY: the name is a string that ends in zero.
+        // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
         if fd < 0 {
             // `memfd_create` fails if this system has no huge pages. In this case no peer can use them, either.

@@ -62,7 +62,7 @@ impl<'a> Span<'a> {
         let start = out.len();
         out.reserve(self.len);
         // SAFETY: the bytes are a part of a borrowed `Memory`, whose words only atomic operations, devices and the
-        // kernel use. The vector has reserved `self.len` bytes behind its end, and they are written before `set_len`
+        // kernel use. The vector has reserved `self.len` bytes past its end, and they are written before `set_len`
         // includes them.
         unsafe {
             words::load(self.base, out.as_mut_ptr().add(start), self.len);
@@ -101,10 +101,10 @@ impl<'a> Span<'a> {
         Self { base, len: len.min(self.len - offset), memory: PhantomData }
     }
 
-    /// Calls `each` with the first `len` bytes of the span, for example to compute a checksum. These bytes were placed
-    /// by an RDMA Read of the local program. `entry` is the part, from this span on, of that Read's local
-    /// scatter/gather entry. If nothing else may use the bytes of `entry`, `each` gets the bytes in place. Otherwise
-    /// `each` gets copies of consecutive parts.
+    /// Calls `each` with the first `len` bytes of the span, for example to compute a checksum. An RDMA Read of the
+    /// local program has placed these bytes. `entry` is the part of that Read's local scatter/gather entry that begins
+    /// at this span. If nothing else may use the bytes of `entry`, `each` gets the bytes in place. Otherwise `each`
+    /// gets copies of consecutive parts.
     pub(crate) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
         let len = len.min(self.len);
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {

@@ -54,7 +54,7 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
         }
     }
     let count = (len - done) / WORD;
-    // SAFETY: behind the first `done` bytes, `count` whole words are to be copied, and `to` has room for them.
+    // SAFETY: after the first `done` bytes, `count` whole words are to be copied, and `to` has room for them.
     unsafe { load_words(from.add(done), to.add(done), count) };
     done += count * WORD;
     if done < len {
@@ -84,7 +84,7 @@ pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
         unsafe { merge(to, from, done) };
     }
     let count = (len - done) / WORD;
-    // SAFETY: behind the first `done` bytes, `count` whole words are to be written, and `from` has bytes for them.
+    // SAFETY: after the first `done` bytes, `count` whole words are to be written, and `from` has bytes for them.
     unsafe { store_words(from.add(done), to.add(done), count) };
     done += count * WORD;
     if done < len {

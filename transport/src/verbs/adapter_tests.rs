@@ -123,7 +123,7 @@ fn failed(wr_id: u64) -> ibv_wc {
 }
 
 /// An iWARP adapter answers a Read by a write to the Read's local memory. So this memory needs the remote right to write, which SPDK and
-/// the kernel grant (the kernel's drivers/infiniband/core/rw.c, `rdma_rw_mr_...` by `rdma_protocol_iwarp`). Siw does not check the right.
+/// the kernel grant (the kernel's drivers/infiniband/core/rw.c). Siw does not check this right.
 #[test]
 fn reads_need_a_sink_that_is_open_to_the_answer() {
     let mut world =
@@ -421,8 +421,8 @@ fn one_bad_queue_ends_its_connections_only() {
     assert_eq!(world.poll(good.cq).len(), 1);
 }
 
-/// The failure of a queue pair, and the overrun of a completion queue, end only the connections that use them. The provider reports the end
-/// of each of these connections once, with the reason. The completion queue is marked as failed.
+/// The failure of a queue pair, and the overrun of a completion queue, end only the connections that use the failed queue. The provider
+/// reports the end of each of these connections once, with the reason. The completion queue is marked as failed.
 #[test]
 fn queues_that_fail_are_told_to_their_connections() {
     let mut world = AdapterTest::new(Personality::default());
@@ -675,7 +675,7 @@ fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
 }
 
 /// When a removed device has no id any more, the library may close it. Other threads may then get its descriptor numbers for new files,
-/// even for files with the same name, such as those of a device that replaces it. The provider must not close these files.
+/// even for files with the same name, such as the files of a device that replaces the removed one. The provider must not close these files.
 #[test]
 fn files_of_others_are_left_alone_when_the_last_device_goes() {
     let mut world = AdapterTest::new(Personality { last_device: true, ..Personality::default() });

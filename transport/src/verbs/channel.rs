@@ -38,10 +38,10 @@ pub(super) struct RawEvent {
     /// The new id of a connect request; `None` in other events.
     pub(super) request: Option<NewCmId>,
     pub(super) private_data: Box<[u8]>,
-    /// The read depth, from the local point of view. In a connect request it is the depth that the peer requests. In the event that an
+    /// The read depth (IRD and ORD) of the local side. In a connect request, it is the depth that the peer requests. In the event that an
     /// active connection is established, it is the negotiated depth.
     pub(super) read_depth: ReadDepth,
-    /// The peer or the multicast group of a datagram id, with its route.
+    /// For an id for datagrams: the peer or the multicast group, with its route.
     pub(super) peer: Option<DatagramPeer>,
     /// In an event about a multicast group: the number that was passed to `RawId::join` for this membership.
     pub(super) join: usize,
@@ -105,7 +105,8 @@ impl EventChannel {
         let key = key_of(unsafe { (*concerned).context });
         // SAFETY: the ids in an event exist until the event is acknowledged.
         if unsafe { (*concerned).ps } == rdma_port_space::RDMA_PS_UDP {
-            // SAFETY: the event is of a datagram id. The caller promises that it is valid and not acknowledged.
+            // SAFETY: the event belongs to an id for datagrams. The caller promises that the event is valid and not
+            // acknowledged.
             return unsafe { Self::copy_datagram(event, key, is_request) };
         }
         // SAFETY: events of connected ids have this field of the union.
@@ -142,10 +143,10 @@ impl EventChannel {
 
 impl EventChannel {
     /// # Safety
-    /// `event` is of a datagram id, is from `rdma_get_cm_event`, and is not acknowledged.
+    /// `event` is from `rdma_get_cm_event`, belongs to an id for datagrams, and is not acknowledged.
     unsafe fn copy_datagram(event: &rdma_cm_event, key: Key, is_request: bool) -> RawEvent {
         use rdma_cm_event_type as ty;
-        // SAFETY: events of datagram ids have this field of the union.
+        // SAFETY: events of ids for datagrams have this field of the union.
         let ud = unsafe { &event.param.ud };
         let established = event.event == ty::RDMA_CM_EVENT_ESTABLISHED;
         let joined = event.event == ty::RDMA_CM_EVENT_MULTICAST_JOIN;
@@ -173,7 +174,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: each id holds a share of the channel, so it has none any more. All events are acknowledged.
+        // SAFETY: no id on the channel exists any more, because each id keeps its channel alive by an `Arc`. All events
+        // are acknowledged.
         unsafe { rdma_destroy_event_channel(self.raw) }
     }
 }

@@ -97,7 +97,7 @@ impl Verbs {
                 return Err(error);
             }
         };
-        // Report the failure by the event `ConnectFailed`, as failures are reported that occur after this call.
+        // Report this failure by the event `ConnectFailed`, like a failure that occurs after the call has returned.
         if let Some(id) = self.ids.get_mut(key) {
             id.state = IdState::Closed;
         }

@@ -1,9 +1,9 @@
 //! Private threads for the calls that block on iWARP. `rdma_connect` blocks until TCP has connected. Destroying an id blocks until its
 //! handshake has ended.
 //!
-//! A call starts a new thread if no thread is idle and the number of threads is below a limit. At the limit, calls wait for a thread. An
-//! idle thread ends after a while. The thread and the provider share the ownership of an id, and the last owner destroys it. The provider
-//! never waits for a thread.
+//! A call starts a new thread if no thread is idle and the number of threads is below a limit. At the limit, calls wait for a thread. A
+//! thread that is idle for the time `IDLE` ends. The thread and the provider share the ownership of an id, and the last owner destroys the
+//! id. The provider never waits for a thread.
 //!
 //! `rdma_connect` to a peer that does not answer blocks for minutes. While it blocks, the kernel cannot finish the removal of the id's
 //! device. So when the program destroys the id, the provider interrupts `rdma_connect` by sending a signal to the thread that is inside the
@@ -96,8 +96,8 @@ impl ConnectorShared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next call to run, and returns it. Returns `None` if no call was queued for the time [`IDLE`]. The
-    /// thread then ends.
+    /// Waits for the next call to run, and returns it. Returns `None` if no call was queued for the time [`IDLE`]. In
+    /// this case the thread ends.
     fn next_job(&self) -> Option<Job> {
         let mut queue = self.lock();
         if queue.jobs.is_empty() {

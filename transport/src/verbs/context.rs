@@ -6,7 +6,7 @@ use super::ffi::{check, non_null};
 use super::sys::{ibv_close_device, ibv_context, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
 use crate::error::{Result, TransportError};
 
-/// The sole owner of a context. The [module](self) says when it is used.
+/// The sole owner of a context that the provider has opened without the connection manager.
 #[derive(Debug)]
 pub(super) struct RawContext(*mut ibv_context);
 
@@ -23,7 +23,7 @@ impl RawContext {
         let list = non_null("ibv_get_device_list", unsafe { ibv_get_device_list(&raw mut count) })?;
         let mut found = None;
         for at in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has `count` devices, which exist until the list is freed. Their names end in zero.
+            // SAFETY: the list has `count` devices, which exist until the list is freed. Their names are NUL-terminated.
             let (device, called) = unsafe {
                 let device = *list.add(at);
                 (device, CStr::from_ptr((*device).name.as_ptr()))

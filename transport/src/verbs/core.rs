@@ -42,14 +42,14 @@ pub(super) const CM: Token = Token(0);
 const WAKE: Token = Token(1);
 pub(super) const ASYNC: usize = 2;
 
-/// The read depth that every iWARP device supports, in outstanding RDMA Reads.
+/// The read depth (IRD and ORD) that every iWARP device supports: a number of outstanding RDMA Reads.
 const DEFAULT_READ_DEPTH: u16 = 16;
 
 /// The time limit for resolving an address while the program has not passed a time to the provider.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The epoll set behind the provider's connection-manager channel, and the sources that are ready and not processed
-/// yet.
+/// The epoll set whose descriptor is the provider's connection-manager channel, and the sources that are ready and not
+/// processed yet.
 pub(super) struct CmEventSet {
     pub(super) poll: Poll,
     pub(super) ready: Events,
@@ -58,14 +58,14 @@ pub(super) struct CmEventSet {
     /// The numbers of devices that may have asynchronous events.
     pub(super) devices: Vec<u32>,
     /// The ids whose socket epoll has reported as ready: the listening socket of a listener, or the stream of a
-    /// connection by exchange.
+    /// connection by out-of-band exchange.
     pub(super) streams: VecDeque<Key>,
 }
 
 /// A local address and options, and the port and GID that were found for them: an entry of a cache.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
-/// The state that all connections by exchange share.
+/// The state that all connections by out-of-band exchange share.
 pub(super) struct Exchanges {
     /// The source of random bytes for the sequence numbers of first packets. Without it the provider does not have the
     /// role [`Exchange`](crate::roles::Exchange).
@@ -84,9 +84,10 @@ pub(super) struct Exchanges {
 /// The provider of RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] opens it.
 ///
 /// The descriptor of its connection-manager channel is an epoll set. The set covers the event channel of librdmacm, the asynchronous events
-/// of the devices in use, the streams of connections by exchange, and the results of the private threads for iWARP.
+/// of the devices in use, the streams of connections by out-of-band exchange, and the results of the private threads for iWARP.
 pub struct Verbs {
-    /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect by exchange only.
+    /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect by out-of-band
+    /// exchange only.
     manager: std::result::Result<Arc<EventChannel>, String>,
     pub(super) event_set: CmEventSet,
     pub(super) connector: Connector,
@@ -181,8 +182,8 @@ impl Verbs {
         })
     }
 
-    /// Sets the source of random bytes. Connections by exchange use it for the sequence numbers of their first packets. After this call the
-    /// provider has the role [`Exchange`](crate::roles::Exchange). Use a source that peers cannot predict.
+    /// Sets the source of random bytes. Connections by out-of-band exchange use it for the sequence numbers of their first packets. After
+    /// this call the provider has the role [`Exchange`](crate::roles::Exchange). Use a source that peers cannot predict.
     #[must_use]
     pub fn with_entropy(mut self, entropy: Entropy) -> Self {
         self.exchanges.entropy = Some(entropy);
@@ -246,8 +247,8 @@ impl Verbs {
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match asked {
-                // A peer with MPA revision 1 sends no read depths, so `asked` is 0. Assume the read depth that iWARP
-                // devices usually have.
+                // A peer with MPA revision 1 sends no read depths (IRD, ORD), so `asked` is 0. Assume the read depth
+                // that every iWARP device supports.
                 Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
                 Some(asked) => wanted.min(asked),
                 None => wanted,

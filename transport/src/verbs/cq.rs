@@ -52,9 +52,9 @@ pub(super) struct RawCq {
     device: Arc<RawDevice>,
 }
 
-// SAFETY: libibverbs locks the data that calls on a queue share. The last owner destroys the queue once.
+// SAFETY: libibverbs protects the data of a queue by a lock. The last owner destroys the queue once.
 unsafe impl Send for RawCq {}
-// SAFETY: libibverbs locks the data that calls of several threads on a queue share.
+// SAFETY: libibverbs protects the data of a queue by a lock, so several threads may use the queue at the same time.
 unsafe impl Sync for RawCq {}
 
 impl RawCq {
@@ -140,7 +140,8 @@ impl Drop for RawCq {
     fn drop(&mut self) {
         // Acknowledge all events first, because `ibv_destroy_cq` waits until every event of the queue is acknowledged.
         self.acknowledge();
-        // SAFETY: each queue pair holds a share of its completion queues, so this queue has none any more.
+        // SAFETY: no queue pair uses this queue any more, because each queue pair keeps its completion queues alive by
+        // an `Arc`.
         if let Err(error) = check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw) }) {
             log::warn!("{error}");
         }
@@ -322,8 +323,8 @@ pub(super) fn next_event(
 mod tests {
     use super::*;
 
-    /// In a completion with an error, mlx5 does not write the opcode. It is that of the last use of the completion
-    /// queue's entry.
+    /// In a completion with an error, mlx5 does not write the opcode. The completion still has the opcode of the
+    /// previous completion in the same entry of the completion queue.
     #[test]
     fn what_failed_is_told_by_its_number_and_not_by_the_opcode() {
         let numbers = QpNumbers::default();

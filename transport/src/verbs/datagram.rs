@@ -1,4 +1,4 @@
-//! Datagrams: datagram ids, address handles, and multicast groups.
+//! Unreliable datagrams: connection-manager ids for datagrams, address handles, and multicast groups.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::wc::WorkCompletion;
 const GROUPS: usize = 64;
 
 impl Verbs {
-    /// Creates a datagram id that is bound to `address`. Returns the id and its device.
+    /// Creates an id for datagrams that is bound to `address`. Returns the id and its device.
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         let raw = RawId::create(self.manager()?, Service::Datagram)?;
         raw.bind(&RawAddress::new(address)).map_err(|error| match error {
@@ -77,7 +77,7 @@ impl Verbs {
         answered
     }
 
-    /// Creates a datagram id, and starts to resolve `peer`.
+    /// Creates an id for datagrams, and starts to resolve `peer`.
     pub(super) fn resolve_datagrams(
         &mut self,
         peer: SocketAddr,
@@ -142,7 +142,7 @@ impl Verbs {
     pub(super) fn join_ended(&mut self, key: Key, number: usize, status: i32, peer: Option<DatagramPeer>) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let slot = id.groups.iter_mut().find(|joined| joined.is_some_and(|(_, joined)| joined == number));
-        // If no slot has this join, the program has left the group in the meantime.
+        // If no slot of the id's `groups` has the number of this join, the program has already left the group.
         let Some(slot) = slot else { return };
         let Some((group, _)) = *slot else { return };
         match peer {

@@ -89,8 +89,8 @@ impl std::fmt::Debug for DeviceAttr {
     }
 }
 
-/// The number of entries with which a completion queue covers page 144 of a context's mappings, if an entry has at
-/// least 32 bytes.
+/// The number of entries of the queue that [`guard`] creates. If an entry has at least 32 bytes, the queue's memory
+/// covers page 144 of the context's mappings.
 const GUARD_ENTRIES: c_int = 20_000;
 
 /// Creates a completion queue that works around a defect of libsiw. The library treats a mapping at page 144 (`SIW_INVAL_UOBJ_KEY`,
@@ -120,7 +120,7 @@ impl RawDevice {
     /// # Safety
     /// `context` stays live while `context_owner` exists.
     pub(super) unsafe fn open(context: *mut ibv_context, context_owner: ContextOwner, managed: bool) -> Result<Self> {
-        // SAFETY: a live context has a live device, whose name ends in zero.
+        // SAFETY: a live context has a live device, whose name is NUL-terminated.
         let (device, name) = unsafe { (&*(*context).device, CStr::from_ptr((*(*context).device).name.as_ptr())) };
         let name: Box<str> = name.to_string_lossy().into();
         let iwarp = device.transport_type == ibv_transport_type::IBV_TRANSPORT_IWARP
@@ -315,17 +315,19 @@ impl Drop for RawDevice {
             warn(check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.guard) }));
         }
         if !self.channel.is_null() {
-            // SAFETY: each queue holds a share of the device, so the channel has no queue any more.
+            // SAFETY: no completion queue uses the channel any more, because each queue keeps the device alive by an
+            // `Arc`.
             warn(check("ibv_destroy_comp_channel", unsafe { ibv_destroy_comp_channel(self.channel) }));
         }
         if !self.threads.1.is_null() {
-            // SAFETY: each queue pair holds a share of the device, so the parent domain has none any more. It is destroyed before the two
-            // domains that it combines.
+            // SAFETY: no queue pair is in the parent domain any more, because each queue pair keeps the device alive by an `Arc`. The
+            // parent domain is destroyed before the two domains that it combines.
             warn(check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.threads.1) }));
             // SAFETY: the parent domain of this thread domain is destroyed.
             warn(check("ibv_dealloc_td", unsafe { dealloc_td(self.threads.0) }));
         }
-        // SAFETY: each region and queue pair holds a share of the device, so the domain has none any more.
+        // SAFETY: no region and no queue pair is in the domain any more, because each of them keeps the device alive by
+        // an `Arc`.
         warn(check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.pd) }));
         let last = self.events.take().is_some_and(Subscription::end);
         let removed = self.managed && self.removed.load(Ordering::Relaxed);

@@ -75,7 +75,8 @@ pub(super) struct IdEntry {
     pub(super) qp: Option<Qp>,
     /// The time by which an active connection must be established.
     pub(super) deadline: Option<Instant>,
-    /// The read depths that the peer has requested. After the connection is established, the negotiated read depths.
+    /// The read depths (IRD and ORD) that the peer has requested. After the connection is established, the negotiated
+    /// read depths.
     pub(super) read_depth: ReadDepth,
     /// The receiver-not-ready timer, as a code. It is set when the connection is established.
     pub(super) min_rnr_timer: u8,
@@ -88,11 +89,11 @@ pub(super) struct IdEntry {
     /// The multicast groups that the id has joined or is joining, each with the number of the join. `None` is a free
     /// slot.
     pub(super) groups: Vec<Option<(IpAddr, usize)>>,
-    /// The listening socket or the stream of an id that connects by exchange; `None` for other ids.
+    /// The listening socket or the stream of an id that connects by out-of-band exchange; `None` for other ids.
     pub(super) exchange: Option<ExchangeSocket>,
 }
 
-/// The socket of an id that connects by exchange.
+/// The socket of an id that connects by out-of-band exchange.
 #[derive(Debug)]
 pub(super) enum ExchangeSocket {
     Listener(Box<ExchangeListener>),

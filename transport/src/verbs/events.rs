@@ -121,7 +121,7 @@ impl Verbs {
             cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => {
                 self.join_ended(key, join, status, peer);
             }
-            // This event with a positive status is a SIDR reply in which the peer refuses.
+            // This event with a positive status is a SIDR reply in which the peer refuses to name a queue pair.
             cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
                 let kind = match status {
                     SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
@@ -294,7 +294,8 @@ impl Verbs {
         }
     }
 
-    /// Reports the removal of a device to every id on it. Closes the device immediately if no id is on it.
+    /// Reports the removal of a device by one event for every id on the device. Closes the device immediately if no id
+    /// is on it.
     fn device_removed(&mut self, device: DeviceId) {
         let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
         let again = std::mem::replace(&mut entry.removed, true);

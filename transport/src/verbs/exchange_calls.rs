@@ -1,4 +1,4 @@
-//! Connections by exchange: the calls of the program. `exchange_events` processes the messages of peers.
+//! Connections by out-of-band exchange: the calls of the program. `exchange_events` processes the messages of peers.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -140,7 +140,7 @@ impl Verbs {
         Ok(CmId(key))
     }
 
-    /// Records that an id that connects by exchange is on `device`.
+    /// Records that an id that connects by out-of-band exchange is on `device`.
     pub(super) fn set_exchange_device(&mut self, key: Key, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         let Some(id) = self.ids.get_mut(key) else { return };
@@ -200,8 +200,8 @@ impl Verbs {
     /// Request decides some of the attributes.
     fn agreed(entry: &IdEntry, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
         let first = if asks { own } else { peer };
-        // In each direction, the read depth is the smaller of two numbers: what the requester asks for, and what the
-        // responder supports.
+        // In each direction, the number of outstanding Reads is the smaller of two numbers: the one that the requester
+        // asks for (ORD), and the one that the responder supports (IRD).
         let read_depth = ReadDepth {
             responder_resources: own.responder_resources.min(peer.initiator_depth).into(),
             initiator_depth: own.initiator_depth.min(peer.responder_resources).into(),

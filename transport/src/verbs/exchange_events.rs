@@ -1,4 +1,4 @@
-//! Connections by exchange: the processing of messages from peers, and of deadlines.
+//! Connections by out-of-band exchange: the processing of messages from peers, and of deadlines.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::slab::Key;
 /// local side has sent Accept.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of these connections for
-/// each new peer: the oldest connection of the host that has the most of them.
+/// each new peer: the oldest such connection of the host that has the most of them.
 const MAX_NEWCOMERS: usize = 256;
 /// The number of streams that a listener accepts before the provider processes other descriptors.
 const MAX_ACCEPTS: usize = 64;

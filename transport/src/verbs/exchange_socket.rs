@@ -1,5 +1,5 @@
-//! [`ExchangeStream`]: the stream over which a connection by exchange is set up. [`ExchangeListener`]: the socket that accepts such
-//! streams.
+//! [`ExchangeStream`]: the stream over which a connection by out-of-band exchange is set up. [`ExchangeListener`]: the socket that accepts
+//! such streams.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
@@ -23,7 +23,7 @@ const KEEPALIVE: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(5
 /// The time after which TCP ends a stream whose data the peer has not acknowledged (`TCP_USER_TIMEOUT`).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A listening socket for connections by exchange.
+/// A listening socket for connections by out-of-band exchange.
 #[derive(Debug)]
 pub(super) struct ExchangeListener {
     pub(super) socket: Socket,
@@ -31,12 +31,12 @@ pub(super) struct ExchangeListener {
     pub(super) exchange: ExchangeOptions,
     /// The number of connect requests that the program has not answered yet.
     pub(super) waiting: u32,
-    /// The end of the current pause; `None` if the listener accepts streams. It pauses when the system has no
+    /// The end of the current pause; `None` if the listener accepts streams. The listener pauses when the system has no
     /// descriptor left.
     pub(super) deadline: Option<Instant>,
 }
 
-/// The stream of a connection by exchange, and the state of the connection's setup.
+/// The stream of a connection by out-of-band exchange, and the state of the connection's setup.
 #[derive(Debug)]
 pub(super) struct ExchangeStream {
     /// The socket. `None` on the active side before it connects, and after the stream has ended.
@@ -230,7 +230,7 @@ impl ExchangeStream {
         Ok(())
     }
 
-    /// Reads the peer's next message, and no bytes behind this message.
+    /// Reads the peer's next message, and no bytes after this message.
     pub(super) fn read_message(&mut self) -> StreamRead {
         let Some(socket) = &self.socket else { return StreamRead::WouldBlock };
         let mut room = [0; MAX_MESSAGE];
@@ -267,7 +267,8 @@ impl ExchangeStream {
     }
 }
 
-/// A connect request by exchange that is detached from its provider. Dropping it closes the stream to the peer.
+/// A connect request by out-of-band exchange that is detached from its provider. Dropping it closes the stream to the
+/// peer.
 #[derive(Debug)]
 pub(super) struct DetachedStream {
     pub(super) stream: Option<Box<ExchangeStream>>,

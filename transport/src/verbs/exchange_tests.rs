@@ -1,5 +1,5 @@
-//! Connections by exchange on a fake device, with peers that follow the protocol and peers that violate it. The streams are real, on the
-//! loopback interface. The time is virtual.
+//! Connections by out-of-band exchange on a fake device, with peers that follow the protocol and peers that violate it. The streams are
+//! real, on the loopback interface. The time is virtual.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -347,7 +347,7 @@ fn garbage_leaves_nothing() {
         });
     }
     world.nothing_is_left(&[], 1);
-    // After these violations, the listener still accepts connections.
+    // After the violations of the protocol by other peers, the listener still accepts connections.
     let active = world.connect(to);
     let passive = world.accept();
     assert!(matches!(world.event(), (id, CmEventKind::Established { .. }) if id == active));
@@ -426,7 +426,8 @@ fn a_device_that_refuses_is_an_error_on_both_sides() {
         world.verbs.destroy_id(passive, world.now).unwrap();
         assert_eq!(world.failure(active), ConnectFailure::PeerClosed);
         world.nothing_is_left(&[active], 1);
-        // In the second half of each round, the device of the active side refuses instead of that of the passive side.
+        // So far the device of the passive side has refused. From here on it accepts, and later the device of the
+        // active side refuses.
         world.fake.fail(step, 0);
         let server = TcpListener::bind(LOOPBACK).unwrap();
         let active = world.connect(server.local_addr().unwrap());

@@ -124,7 +124,7 @@ unsafe impl Sync for Fake {}
 unsafe impl Send for Fake {}
 
 thread_local! {
-    /// The device of channels that are created on this thread.
+    /// The fake device of the event channels that this thread creates.
     static CURRENT: std::cell::Cell<Option<&'static Fake>> = const { std::cell::Cell::new(None) };
 }
 
@@ -158,7 +158,7 @@ fn counter() -> c_int {
 
 /// Makes a descriptor in place of a device's file.
 fn file() -> c_int {
-    // SAFETY: the name is a string that ends in zero.
+    // SAFETY: the name is a NUL-terminated string.
     unsafe { libc::memfd_create(c"infiniband".as_ptr(), libc::MFD_CLOEXEC) }
 }
 
@@ -389,7 +389,7 @@ impl Fake {
             self.fail(call, libc::EIO);
         }
         for fd in std::mem::take(&mut self.state().channels) {
-            // SAFETY: the descriptor is of the fake. Its other end then reports an error.
+            // SAFETY: the fake has opened the descriptor. Its other end then reports an error.
             unsafe { libc::close(fd) };
         }
     }
@@ -397,7 +397,7 @@ impl Fake {
     /// Acts as a library that closes the device while another thread opens a file, which gets the same descriptor
     /// number.
     fn close_device(&self) {
-        // SAFETY: the descriptors are of the fake.
+        // SAFETY: the fake has opened the descriptors.
         unsafe {
             let again = file();
             libc::dup3(again, self.descriptor(), libc::O_CLOEXEC);

@@ -1,4 +1,4 @@
-//! Conventions of the C libraries: return codes, the contexts by which objects carry keys of the provider, and the format of addresses.
+//! Conventions of the C libraries: return codes, the `context` fields in which the provider stores keys, and the format of addresses.
 
 use std::ffi::{c_int, c_void};
 use std::io;

@@ -1,5 +1,6 @@
-//! The GID tables of this host's ports, as the kernel lists them in `/sys/class/infiniband`. Connections by exchange choose their GID from
-//! these tables. If a connection used a GID of another address, or of RoCE version 1, the peer would not receive its packets.
+//! The GID tables of this host's ports, as the kernel lists them in `/sys/class/infiniband`. Connections by out-of-band exchange choose
+//! their GID from these tables. If a connection used a GID of another address, or of RoCE version 1, the peer would not receive its
+//! packets.
 
 use std::fs;
 use std::io;
@@ -16,7 +17,7 @@ use crate::mem;
 /// The folder in which the kernel lists the devices.
 pub(super) const SYSFS: &str = "/sys/class/infiniband";
 
-/// The error for an iWARP device, whose queue pairs cannot connect by exchange.
+/// The error for an iWARP device, whose queue pairs cannot connect by out-of-band exchange.
 pub(super) const IWARP: TransportError = TransportError::Unsupported {
     provider: NAME,
     feature: "exchange on an iWARP device, whose queue pairs connect by rdma_cm only",
@@ -212,8 +213,8 @@ pub(super) fn source_for(peer: SocketAddr) -> io::Result<SocketAddr> {
     socket.local_addr()
 }
 
-/// Returns the port and the GID for a connection by exchange. `source` is the local address of the connection's stream; `None` if the
-/// stream has no IP address.
+/// Returns the port and the GID for a connection by out-of-band exchange. `source` is the local address of the connection's stream; `None`
+/// if the stream has no IP address.
 pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
     // An IPv4 stream may have an IPv4-mapped address. Convert it to the IPv4 address.
     let source = source.map(|source| match source.ip().to_canonical() {

@@ -37,8 +37,8 @@ pub(super) enum Service {
 enum ConnectMethod {
     /// The connection manager connects the id.
     RdmaCm { raw: *mut rdma_cm_id, _channel: Arc<EventChannel> },
-    /// The id connects by exchange: the two sides exchange the attributes of their queue pairs over a stream. `port` is
-    /// 0 while the port is unknown.
+    /// The id connects by out-of-band exchange: the two sides exchange the attributes of their queue pairs over a
+    /// stream. `port` is 0 while the port is unknown.
     Exchange { port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr> },
 }
 
@@ -53,9 +53,9 @@ pub(super) struct RawId {
     device: OnceLock<Arc<RawDevice>>,
 }
 
-// SAFETY: the library locks the data that ids share. The calls of this type write only the id's own fields. Two threads call on one id at
-// the same time only while one of them is inside `connect` (see `connector`). During this time, the other thread calls only `abandon`,
-// `flush` and functions that post. None of these accesses the fields that `rdma_connect` writes.
+// SAFETY: librdmacm protects the data that several ids have in common by a lock. The calls of this type write only the fields of their id.
+// Two threads call on one id at the same time only while one of them is inside `connect` (see `connector`). During this time, the other
+// thread calls only `abandon`, `flush` and functions that post. None of these accesses the fields that `rdma_connect` writes.
 unsafe impl Send for RawId {}
 // SAFETY: two threads use one id at the same time only while one of them is inside `connect`, and then access different
 // fields of it (see the implementation of `Send`).
@@ -81,8 +81,8 @@ impl RawId {
         Self::with_method(ConnectMethod::RdmaCm { raw, _channel: Arc::clone(channel) })
     }
 
-    /// Makes an id that connects by exchange, over a stream, on a port of a device. `port` is the number of the
-    /// device's port.
+    /// Makes an id that connects by out-of-band exchange, over a stream, on a port of a device. `port` is the number of
+    /// the device's port.
     pub(super) fn for_exchange(port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
         Self::with_method(ConnectMethod::Exchange { port, local, peer })
     }
@@ -94,7 +94,7 @@ impl RawId {
     /// Returns the pointer to the id of the connection manager.
     ///
     /// # Errors
-    /// The id connects by exchange, so the connection manager does not have it.
+    /// The id connects by out-of-band exchange, so the connection manager does not have it.
     fn cm_id(&self) -> Result<*mut rdma_cm_id> {
         match self.method {
             ConnectMethod::RdmaCm { raw, .. } => Ok(raw),
@@ -156,7 +156,7 @@ impl RawId {
         }
     }
 
-    /// Gives the id a share of the device that it is on, so that the device stays open.
+    /// Stores in the id an `Arc` of its device, so that the device stays open.
     pub(super) fn set_device(&self, device: &Arc<RawDevice>) {
         let _ = self.device.set(Arc::clone(device));
     }
@@ -296,8 +296,8 @@ impl RawId {
         check("rdma_disconnect", unsafe { rdma_disconnect(raw) })
     }
 
-    /// Notifies the connection manager that data has arrived on the connection although the event that establishes it
-    /// has not.
+    /// Notifies the connection manager that data has arrived on a connection before the event that the connection is
+    /// established.
     pub(super) fn notify_established(&self) -> Result<()> {
         let raw = self.cm_id()?;
         // SAFETY: the id is live.
@@ -311,14 +311,14 @@ impl RawId {
         };
         let qp = match self.method {
             ConnectMethod::RdmaCm { raw, .. } => {
-                // SAFETY: the id is live and has no queue pair. The protection domain and the queues are of the id's device. The library
+                // SAFETY: the id is live and has no queue pair. The protection domain and the queues belong to the id's device. The library
                 // reads and updates the attributes during the call.
                 check("rdma_create_qp", unsafe { rdma_create_qp(raw, device.queue_domain(), attr) })?;
                 // SAFETY: the call succeeded, so the id has a queue pair.
                 unsafe { (*raw).qp }
             }
             ConnectMethod::Exchange { port, .. } => {
-                // SAFETY: the domain and the queues are of one device. The library reads and updates the attributes
+                // SAFETY: the domain and the queues belong to one device. The library reads and updates the attributes
                 // during the call.
                 let qp = non_null("ibv_create_qp", unsafe { ibv_create_qp(device.queue_domain(), attr) })?;
                 let atomics = device.attr.0.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
@@ -389,7 +389,7 @@ fn modify(qp: *mut ibv_qp, (mut attr, mask): Change) -> Result<()> {
 
 impl RawId {
     /// Destroys an id and its queue pair, if nothing else owns the id. Fails if the device does not release the queue pair. If another
-    /// thread still has a share of the id, that thread destroys the id later. In this case, returns `stopped`, which the caller has set to
+    /// thread still has an `Arc` of the id, that thread destroys the id later. In this case, returns `stopped`, which the caller has set to
     /// `Ok` if the queue pair is in the error state.
     pub(super) fn destroy(this: Arc<Self>, stopped: Result<()>) -> Result<()> {
         Arc::into_inner(this).map_or(stopped, |mut id| id.destroy_qp())

@@ -203,8 +203,8 @@ impl Verbs {
         ended
     }
 
-    /// Closes a removed device, with all objects on it, if no id is on it any more. Then the kernel can finish the
-    /// removal.
+    /// Closes a removed device and destroys all objects on it, if no id is on the device any more. Then the kernel can
+    /// finish the removal.
     pub(super) fn close_if_unused(&mut self, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         if !entry.removed || entry.ids > 0 || entry.raw.is_none() {

@@ -14,22 +14,22 @@
 //! | `chains` | chains of work requests in the format of libibverbs |
 //! | `qp_numbers` | a map from queue pair numbers to queue pairs |
 //! | `moderation` | completion moderation |
-//! | `context`, `gid`, `transitions` | for connections by exchange: the owner of a context, GID tables, transitions of a queue pair |
+//! | `context`, `gid`, `transitions` | for connections by out-of-band exchange: the owner of a context, GID tables, state transitions |
 //! | `id` | the owner of an id and its queue pair |
-//! | `exchange_socket` | the listener and the stream of a connection by exchange, which needs no connection manager |
+//! | `exchange_socket` | the listener and the stream of a connection by out-of-band exchange, which needs no connection manager |
 //! | `connector` | threads for the calls that block on iWARP |
 //! | `qp`, `entry`, `devices` | entries of the provider's tables: a queue pair, an id, a device |
 //! | `core` | [`Verbs`]: the provider's tables |
 //! | `lifecycle`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | operations of [`Verbs`], by subject |
-//! | `exchange_calls`, `exchange_events` | connections by exchange: the calls of the program, and the input from peers |
+//! | `exchange_calls`, `exchange_events` | connections by out-of-band exchange: the calls of the program, and the input from peers |
 //! | `events` | the reading and processing of events |
 //! | `open` | [`Verbs::open`], and the search for a device by an address |
 //! | `provider` | the implementation of [`crate::Provider`] |
 //!
 //! This module and [`crate::mem`] contain all unsafe code of the crate except one block of [`crate::station`]. Each C object has one Rust
-//! owner, which destroys it on drop. The owner also holds shares of the objects on which its object depends: an id holds its queues, its
-//! device and the event channel; a queue or a region holds its device. So every order of destruction is valid. No destruction waits for an
-//! event, because events are acknowledged when they are read.
+//! owner, which destroys it on drop. The owner also keeps the objects on which its object depends alive, by an `Arc` of each: an id keeps
+//! its queues, its device and the event channel; a queue or a region keeps its device. So every order of destruction is valid. No
+//! destruction waits for an event, because events are acknowledged when they are read.
 //!
 //! # Threads
 //!

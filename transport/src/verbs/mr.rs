@@ -5,7 +5,7 @@
 //! other way to do this on all devices. The region counts twice towards RLIMIT_MEMLOCK.
 //!
 //! If a device refuses to release a registration, the registration stays valid, and peers may still write to the memory. So the provider
-//! keeps the registration and its share of the memory. The memory is then neither freed nor treated as private.
+//! keeps the registration and its `Arc` of the memory. The memory is then not freed, and still counts as memory that peers may access.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, RemoteKey};
 use crate::registrar::{Registrar, Registration};
 
-/// The owner of one registration, and of a share of the registered memory.
+/// The owner of one registration. It keeps the registered memory alive by an `Arc`.
 #[derive(Debug)]
 pub(super) struct RawRegion {
     /// The registration. Null after it was released.
@@ -44,10 +44,10 @@ impl RawRegion {
         let domain = device.protection_domain();
         let raw = match ibv_reg_mr_iova2() {
             // SAFETY: the protection domain is live. The range is within the memory, which stays mapped while the registration exists,
-            // because the registration holds a share. The promise of `Sge::new` covers the accesses of the device.
+            // because the `RawRegion` keeps the memory alive. The promise of `Sge::new` covers the accesses of the device.
             Some(register) => unsafe { register(domain, start.cast(), bytes, start.addr() as u64, flags.0) },
             None => {
-                // The older call `ibv_reg_mr` has no flags that a device may ignore, and would refuse them.
+                // The older call `ibv_reg_mr` has no optional flags, so it would refuse the flag for relaxed ordering.
                 let flags = flags.0 & !ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
                 // SAFETY: the protection domain is live. The range is within the memory, which stays mapped while the
                 // registration exists. The promise of `Sge::new` covers the accesses of the device.

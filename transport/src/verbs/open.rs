@@ -58,7 +58,8 @@ impl Verbs {
         Self::on_channel(manager)
     }
 
-    /// Returns the reason why rdma_cm cannot be used, so that queue pairs connect by exchange only. Returns `None` if rdma_cm can be used.
+    /// Returns the reason why rdma_cm cannot be used, so that queue pairs connect by out-of-band exchange only. Returns `None` if rdma_cm
+    /// can be used.
     #[must_use]
     pub fn rdma_cm_error(&self) -> Option<String> {
         self.manager().err().map(|error| error.to_string())
@@ -180,7 +181,7 @@ fn check_devices() -> Result<()> {
     let count = usize::try_from(count).unwrap_or(0);
     let names: Vec<String> = (0..count)
         .map(|index| {
-            // SAFETY: the list has `count` devices. Their names end in zero, and are read before the list is freed.
+            // SAFETY: the list has `count` devices. Their names are NUL-terminated, and are read before the list is freed.
             let name = unsafe { CStr::from_ptr((**list.add(index)).dev_name.as_ptr()) };
             name.to_string_lossy().into_owned()
         })
@@ -252,7 +253,7 @@ fn no_devices(kernel: &[String], variable: Option<&str>) -> String {
 /// Checks that this process has the permission to read and write a file.
 fn usable(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_encoded_bytes())?;
-    // SAFETY: the path is a string that ends in zero.
+    // SAFETY: the path is a NUL-terminated string.
     if unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) } == 0 {
         Ok(())
     } else {

@@ -3,10 +3,10 @@
 //! The provider sends no request through a port that is down. The connection manager would report the failure only after its time limit,
 //! about a minute later. The device's events report the state of each port.
 //!
-//! On rxe such a request also does damage. If the link is down and the connection manager cannot send a datagram, rxe puts the manager's
-//! queue pair into the error state. The queue pair stays there until the device is removed, so the manager cannot send any more. From then
-//! on no connect is answered, and a thread that destroys an id waits forever. So on rxe no id connects, answers or disconnects while its
-//! port is down. Ids that the program destroys in this time are kept here until the port is up.
+//! On rxe, a request through a port that is down also does damage. If the link is down and the connection manager cannot send a datagram,
+//! rxe puts the manager's queue pair into the error state. The queue pair stays there until the device is removed, so the manager cannot
+//! send any more. From then on no connect is answered, and a thread that destroys an id waits forever. So on rxe no id connects, answers or
+//! disconnects while its port is down. Ids that the program destroys in this time are kept here until the port is up.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Verbs {
             state,
             IdState::Listening | IdState::Bound | IdState::WatchingDevice | IdState::Resolving | IdState::Resolved
         );
-        // Destroying an id that connects by exchange sends nothing.
+        // Destroying an id that connects by out-of-band exchange sends nothing.
         let Some(device) = device.filter(|_| !silent && !raw.uses_exchange()) else {
             return RawId::destroy(raw, stopped);
         };

@@ -84,9 +84,9 @@ impl Verbs {
 // no memory for a queue pair that is destroyed or in the error state. `destroy_id` destroys the queue pair or puts it into the error state,
 // or fails. An id may be kept for its last shared receive, for its port or for a thread: its queue pair is in the error state.
 // `destroy_srq` returns an error while a queue pair could consume receives of the queue, and if the device does not release the queue. 4. A
-// region in `mr` owns a share of its memory. It releases the share after `ibv_dereg_mr` of each of its registrations has succeeded, or
-// never. 5. The provider owns all objects, and destroys them when it is dropped. An object that a device does not release is kept together
-// with everything on which it depends. 6. Handles are keys of slabs, which never return a key twice.
+// region in `mr` has an `Arc` of its memory. It drops the `Arc` after `ibv_dereg_mr` of each of its registrations has succeeded, or never.
+// 5. The provider owns all objects, and destroys them when it is dropped. An object that a device does not release is kept together with
+// everything on which it depends. 6. Handles are keys of slabs, which never return a key twice.
 unsafe impl Provider for Verbs {
     fn name(&self) -> &'static str {
         NAME

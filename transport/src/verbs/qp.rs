@@ -74,7 +74,8 @@ pub(super) fn init_attr(
 
 impl Qp {
     /// Makes the entry of the queue pair `raw`, which was created with the attributes `made` and `attr`, and with
-    /// `name` as its context. The id that owns `raw` must own the result, too.
+    /// `name` as its context. The caller stores the result in the entry of the id that owns `raw`, so that it is
+    /// dropped together with `raw`.
     pub(super) fn new(
         (raw, name): (*mut ibv_qp, QueueName),
         made: &ibv_qp_init_attr,

@@ -140,8 +140,8 @@ impl Verbs {
         Ok(handle)
     }
 
-    /// Reserves entries in the completion queue for a queue pair's receives. The receives of a shared receive queue are
-    /// reserved only once in each completion queue, even if several queue pairs use both.
+    /// Reserves entries in the completion queue for a queue pair's receives. For a shared receive queue, entries are
+    /// reserved only once in each completion queue, even if several queue pairs use both queues.
     fn reserve_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) -> Result<()> {
         let cq = self.cqs.get_mut(attr.recv_cq.0).ok_or(STALE_CQ)?;
         let Some(srq) = srq else { return cq.reserve(attr.max_recv_wr) };

@@ -30,7 +30,7 @@ impl Verbs {
     }
 
     /// Keeps the queue pair of an id that the program has destroyed, until its last shared receive has completed. The queue pair is in the
-    /// error state. The device still counts the id, so that the device is not closed.
+    /// error state. The id stays in the device's count of ids, so that the device is not closed.
     pub(super) fn retire(&mut self, key: Key, id: IdEntry, now: Instant) {
         let IdEntry { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
         self.release_entries(&qp);

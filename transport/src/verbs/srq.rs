@@ -20,9 +20,9 @@ pub(super) struct RawSrq {
     device: Arc<RawDevice>,
 }
 
-// SAFETY: libibverbs locks the data that calls on a queue share. The last owner destroys the queue once.
+// SAFETY: libibverbs protects the data of a queue by a lock. The last owner destroys the queue once.
 unsafe impl Send for RawSrq {}
-// SAFETY: libibverbs locks the data that calls of several threads on a queue share.
+// SAFETY: libibverbs protects the data of a queue by a lock, so several threads may use the queue at the same time.
 unsafe impl Sync for RawSrq {}
 
 impl RawSrq {
@@ -52,8 +52,9 @@ impl RawSrq {
         if self.raw.is_null() {
             return Ok(());
         }
-        // SAFETY: each queue pair holds a share of its shared queue, so this queue has none any more. Its events are
-        // acknowledged when they are read. Nothing uses the queue after the call has succeeded.
+        // SAFETY: no queue pair uses this queue any more, because each queue pair keeps its shared queue alive by an
+        // `Arc`. The queue's events are acknowledged when they are read. Nothing uses the queue after the call has
+        // succeeded.
         self.device.given_back("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw) })?;
         self.raw = ptr::null_mut();
         Ok(())
@@ -116,7 +117,7 @@ impl Srq {
     }
 
     /// Removes a queue pair that was destroyed. The entries of the completion queue stay reserved until the shared
-    /// queue is destroyed, because completions may remain in it.
+    /// queue is destroyed, because the completion queue may still contain completions of the shared queue's receives.
     pub(super) fn detach(&mut self, cq: CqId) {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 = target.1.saturating_sub(1);

@@ -1,5 +1,5 @@
-//! The attributes for the state transitions of a queue pair that connects by exchange, that is, without the connection
-//! manager (InfiniBand Architecture Specification, volume 1, 10.3.1; `ibv_modify_qp`(3)).
+//! The attributes for the state transitions of a queue pair that connects by out-of-band exchange, that is, without the
+//! connection manager (InfiniBand Architecture Specification, volume 1, 10.3.1; `ibv_modify_qp`(3)).
 
 use super::gid::PortGid;
 use super::route::ah_attr;

@@ -65,8 +65,8 @@ fn a_failover_is_told_to_the_listener(kind: Kind) {
     assert!(matches!(event.kind, CmEventKind::AddressChange) && event.id == listener, "{event:?}");
     world.provider.destroy_id(listener, Instant::now()).unwrap();
     if kind == Kind::Siw {
-        // Siw keeps its first hardware address, and no id can be bound under another one. So the bond must return to its first network
-        // device.
+        // A siw device keeps the hardware address of its first network device, and no id can be bound while the bond has another hardware
+        // address. So the bond must return to its first network device.
         run("ip link set bond9 type bond active_slave f0");
     }
     let (listener, to) = world.listen(bond.address);

@@ -18,7 +18,7 @@ use crate::world::*;
 
 pub(crate) const ROOM: usize = GRH_LEN + 4096;
 
-/// A datagram id with its queue pair, on which receives are posted.
+/// A connection-manager id for datagrams with its queue pair, on which receives are posted.
 pub(crate) struct Datagrams {
     pub(crate) id: CmId,
     pub(crate) device: DeviceId,

@@ -45,7 +45,7 @@ impl Capture {
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         to.sll_family = libc::AF_PACKET as u16;
         to.sll_protocol = ALL;
-        // SAFETY: the name is a string that ends in zero.
+        // SAFETY: the name is a NUL-terminated string.
         to.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as i32;
         let len = size_of_val(&to) as u32;
         // SAFETY: `to` is a socket address with the length `len`.
@@ -87,8 +87,8 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     match kind {
         Kind::Rxe => check_agreed(&here, &there),
         Kind::Siw => {
-            // An iWARP queue pair has none of these attributes, but its TCP connection can have a type of service. Siw of Linux 6.1 accepts
-            // the setting and does not use it. If another kernel uses it, every segment must have this type of service.
+            // An iWARP queue pair has no path attributes except its port, but its TCP connection can have a type of service. Siw of Linux
+            // 6.1 accepts the setting and does not use it. If another kernel uses it, every segment must have this type of service.
             assert_eq!(here.port, 1);
             let seen = capture.of_tcp(to.port());
             println!("types of service on the wire: {seen:x?}");
@@ -97,8 +97,8 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     }
 }
 
-/// Two ends that connect by exchange negotiate the same attributes as two ends that connect by the connection manager. On iWARP an exchange
-/// is refused.
+/// Two ends that connect by out-of-band exchange negotiate the same attributes as two ends that connect by the connection manager. On iWARP
+/// an exchange is refused.
 fn an_exchange_agrees_on_the_same(kind: Kind) {
     let mut world = World::new();
     let options = ListenParam { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenParam::default() };
@@ -400,7 +400,7 @@ fn a_dma_buf_is_refused_by_name(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
     let (_, device) = world.resolved(to);
-    // SAFETY: the name is a string that ends in zero, and the result is checked.
+    // SAFETY: the name is a NUL-terminated string, and the result is checked.
     let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), 0) };
     assert!(fd >= 0);
     // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.

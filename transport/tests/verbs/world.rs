@@ -185,7 +185,7 @@ pub(crate) struct World {
     pub(crate) watched: Vec<DeviceId>,
     pub(crate) access: Access,
     pub(crate) max_inline: u32,
-    /// The read depth that both ends request.
+    /// The read depth (IRD and ORD) that both ends request.
     pub(crate) read_depth: ReadDepth,
     /// The ids whose events [`World::news`] ignores.
     pub(crate) ignored: Vec<CmId>,

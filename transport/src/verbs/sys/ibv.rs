@@ -12,7 +12,7 @@ use super::declare::{constants, structures};
 /// table.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
-/// A wrong type, planted to check the comparison of the bindings, which must find it (tests/layout.sh).
+/// A deliberately wrong type. The test that compares the two bindings must detect it (tests/layout.sh).
 #[cfg(planted = "layout")]
 type MwAccessFlags = u64;
 #[cfg(not(planted = "layout"))]
