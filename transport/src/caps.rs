@@ -47,11 +47,11 @@ bitflags! {
         const DMABUF = 1 << 14;
         /// The memory into which an RDMA Read places data must be open to writes of the peer
         /// ([`Access::READ_SINK`](crate::Access::READ_SINK)), as on iWARP adapters. A Read into other memory fails. A
-        /// peer that violates the protocol can write into this memory for as long as it is registered.
+        /// peer that violates the protocol can write into this memory for as long as the memory is registered.
         const OPEN_READ_SINKS = 1 << 15;
         /// When a connection is closed, messages whose sends have completed may be lost, as on iWARP adapters and siw.
-        /// These devices complete a send when TCP has accepted its bytes. TCP drops bytes that are not delivered yet if
-        /// the peer sends something to a closed socket.
+        /// These devices complete a send when TCP has accepted its bytes. If the peer then sends something to the
+        /// closed socket, TCP drops the bytes that it has not delivered yet.
         const ABRUPT_DISCONNECT = 1 << 16;
         /// A peer's write may still be placed after the peer's access has ended. Access ends when
         /// [`invalidate`](crate::roles::RemoteKeys::invalidate) or `deregister` of the region returns, or when the

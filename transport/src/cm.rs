@@ -168,8 +168,8 @@ impl ListenParam {
 /// provider derives each field that is `None` from the local address of the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// The name of the device, such as `mlx5_0`. Necessary if the stream uses another network than the device, or no
-    /// network, such as a Unix socket.
+    /// The name of the device, such as `mlx5_0`. Necessary if the stream and the device use different networks, or if
+    /// the stream is a Unix socket.
     pub device: Option<String>,
     /// The number of the device's port, from 1.
     pub port: Option<u8>,

@@ -18,7 +18,7 @@ pub use crate::handle::AddressId;
 /// RoCE version 2.
 pub const GRH_LEN: usize = 40;
 
-/// The queue key of all queue pairs whose peers resolve them through the connection manager (`RDMA_UDP_QKEY`).
+/// The queue key of all queue pairs that peers resolve through the connection manager (`RDMA_UDP_QKEY`).
 pub const QUEUE_KEY: u32 = 0x0123_4567;
 
 /// The route to a peer's port. An address handle is created from it (`ibv_create_ah`(3)).

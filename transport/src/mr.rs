@@ -42,7 +42,7 @@ impl Access {
     /// All rights of peers.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
 
-    /// Returns the rights without those of peers. A remote right to write becomes `LOCAL_WRITE`, because devices
+    /// Returns these rights without the rights of peers. A remote right to write becomes `LOCAL_WRITE`, because devices
     /// require both together. `READ_SINK`, `RELAXED_ORDERING` and `ON_DEMAND` are kept.
     #[must_use]
     pub const fn local(self) -> Self {

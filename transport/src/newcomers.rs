@@ -2,8 +2,8 @@
 //! a real client, for example by a first message.
 //!
 //! A peer that connects and then stays silent uses memory of the program, and must not keep other peers from
-//! connecting. So the program limits the number of young connections. At the limit it closes one of them for each new
-//! connection. This table finds the one to close. Each operation takes logarithmic time.
+//! connecting. So the program limits the number of young connections. At the limit, the program closes one young
+//! connection for each new connection. This table finds the connection to close. Each operation takes logarithmic time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,8 +69,8 @@ impl<T> Default for Newcomers<T> {
 }
 
 impl<T: Copy> Newcomers<T> {
-    /// Adds a connection that was established at `since`. Returns the ticket with which it is removed. Add connections
-    /// in the order of their `since`.
+    /// Adds a connection that was established at `since`. Returns the ticket with which the connection can be removed.
+    /// Add connections in the order of their `since`.
     pub fn add(&mut self, id: T, host: Host, since: Instant) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;

@@ -299,8 +299,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// means that the queue is empty. If `out` is empty, a provider in software may swap the buffer of `out` with that
     /// of the queue, to save a copy. A swap changes the capacity of `out`.
     ///
-    /// The call copies the completions, because a borrow would prevent the caller from calling the provider while it
-    /// processes them.
+    /// The call copies the completions. If it returned a borrow of them, the caller could not call the provider while
+    /// it processes the completions.
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize>;
 
     /// Arms a completion queue: the next completion of the given kind raises one event on the completion channel of the
@@ -315,8 +315,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// longer armed. Returns `None` if no event is available.
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>>;
 
-    // Roles. A provider returns `None` for a role that it does not have. A provider that forwards calls to another one
-    // returns the roles of that one.
+    // Roles. A provider returns `None` for a role that it does not have. A provider that forwards calls to another
+    // provider returns the roles of that other provider.
 
     /// Returns the role of receive queues that several queue pairs share.
     fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives>;

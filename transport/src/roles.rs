@@ -291,7 +291,7 @@ pub trait Paths {
 /// The role that reports the failures of completion queues on RDMA devices.
 pub trait Adapter {
     /// Returns true if a completion queue has failed, for example because it overran. A failed queue receives no more completions, and the
-    /// connections that use it receive `Disconnected`. Destroy the queue, and create another one.
+    /// connections that use the queue receive `Disconnected`. Destroy the queue, and create another one.
     fn has_failed(&self, cq: CqId) -> bool;
 
     /// Returns the total number of `ibv_ack_cq_events`(3) calls so far. Each call acknowledges a batch of completion events.
@@ -300,8 +300,8 @@ pub trait Adapter {
 
 /// The role of device events that do not concern a single connection.
 pub trait DeviceEvents {
-    /// Returns the next event of a device. Returns `None` if no event is available. These events share the connection-manager channel, so
-    /// call this when [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The provider keeps at most 1000
-    /// unread events. If there are more, each new event replaces the oldest one.
+    /// Returns the next event of a device. Returns `None` if no event is available. These events make the connection-manager channel
+    /// readable, so call this function when [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The provider
+    /// keeps at most 1000 unread events. At this limit, each new event replaces the oldest one.
     fn next_device_event(&mut self) -> Option<AsyncEvent>;
 }

@@ -28,7 +28,7 @@ pub struct Station {
 
 impl Station {
     /// Makes a station with `len` zeroed bytes of memory. If the provider has shared memory
-    /// ([`Provider::shared_memory`]), the memory is such that a peer on this host can map it.
+    /// ([`Provider::shared_memory`]), a peer on this host can map the memory.
     ///
     /// # Errors
     /// `ENOMEM` if the system has no memory left; `InvalidInput` if `len` is 0.

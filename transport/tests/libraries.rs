@@ -80,8 +80,8 @@ impl Drop for Libraries {
     }
 }
 
-/// In the other process, opens the provider, prints the result and returns true. Returns false if this is not the other
-/// process.
+/// In a process that [`Libraries::open`] has started, opens the provider, prints the result and returns true. Returns
+/// false in the process that runs all tests.
 fn opened() -> bool {
     if env::var_os("RDMA_LIBRARIES_CHILD").is_none() {
         return false;

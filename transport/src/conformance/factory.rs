@@ -13,8 +13,8 @@ pub trait Factory: fmt::Debug {
     /// Returns the name of the device, to which [`Deviation::device`] refers.
     fn device(&self) -> &str;
 
-    /// Makes `sides` (2 or 3) providers, and the environment, which has their clock and poller. One thread drives all
-    /// of them. Each provider can reach the addresses of the others.
+    /// Makes `sides` (2 or 3) providers, and an environment: the clock and the poller of all these providers. One
+    /// thread drives all providers. Each provider can reach the addresses of the others.
     fn open(&self, sides: usize) -> (Vec<Box<dyn Provider>>, Box<dyn Environment>);
 
     /// Returns the address at which `side` listens, with port 0.
@@ -58,7 +58,7 @@ pub enum Need {
     SendWithImmediate,
     WriteWithImmediate,
     RemoteInvalidation,
-    /// Inline sends, whose bytes are copied when they are posted ([`Capabilities::max_inline`]).
+    /// Inline sends: the bytes are copied when the send is posted ([`Capabilities::max_inline`]).
     Inline,
     /// Events of completion queues that are armed for solicited completions only.
     SolicitedEvents,

@@ -246,8 +246,8 @@ pub struct Harness {
     sides: Vec<HarnessSide>,
     environment: Box<dyn Environment>,
     patience: Duration,
-    /// For a case with a known deviation: the message of the wait that the deviation causes to fail, and the timeout of
-    /// that wait. `None` for other cases.
+    /// For a case with a known deviation: [`Deviation::finds`](super::Deviation::finds), and the timeout of the wait
+    /// that fails with this message. `None` for other cases.
     known: Option<(&'static str, Duration)>,
     grace: Duration,
     ends: Vec<ConnectionEnd>,
@@ -310,7 +310,8 @@ impl Harness {
 
     // Functions that drive the sides.
 
-    /// Drives the sides that must be driven. If there is none, waits for an edge or a deadline, at most until `until`.
+    /// Drives the sides that must be driven. If no side must be driven, waits for an edge or a deadline, but not longer
+    /// than until `until`.
     fn step(&mut self, until: Instant) {
         let mut idle = true;
         for side in &mut self.sides {

@@ -57,7 +57,7 @@ pub(super) fn a_key_that_never_was_is_refused(harness: &mut Harness) {
     }
 }
 
-/// With the key of a region, a peer can access only the region, and not the memory beside the region.
+/// With the key of a region, a peer can access only the region, and not the memory around the region.
 pub(super) fn a_range_is_all_that_a_peer_reaches(harness: &mut Harness) {
     for (offset, allowed) in [(1000, true), (1936, true), (999, false), (1937, false)] {
         let pair = harness.pair();

@@ -13,7 +13,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| ((at ^ (seed * 41)) as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect()
 }
 
-/// A Read returns the bytes of an earlier Write. Neither operation changes memory beside its range.
+/// A Read returns the bytes of an earlier Write. Neither operation changes memory outside its range.
 pub(super) fn writes_and_reads_have_any_length(harness: &mut Harness) {
     const MOST: usize = 64 << 10;
     let [active, passive] = harness.pair();

@@ -87,8 +87,8 @@ pub(super) fn a_shared_receive_counts_until_it_is_polled(harness: &mut Harness) 
     end_sharing(harness, &[pair], srq);
 }
 
-/// When a connection ends in the middle of messages, no shared receive is lost. Each of them is flushed, or stays in
-/// the shared queue.
+/// When a connection ends in the middle of messages, no shared receive is lost. Each shared receive is flushed, or
+/// stays in the shared queue.
 pub(super) fn an_end_returns_its_shared_receives(harness: &mut Harness) {
     let (srq, spec) = shared(harness);
     let mut pairs = Vec::new();

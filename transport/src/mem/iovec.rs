@@ -57,7 +57,7 @@ impl<'a> SendSlice<'a> {
         self.len == 0
     }
 
-    /// Returns the slice without its first `n` bytes. Returns an empty slice if there are not more than `n` bytes.
+    /// Returns the slice without its first `n` bytes. Returns an empty slice if the slice has at most `n` bytes.
     #[must_use]
     #[inline]
     pub fn skip(self, n: usize) -> Self {

@@ -97,7 +97,7 @@ pub(crate) fn in_pages(len: usize, page: usize) -> usize {
     len.checked_next_multiple_of(page).unwrap_or(0)
 }
 
-/// Page sizes, in bytes, of other systems than those that run the tests.
+/// Page sizes, in bytes, that are larger than those of the systems that run the tests.
 #[cfg(test)]
 pub(crate) const LARGER_PAGES: [usize; 2] = [16 << 10, 64 << 10];
 
@@ -214,8 +214,9 @@ impl Memory {
     /// Copies the bytes from `offset` on into the whole of `out`. Returns false, and copies nothing, if the range
     /// exceeds the memory.
     ///
-    /// Any thread may call it, also while other threads, peers or work requests with shared entries use the same bytes.
-    /// If these write at the same time, `out` is a mixture of old and new words. The call never blocks.
+    /// Any thread may call this function, even while other threads, peers or work requests with shared entries use the
+    /// same bytes. If one of these writes during the call, `out` is a mixture of old and new words. The call never
+    /// blocks.
     #[must_use]
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> bool {
@@ -224,9 +225,9 @@ impl Memory {
 
     /// Copies `bytes` into the memory at `offset`. Returns false, and copies nothing, if the range exceeds the memory.
     ///
-    /// Any thread may call it, also while other threads, peers or work requests with shared entries use the same bytes.
-    /// A concurrent reader gets a mixture of old and new words. After two concurrent writes, each byte has the value of
-    /// one of the writes. Bytes outside the range do not change. The call never blocks.
+    /// Any thread may call this function, even while other threads, peers or work requests with shared entries use the
+    /// same bytes. A concurrent reader gets a mixture of old and new words. After two concurrent writes, each byte has
+    /// the value of one of the writes. Bytes outside the range do not change. The call never blocks.
     #[must_use]
     #[inline]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
@@ -237,8 +238,8 @@ impl Memory {
     /// if `offset` is not a multiple of 8 or the word is not inside the memory.
     ///
     /// The value is in the byte order of this machine. Atomic operations of a peer of the embedded provider
-    /// ([`crate::iwarp`]) are also atomic with respect to this reference. Those of a peer of another device may not be
-    /// ([`crate::Features::ATOMICS`]).
+    /// ([`crate::iwarp`]) are also atomic with respect to this reference. On other devices, a peer's atomic operations
+    /// may not be atomic with respect to this reference ([`crate::Features::ATOMICS`]).
     #[must_use]
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
@@ -267,7 +268,8 @@ impl Memory {
         Some(unsafe { Sge::shared(span.base(), len, key) })
     }
 
-    /// Returns a part of the memory, which borrows the memory. Returns `None` if the part is not inside the memory.
+    /// Returns a [`Span`] for a part of the memory. The span borrows the memory. Returns `None` if the part is not
+    /// inside the memory.
     #[must_use]
     #[inline]
     pub fn span(&self, offset: usize, len: usize) -> Option<Span<'_>> {
@@ -294,7 +296,7 @@ impl Drop for Memory {
 /// Shorthands for the tests of this crate. These tests post an entry only while its memory exists.
 #[cfg(any(test, fuzz_targets))]
 impl Memory {
-    /// Makes an entry by [`Sge::new`], whose bytes nothing else may use.
+    /// Makes an entry with [`Sge::new`]: while it is posted, nothing but the provider may use its bytes.
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         let base = self.span(offset, len).expect("a part of the memory").base();
         // SAFETY: the bytes are inside the memory. The test does not use them while a work request with the entry is
@@ -302,7 +304,7 @@ impl Memory {
         unsafe { Sge::new(base, len as u32, LocalKey(0)) }
     }
 
-    /// Makes an entry by [`Memory::shared_entry`], whose bytes may have other users.
+    /// Makes an entry with [`Memory::shared_entry`]: while it is posted, its bytes may have other users.
     pub(crate) fn shared_sge(&self, offset: usize, len: usize) -> Sge {
         // SAFETY: the test uses the memory by the functions of `Memory` only.
         unsafe { self.shared_entry(offset..offset + len, LocalKey(0)) }.expect("a part of the memory")
@@ -397,7 +399,7 @@ mod tests {
             for (at, value) in [(3, 0x11), (8, 0x22), (1, 0x33)] {
                 let memory = &memory;
                 scope.spawn(move || {
-                    // Use a range that does not consist of whole words. The copy must not change the bytes beside the
+                    // Use a range that does not consist of whole words. The copy must not change the bytes outside the
                     // range.
                     let bytes = vec![value; 2000 + at];
                     (0..ROUNDS).for_each(|_| assert!(memory.copy_in(16 + at, &bytes)));

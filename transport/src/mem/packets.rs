@@ -199,8 +199,9 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Replaces the packets of the batch by received packets. Returns their number, and true if the socket has no more
-/// packets, or false if it may have more. A packet that is longer than its buffer becomes an empty packet.
+/// Replaces the packets of the batch by received packets. Returns the number of received packets, and a bool: true if
+/// the socket has no more packets, false if it may have more. A packet that is longer than its buffer becomes an empty
+/// packet.
 ///
 /// # Errors
 /// The errors of `recvmmsg`(2), including `WouldBlock`.
@@ -285,7 +286,7 @@ pub(crate) fn take_network_error(socket: BorrowedFd<'_>) -> io::Result<(Option<S
     }
     let mut why = io::Error::from(io::ErrorKind::Other);
     // SAFETY: the kernel has filled in the header and the control data. A control message of the type `IP_RECVERR` or
-    // `IPV6_RECVERR` that is long enough for an error report contains one.
+    // `IPV6_RECVERR` that is long enough for an error report contains an error report.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {

@@ -84,7 +84,7 @@ pub fn receive_with_descriptor(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::R
 }
 
 /// Returns two user ids. The first is that of the process at the other end of the socket, at the time when that process
-/// connected or listened (`SO_PEERCRED`). The second is the effective user of this process.
+/// connected or listened (`SO_PEERCRED`). The second is the effective user id of this process.
 ///
 /// # Errors
 /// The errors of `getsockopt`(2).

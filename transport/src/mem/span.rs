@@ -42,7 +42,7 @@ impl<'a> Span<'a> {
         self.len
     }
 
-    /// Returns `true` if there are no bytes.
+    /// Returns true if the span has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -46,7 +46,7 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
     if head > 0 && len > 0 {
         done = head.min(len);
         // SAFETY: the first byte is one of those to copy. The range ends at the end of this byte's word, or earlier if
-        // there are not so many bytes to copy.
+        // fewer bytes are to be copied.
         unsafe {
             let (word, within) = word(from);
             let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
@@ -80,7 +80,7 @@ pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
     if head > 0 && len > 0 {
         done = head.min(len);
         // SAFETY: the first byte is one of those to write. The range ends at the end of this byte's word, or earlier if
-        // there are not so many bytes to copy.
+        // fewer bytes are to be copied.
         unsafe { merge(to, from, done) };
     }
     let count = (len - done) / WORD;
@@ -126,7 +126,7 @@ pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     }
 }
 
-/// Replaces `len` bytes at `to`, all of which are in one word.
+/// Replaces the `len` bytes at `to` by those at `from`. All bytes at `to` are in one word.
 ///
 /// # Safety
 /// The requirements of [`store`]; also, the bytes are in one word.

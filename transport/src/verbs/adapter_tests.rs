@@ -625,8 +625,9 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
     assert!(freed.is_empty(), "what the queue uses is kept: {freed:?}");
 }
 
-/// If another thread shares an id, the id's queue pair is destroyed only when that thread drops its share. Until then, the queue pair must
-/// be in the error state. If the device refuses the error state, the queue pair may still use the posted memory, so `destroy_id` fails.
+/// If another thread has an `Arc` of an id, the id's queue pair is destroyed only when that thread drops the `Arc`. Until then, the queue
+/// pair must be in the error state. If the device refuses the error state, the queue pair may still use the posted memory, so `destroy_id`
+/// fails.
 #[test]
 fn an_error_state_that_is_refused_is_reported() {
     let mut world = AdapterTest::new(Personality::default());

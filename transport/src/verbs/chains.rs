@@ -39,7 +39,7 @@ pub(super) fn check_request(wr_id: u64, sges: &SgeList, max: u32) -> Result<(), 
 }
 
 /// Returns the part of a chain before the first work request that fails `check`, and the error of that work request.
-/// Returns the whole chain and `None` if all of them pass.
+/// Returns the whole chain and `None` if all work requests pass.
 pub(super) fn split<T>(
     chain: &[T],
     check: impl Fn(&T) -> Result<(), TransportError>,

@@ -153,7 +153,7 @@ impl ConnectorShared {
 }
 
 impl Connector {
-    /// Makes a connector, which wakes `waker` when a connect call has failed.
+    /// Makes a connector. When a connect call has failed, the connector wakes the provider by `waker`.
     pub(super) fn new(waker: Waker) -> Self {
         Self { shared: Arc::new(ConnectorShared { queue: Mutex::default(), work: Condvar::new(), waker }) }
     }

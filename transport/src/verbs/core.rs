@@ -100,7 +100,8 @@ pub struct Verbs {
     pub(super) joins: usize,
     pub(super) batch: Batch,
     pub(super) devices: Vec<Device>,
-    /// Queue pairs whose destruction waits for their last shared receive, in the order of their time limits.
+    /// Queue pairs that are destroyed when their last shared receive has completed, or when their time limit has
+    /// passed. The list is in the order of the time limits.
     pub(super) retiring: VecDeque<RetiringQp>,
     pub(super) exchanges: Exchanges,
     /// Ids that wait until their peer closes the connection, each with its time limit, in the order of the time limits. The list may

@@ -94,8 +94,8 @@ impl std::fmt::Debug for DeviceAttr {
 const GUARD_ENTRIES: c_int = 20_000;
 
 /// Creates a completion queue that works around a defect of libsiw. The library treats a mapping at page 144 (`SIW_INVAL_UOBJ_KEY`,
-/// 0x90000) as an error. The kernel places each new queue at the lowest free page. So with small queues the 56th queue pair fails, and
-/// every later one. The guard queue is large enough to cover page 144, so no other queue begins there.
+/// 0x90000) as an error. The kernel places each new queue at the lowest free page. So with small queues, creating the 56th queue pair
+/// fails, and so does creating every later one. The guard queue is large enough to cover page 144, so no other queue begins there.
 fn guard(context: *mut ibv_context) -> *mut ibv_cq {
     // SAFETY: the context is live, and the new queue uses no channel. If the queue cannot be created, the result is
     // null, and there is no guard.

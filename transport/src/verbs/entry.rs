@@ -38,8 +38,8 @@ pub(super) enum IdState {
     /// The program has disconnected.
     Disconnecting {
         /// The time at which the provider puts the queue pair into the error state, if the peer has not closed the
-        /// connection before. `None` if the queue pair is in the error state already. This is always so on other
-        /// devices than iWARP, where the provider does not wait for the peer.
+        /// connection before. `None` if the queue pair is in the error state already. Always `None` on InfiniBand and
+        /// RoCE, because there the provider does not wait for the peer.
         flush_at: Option<Instant>,
     },
     /// The connection has ended. The program can only destroy the id.

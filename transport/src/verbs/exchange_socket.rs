@@ -74,7 +74,7 @@ pub(super) enum StreamRead {
 }
 
 /// Returns the token of an id in the provider's epoll set. The token contains the key's generation, which is at least 1. So it differs from
-/// the fixed tokens `CM`, `WAKE` and `ASYNC` and from the tokens of devices, which contain 0 there.
+/// the fixed tokens `CM`, `WAKE` and `ASYNC` and from the tokens of devices, which contain 0 in place of the generation.
 pub(super) const fn token(key: Key) -> Token {
     Token((key.generation() as usize) << 32 | key.slot() as usize)
 }
@@ -142,7 +142,8 @@ pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     }
     socket.set_nonblocking(true).map_err(no_stream)?;
     if let Err(error) = tune(&socket) {
-        // The stream is not of TCP, so it needs no keepalive: its peer is on this host, or the program monitors it.
+        // The stream is no TCP connection, so it needs no keepalive: its peer is on this host, or the program monitors
+        // it.
         log::debug!("a stream for an exchange has no keepalive: {error}");
     }
     Ok(socket)

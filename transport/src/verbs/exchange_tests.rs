@@ -261,8 +261,8 @@ fn two_sides_agree_and_part() {
     world.nothing_is_left(&[active, passive], 1);
 }
 
-/// The GID with index 0 is of RoCE version 1, as on most devices, so the first address has its GID of RoCE version 2 at
-/// index 1.
+/// At index 0 is a GID of the type RoCE version 1, as on most devices. So the GID of the type RoCE version 2 for the
+/// first address is at index 1.
 #[test]
 fn the_gid_index_is_that_of_the_address() {
     let mut world = ExchangeTest::new();

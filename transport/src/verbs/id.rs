@@ -271,8 +271,8 @@ impl RawId {
         self.accept_for(offer, 0)
     }
 
-    /// Accepts a connect request. If the id has no queue pair, the answer names the queue pair `qp_number`, which is of
-    /// another id.
+    /// Accepts a connect request. If the id has no queue pair, the answer names the queue pair `qp_number`, which
+    /// belongs to another id.
     pub(super) fn accept_for(&self, offer: &ConnectOffer, qp_number: u32) -> Result<()> {
         let raw = self.cm_id()?;
         let mut param = offer.param();
@@ -334,7 +334,7 @@ impl RawId {
         Ok(qp)
     }
 
-    /// Returns the queue pair, which exists as long as the id. Returns `None` if none was created.
+    /// Returns the queue pair, which exists as long as the id. Returns `None` if no queue pair was created.
     fn qp(&self) -> Option<*mut ibv_qp> {
         self.qp.get().map(|(qp, _)| *qp)
     }
@@ -400,7 +400,7 @@ impl RawId {
     fn destroy_qp(&mut self) -> Result<()> {
         let Some((qp, queues)) = self.qp.take() else { return Ok(()) };
         // SAFETY: the queue pair is live, and is destroyed before the objects on which it depends. Its asynchronous events are acknowledged
-        // when they are read. `rdma_destroy_qp` would do the same, but does not return whether it succeeded.
+        // when they are read. `rdma_destroy_qp` would do the same, but it does not report a failure.
         let rc = unsafe { ibv_destroy_qp(qp) };
         let rc = if cfg!(planted = "a-failed-destroy-qp-counts-as-success") { 0 } else { rc };
         if let ConnectMethod::RdmaCm { raw, .. } = self.method {

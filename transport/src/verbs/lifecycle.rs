@@ -157,9 +157,9 @@ impl Verbs {
         let exchange = id.exchange.take();
         let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
         let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
-        // If the queue pair uses a shared queue, put it into the error state first, so that the shared receives that it
-        // has consumed complete. If another thread still shares the id, the queue pair is destroyed later, so it must
-        // not access memory from now on.
+        // If the queue pair uses a shared queue, put it into the error state first, so that the device completes the
+        // shared receives that the queue pair has consumed. If another thread still has an `Arc` of the id, the queue
+        // pair is destroyed later, so it must not access memory from now on.
         let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
         if let Some(qp) = on_shared {
             // Poll the completions of shared receives before the queue pair is destroyed, because some libraries drop the completions of a

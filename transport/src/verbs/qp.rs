@@ -146,7 +146,7 @@ impl Qp {
             let first = chains.sends(taken, self.inline, addresses);
             let mut bad = ptr::null_mut();
             // SAFETY: the queue pair is live. `chains` keeps the entries of the chain until the call returns. The
-            // promise of `Sge::new` covers the memory to which they point.
+            // promise of `Sge::new` covers the memory to which the entries point.
             let rc = unsafe { ibv_post_send(self.raw, first, &raw mut bad) };
             posted(rc, first, bad, taken.len(), "ibv_post_send", "send", self.attr.max_send_wr)?;
         }
@@ -164,7 +164,7 @@ impl Qp {
             let first = chains.recvs(taken);
             let mut bad = ptr::null_mut();
             // SAFETY: the queue pair is live. `chains` keeps the entries of the chain until the call returns. The
-            // promise of `Sge::new` covers the memory to which they point.
+            // promise of `Sge::new` covers the memory to which the entries point.
             let rc = unsafe { ibv_post_recv(self.raw, first, &raw mut bad) };
             posted(rc, first, bad, taken.len(), "ibv_post_recv", "receive", self.attr.max_recv_wr)?;
         }

@@ -105,8 +105,8 @@ impl Srq {
         self.targets.iter().map(|target| target.0)
     }
 
-    /// Adds a queue pair whose receives complete in `cq`. Returns true if entries must be reserved in `cq`, because it
-    /// is the first such queue pair.
+    /// Adds a queue pair whose receives complete in `cq`. Returns true if this is the first such queue pair, so that
+    /// entries must be reserved in `cq`.
     pub(super) fn attach(&mut self, cq: CqId) -> bool {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 += 1;
@@ -157,7 +157,7 @@ impl Srq {
             let first = chains.recvs(fits);
             let mut bad = ptr::null_mut();
             // SAFETY: the queue is live. `chains` keeps the entries of the chain until the call returns. The promise of
-            // `Sge::new` covers the memory to which they point.
+            // `Sge::new` covers the memory to which the entries point.
             let rc = unsafe { ibv_post_srq_recv(raw.as_ptr(), first, &raw mut bad) };
             let result = posted(rc, first, bad, fits.len(), "ibv_post_srq_recv", "shared receive", self.max_wr);
             self.outstanding += result.as_ref().map_or_else(|error| error.posted, |()| fits.len()) as u32;

@@ -251,7 +251,7 @@ fn nobody_there_and_a_no(kind: Kind) {
 }
 
 /// Checks that siw supports neither datagrams nor multicast groups, and that it refuses to join a group. Returns true
-/// if it does not report these features.
+/// if the capabilities of siw do not include these features.
 fn siw_has_none() -> bool {
     let mut world = World::new();
     let (id, device) = {
