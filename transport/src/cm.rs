@@ -266,7 +266,7 @@ pub enum CmEventKind {
         /// The limits of outstanding RDMA Reads and atomics on which both sides have agreed.
         read_depth: ReadDepth,
     },
-    /// The peer has answered the `connect` of a connection-manager id for datagrams. It accepts datagrams at the
+    /// The peer has answered the `connect` of a connection-manager id for datagrams. The peer accepts datagrams at the
     /// destination `peer`.
     Reached {
         /// The peer's private data.

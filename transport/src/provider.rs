@@ -226,8 +226,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// effect.
     ///
     /// # Errors
-    /// The device has not released the queue pair. It may use the memory of the posted work requests for as long as the
-    /// process exists, so none of these work requests is done.
+    /// The device has not released the queue pair. The device may use the memory of the posted work requests for as
+    /// long as the process exists, so none of these work requests is done.
     fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()>;
 
     /// Returns the next connection-manager event. Returns `None` if no event is available.
@@ -259,8 +259,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
 
     // Methods for the creation of queues.
 
-    /// Creates a completion queue. The queue must have at least as many entries as the queue pairs that use it can have
-    /// outstanding work requests.
+    /// Creates a completion queue. The queue must have at least one entry for each work request that may be outstanding
+    /// on the queue pairs that use it.
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId>;
 
     /// Destroys a completion queue that no queue pair uses. Completions that are still in the queue are dropped.
@@ -349,7 +349,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Returns the role that reports the failures of completion queues on RDMA devices.
     fn adapter(&self) -> Option<&dyn Adapter>;
 
-    /// Returns the role of sends that need no work request: they are done when the call returns.
+    /// Returns the role of sends and writes without a work request: each of them is done when its call returns.
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends>;
 
     /// Returns the role of connections within the host that use memory mapped by both processes.

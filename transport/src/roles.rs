@@ -54,13 +54,13 @@ pub trait RemoteKeys {
 pub trait Liveness {
     /// Returns the time at which data last arrived for a connected queue pair, including parts of unfinished messages. The time is the
     /// `now` of the call that read the data. If no data has arrived, it is the `now` of the call that connected the queue pair. A provider
-    /// may count a frame only when the frame is complete, or when some hundred bytes of it have arrived.
+    /// may count a frame only when the frame is complete, or when a few hundred bytes of it have arrived.
     ///
     /// Returns `None` if the queue pair is not connected, or if the device does not report the time.
     fn last_heard(&self, qp: QpId) -> Option<Instant>;
 
-    /// Returns true if the provider has not processed yet all data that has arrived for a queue pair. In this case the peer is not silent,
-    /// even if [`Liveness::last_heard`] is old. Always returns `false` if the device does not report unprocessed data.
+    /// Returns true if the provider still has to process some of the data that has arrived for a queue pair. In this case the peer is not
+    /// silent, even if [`Liveness::last_heard`] is old. Always returns `false` if the device does not report unprocessed data.
     ///
     /// The answer covers all data that arrived before the last call of [`Provider::progress`](crate::Provider::progress) with
     /// [`Drive::Full`](crate::Drive::Full), because such a call reads from every queue pair that has data.
@@ -197,15 +197,15 @@ pub trait Datagrams {
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()>;
 
     /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send datagrams. With a connect request, a peer asks
-    /// for the number of a queue pair to send to. `accept` answers with the number of the request's own queue pair, and leads to the event
+    /// for the number of a queue pair to send to. `accept` answers with the number of the request's own queue pair. The result is the event
     /// `Established`. The peer's own queue pair is unknown until its first datagram arrives.
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId>;
 
     /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve), but for datagrams to `peer`, which may be a multicast group.
     /// `from` is an address of this host; with `None`, the system's routes decide. The result is the event `Resolved` or `ConnectFailed`.
     ///
-    /// After `Resolved`, call `connect`, with or without a queue pair of the id. The result of `connect` is the event `Reached`, `Rejected`
-    /// or `ConnectFailed`. For a multicast group, create the queue pair and call `join` instead.
+    /// After `Resolved`, call `connect`. The id needs no queue pair for this call. The result of `connect` is the event `Reached`,
+    /// `Rejected` or `ConnectFailed`. For a multicast group, create the queue pair and call `join` instead.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId>;
 
     /// Joins a multicast group. The id must have a queue pair, and must have been created by `bind_datagram`, or by
@@ -236,8 +236,8 @@ pub trait Datagrams {
 /// completion follows.
 pub trait ImmediateSends {
     /// Sends `header` and `payload` as one message, like a Send without flags. The provider may hold the message until
-    /// [`ImmediateSends::ring`] or the next [`post_send`](crate::Provider::post_send) of the queue pair. So call one of these two at the
-    /// end of a batch of messages.
+    /// [`ImmediateSends::ring`] or the next [`post_send`](crate::Provider::post_send) of the queue pair. So call one of these two functions
+    /// at the end of a batch of messages.
     ///
     /// Returns `false`, and sends nothing, in the following cases. The program can then post the message as a work
     /// request.

@@ -1,4 +1,5 @@
-//! A table of slots. A key has the generation of its slot, so a stale key finds nothing and never another object.
+//! A table of slots. A key contains the generation of the object in its slot. So a stale key finds nothing, even if the
+//! slot holds another object now.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 //! a reactor.
 //!
 //! A work request names memory, and the provider uses that memory until the work request has completed. So making an
-//! entry for a work request is unsafe ([`Memory::shared_entry`]). A station makes it safe: the program only copies
+//! entry for a work request is unsafe ([`Memory::shared_entry`]). A station makes posting safe: the program only copies
 //! bytes into and out of the memory, and the memory exists as long as the provider.
 
 use std::io;
@@ -122,7 +122,8 @@ impl Station {
     }
 
     /// Writes a part of the memory to the peer's memory without a work request, as [`write_now`](crate::roles::ImmediateSends::write_now)
-    /// does. Returns `false`, and writes nothing, if the provider does not have this role or cannot write immediately.
+    /// does. Returns `false`, and writes nothing, if the provider does not have the role [`ImmediateSends`](crate::roles::ImmediateSends),
+    /// or cannot write without a work request now.
     ///
     /// # Errors
     /// [`TransportError::OutOfRange`] for a part outside the memory.

@@ -245,8 +245,8 @@ pub struct RecvWr {
     pub sges: SgeList,
 }
 
-/// The result of a post of sends after which the whole chain is posted. It is a hint whether the program should poll
-/// the completion queue now.
+/// The result of a successful post of sends: the whole chain is posted. The value is a hint whether the program should
+/// poll the completion queue now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     /// The call has probably completed no work request.

@@ -126,8 +126,9 @@ pub(super) fn a_send_after_the_flush_is_flushed(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.disconnect(&active);
     harness.flushed(&active);
-    // A device need not flush a new work request before it has ended the connection. Some devices end the connection
-    // only when the peer has disconnected, too, or after a long time limit. So let the peer disconnect first.
+    // A device need not flush a new work request before the device has ended the connection. Some devices end the
+    // connection only when the peer has disconnected, too, or after a long time limit. So let the peer disconnect
+    // first.
     harness.disconnected(&passive);
     harness.disconnect(&passive);
     harness.disconnected(&active);

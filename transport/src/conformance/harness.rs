@@ -1,9 +1,9 @@
 //! [`Harness`]: the providers of one case, driven in the way in which a reactor drives them.
 //!
 //! A side is one provider with its memory. The harness drives a side when one of its channels has an edge, when its
-//! deadline has passed, and when its provider has reported more work. It arms a completion queue, polls it once more,
-//! and then polls it only after the queue's event. So a case hangs if an edge or an event is lost. In every case the
-//! [`Ledger`] of each side checks each completion.
+//! deadline has passed, and when its provider has reported more work. The harness arms a completion queue, polls it
+//! once more, and from then on polls it only after the queue's event. So a case hangs if an edge or an event is lost.
+//! In every case the [`Ledger`] of each side checks each completion.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -363,15 +363,16 @@ impl Harness {
 
     // Functions that wait for events.
 
-    /// Waits until a side has an event, and `wanted` returns `Some` for this event. Removes the event, and returns the
-    /// value.
+    /// Waits for an event of a side for which `wanted` returns `Some`. Removes this event, and returns the value in the
+    /// `Some`.
     #[track_caller]
     pub(super) fn wait_for_event<T>(&mut self, what: &str, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> T {
         self.wait_for(what, |harness| harness.take_event(side, &wanted))
     }
 
     /// Calls `wanted` with each event of a side that has arrived, in order. Removes the first event for which `wanted`
-    /// returns `Some`, and returns the value. Returns `None` if `wanted` has returned `None` for every event.
+    /// returns `Some`, and returns the value in the `Some`. Returns `None` if `wanted` has returned `None` for every
+    /// event.
     pub(super) fn take_event<T>(&mut self, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> Option<T> {
         let events = &mut self.sides[side].events;
         let (at, found) = events.iter().enumerate().find_map(|(at, event)| Some((at, wanted(event)?)))?;
@@ -691,8 +692,8 @@ impl Harness {
         self.success(end, wr_id)
     }
 
-    /// Waits for the next completion of a receive. Returns the completion, the received bytes, and the ranges of the
-    /// receive.
+    /// Waits for the next completion of a receive. Returns the completion, the received bytes, and the memory ranges of
+    /// the receive.
     #[track_caller]
     pub(super) fn received(&mut self, end: &ConnectionEnd) -> (WorkCompletion, Vec<u8>, RecvRanges) {
         let (wc, places) = self.wait_for("completion of a receive", |harness| {

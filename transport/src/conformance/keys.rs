@@ -126,8 +126,8 @@ fn own_use(harness: &mut Harness, pair: &[ConnectionEnd; 2], region: MemoryRegio
     harness.side(PASSIVE).station.use_key(kept);
 }
 
-/// If the device can restrict a key to one peer, the peer of another connection cannot use the key. If it cannot, both
-/// peers can still use the key.
+/// If the device can restrict a key to one peer, the peer of another connection cannot use the key. If the device
+/// cannot do this, both peers can still use the key.
 pub(super) fn a_restricted_key_is_good_for_one_peer(harness: &mut Harness) {
     let (first, target, region, remote) = exposed(harness, BOTH);
     let second = harness.pair();

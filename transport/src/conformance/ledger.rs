@@ -79,8 +79,7 @@ impl Ledger {
         self.shared.insert(wr_id, places);
     }
 
-    /// Returns the number of work requests of a queue pair whose completions are outstanding. Unsignaled sends do not
-    /// count.
+    /// Returns the number of work requests of a queue pair that have not completed yet. Unsignaled sends do not count.
     pub(super) fn outstanding(&mut self, qp: QpId) -> usize {
         let work = self.of(qp);
         work.receives.len() + work.sends.iter().filter(|sent| sent.signaled).count()

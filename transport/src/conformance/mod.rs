@@ -208,7 +208,7 @@ pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<CaseOutcome, CaseF
     if let Some(need) = case.needs.iter().find(lacks) {
         return Ok(CaseOutcome::Missing(*need));
     }
-    // A known deviation excuses only a failure of the case itself. A failure of the preparations still counts.
+    // A known deviation excuses only a failure of the case itself. A failure while the harness was set up still counts.
     let found = caught(&mut || {
         harness.iter_mut().for_each(|harness| (case.run)(harness));
         harness.take().into_iter().for_each(Harness::finish);

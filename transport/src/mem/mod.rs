@@ -246,8 +246,8 @@ impl Memory {
         self.span(offset, words::WORD)?.word()
     }
 
-    /// Makes an entry for a part of the memory whose bytes may have other users while a work request with the entry is
-    /// posted. Returns `None` if the part is not inside the memory, or is longer than [`Sge::MAX_LEN`].
+    /// Makes an entry for a part of the memory. While a work request with the entry is posted, the bytes of the part
+    /// may have other users. Returns `None` if the part is not inside the memory, or is longer than [`Sge::MAX_LEN`].
     ///
     /// # Safety
     /// The caller promises the following for the time from the post of a work request with this entry until the work

@@ -83,8 +83,8 @@ impl Packets {
         self.filled.push((place.start.min(end)..end, peer));
     }
 
-    /// Adds a received packet. Implementations of [`Net`](crate::iwarp::Net) call this. A packet that is longer than a buffer is cut. No
-    /// correct RoCE packet is so long, so the cut packet is dropped later.
+    /// Adds a received packet. Implementations of [`Net`](crate::iwarp::Net) call this. A packet that is longer than a buffer is truncated.
+    /// No valid RoCE packet is that long, so the truncated packet is dropped later.
     pub fn arrive(&mut self, peer: SocketAddr, octets: &[u8]) {
         let start = self.headroom;
         self.push(peer, |buffer| {

@@ -1,4 +1,4 @@
-//! Packets between two processes of a host that carry file descriptors (`unix`(7)), and the user id of the peer
+//! Packets that carry file descriptors between two processes of a host (`unix`(7)), and the user id of the peer
 //! process.
 
 use std::io;
@@ -113,8 +113,8 @@ mod tests {
         let (a, b) = UnixDatagram::pair().unwrap();
         let mut room = [0; 16];
         assert_eq!(receive_with_descriptor(b.as_fd(), &mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        // `end` reads the end of the stream when every descriptor of `other` is closed. So the test can check that none
-        // leaks.
+        // `end` reads the end of the stream when every descriptor of `other` is closed. So the test can check that no
+        // descriptor leaks.
         let (mut end, other) = UnixStream::pair().unwrap();
         send_with_descriptor(a.as_fd(), b"with one", Some(other.as_fd())).unwrap();
         send_with_descriptor(a.as_fd(), b"without", None).unwrap();

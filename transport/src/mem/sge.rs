@@ -83,7 +83,7 @@ impl Sge {
     /// address or above it. So these entries can be recognised, and the processor never copies their bytes.
     pub const DEVICE: u64 = 1 << 63;
 
-    /// Makes an entry for `len` bytes from `address` on, in a region that was registered over a dma-buf. Returns `None`
+    /// Makes an entry for `len` bytes from `address` on, in a region that was registered for a dma-buf. Returns `None`
     /// if `address` is below [`Sge::DEVICE`] or `len` exceeds [`Sge::MAX_LEN`].
     ///
     /// # Safety
@@ -147,7 +147,7 @@ impl Sge {
     pub fn part(&self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len());
         let len = len.min(self.len() - offset);
-        // Wrapping arithmetic, because device memory is not an allocation of this program. If the address wraps to
+        // Use wrapping arithmetic, because device memory is not an allocation of this program. If the address wraps to
         // null, the part is empty, and any address is correct.
         let base = NonNull::new(self.base.as_ptr().wrapping_add(offset)).unwrap_or(self.base);
         Self { base, len: len as u32 | self.len & SHARED, key: self.key }

@@ -1,5 +1,5 @@
 //! Tests of the provider on adapters that behave differently from siw and rxe. The adapter is a fake (`fake`). Each test names the source
-//! code of the driver that the fake imitates.
+//! code of the driver that the fake imitates in this test.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -14,10 +14,11 @@ use crate::caps::{Capabilities, Features, Moderation};
 use crate::error::Result;
 use crate::wr::MAX_SGE;
 
-/// The length of the private data that a request of InfiniBand's connection manager carries, in bytes, without the kernel's header.
+/// The maximum length of a program's private data in a connect request of InfiniBand's connection manager, in bytes. The kernel's header
+/// does not count.
 const IB_PRIVATE_DATA: usize = 56;
-/// The length of the private data of the program that MPA carries, in bytes. The length field of librdmacm
-/// (`private_data_len`) has one byte, so it allows 255 bytes. MPA's enhanced connection setup uses 4 of these.
+/// The maximum length of a program's private data in an MPA frame, in bytes. The length field of librdmacm
+/// (`private_data_len`) has one byte, so it allows 255 bytes. MPA's enhanced connection setup uses 4 of these bytes.
 const IWARP_PRIVATE_DATA: usize = 251;
 /// The sizes of inline sends that `probe_inline` tries, in bytes.
 const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 16];

@@ -133,7 +133,7 @@ impl Chains {
         let start = self.sges.len();
         debug_assert!(self.sges.capacity() - start >= list.as_slice().len(), "the capacity is reserved");
         for sge in list.as_slice() {
-            // Skip empty entries: an empty entry between others crashes the siw of the kernel.
+            // Skip empty entries: an empty entry between other entries crashes the kernel's siw driver.
             if !sge.is_empty() {
                 self.sges.push(entry(sge));
             }

@@ -58,7 +58,7 @@ impl Verbs {
     }
 
     /// Returns a new id that is bound to an address of the device `name`. The address has the same address family as
-    /// `peer`. With a `port`, the address is on this port of the device.
+    /// `peer`. If `port` is `Some`, the address is on this port of the device.
     fn id_on(&mut self, name: &str, port: Option<u8>, peer: SocketAddr) -> Result<RawId> {
         for address in local_addresses() {
             if address.is_ipv6() != peer.is_ipv6() {

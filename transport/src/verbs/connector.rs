@@ -236,13 +236,13 @@ extern "C" fn ignore_signal(_: c_int) {}
 /// Returns the handler of a signal. Returns `None` if the system call fails.
 fn disposition(signal: c_int) -> Option<libc::sighandler_t> {
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: a null pointer means that the handler is not changed. The call writes the current one to `now`, which is
-    // read only if the call has succeeded.
+    // SAFETY: a null pointer means that the handler is not changed. The call writes the current handler to `now`, which
+    // is read only if the call has succeeded.
     unsafe { (libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0).then(|| now.assume_init_ref().sa_sigaction) }
 }
 
-/// Installs a handler that does nothing for a signal. Returns the address of the handler, or `None` if the system call
-/// fails.
+/// Installs, for a signal, a handler that does nothing. Returns the address of the handler, or `None` if the system
+/// call fails.
 fn install(signal: c_int) -> Option<libc::sighandler_t> {
     // SAFETY: all fields are numbers. Zeros mean an empty mask and no flags; without `SA_RESTART`, an interrupted call
     // is not restarted.

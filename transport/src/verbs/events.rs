@@ -203,7 +203,7 @@ impl Verbs {
             // The program has destroyed the listener. Dropping the id of the connect request refuses the peer.
             return;
         };
-        // The kernel does not apply the listener's options to the ids of its requests, so set them here.
+        // The kernel does not apply the listener's options to the ids of its connect requests, so set the options here.
         set_path(&raw, listening.inherited.0, listening.inherited.1);
         let Some(peer) = raw.peer_address() else { return };
         let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);

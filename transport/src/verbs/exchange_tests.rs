@@ -426,8 +426,8 @@ fn a_device_that_refuses_is_an_error_on_both_sides() {
         world.verbs.destroy_id(passive, world.now).unwrap();
         assert_eq!(world.failure(active), ConnectFailure::PeerClosed);
         world.nothing_is_left(&[active], 1);
-        // So far the device of the passive side has refused. From here on it accepts, and later the device of the
-        // active side refuses.
+        // Let the device accept `step` while the next connection attempt starts. Later in this round the device refuses
+        // `step` again, this time on the active side.
         world.fake.fail(step, 0);
         let server = TcpListener::bind(LOOPBACK).unwrap();
         let active = world.connect(server.local_addr().unwrap());

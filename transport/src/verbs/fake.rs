@@ -1,5 +1,6 @@
 //! A fake of libibverbs and librdmacm for tests, with one device. It imitates the drivers of adapters that are not available for tests. A
-//! [`Personality`] selects how the device differs from a plain one. Each test names the source code of the driver that it imitates.
+//! [`Personality`] selects how the device differs from a plain one. Each test names the source code of the driver that the fake imitates in
+//! this test.
 //!
 //! The fake does not implement any logic of the code under test. It only keeps objects, answers calls, and logs the calls. It never frees
 //! its objects, so a late use of an object is detected and does no damage.

@@ -27,8 +27,8 @@ pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T>
     if pointer.is_null() { Err(TransportError::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// Returns the `context` that carries a key. The program sets it in a connection-manager id, and the library returns it
-/// with the id's events.
+/// Returns the `context` that carries a key. The provider stores it in a connection-manager id, and the library returns
+/// it with the id's events.
 pub(super) fn context_of(key: Key) -> *mut c_void {
     ptr::without_provenance_mut((key.generation() as usize) << 32 | key.slot() as usize)
 }

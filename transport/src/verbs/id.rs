@@ -304,7 +304,7 @@ impl RawId {
         check("rdma_notify", unsafe { rdma_notify(raw, ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
-    /// Creates the queue pair with the attributes `attr`, in which the pointers to `queues` are set.
+    /// Creates the queue pair with the attributes `attr`, which already contain the pointers to `queues`.
     pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: Queues) -> Result<*mut ibv_qp> {
         let Some(device) = self.device.get() else {
             return Err(TransportError::InvalidState { call: "create_qp", state: "on no device" });

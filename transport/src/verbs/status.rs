@@ -71,8 +71,8 @@ pub(super) fn is_unreachable(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
-/// Returns the program's event for an event by which an active connect fails. Returns `None` for an event of another
-/// kind.
+/// Converts an event by which an active connect fails into the event for the program. Returns `None` for an event of
+/// another kind.
 pub(super) fn connect_outcome(event: cm::Type, status: i32, private_data: Box<[u8]>) -> Option<CmEventKind> {
     // The status of an event is a negative error, or the positive reason for a reject on InfiniBand.
     let error = io::Error::from_raw_os_error(status.saturating_abs());

@@ -180,7 +180,8 @@ fn read_depth_is_agreed_and_kept(kind: Kind) {
         let CmEventKind::ConnectRequest { device, read_depth, .. } = event.kind else { panic!("{event:?}") };
         println!("asked {asked}: requested {read_depth:?}");
         let passive = world.equip(event.id, device);
-        // The passive end supports more by default, but it grants only the requested depth.
+        // By default the passive end supports a larger read depth, but it grants only the depth that the active end
+        // requests.
         world.provider.accept(event.id, &rdma_transport::ConnectParam::default(), std::time::Instant::now()).unwrap();
         let mut depths = [ReadDepth::default(); 2];
         for _ in 0..2 {

@@ -278,7 +278,7 @@ pub fn load() -> Result<(), LibraryError> {
     LOADED.get_or_init(Calls::load).as_ref().map(|_| ()).map_err(Clone::clone)
 }
 
-/// Replaces the libraries by a table of a test's functions, for the whole process.
+/// Replaces the functions of the libraries by those of a test, for the whole process.
 #[cfg(test)]
 pub fn install(calls: Calls) {
     LOADED.get_or_init(|| Ok(calls)).as_ref().expect("no test loads the libraries");
