@@ -1,7 +1,8 @@
 //! An echo server that shows its counters, and ends on SIGINT or SIGTERM. One event loop serves RDMA, a TCP listener of the standard
 //! library, the HTTP connections that this listener accepts, and a pipe that reports signals.
 //!
-//! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: the HTTP server has the counters for Prometheus at `/metrics`, and a page for people at `/`.
+//! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: the HTTP server returns the counters in the format of Prometheus at `/metrics`, and as an HTML
+//! page at `/`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -39,8 +40,9 @@ struct Visitor {
 }
 
 impl Visitor {
-    /// Reads the request, then writes the response. Returns the error `WouldBlock` if the request or the response is still incomplete.
-    /// After every other result, `Ok(false)` included, the caller must close the connection.
+    /// Reads the request, then writes the response. Returns the error `WouldBlock` if the request is not received or the response is not
+    /// sent completely; the caller must then call this function again when the connection is ready. Otherwise returns `Ok(false)` or
+    /// another error, and the caller must close the connection.
     fn serve(&mut self, cx: &Context<'_>) -> std::io::Result<bool> {
         while self.response.is_empty() {
             let mut bytes = [0; 1024];
@@ -65,11 +67,11 @@ impl Visitor {
 struct Server {
     listener: TcpListener,
     accepting: IoId,
-    /// The timer after which the program retries `accept`. The listener is edge-triggered: it reports nothing more about connections
-    /// that are already waiting.
+    /// The timer that makes the program call `accept` again. The listener is edge-triggered: if a connection is already waiting, the
+    /// listener does not report that connection again.
     again: Option<TimerId>,
     visitors: BTreeMap<IoId, Visitor>,
-    /// The connections of `visitors`, the oldest first.
+    /// The ids of the open HTTP connections, the oldest connection first.
     ages: VecDeque<IoId>,
     signals: UnixStream,
     signalled: IoId,
@@ -86,7 +88,8 @@ impl Server {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(error) => {
                     log::warn!("accepting: {error}");
-                    // `accept` may have failed for lack of descriptors or memory. Closing the oldest connection frees some.
+                    // `accept` may have failed for lack of descriptors or memory. Closing the oldest connection frees a descriptor and
+                    // memory.
                     if !self.close_oldest(cx) {
                         self.again = Some(cx.set_timer(AGAIN, 0));
                         return;

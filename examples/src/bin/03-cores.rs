@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Reactors};
 
-/// The time that connections have to end after Ctrl-C. The reactors close the connections that have not ended by then.
+/// The time limit for the end of all connections after Ctrl-C. When it expires, the reactors close the connections that are still open.
 const DRAIN: Duration = Duration::from_secs(5);
 
 struct Echo;

@@ -130,7 +130,7 @@ async fn on_one_thread() -> Result<()> {
     report(tasks, begun).await
 }
 
-/// Makes the same calls over tokio's TCP sockets.
+/// Runs the server and the tasks of this example over tokio's TCP sockets, without this library.
 async fn over_tcp() -> Result<()> {
     let listener = TcpListener::bind(any_port()).await?;
     let address = listener.local_addr()?;

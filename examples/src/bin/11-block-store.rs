@@ -56,7 +56,7 @@ impl Store {
             let Some(mut region) = self.free.pop() else { break };
             let Some((block, place)) = self.wanted.pop() else { break };
             self.file.read_exact_at(region.bytes_mut().ok_or("the block is lent")?, block * BLOCK as u64)?;
-            // A message with the number of the block follows the block.
+            // After the block, the transfer sends a message with the number of the block.
             let options = TransferOptions::within(PATIENCE).message(&block.to_le_bytes());
             let sent = cx.transfer(conn, Transfer::Write(&[&region]), vec![Piece::new(0, place)], &options)?;
             self.sending.insert(sent, region);
@@ -132,7 +132,7 @@ fn content(block: u64) -> Vec<u8> {
     (0..BLOCK as u64 / 8).flat_map(|word| (block << 32 | word).to_le_bytes()).collect()
 }
 
-/// The client: stores all blocks, then requests them and compares them.
+/// The client: stores all blocks, then requests them and compares them with the stored content.
 struct Client {
     started: Instant,
     /// The blocks that are not stored yet.

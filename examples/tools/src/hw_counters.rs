@@ -114,8 +114,8 @@ impl HwCounters {
         self.0.is_empty()
     }
 
-    /// Returns the counters that have changed since `before`, with the amount of each change. A counter that has decreased was reset,
-    /// so its amount is its current value.
+    /// Returns the counters that have changed since `before`, with the amount of each change. If the value of a counter has decreased, the
+    /// counter was reset, so the amount of the change is the current value.
     #[must_use]
     pub fn moved_since(&self, before: &Self) -> BTreeMap<String, u64> {
         let moved = self.0.iter().map(|(name, now)| {

@@ -359,7 +359,7 @@ fn a_tcp_server_that_is_not_iwarp_is_recognised() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let thread = thread::spawn(move || {
-            // The client may connect a second time, then with an older revision of the protocol.
+            // The client may connect a second time, with an older revision of MPA.
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let mut byte = [0];

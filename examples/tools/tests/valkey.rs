@@ -23,7 +23,7 @@ use rdma_reactor::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Nothing,
-    /// When the server has the client's buffer, it sends this command.
+    /// The server sends this command when it has received the address of the client's buffer.
     Command(&'static [u8]),
     /// The server sends this answer to each request.
     Answer(&'static [u8]),
@@ -33,7 +33,7 @@ enum Fault {
     Value,
     /// The server does not store values.
     Forgetful,
-    /// The server closes the connection when it has received a request.
+    /// When the server has received a request, it closes the connection instead of answering.
     Closes,
     /// The server never answers.
     Silent,

@@ -36,8 +36,8 @@ pub struct Contest {
     pub place: Option<PlotPoint>,
     /// The target that this library's result must meet.
     pub target: RowTarget,
-    /// The distance between the two processors for which the target applies. If it is `None`, the target applies for the nearest distance
-    /// at which rounds were measured.
+    /// The target applies to rounds in which the processors have this distance. If it is `None`, the target applies to the rounds with the
+    /// nearest measured distance.
     pub at: Option<Distance>,
     /// The competitor that this library is compared with.
     pub theirs: Competitor,
@@ -277,8 +277,8 @@ impl RoundCounts {
         outcome.at(distance).len() < self.rounds
     }
 
-    /// Returns true if a contest needs no more rounds: it was skipped, or it has all rounds with near processors. If the distance cannot be
-    /// measured, rounds at an unknown distance count instead.
+    /// Returns true if a contest needs no more rounds: it was skipped, or `rounds` rounds with near processors were measured. If the
+    /// distance cannot be measured, rounds at an unknown distance count instead.
     fn is_over(&self, outcome: &Outcome) -> bool {
         outcome.skipped.is_some()
             || !self.is_missing(outcome, Distance::Near)

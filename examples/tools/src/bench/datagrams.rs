@@ -34,11 +34,11 @@ pub enum DatagramExchange {
     Flood,
 }
 
-/// The number of packets in one system call of bare UDP.
+/// The largest number of datagrams that one system call of bare UDP sends or receives.
 const BATCH: usize = 32;
-/// The number of sends that an endpoint of this library queues.
+/// The size of the send queue of an endpoint of this library, in datagrams.
 const SENDS: u32 = 64;
-/// The number of receives that an endpoint of this library posts.
+/// The size of the receive queue of an endpoint of this library, in datagrams.
 const RECEIVES: u32 = 1024;
 /// The length in bytes of the datagram by which the client requests the result of a flood.
 const END: usize = 1;
@@ -240,8 +240,8 @@ fn options() -> EndpointOptions {
 struct DatagramServer {
     kind: DatagramExchange,
     came: FloodResult,
-    /// The origin of the last datagram that was answered, and the id of its sender as a peer. The next answer to the same origin uses this
-    /// id.
+    /// The origin of the last answered datagram, and the peer id of that origin. If the next datagram has the same origin, the server uses
+    /// this peer id instead of requesting it again.
     last: Option<(Origin, PeerId)>,
 }
 

@@ -34,8 +34,9 @@ impl Distance {
         if ns < NEAR_BELOW_NS { Self::Near } else { Self::Far }
     }
 
-    /// Returns the distance during a round, given the probes before and after it. Returns `None` if the two probes disagree, because
-    /// the processors moved during the round.
+    /// Returns the distance during a round, given the half round trips in ns that were measured before and after the round. Returns
+    /// `Some(Distance::Unknown)` if there are no such values. Returns `None` if the two values mean different distances, because the
+    /// processors moved during the round.
     #[must_use]
     pub fn of_round(probes: Option<[f64; 2]>) -> Option<Self> {
         let Some(probes) = probes else { return Some(Self::Unknown) };

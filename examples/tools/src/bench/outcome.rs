@@ -17,7 +17,7 @@ pub struct Round {
     pub theirs: Option<Sample>,
     /// The sample of this library.
     pub ours: Sample,
-    /// The results of the probes of the processors' distance before and after the round, in ns; `None` if there is only one processor.
+    /// The half round trips between the two processors, measured before and after the round, in ns; `None` if there is only one processor.
     pub probes_ns: Option<[f64; 2]>,
 }
 
@@ -31,12 +31,12 @@ pub struct Outcome {
     /// The name of the competitor; empty if there is none.
     pub against: &'static str,
     target: RowTarget,
-    /// The distance between the processors for which the target applies; `None` if no distance was chosen.
+    /// The target applies to rounds in which the processors have this distance. `None` if the contest names no distance.
     wanted_at: Option<Distance>,
     /// The command line of the competitor, if it is a program of another project.
     command: Option<String>,
     congestion: Option<String>,
-    /// The reason why the contest was skipped, so that it has too few rounds or none; `None` if it was not skipped.
+    /// The reason why the contest was skipped; `None` if it was not skipped. A skipped contest has too few rounds or none.
     pub skipped: Option<String>,
     rounds: BTreeMap<Distance, Vec<Round>>,
     /// The number of dropped rounds, in which the processors moved between the two probes.
@@ -86,7 +86,7 @@ impl Outcome {
         self.rounds.get(&distance).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the distance whose rounds are compared with the target. This is the distance that the contest chose, or else the nearest
+    /// Returns the distance whose rounds are compared with the target. This is the distance that the contest names, or else the nearest
     /// distance at which rounds were measured. Returns `None` if there are no rounds.
     #[must_use]
     pub fn counted(&self) -> Option<Distance> {
@@ -211,7 +211,7 @@ impl Outcome {
         line(&cells)
     }
 
-    /// Formats the contest's rows in the table of open loops. Other contests have no rows there.
+    /// Formats the contest's rows in the table of open loops. Returns no rows for a contest without an open loop.
     pub fn tail_rows(&self, columns: &[Distance]) -> Vec<String> {
         let of = |distance: Distance, side| {
             let name = if side == ContestSide::Theirs { self.against } else { "rdma-reactor" };

@@ -124,7 +124,8 @@ impl TcpPeer {
     }
 }
 
-/// Repeats a call while it fails with `WouldBlock`. For a stream this is also faster than sleeping, if each side has its own processor.
+/// Repeats a call while it fails with `WouldBlock`. For a stream, repeating the call is faster than sleeping, if each side has its own
+/// processor.
 fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

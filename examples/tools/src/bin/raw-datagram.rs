@@ -1,4 +1,4 @@
-//! Exchanges unreliable datagrams with programs that use plain verbs, librdmacm's `udaddy` and `mckey`:
+//! Exchanges unreliable datagrams with librdmacm's `udaddy` and `mckey`, which do not use this library:
 //!
 //! | other program | this one |
 //! |---|---|
@@ -31,7 +31,7 @@ use rdma_reactor_tools::program;
 
 /// The port that udaddy always uses.
 const PORT: u16 = 7174;
-/// The smallest and the largest depth of a queue. They apply to the receive queue and to the send queue of the endpoint.
+/// The smallest and the largest size of the endpoint's receive queue and send queue, in datagrams.
 const DEPTH: (u32, u32) = (64, 4096);
 /// The largest number of senders that the echo server answers. It drops the datagrams of further senders.
 const SENDERS: usize = 1024;
@@ -130,7 +130,7 @@ struct Talk {
     count: u32,
     text: Vec<u8>,
     number: u32,
-    /// The senders that the echo server answers.
+    /// The senders that the echo server answers, each with its peer id.
     senders: BTreeMap<Origin, PeerId>,
     /// Datagrams whose sends were refused because the send queue was full. `on_datagram_writable` sends them again.
     waiting: VecDeque<(PeerId, Vec<u8>)>,

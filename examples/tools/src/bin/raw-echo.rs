@@ -119,8 +119,9 @@ impl TalkArgs {
         let depth = self.depth(count);
         Config::default()
             .provider(self.provider.into())
-            // The receive buffers are one byte larger than a message. So a message that is one byte too long arrives, and the program
-            // can report its length. In a smaller buffer, the device's error could end the connection first.
+            // If the message size is given, a receive buffer is one byte larger than a message. So a message that is one byte too long
+            // still arrives, and the program can report its length. With a smaller buffer, the device would report an error, and the
+            // connection could end first.
             .buffer_size(self.size.map_or(MAX_SIZE, |size| size.saturating_add(1)))
             .receive_depth(depth.max(5))
             .send_depth(depth)

@@ -155,8 +155,8 @@ impl Server {
     fn failed(&mut self, address: Option<SocketAddr>, round: u64, why: impl fmt::Display) {
         let address = address.map_or_else(|| "?".into(), |address| address.to_string());
         let failure = Failure::new(format!("client {address}, round {round}: {why}"));
-        // A server for a single client ends with that client's failure as its own, and prints the failure then. So the failure is not
-        // printed here.
+        // A server for a single client returns the failure of that client as its result, and the failure is printed when the server ends.
+        // So it is not printed here.
         if self.until != Some(1) {
             self.output.line(&failure);
         }

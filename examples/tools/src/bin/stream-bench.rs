@@ -21,7 +21,8 @@ use rdma_reactor_tools::pingpong::job::WaitMode;
 use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 
-/// The length in bytes of the message that a client sends before each test: transfer size, number of transfers, number of iterations.
+/// The length in bytes of the message that a client sends before each test. The message has the transfer size, the number of transfers and
+/// the number of iterations.
 const JOB_LEN: usize = 24;
 /// The largest number of bytes in a burst. The server refuses clients that request more.
 const MAX_BURST: u64 = 1 << 40;
@@ -157,7 +158,8 @@ impl Side {
         Self { active: true, step: Step::Send(job.burst()), asked: [0; JOB_LEN], job, left: job.iterations, memory }
     }
 
-    /// Sends and receives until the test is done, or until the stream must wait. Returns the progress.
+    /// Sends and receives until the test is done, the stream would block, or the peer has ended the stream. Returns which of these
+    /// happened.
     fn go(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) -> Result<Progress, Failure> {
         let mut stream = cx.stream(id);
         loop {
@@ -343,7 +345,8 @@ impl StreamHandler for Client {
     }
 }
 
-/// Formats a line of the table. As in rstream, a transfer is one way, so an iteration counts each transfer twice.
+/// Formats a line of the table. As in rstream, the transfers of both directions are counted, so an iteration has twice `job.transfers`
+/// transfers.
 fn row(job: Job, seconds: f64) -> String {
     let transfers = 2.0 * job.transfers as f64 * job.iterations as f64;
     let bytes = transfers * job.size as f64;

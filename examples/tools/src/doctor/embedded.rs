@@ -58,7 +58,7 @@ impl Handler for Trial {
     }
 }
 
-/// Sends a message over the loopback interface and back. Returns the address that worked.
+/// Sends a message over the loopback interface and back, by IPv4 or, if that fails, by IPv6. Returns the address that worked.
 ///
 /// # Errors
 /// Both IPv4 and IPv6 failed. The text has the reasons.

@@ -14,9 +14,9 @@ pub struct Gid {
     pub index: u32,
     /// The GID, formatted by the kernel.
     pub gid: String,
-    /// The protocol that uses the entry, such as `RoCE v2`.
+    /// The protocol that uses the entry, such as `RoCE v2`; `None` if the kernel does not report it.
     pub kind: Option<String>,
-    /// The network device that the GID is derived from.
+    /// The network device that the GID is derived from; `None` if the kernel does not report it.
     pub netdev: Option<String>,
 }
 

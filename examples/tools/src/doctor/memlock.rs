@@ -1,4 +1,4 @@
-//! The limit on the memory that this process may lock. Registered memory is locked, so this limits the number of connections.
+//! The limit on the memory that this process may lock. Registered memory is locked, so this limit also limits the number of connections.
 
 use super::credentials::Credentials;
 use super::finding::Finding;

@@ -1,7 +1,7 @@
 //! `rdma-doctor` reports which RDMA devices and providers this machine can use, and what is missing.
 //!
-//! All facts are read from files of the system ([`tree`]). The program changes nothing and does not use netlink. Each module examines
-//! one topic and returns its findings ([`finding`]); [`report`] prints them.
+//! The program reads the state of the machine from files of the system ([`tree`]), and tests the embedded provider ([`embedded`]). It
+//! changes nothing and does not use netlink. Each module examines one topic and returns its findings ([`finding`]); [`report`] prints them.
 
 pub mod cli;
 pub mod counters;

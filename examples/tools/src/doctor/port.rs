@@ -44,9 +44,9 @@ impl Port {
         let port = format!("{device}/ports/{name}");
         let text = |what: &str| tree.text_or_empty(&format!("{port}/{what}"));
         let gids = Gid::all(tree, &port);
-        // Three sources name the network device. RoCE devices name it for each GID, the rxe driver in the file `parent`, and adapters in a
-        // separate directory. For siw and older adapters, the network device is found by the GUID, which is derived from the network
-        // device's hardware address.
+        // The name of the port's network device is in the GID table for RoCE devices, in the file `parent` for rxe devices, and in the
+        // directory `device/net` for adapters. For siw devices and older adapters, the name is missing. Their GUID is derived from the
+        // hardware address of the network device, so the network device is found by the GUID.
         let netdev = gids
             .iter()
             .find_map(|gid| gid.netdev.clone())

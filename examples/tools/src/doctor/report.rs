@@ -20,7 +20,7 @@ pub struct DoctorReport {
     pub findings: Vec<Finding>,
     /// The RDMA devices.
     pub devices: Vec<Device>,
-    /// The addresses that the user gave.
+    /// The addresses that the user gave, with the routes to them.
     pub addresses: Vec<Route>,
     /// With `--watch`: the changed hardware counters of each device.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,5 +1,5 @@
 //! Clients that read values while another client writes without pause. Each value that a reader accepts must be a complete stored value.
-//! The value must not be older than a value of the same key that was read earlier.
+//! The value must not be older than a value of the same key that the same reader has read earlier.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -55,12 +55,12 @@ enum ConnectionRole {
     Reader(Box<BenchState>),
 }
 
-/// The state of all readers and writers.
+/// The state of a connection that reads values.
 #[derive(Debug)]
 struct BenchState {
     reader: Reader,
     key: u32,
-    /// For each key, the newest value that any reader has seen.
+    /// For each key, the number in the newest value that this connection has read. Newer values have greater numbers.
     newest: Vec<u64>,
 }
 
@@ -223,7 +223,8 @@ impl Handler for Bench {
 /// run before the first read.
 ///
 /// # Errors
-/// A value was not complete, or was older than a value of the same key that was read before. Or the server is gone.
+/// A value was not complete, a value was older than a value of the same key that the same reader has read before, the server cannot be
+/// reached, or a connection has ended.
 pub fn run(server: SocketAddr, plan: BenchPlan, config: Config) -> Result<(Option<BenchFigures>, Ending), Failure> {
     let mut reactor = Reactor::new(config)?;
     let interrupt = Interrupt::on_signals()?;

@@ -124,7 +124,7 @@ pub enum RankReport {
         attempts: u64,
         /// The ranks to which this rank has no link, with the reasons.
         failed: Vec<(usize, String)>,
-        /// The ranks on this rank's host to which this rank has a link in shared memory.
+        /// The other ranks on the same host to which this rank is connected in shared memory.
         shm: Vec<usize>,
         /// The peak memory of the rank's process so far, in KiB.
         memory_kib: u64,

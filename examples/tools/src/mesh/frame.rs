@@ -33,7 +33,7 @@ pub enum LinkFrame {
     Lent(u32, RemoteRegion),
     /// All writes of this measurement were sent before this message, so the peer may release the memory.
     Written(u32),
-    /// The answer to [`LinkFrame::Written`].
+    /// The answer to [`LinkFrame::Written`]: all writes have arrived.
     Seen(u32),
     /// The request cannot be carried out; the text has the reason.
     Refused(u32, String),

@@ -109,14 +109,15 @@ impl Leader {
             Ok(report) => self.report(rank, report),
             Err(what) => {
                 log::warn!("rank {rank} violated the protocol: {what}");
-                // This records the violation as the reason why the rank is gone, so the user sees it in the report.
+                // The rank has sent an invalid report. `gone` records this as the reason why the rank is gone, and the user sees it in the
+                // results.
                 self.coordinator.gone(rank, &what, self.started.elapsed());
                 cx.abort(conn);
             }
         }
     }
 
-    /// Handles a report. Rank 0 also reports to itself by this function.
+    /// Handles a report. Rank 0 also calls this function for its own reports.
     pub fn report(&mut self, rank: usize, report: RankReport) {
         self.coordinator.report(rank, report, self.started.elapsed());
     }

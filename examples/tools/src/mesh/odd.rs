@@ -16,7 +16,7 @@ pub struct OddDirection {
     pub from: usize,
     /// The rank that receives.
     pub to: usize,
-    /// The figure by which the direction is worse.
+    /// The figure that is worse: the latency or the bandwidth.
     pub figure: Figure,
     /// The factor by which the direction is worse than the median with which it is compared.
     pub times: f64,
@@ -27,13 +27,13 @@ pub struct OddDirection {
 pub struct OddRank {
     /// The rank that is worse than the others.
     pub rank: usize,
-    /// The figure by which the rank is worse.
+    /// The figure that is worse: the latency or the bandwidth.
     pub figure: Figure,
     /// The factor by which the median of the rank's directions is worse than the median of the other ranks' medians.
     pub times: f64,
 }
 
-/// The evaluation of all directions by one figure.
+/// The comparison of all directions (from one rank to another) by one figure: the latency or the bandwidth.
 #[derive(Clone, Debug)]
 pub struct Judgement {
     figure: Figure,
@@ -50,7 +50,7 @@ fn median(mut costs: Vec<f64>) -> Option<f64> {
 }
 
 impl Judgement {
-    /// Evaluates all directions by a figure.
+    /// Compares all directions by this figure.
     #[must_use]
     pub fn new(results: &Results, figure: Figure) -> Self {
         let ranks = results.ranks();

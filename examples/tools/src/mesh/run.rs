@@ -181,7 +181,8 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
         let plan = RunPlan {
             ranks,
             patience,
-            // Rank 0 waits a little longer than the rank that measures. So that rank can still report that its measurement has failed.
+            // Rank 0 waits two seconds longer than the rank that measures, so the measuring rank can still report that its measurement has
+            // failed.
             measure: measure + Duration::from_secs(2),
             bandwidth: !cli.bandwidth.is_zero(),
             load: (!cli.all_to_all.is_zero()).then_some(cli.all_to_all),

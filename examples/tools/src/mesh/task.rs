@@ -148,7 +148,8 @@ impl Task {
         }
     }
 
-    /// Handles the completion of a write, and posts the next one. Returns the result if the measurement has failed, and otherwise `None`.
+    /// Handles the completion of a write. Posts the next write, or sends [`LinkFrame::Written`] if the duration of the measurement has
+    /// passed. Returns the failure if the device has refused a write, and otherwise `None`.
     pub fn wrote(
         &mut self,
         cx: &mut Context<'_>,

@@ -9,7 +9,7 @@ use super::figures::{Figures, size_label};
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 600;
 
-/// A logarithmic axis. Labels are at 1, 2 and 5 of each decade (for us), or at powers of two (for bytes).
+/// A logarithmic axis. Labels are at 1, 2 and 5 of each decade for microseconds, or at powers of two for bytes.
 #[derive(Clone, Debug)]
 struct Axis {
     low: f64,
@@ -54,8 +54,8 @@ fn size_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
     Axis { low: low / 1.3, high: high * 1.3, marks, label: |bytes| size_label(bytes as u64) }
 }
 
-/// Makes an axis with labels at 1, 2 and 5 of each decade. It begins at the last label below all values, and ends at the first one
-/// above.
+/// Makes an axis with labels at 1, 2 and 5 of each decade. The axis begins at the last label below all values, and ends at the first label
+/// above all values.
 fn decades(values: impl Iterator<Item = f64> + Clone, label: fn(f64) -> String) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let decades = (low.log10().floor() as i32 - 1)..=(high.log10().ceil() as i32 + 1);

@@ -133,7 +133,7 @@ struct Client<'a> {
 /// printed to `tables`.
 ///
 /// # Errors
-/// The server cannot be reached, goes away, or is another program.
+/// The server cannot be reached, the connection to it ends, or it is not an `rdma-pingpong` server.
 pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt, tables: &mut Output) -> Result<Figures, Failure> {
     let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
     interrupt.stops(reactor.handle());

@@ -47,7 +47,8 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     for plan in &mut plans {
         plan.provider = server.provider;
     }
-    // Within a host, there are two transports: TCP and shared memory. With `--all`, both are measured.
+    // With `--all`, both transports within a host are measured: TCP and shared memory. `is_open` is true if the user has not selected a
+    // provider and the server uses TCP.
     let is_open = (carrier.provider, server.provider) == (ProviderChoice::Auto, ProviderChoice::Iwarp);
     if args.run.all && is_open && probe_shared_memory().is_ok() {
         let shared = plans.clone().into_iter().map(|plan| Plan { provider: ProviderChoice::Shm, ..plan });

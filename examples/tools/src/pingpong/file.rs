@@ -35,7 +35,7 @@ impl ResultFile {
     /// # Errors
     /// The file cannot be written.
     pub fn write(mut self, text: &str) -> Result<(), Failure> {
-        // Only a regular file is truncated: a device such as /dev/null cannot be.
+        // Only a regular file is truncated. Truncating a device such as /dev/null would fail.
         let cut = if self.file.metadata().is_ok_and(|meta| meta.is_file()) {
             self.file.set_len(0).and_then(|()| self.file.rewind())
         } else {

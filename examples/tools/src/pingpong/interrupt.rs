@@ -1,4 +1,4 @@
-//! Requests to end the program. They come from signals, such as Ctrl-C, or from other threads.
+//! Requests by signals or by other threads to end the program.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ struct Shared {
 }
 
 impl Interrupt {
-    /// Makes a request that SIGINT, SIGTERM or SIGHUP raises. A second signal ends the program immediately.
+    /// Makes a flag that SIGINT, SIGTERM or SIGHUP raises. A second signal ends the program immediately.
     ///
     /// # Errors
     /// The system refused the signal handler.
@@ -37,7 +37,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Requests the end of the program. Returns true if it was already requested.
+    /// Raises the flag, which requests the end of the program. Returns true if the flag was already raised.
     pub fn raise(&self) -> bool {
         let before = self.shared.raised.swap(true, Ordering::SeqCst);
         if let Some(reactor) = &*self.shared.reactor.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -52,7 +52,7 @@ impl Interrupt {
         self.shared.raised.load(Ordering::SeqCst)
     }
 
-    /// Stops this reactor when the end of the program is requested. If it is requested already, stops the reactor immediately.
+    /// Makes this flag stop a reactor when the flag is raised. If the flag is raised already, stops the reactor immediately.
     pub fn stops(&self, reactor: ReactorHandle) {
         *self.shared.reactor.lock().unwrap_or_else(PoisonError::into_inner) = Some(reactor.clone());
         if self.is_raised() {

@@ -18,8 +18,8 @@ pub const MAX_SIZE: u64 = 1 << 30;
 pub const MAX_DEPTH: u32 = 8192;
 /// The largest number of connections of a client.
 pub const MAX_CONNECTIONS: u16 = 1024;
-/// With `--wait spin`, a side polls for this time before it sleeps. The time is longer than any pause within a measurement, so a side never
-/// sleeps during one. It is short enough that an idle server sleeps.
+/// With `--wait spin`, a side polls for this time before it sleeps. The time is longer than any pause between the messages of a
+/// measurement, so a side does not sleep during the measurement. It is short enough that an idle server sleeps.
 pub const SPIN: Duration = Duration::from_millis(20);
 /// The magic number: three bytes for the name of the protocol, and one for its version.
 const MAGIC: [u8; 4] = *b"RPP\x02";

@@ -15,8 +15,8 @@ use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
 
-/// The number of round trips that are buffered before they are added to the histogram. Adding one of them may take longer than a round
-/// trip, so the buffered round trips are added together.
+/// The number of round trips that are buffered before they are added to the histogram. Adding a single round trip to the histogram may take
+/// longer than the round trip itself, so round trips are added in batches.
 const RECENT: usize = 4096;
 
 /// A latency measurement.

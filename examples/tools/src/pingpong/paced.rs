@@ -17,7 +17,7 @@ use super::plan::{Extent, Plan};
 /// The longest latency that the histogram can distinguish, in ns.
 const LONGEST: u64 = 60_000_000_000;
 
-/// The schedule: the times at which messages are due, relative to its beginning.
+/// The schedule: the times at which messages are due, relative to the beginning of the schedule.
 #[derive(Clone, Copy, Debug)]
 struct Schedule {
     /// The number of messages that are due in a second.

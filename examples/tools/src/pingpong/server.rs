@@ -154,7 +154,7 @@ struct ServedClient {
     /// The number that identifies the client on all of its connections.
     number: u32,
     peer: Option<SocketAddr>,
-    /// The number of data messages on those connections of this client that have ended.
+    /// The number of data messages, summed over the ended connections of this client.
     total: u64,
     /// The processor time that this process had used when the client's first connection was established.
     spent_before: Duration,
@@ -165,7 +165,7 @@ struct ServedClient {
 struct Session {
     connection: ConnectionId,
     role: SessionRole,
-    /// The number of data messages received in this round.
+    /// The number of data messages received in the current round: the warm-up or the measurement.
     received: u64,
     /// The number of data messages received in all rounds.
     total: u64,

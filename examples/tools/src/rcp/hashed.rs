@@ -1,7 +1,7 @@
 //! A file that is read or written sequentially, with a hash of the bytes so far.
 //!
-//! The hash is BLAKE3. It detects errors that the checksums of the transport do not: another file, a failing disk, a bug in this
-//! program. One processor hashes several bytes in a nanosecond, so the hash does not slow down a copy.
+//! The hash is BLAKE3. It detects errors that the checksums of the transport do not detect, such as a wrong file, a failing disk or a bug
+//! in this program. One processor hashes several bytes in a nanosecond, so the hash does not slow down a copy.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -15,7 +15,7 @@ pub mod wire;
 /// The length of the longest message, in bytes.
 pub const PIECE: u32 = 4 << 20;
 
-/// The largest number of messages in flight with pieces of one file. The receiver has this many buffers for each of several senders.
+/// The largest number of pieces of one file that are in flight. The receiver has buffers for this many pieces of each of several senders.
 pub const WINDOW: usize = 4;
 
 /// The default port of the receiver.

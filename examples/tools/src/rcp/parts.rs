@@ -33,7 +33,7 @@ impl PartialCopies {
         while let Some(folder) = folders.pop() {
             // Directories that cannot be read are skipped, because this program did not make them.
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-                // `metadata` does not follow symbolic links here.
+                // `DirEntry::metadata` does not follow symbolic links.
                 let Ok(metadata) = entry.metadata() else { continue };
                 let path = entry.path();
                 if metadata.is_dir() {

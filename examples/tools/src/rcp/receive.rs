@@ -188,7 +188,8 @@ impl FileServer {
     /// Opens the partial copy of a file, or creates it. Returns it with the next step of the copy.
     fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, ReceiveStep), Failure> {
         let (path, broken) = (self.parts.path(name), |error: io::Error| failed("creating", name, &error));
-        // If this name belongs to something else (for example to a symbolic link to another file), the program must not write to it.
+        // The path of the partial copy may already be that of something else, such as a symbolic link to another file. The program must not
+        // write to that.
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
             return Err(Failure::new(format!("{name:?}: its partial copy is not a regular file")));
         }
@@ -328,7 +329,7 @@ impl FileServer {
         eprintln!("rcp: {conn}: {failure}");
         self.cut_off(conn);
         send_message(cx, conn, CopyMessage::Refuse(&failure.to_string()));
-        // The queued answer is sent before the connection closes.
+        // `close` sends the queued refusal before the connection ends.
         cx.close(conn);
         self.senders.remove(&conn);
     }
@@ -362,7 +363,8 @@ fn taken(name: &str) -> Failure {
     Failure::new(format!("{name:?} exists on the server: choose another name, or rcp server --overwrite"))
 }
 
-/// Sends an answer to the sender. If the sender receives no answers, the answer is dropped.
+/// Sends an answer to the sender. If the library refuses the send, for example because the sender has not received earlier answers, closes
+/// the connection.
 fn send_message(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) {
     match cx.send(conn, &what.encode()) {
         Ok(_) | Err(SendErrorKind::Closed) => {}

@@ -12,7 +12,7 @@ pub enum ValkeyCommand {
     ServerFeatures(u64),
     /// `SetClientFeature`: the client sends the features that it uses.
     ClientFeatures(u64),
-    /// `Keepalive`
+    /// `Keepalive`: shows the receiver that the sender is alive. There is no answer.
     Keepalive,
     /// `RegisterXferMemory`: the sender's transfer buffer. The peer may write to it from its beginning.
     Buffer(RemoteRegion),

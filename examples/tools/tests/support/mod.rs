@@ -122,7 +122,7 @@ impl Program {
         panic!("it ended without {what:?}: {self:?}");
     }
 
-    /// Waits until the program has ended, and also every process that has its output open.
+    /// Waits until the program has ended, and until no other process holds the program's output open.
     pub(crate) fn finish(mut self) -> Finished {
         while self.next().is_some() {}
         let status = self.child.wait().expect("it can be waited for");
