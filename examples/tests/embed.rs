@@ -35,8 +35,8 @@ fn run(program: &str, args: &[&str]) -> String {
     stdout
 }
 
-/// Runs an example and checks its output. The reactor's timers end the pauses. The heartbeats are events of the outer loop, which must
-/// continue during the pauses.
+/// Runs an example and checks its output. The reactor's timers end the pauses. The heartbeats are events of another source in the example's
+/// event loop. They must continue during the pauses.
 #[track_caller]
 fn shares_its_loop(program: &str, args: &[&str]) {
     let stdout = run(program, args);

@@ -28,7 +28,7 @@ struct Program {
 }
 
 impl Program {
-    /// Starts the program, which may open at most `descriptors` descriptors.
+    /// Starts the program with a limit of `descriptors` open descriptors.
     fn start(descriptors: u32) -> Self {
         let mut command = Command::new("sh");
         command.args([

@@ -42,7 +42,7 @@ impl Sender {
                 Err(error) => return eprintln!("{conn}: {error}"),
             }
         }
-        // All messages are queued. The close first delivers these messages.
+        // All messages are queued. `close` delivers them before it ends the connection.
         cx.close(conn);
     }
 }

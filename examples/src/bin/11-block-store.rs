@@ -127,7 +127,7 @@ impl Handler for Store {
     }
 }
 
-/// Returns the content of a block, which depends on its number.
+/// Returns the bytes of the block with this number. No two blocks have the same bytes.
 fn content(block: u64) -> Vec<u8> {
     (0..BLOCK as u64 / 8).flat_map(|word| (block << 32 | word).to_le_bytes()).collect()
 }

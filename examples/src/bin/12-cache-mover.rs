@@ -119,7 +119,7 @@ impl Handler for Mover {
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         if let Some((conn, transfer)) = self.cancel {
-            // Pieces that are already posted complete before the transfer ends.
+            // The cancelled transfer posts no further pieces. It ends when all posted pieces have completed.
             cx.cancel_transfer(conn, transfer);
         }
     }

@@ -1,5 +1,5 @@
-//! Tasks that `connect`, `send` and `recv` with `.await`. They run on tokio or, with `--async-io`, on async-io, for which
-//! `examples/src/embed/asyncio.rs` has the adapter.
+//! Tasks that `connect`, `send` and `recv` with `.await`. They run on tokio or, with `--async-io`, on async-io. The adapter for async-io is
+//! in `examples/src/embed/asyncio.rs`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 

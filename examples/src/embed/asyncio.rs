@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use rdma_reactor::aio::AsyncReactor;
 
-/// Takes the reactor's turns on async-io, which smol and async-std use, until the reactor is drained. Spawn this future once; all tasks
-/// that use the reactor must run on the same thread.
+/// Takes the reactor's turns until the reactor is drained. Waits for events by async-io, the event loop of smol and async-std. Spawn this
+/// future once; all tasks that use the reactor must run on the same thread.
 ///
 /// # Errors
 ///

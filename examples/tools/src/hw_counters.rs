@@ -8,7 +8,8 @@ use crate::doctor::tree::SystemTree;
 /// The largest number of counters that the program reads for each device. Adapters have about sixty.
 const MOST: usize = 256;
 
-/// The kinds of trouble that counters report. Each has a description and the names of its counters, which differ between drivers.
+/// The kinds of trouble that counters report. Each has a description and the names of its counters. Different drivers use different names
+/// for the same counter.
 const MEANINGS: [(&str, &[&str]); 6] = [
     (
         "sent again, since no acknowledgement came in time",
@@ -126,7 +127,8 @@ impl HwCounters {
     }
 }
 
-/// Describes the troubles that the changes show. Each trouble has one text with all of its counters. Empty if no counter shows trouble.
+/// Describes the troubles that the changes show. Each trouble has one text with all of its counters. Returns an empty list if no counter
+/// shows trouble.
 #[must_use]
 pub fn troubles(moved: &BTreeMap<String, u64>) -> Vec<String> {
     let of_meaning = |(meaning, names): &(&str, &[&str])| {

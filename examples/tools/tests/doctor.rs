@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use patience::PATIENCE;
 use serde_json::Value;
 
-/// A simulated machine: a copy of one of the two machines in `data/doctor`, which a test can change.
+/// A simulated machine: a copy of one of the two machines in `data/doctor`. A test can change the copy.
 struct Machine(PathBuf);
 
 impl Machine {

@@ -88,8 +88,8 @@ fn readers_under_a_writer_see_whole_values() {
     for max_value in ["64", "64K"] {
         let server = Server::start(&["--slots", "64", "--max-value", max_value]);
         let (mut reads, mut writes) = (0, 0);
-        // On a busy machine, a run may have few reads or writes, so it is repeated. A server that never answers is killed at its time
-        // limit, which fails the test.
+        // On a busy machine, a run may have few reads or writes, so it is repeated. If the server never answers, it is killed at its time
+        // limit, and the test fails.
         while reads < 100 || writes < 100 {
             let text = server.succeeds("bench", &["--seconds", "1", "--readers", "3", "--keys", "2"]);
             let count = |what: &str| {

@@ -90,8 +90,8 @@ fn a_peer_that_dies_is_one_line() {
     let mut line = String::new();
     BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
     assert_eq!(line, "here\n");
-    // `wait_with_output` closes the standard input of its process, which would end the stream in order. So the test holds both inputs
-    // open.
+    // `wait_with_output` closes the standard input of the process, and the end of standard input would end the stream. So the test holds
+    // both inputs open.
     let inputs = (server.stdin.take(), client.stdin.take());
     process::terminate(&mut server);
     failed_with(&client.wait_with_output().expect("it ends"), "stream-pipe", "the connection has ended: ");

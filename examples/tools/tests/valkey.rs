@@ -27,7 +27,7 @@ enum Fault {
     Command(&'static [u8]),
     /// The server sends this answer to each request.
     Answer(&'static [u8]),
-    /// The server reports that it has written this many bytes, although it has not.
+    /// The server reports that it has written this many bytes, although it has written nothing.
     Written(u32),
     /// The server changes one byte of each value.
     Value,
@@ -48,7 +48,7 @@ struct Server {
     wrong: Fault,
     /// Receives the id of the client's process.
     client: Receiver<u32>,
-    /// The length of `buffer`, which the client writes to, and of `source`.
+    /// The length of `buffer` and of `source`, in bytes. The client writes to `buffer`; the server writes from `source`.
     len: usize,
     buffer: Option<Region>,
     /// The number of bytes in `buffer` that have arrived.

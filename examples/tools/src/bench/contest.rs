@@ -187,7 +187,7 @@ impl Contest {
         [Some(&self.ours), theirs].into_iter().flatten().filter_map(of).collect()
     }
 
-    /// Returns the reason why the contest cannot run on this machine, or `None` if it can.
+    /// Returns the reason why the contest cannot run on this machine. Returns `None` if the contest can run.
     #[must_use]
     pub fn hindrance(&self, processors: &Processors) -> Option<String> {
         let program = match &self.theirs {
@@ -216,8 +216,8 @@ impl Contest {
         }
     }
 
-    /// Runs one round: first the competitor, then this library. The inner `Err` is the failure of another project's program, which ends
-    /// only this contest. The outer `Err` ends the whole run.
+    /// Runs one round: first the competitor, then this library. If another project's program fails, returns this failure as the inner
+    /// `Err`, and only this contest ends. The outer `Err` ends the whole run.
     fn round(&self, processors: &Processors, files: &KeyFiles) -> Result<Result<RoundSamples, Failure>, Failure> {
         let plain = RoundSettings { secured: None, system_congestion: self.theirs.keeps_system_congestion() };
         let terms = RoundSettings { secured: self.mode.map(|mode| (mode, files)), ..plain };

@@ -72,7 +72,7 @@ impl FloodResult {
     }
 }
 
-/// Decodes the result of a flood from the server's answer: the number of bytes and the time. Returns the throughput in Gbit/s, or `None` if
+/// Returns the throughput of a flood in Gbit/s, computed from the number of bytes and the time in the server's answer. Returns `None` if
 /// the answer is malformed.
 fn figure(answer: &[u8]) -> Option<f64> {
     let bytes = u64::from_le_bytes(*answer.first_chunk()?);

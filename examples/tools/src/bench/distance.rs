@@ -13,7 +13,7 @@ use super::ring;
 pub const NEAR_BELOW_NS: f64 = 180.0;
 /// The number of exchanges in a probe.
 const EXCHANGES: u64 = 20_000;
-/// The time limit of a probe, which matters if the machine has other load.
+/// The time limit of a probe. A probe reaches this limit only if other load delays it.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The distance between the two processors.
@@ -23,7 +23,7 @@ pub enum Distance {
     Near,
     /// The processors share no cache.
     Far,
-    /// The distance is unknown: the process may use only one processor, or the probe failed.
+    /// The distance is unknown, because the process may use only one processor.
     Unknown,
 }
 

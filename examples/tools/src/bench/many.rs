@@ -95,7 +95,7 @@ impl EchoRate {
 
 // The echoes over this library.
 
-/// Makes a reactor whose windows fit one message. With the default windows, ten thousand connections would need 10 GiB.
+/// Makes a reactor whose receive windows have space for one message. With the default windows, ten thousand connections would need 10 GiB.
 fn reactor() -> Result<Reactor, Failure> {
     let config = Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event);
     let config = config

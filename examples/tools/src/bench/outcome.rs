@@ -1,4 +1,4 @@
-//! The rounds of a contest, in which this library and a competitor do the same work, and the medians of the rounds' results.
+//! The rounds of a contest, and the medians of their results. In a round, this library and a competitor do the same work.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub struct Outcome {
     /// The reason why the contest was skipped; `None` if it was not skipped. A skipped contest has too few rounds or none.
     pub skipped: Option<String>,
     rounds: BTreeMap<Distance, Vec<Round>>,
-    /// The number of dropped rounds, in which the processors moved between the two probes.
+    /// The number of dropped rounds. A round is dropped if the distance between the processors changed during the round.
     pub mixed: usize,
 }
 

@@ -73,7 +73,7 @@ pub struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // `kill` fails if the process has ended already, which is no error here.
+        // `kill` fails if the process has already ended. This failure is ignored.
         let _ = self.0.kill();
         if let Err(error) = self.0.wait() {
             log::warn!("waiting for a child: {error}");

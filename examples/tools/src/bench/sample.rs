@@ -9,8 +9,8 @@ use crate::pingpong::failure::Failure;
 pub struct Sample {
     /// The main result, in the unit of the table's row.
     pub figure: f64,
-    /// The processor time for each message, in us: the time of the client, which sends, and then the time of the server. `None` if it was
-    /// not measured.
+    /// The processor time for each message, in us: first the time of the client, then the time of the server. `None` if it was not
+    /// measured.
     pub processor_us: Option<[f64; 2]>,
     /// The quantiles of the round trip in an open loop, in us; `None` for other work.
     pub tail: Option<Tail>,

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// The target of a row, which this library must meet.
+/// The target that this library must meet in one row of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowTarget {
     /// At most this many times the competitor's latency.

@@ -109,7 +109,7 @@ impl Pingpong {
 pub struct RoundSettings<'a> {
     /// The mode and the key files of secured connections; `None` for plain ones.
     pub secured: Option<(SecurityMode, &'a KeyFiles)>,
-    /// True if TCP must use the system's congestion control, because the competitor does.
+    /// True if TCP must use the system's congestion control, because the competitor uses it.
     pub system_congestion: bool,
 }
 

@@ -130,7 +130,7 @@ impl Work {
         self.command.is_empty() && [2, 2 + self.count, 2 + 2 * self.count].contains(&number)
     }
 
-    /// Fills `value` with the value of a key, which depends on the key.
+    /// Fills `self.value` with the value of this key.
     fn fill(&mut self, key: u64) {
         self.value.iter_mut().enumerate().for_each(|(at, byte)| *byte = (key as usize * 7 + at + at / 251) as u8);
     }

@@ -33,7 +33,7 @@ impl Credentials {
         let mut groups: Vec<u32> = field("Groups:").split_whitespace().filter_map(|id| id.parse().ok()).collect();
         groups.extend(effective("Gid:"));
         Self {
-            // If the user id is missing, the id of `nobody` is assumed, which grants nothing.
+            // If the user id is missing, the id of `nobody` is assumed, a user without privileges.
             uid: effective("Uid:").unwrap_or(65_534),
             groups,
             capabilities: u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or(0),

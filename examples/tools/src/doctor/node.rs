@@ -53,8 +53,8 @@ fn examine(tree: &SystemTree, account: &Credentials, node: &str, of: &str) -> Re
     if !account.may_use(&file) {
         return Err(refused(tree, &path, &file));
     }
-    // A file's mode does not show everything, because a container may restrict devices further. So the program opens the file, which
-    // has no effect on the device.
+    // The mode of the device file may permit access although a container forbids it. So the program also tries to open the file. Opening
+    // the file has no effect on the device.
     if tree.is_real() {
         if let Err(error) = OpenOptions::new().read(true).write(true).open(tree.path(&path)) {
             let finding = Finding::problem("permission", format!("{path} (for {of}): {error}"));

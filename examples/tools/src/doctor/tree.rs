@@ -43,13 +43,14 @@ impl SystemTree {
         Ok(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
-    /// Returns a file's text. Empty if the file cannot be read.
+    /// Returns a file's text, or an empty string if the file cannot be read.
     #[must_use]
     pub fn text_or_empty(&self, path: &str) -> String {
         self.text(path).unwrap_or_default()
     }
 
-    /// Returns the names in a directory, sorted; names that are numbers are sorted by value. Empty if the directory cannot be read.
+    /// Returns the names in a directory, sorted; names that are numbers are sorted by value. Returns an empty list if the directory cannot
+    /// be read.
     #[must_use]
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };

@@ -18,14 +18,14 @@ use crate::pingpong::failure::Failure;
 
 /// The length of the longest key, in bytes.
 pub const MAX_KEY: usize = 64;
-/// The length of the largest value that a table can be made for, in bytes.
+/// The largest permitted [`Geometry::max_value`], in bytes.
 pub const MAX_VALUE: u32 = 16 << 20;
 /// The length of the header of an entry, in bytes. The key follows it.
 pub(super) const HEADER: usize = 24;
 /// The number of consecutive slots in which a key may be stored.
 const PROBES: u32 = 8;
 
-/// The shape of a table: the number of slots, and the largest length of a value, which determines the length of a slot.
+/// The shape of a table: the number of slots and the length of the longest value. The latter determines the length of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// The number of slots.

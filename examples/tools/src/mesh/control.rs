@@ -1,5 +1,5 @@
-//! The messages between rank 0 and the other ranks. They are encoded as JSON, because only few of them are sent. The [`super::hello`]
-//! detects a rank with another version of the program.
+//! The messages between rank 0 and the other ranks. They are encoded as JSON, because few messages are sent. The [`super::hello`] detects a
+//! rank with another version of the program.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ const MOST_COUNT: f64 = 1e15;
 /// The largest amount of memory in a report: one pebibyte, in KiB.
 const MOST_KIB: f64 = (1_u64 << 40) as f64;
 
-/// The first report of a rank, which describes the rank.
+/// A description of a rank, which is the first report of that rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name of the rank's host in the report.

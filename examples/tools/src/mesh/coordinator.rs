@@ -1,5 +1,5 @@
-//! The state machine of rank 0, which controls a run. The ranks join, connect, measure in the rounds of a tournament, send to all
-//! others at the same time, and end. Every wait has a time limit. If a rank fails, the other ranks continue.
+//! The state machine by which rank 0 controls a run. The ranks join, connect, measure in the rounds of a tournament, send to all others at
+//! the same time, and end. Every wait has a time limit. If a rank fails, the other ranks continue.
 //!
 //! The input is reports and the time; the output is orders. This module does not use connections. Times are durations since the start
 //! of the run.
@@ -71,7 +71,7 @@ struct Running {
     until: Duration,
 }
 
-/// The state machine of rank 0, which controls a run.
+/// The state machine by which rank 0 controls a run.
 #[derive(Debug)]
 pub struct Coordinator {
     plan: RunPlan,

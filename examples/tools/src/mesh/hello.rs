@@ -11,7 +11,7 @@ pub enum Purpose {
     Control,
     /// A link between two ranks, for measurements.
     Link {
-        /// The number of the run, which rank 0 sends to the ranks that join.
+        /// The number of the run. Rank 0 sends it to each rank that joins.
         run: u64,
         /// The number of earlier connects from this rank to the same peer. Only the link of the last connect is used.
         attempt: u32,

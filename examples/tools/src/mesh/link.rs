@@ -34,8 +34,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Makes a link of a connection that is established on this side. `ready` is true if the peer has opened the connection: it is then
-    /// established on the peer's side too, and the caller notifies the peer by [`LinkFrame::Ready`].
+    /// Makes a link of a connection that is established on this side. `ready` is true if the peer has opened the connection: the connection
+    /// is then established on the peer's side too, and the caller notifies the peer by [`LinkFrame::Ready`].
     #[must_use]
     pub fn new(conn: ConnectionId, ready: bool, attempt: u32) -> Self {
         Self {

@@ -130,8 +130,8 @@ impl Member {
         std::mem::take(&mut self.reports)
     }
 
-    /// Carries out an order of rank 0. Ignores the order to end, which the caller handles. `root` is the address at which this rank reaches
-    /// rank 0.
+    /// Carries out an order of rank 0. Ignores the order to end the run, because the caller handles that order. `root` is the address at
+    /// which this rank reaches rank 0.
     pub fn order(&mut self, cx: &mut Context<'_>, order: Order, root: IpAddr, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         match order {

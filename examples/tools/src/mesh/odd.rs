@@ -1,8 +1,9 @@
 //! Finds the directions and the ranks that are odd, which means: much worse than their peers.
 //!
-//! For each direction, there are two medians: that of the other directions from the same rank, and that of the other directions to the same
-//! rank. The direction is compared with the worse of these two medians. If all directions of a rank are slow, the rank is odd, and none of
-//! its directions is. Directions within a host are compared only with each other; the same applies to directions between hosts.
+//! A direction leads from one rank to another. Its figure is compared with two medians: the median of the other directions from the same
+//! rank, and the median of the other directions to the same rank. The worse of these two medians counts. If all directions of a rank are
+//! slow, the rank is odd, but its directions are not odd. Directions within a host are compared only with each other; the same applies to
+//! directions between hosts.
 
 use serde::Serialize;
 
@@ -43,7 +44,8 @@ pub struct Judgement {
     ranks_times: Vec<Option<f64>>,
 }
 
-/// Returns the median of the costs, or `None` if there are none. Of an even number of costs, this is the better of the middle two.
+/// Returns the median of the costs, or `None` if there are none. If the number of costs is even, returns the smaller of the two middle
+/// costs.
 fn median(mut costs: Vec<f64>) -> Option<f64> {
     let middle = costs.len().checked_sub(1)? / 2;
     Some(*costs.select_nth_unstable_by(middle, f64::total_cmp).1)
@@ -115,7 +117,7 @@ impl Judgement {
     }
 }
 
-/// Returns the median of a sorted list from which one occurrence of `cost` is removed. Returns `None` if nothing remains.
+/// Returns the median of a sorted list without one occurrence of `cost`. Returns `None` if the list has no other element.
 fn without(sorted: &[f64], cost: f64) -> Option<f64> {
     let place = sorted.partition_point(|other| *other < cost);
     let middle = sorted.len().checked_sub(2)? / 2;

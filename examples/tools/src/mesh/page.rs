@@ -8,7 +8,7 @@ use super::report::{Report, SHM};
 /// The number of rows in the table of the page.
 const ROWS: usize = 50;
 
-/// The script of the page, which shows the figures of the pair under the mouse pointer.
+/// The script that shows the figures of the pair under the mouse pointer.
 const SCRIPT: &str = r#"
 const data = JSON.parse(document.getElementById("data").textContent);
 const hover = document.getElementById("hover");

@@ -73,7 +73,7 @@ impl<'a> Report<'a> {
         self.results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()
     }
 
-    /// Describes the faults of a pair, one text for each. Empty if there are none.
+    /// Describes the faults of a pair, with one text for each fault. Returns an empty list if there are none.
     #[must_use]
     pub fn complaints(&self, a: usize, b: usize) -> Vec<String> {
         let broken = self.results.pair(a, b).broken.iter().cloned();

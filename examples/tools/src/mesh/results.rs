@@ -131,8 +131,8 @@ impl Results {
         if from < to { &mut pair.up } else { &mut pair.down }
     }
 
-    /// Returns the cost of a direction, for which less is better: the latency, or the inverse of the bandwidth. Returns `None` if the
-    /// figure was not measured or the pair does not work.
+    /// Returns the cost of a direction: the latency, or the inverse of the bandwidth. A lower cost is better. Returns `None` if the figure
+    /// was not measured or the pair does not work.
     #[must_use]
     pub fn cost(&self, from: usize, to: usize, figure: Figure) -> Option<f64> {
         let pair = self.pair(from, to);

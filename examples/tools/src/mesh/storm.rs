@@ -1,7 +1,7 @@
-//! The order and the rate in which a rank connects to other ranks.
+//! The order in which a rank connects to other ranks, and the limits and pauses of its connects.
 //!
 //! One side of each pair connects, so that a pair has one connection. Each rank begins with its neighbour and continues with the next rank.
-//! So the concurrent connects of different ranks mostly go to different ranks. The number of a rank's concurrent connects is limited. A
+//! So ranks that connect at the same time usually connect to different ranks. The number of a rank's concurrent connects is limited. A
 //! failed connect is repeated after a random pause; the limit of this pause doubles after each failure.
 //!
 //! Times are durations since the start, and random numbers are arguments. So the same code runs in a simulation.

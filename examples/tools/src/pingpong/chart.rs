@@ -48,7 +48,7 @@ impl ValueFormatter<f64> for Axis {
 fn size_axis(values: impl Iterator<Item = f64> + Clone) -> Axis {
     let (low, high) = (values.clone().fold(f64::MAX, f64::min), values.fold(0.0, f64::max));
     let (first, last) = (low.log2().floor() as i32, high.log2().ceil() as i32);
-    // The step limits the number of labels to about twelve.
+    // The axis has a label at every `step`th power of two, so that it has about twelve labels at most.
     let step = ((last - first) / 12 + 1) as usize;
     let marks = (first..=last).step_by(step).map(|power| 2_f64.powi(power)).collect();
     Axis { low: low / 1.3, high: high * 1.3, marks, label: |bytes| size_label(bytes as u64) }

@@ -110,7 +110,7 @@ struct Client<'a> {
     /// The established connections. Their work begins when all of them are established.
     lines: BTreeMap<ConnectionId, MeasuredConnection>,
     begun: bool,
-    /// True if the client has requested the server's processor time, which it does after the measurement.
+    /// True if the client has requested the server's processor time. The client requests it after the measurement.
     asked: bool,
     /// The results of the connections that have ended, added up.
     measured: Measured,

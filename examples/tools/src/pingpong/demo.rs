@@ -128,7 +128,7 @@ fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
 
 /// Ends a process and waits for it.
 fn end(child: &mut Child) {
-    // `kill` fails if the process has ended already, which is no error here.
+    // `kill` fails if the process has already ended. This failure is ignored.
     let _ = child.kill();
     if let Err(error) = child.wait() {
         log::warn!("waiting for the server process: {error}");

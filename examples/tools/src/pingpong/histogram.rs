@@ -26,8 +26,8 @@ pub fn text(histogram: &Histogram<u64>) -> String {
     out
 }
 
-/// Returns the buckets, as (from, to, count), from the smallest value to the largest. Their number per decade is as large as the limit
-/// of rows allows.
+/// Returns the buckets, as (from, to, count), from the smallest value to the largest. The number of buckets per decade is as large as
+/// possible with at most [`ROWS`] buckets in total.
 fn buckets(histogram: &Histogram<u64>) -> Vec<(u64, u64, u64)> {
     if histogram.is_empty() {
         return Vec::new();

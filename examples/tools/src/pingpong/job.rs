@@ -107,7 +107,7 @@ impl fmt::Display for WaitMode {
     }
 }
 
-/// The parameters of a measurement, which a client sends to the server.
+/// The parameters of a measurement. A client sends them to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The quantity to measure.

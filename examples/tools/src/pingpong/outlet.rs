@@ -39,7 +39,7 @@ pub struct Outlet {
     touch: Option<u8>,
     /// The target of one-sided operations; `None` if messages are sent instead.
     target: Option<Target>,
-    /// The content of small messages, which is copied for each message.
+    /// The bytes of a small message. Each send copies them into a buffer of the library.
     small: Vec<u8>,
     /// The buffer of a large message whose send was refused. This buffer is sent before any other message.
     refused: Option<SendBuffer>,

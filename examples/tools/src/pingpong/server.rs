@@ -1,5 +1,5 @@
-//! The server of `rdma-pingpong`. It serves clients sequentially. A client sends the parameters of its measurement, which apply to all
-//! of its connections.
+//! The server of `rdma-pingpong`. It serves clients sequentially. A client sends the parameters of its measurement. These parameters apply
+//! to all connections of the client.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};

@@ -36,7 +36,7 @@ pub enum CopyMessage<'a> {
     Folder(&'a str),
     /// The receiver has a file with the offered name and length.
     Exists,
-    /// The receiver has a partial copy of the file, which may be empty.
+    /// The receiver has a partial copy of the file. The partial copy may be empty.
     Have {
         /// The length of the partial copy, in bytes.
         len: u64,

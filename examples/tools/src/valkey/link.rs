@@ -19,7 +19,7 @@ pub struct ValkeyLink {
     /// The bytes for the server that are not written yet.
     out: VecDeque<u8>,
     source: Region,
-    /// The write in flight, which sends from `source`. While this write is in flight, `out` collects the bytes for the next write.
+    /// The id of the write in flight. This write sends from `source`; meanwhile, `out` collects the bytes for the next write.
     writing: Option<SendId>,
     /// The free part of the server's buffer.
     room: RemoteRegion,
