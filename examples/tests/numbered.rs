@@ -35,8 +35,8 @@ fn an_echo_comes_back() {
     assert!(out.lines().any(|line| line.ends_with(": hello")), "{out}");
 }
 
-/// The server ends twice, first with an orderly close and then without one. The client must report which of the two happened, and must have
-/// all its answers in the end.
+/// The server ends twice, first with an orderly close and then without one. The client must report which of the two happened, and must in
+/// the end have received all answers.
 #[test]
 fn a_client_survives_its_server() {
     let out = succeeds(env!("CARGO_BIN_EXE_05-reconnect"));

@@ -30,7 +30,7 @@ pub fn own_congestion() -> Option<&'static str> {
 /// Makes a bare TCP socket use the congestion control that this library uses within a host, for a fair comparison.
 pub fn equal_congestion(socket: &impl AsFd) {
     if let Some(name) = own_congestion() {
-        // The call cannot fail: `own_congestion` has returned a name, so the system allows it.
+        // The call cannot fail: `own_congestion` returns only a congestion control that the system allows.
         let _ = SockRef::from(socket).set_tcp_congestion(name.as_bytes());
     }
 }

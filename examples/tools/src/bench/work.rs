@@ -104,7 +104,7 @@ impl Pingpong {
     }
 }
 
-/// The settings of a round that do not depend on its work.
+/// The settings of a round that are independent of the work that is measured.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundSettings<'a> {
     /// The mode and the key files of secured connections; `None` for plain ones.

@@ -291,7 +291,8 @@ impl Handler for Talks {
         };
         let orderly = matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::Closed);
         let why = talk.failure.take().or_else(|| {
-            // Each answer proves that its message has arrived, even if the peer's disconnect preceded the acknowledgement of the message.
+            // If a speaker has received an answer to each of its messages, all messages have arrived, even if the peer disconnected before
+            // it acknowledged the last ones.
             let arrived = lost == 0 || matches!(part, Part::Speaker { .. });
             let complete = received == expected && sent == expected && arrived;
             (!complete || !orderly)

@@ -45,8 +45,8 @@ impl Netdevs {
         self.0.iter().find(|device| device.addresses.contains(&address))
     }
 
-    /// Finds a network device by the GUID of an RDMA device, which is derived from the network device's hardware address. Returns `None` if
-    /// no network device has this hardware address.
+    /// Finds a network device by the GUID of an RDMA device. Such a GUID is derived from the hardware address of the network device.
+    /// Returns `None` if no network device has this hardware address.
     #[must_use]
     pub fn with_guid(&self, guid: &str) -> Option<&Netdev> {
         let bytes = parse_guid(guid)?;

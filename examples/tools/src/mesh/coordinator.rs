@@ -58,7 +58,7 @@ enum Phase {
 enum MeasureStep {
     /// A round of the tournament: its number, and the pass that it is part of.
     Round { pass: usize, round: usize },
-    /// The second measurement of the directions that were much worse than their peers.
+    /// The second measurement of the directions that were much worse than other directions.
     Again,
 }
 
@@ -341,8 +341,8 @@ impl Coordinator {
         Phase::Measuring { step: MeasureStep::Round { pass, round }, waiting, running: BTreeMap::new() }
     }
 
-    /// Returns the phase of the second measurement. The directions that are much worse than their peers are measured again, but at most as
-    /// many of them as there are ranks. If more directions are worse, the cause is not in single links.
+    /// Returns the phase of the second measurement. The directions that are much worse than other directions are measured again, but at
+    /// most as many directions as there are ranks. If more directions are worse, the cause is not a single link.
     fn again(&self) -> Phase {
         let tolerance = self.plan.tolerance;
         let odd = [Figure::Latency, Figure::Bandwidth].map(|figure| {
@@ -396,8 +396,8 @@ impl Coordinator {
         };
         let left = self.here();
         self.orders.extend(left.iter().map(|&rank| (rank, Order::Load)));
-        // A rank stops waiting for its peers' last messages after `silence`. The limit here is longer by another `silence`, so that the
-        // rank's report can still arrive.
+        // A rank waits for the last messages of the other ranks for `silence` at most. The limit here is longer by another `silence`, so
+        // that the rank's report can still arrive.
         self.phase = Phase::Loading { until: now + load + 2 * self.plan.silence, left };
     }
 

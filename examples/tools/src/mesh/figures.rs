@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::report::Report;
 
-/// Formats the results as one JSON object: the verdict, the ranks, the pairs, and the ranks and directions that are worse than their
-/// peers.
+/// Formats the results as one JSON object: the verdict, the ranks, the pairs, and the ranks and directions that are much worse than the
+/// others.
 #[must_use]
 pub fn json(report: &Report<'_>) -> Value {
     let results = report.results;

@@ -1,4 +1,4 @@
-//! Finds the directions and the ranks that are odd, which means: much worse than their peers.
+//! Finds the directions and the ranks that are odd, which means much worse than the others.
 //!
 //! A direction leads from one rank to another. Its figure is compared with two medians: the median of the other directions from the same
 //! rank, and the median of the other directions to the same rank. The worse of these two medians counts. If all directions of a rank are

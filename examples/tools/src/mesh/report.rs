@@ -1,4 +1,4 @@
-//! The report for the user: the verdict, the worst pairs, and the ranks that are gone or worse than their peers.
+//! The report for the user: the verdict, the worst pairs, and the ranks that are gone or much worse than the others.
 
 use std::fmt::Write;
 
@@ -12,15 +12,15 @@ use crate::hw_counters::troubles;
 pub struct Report<'a> {
     /// The results that are evaluated.
     pub results: &'a Results,
-    /// The tolerance: the factor by which a pair or a rank may be worse than its peers.
+    /// The tolerance: the factor by which a direction or a rank may be worse than the median with which it is compared.
     pub tolerance: f64,
     /// The evaluation by latency.
     pub latency: Judgement,
     /// The evaluation by bandwidth.
     pub bandwidth: Judgement,
-    /// The directions that are worse than their peers by more than the tolerance.
+    /// The directions that are worse than other directions by more than the tolerance.
     pub odd_ways: Vec<OddDirection>,
-    /// The ranks that are worse than their peers by more than the tolerance.
+    /// The ranks that are worse than other ranks by more than the tolerance.
     pub odd_ranks: Vec<OddRank>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Report<'a> {
         Self { results, tolerance, latency, bandwidth, odd_ways, odd_ranks }
     }
 
-    /// Returns true if every pair works and nothing is worse than the tolerance.
+    /// Returns true if every pair works and no direction or rank exceeds the tolerance.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.odd_ways.is_empty() && self.odd_ranks.is_empty() && self.broken() == 0
@@ -112,7 +112,7 @@ impl<'a> Report<'a> {
         pairs.into_iter().take(most).map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// Returns sentences about the ranks that are gone, and about those that are worse than their peers.
+    /// Returns sentences about the ranks that are gone, and about the ranks that are much worse than the others.
     #[must_use]
     pub fn about_ranks(&self) -> Vec<String> {
         let members = self.results.members();

@@ -11,7 +11,8 @@ const WIDTH: f64 = 50.0;
 /// The last character of a bar, by its width in eighths of a column.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
-/// Formats one row for each bucket. Returns no text for an empty histogram. The histogram is in ns; the text shows us.
+/// Formats one row for each bucket. Returns no text for an empty histogram. The values of the histogram are in nanoseconds; the text shows
+/// them in microseconds.
 #[must_use]
 pub fn text(histogram: &Histogram<u64>) -> String {
     let rows = buckets(histogram);

@@ -279,8 +279,8 @@ impl Job {
             // only jobs with small messages have a long send queue.
             Mode::Latency if self.depth == 1 && self.size <= 16 << 10 => (8, 32),
             Mode::Throughput if self.op != Op::Send => (8, self.depth),
-            // A peer sends credits when it owes about half a window. With a window of twice the depth, small messages do not wait for these
-            // credits.
+            // A peer returns credits when it has released about half of its receive buffers. With a window of twice the depth, the sender
+            // of small messages does not have to wait for these credits.
             _ if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
             _ => (self.depth.max(5), self.depth),
         };

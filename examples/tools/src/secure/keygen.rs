@@ -27,7 +27,7 @@ pub struct KeygenArgs {
 fn write(directory: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
     let path = directory.join(name);
     let failed = |error| Failure::new(format!("{}: {error}", path.display()));
-    // The file is readable and writable only for its owner, because it may have a private key.
+    // The file is readable and writable only for its owner, because it may contain a private key.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)?;
     Ok(path)

@@ -28,7 +28,7 @@ pub enum Answer {
     Error(String),
     /// A number.
     Integer(i64),
-    /// A value, which may have any bytes.
+    /// A value. It may contain any bytes.
     Bulk(Vec<u8>),
     /// The null value: the requested value does not exist.
     Null,
