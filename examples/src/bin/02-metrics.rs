@@ -78,8 +78,8 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts connections until none is waiting or `AT_ONCE` calls of `accept` were made. In the latter case, sets a timer to continue, so
-    /// that the program serves open connections before it accepts further ones.
+    /// Accepts connections until none is waiting or `AT_ONCE` calls of `accept` were made. After `AT_ONCE` calls, sets a timer that
+    /// continues to accept, so that the program serves open connections first.
     fn accept(&mut self, cx: &mut Context<'_>) {
         for _ in 0..AT_ONCE {
             match self.accept_one(cx) {

@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     epoll.add(&other, EpollEvent::new(EpollFlags::EPOLLIN, OTHER))?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // True if the last turn has not done all of its work. It can start as false: the reactor already has a connect to process, so its
+    // True if the last turn has not done all of its work. `more` can start as false: the reactor already has a connect to process, so its
     // descriptor is readable and the first `wait` returns immediately.
     let mut more = false;
     while !load.done {

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let other = Waker::new(poll.registry(), OTHER)?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // True if the last turn has not done all of its work. It can start as false: the reactor already has a connect to process, so its
+    // True if the last turn has not done all of its work. `more` can start as false: the reactor already has a connect to process, so its
     // descriptor is readable and the first `poll` returns immediately.
     let mut more = false;
     let mut events = Events::with_capacity(8);

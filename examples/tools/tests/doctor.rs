@@ -30,7 +30,7 @@ impl Machine {
         self
     }
 
-    /// Makes the user of the simulated machine one without privileges.
+    /// Changes the user of the simulated machine to a user without privileges.
     fn ordinary(&self) -> &Self {
         let status = "Uid:\t4242 4242 4242 4242\nGid:\t4242 4242 4242 4242\nGroups:\t\nCapEff:\t0000000000000000\n";
         self.write("proc/self/status", &status.replace(' ', "\t"))

@@ -29,7 +29,7 @@ use rdma_reactor_tools::valkey::link::ValkeyLink;
 use rdma_reactor_tools::valkey::resp::{Answer, Answers, request};
 use rdma_reactor_tools::valkey::{MAX_PIPELINE, RECEIVES};
 
-/// The client adds requests while fewer bytes than this are queued to be written.
+/// The client adds requests while its queue of unwritten bytes is shorter than this, in bytes.
 const AHEAD: usize = 1 << 20;
 /// The largest number of keys that the server holds at a time.
 const KEYS: u64 = 1000;

@@ -61,7 +61,7 @@ impl Handler for Trial {
 /// Sends a message over the loopback interface and back, by IPv4 or, if that fails, by IPv6. Returns the address that worked.
 ///
 /// # Errors
-/// Both IPv4 and IPv6 failed. The text has the reasons.
+/// Both IPv4 and IPv6 failed. The text gives the reasons.
 pub fn probe() -> Result<SocketAddr, String> {
     let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
@@ -73,7 +73,7 @@ pub fn probe() -> Result<SocketAddr, String> {
 /// Sends a message through shared memory to another reactor of this process, and back.
 ///
 /// # Errors
-/// The message did not return. The text has the reason.
+/// The message did not return. The text gives the reason.
 pub fn probe_shared_memory() -> Result<(), String> {
     through(ProviderChoice::Shm, (Ipv4Addr::LOCALHOST, 0).into()).map(drop)
 }

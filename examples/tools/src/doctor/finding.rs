@@ -73,8 +73,8 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The text may come from a file and have control characters, such as line breaks. They become spaces, because a finding is one
-        // line.
+        // The text may come from a file and contain control characters, such as line breaks. Control characters become spaces, because a
+        // finding is one line.
         let clean = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
         write!(f, "{:<7}  {:<10}  {}", self.level.name(), self.topic, clean(&self.text))?;
         match &self.fix {

@@ -30,8 +30,8 @@ struct OneOperation {
 }
 
 impl OneOperation {
-    /// Handles a message. The server's first message has the address of the table. If there is a second message, it is the answer to a
-    /// store, and the operation has ended: returns an empty value. Otherwise returns `None`.
+    /// Handles a message of the server. The first message has the address of the table: starts the operation and returns `None`. A second
+    /// message is the answer to a store: returns an empty value, because the operation has ended.
     fn handle_message(
         &mut self,
         cx: &mut Context<'_>,

@@ -28,7 +28,7 @@ const MOST_COUNT: f64 = 1e15;
 /// The largest amount of memory in a report: one pebibyte, in KiB.
 const MOST_KIB: f64 = (1_u64 << 40) as f64;
 
-/// A description of a rank, which is the first report of that rank.
+/// A description of a rank. Each rank sends it as its first report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name of the rank's host in the report.

@@ -35,7 +35,7 @@ pub enum LinkFrame {
     Written(u32),
     /// The answer to [`LinkFrame::Written`]: all writes have arrived.
     Seen(u32),
-    /// The request cannot be carried out; the text has the reason.
+    /// The request cannot be carried out; the text gives the reason.
     Refused(u32, String),
     /// A message of the all-to-all load. The field is the number of the message, or `None` if the message has wrong content.
     Load(Option<u64>),

@@ -41,7 +41,7 @@ pub struct RankOptions {
 struct Engine {
     name: &'static str,
     rank: &'static str,
-    /// The names of the variables that may have the number of ranks. If several are set, the first of them is used.
+    /// The names of the variables that may contain the number of ranks. If several of them are set, the first one is used.
     ranks: &'static [&'static str],
     /// The name of the variable that has the number of ranks on this machine.
     local: Option<&'static str>,

@@ -1,5 +1,5 @@
-//! One link between this rank and another one. The link answers the peer's requests in measurements, and has the streams of the all-to-all
-//! load.
+//! One link between this rank and another one. The link answers the requests that the peer sends during measurements, and has the two
+//! streams of the all-to-all load.
 
 use std::time::Instant;
 

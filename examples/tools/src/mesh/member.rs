@@ -1,5 +1,5 @@
 //! The work of every rank in a run. A rank connects to other ranks, carries out the measurements that rank 0 orders, and answers the
-//! requests of other ranks' measurements. It collects its reports for rank 0 in a list.
+//! requests that other ranks send during their measurements. It collects its reports for rank 0 in a list.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

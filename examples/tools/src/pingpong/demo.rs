@@ -86,8 +86,8 @@ impl ServerProcess {
             ProviderChoice::Shm => command.args(["--provider", "shm"]),
             _ => &mut command,
         };
-        // The server gets its own process group, so that Ctrl-C signals only this process, which then ends the server. If this process
-        // ends in another way, the server's standard input closes, which ends the server too.
+        // The server gets its own process group, so that Ctrl-C signals only this process. This process then ends the server. If this
+        // process ends in another way, the server's standard input closes, and the server ends too.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|error| cannot(&error.to_string()))?;
         let mut line = String::new();

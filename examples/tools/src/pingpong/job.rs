@@ -205,7 +205,7 @@ impl Job {
     /// Decodes the private data of a connect request. Returns the job, and the number that identifies the client.
     ///
     /// # Errors
-    /// The private data is not a valid job. The text has the reason, and is short enough for a [`Reply`].
+    /// The private data is not a valid job. The text gives the reason, and is short enough for a [`Reply`].
     pub fn decode(data: &[u8]) -> Result<(Self, u32), String> {
         if !data.starts_with(&MAGIC[..3]) {
             return Err("this is an rdma-pingpong server".into());

@@ -14,7 +14,7 @@ use super::frame::Frame;
 use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 
-/// The longest latency that the histogram can distinguish, in ns.
+/// The longest latency that the histogram distinguishes, in ns. Longer latencies are recorded as this value.
 const LONGEST: u64 = 60_000_000_000;
 
 /// The schedule: the times at which messages are due, relative to the beginning of the schedule.

@@ -27,7 +27,7 @@ pub struct Throughput {
     stream: Stream,
     /// The number of messages in the warm-up round; 0 after that round.
     warmup: u64,
-    /// The number of data messages that the server has sent in this round.
+    /// The number of data messages that the server has sent in the current round.
     received: u64,
     looked_at: u64,
     started: Instant,

@@ -4,7 +4,7 @@ use super::parts::PART;
 use crate::pingpong::failure::Failure;
 use crate::text::{self, is_hidden};
 
-/// The length of the longest name of a copy, in bytes. Its directories are included.
+/// The length of the longest name of a copy, in bytes. The names of its directories are included.
 const LONGEST: usize = 1024;
 /// The length of the longest name of a single file or directory, in bytes. This is the limit of Linux.
 const LONGEST_PART: usize = 255;

@@ -317,7 +317,8 @@ impl FileServer {
         send_message(cx, conn, CopyMessage::Done);
     }
 
-    /// Ends an incomplete copy. Returns the copy, and true if its partial copy is kept. Returns `None` if there was no copy.
+    /// Ends the incomplete copy on a connection. Returns the state of this copy, and true if its received part is kept on the disk. Returns
+    /// `None` if no copy was in progress on the connection.
     fn cut_off(&mut self, conn: ConnectionId) -> Option<(Incoming, bool)> {
         let incoming = self.senders.get_mut(&conn)?.incoming.take()?;
         let is_part = !matches!(incoming.step, ReceiveStep::Exists | ReceiveStep::Comparing(_));

@@ -19,7 +19,7 @@
 /// A BLAKE3 hash of a file or its beginning.
 pub type Hash = [u8; 32];
 
-/// The first bytes of an offer. By them, the receiver detects a peer that runs another program or another version.
+/// The first bytes of an offer. They show the receiver whether the peer runs this version of the program.
 const MAGIC: &[u8; 4] = b"RCP2";
 
 /// A message. It consists of a tag, then little-endian numbers, then text until the end.
