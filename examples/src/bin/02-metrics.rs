@@ -40,9 +40,9 @@ struct Visitor {
 }
 
 impl Visitor {
-    /// Reads the request, then writes the response. Returns the error `WouldBlock` if the request is not received or the response is not
-    /// sent completely; the caller must then call this function again when the connection is ready. Otherwise returns `Ok(false)` or
-    /// another error, and the caller must close the connection.
+    /// Reads the request, then writes the response. Returns the error `WouldBlock` if the request is not yet received completely, or the
+    /// response is not yet sent completely; the caller must then call this function again when the connection is ready. Otherwise returns
+    /// `Ok(false)` or another error, and the caller must close the connection.
     fn serve(&mut self, cx: &Context<'_>) -> std::io::Result<bool> {
         while self.response.is_empty() {
             let mut bytes = [0; 1024];
@@ -78,8 +78,8 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts connections until none is waiting or `AT_ONCE` calls of `accept` were made. After `AT_ONCE` calls, sets a timer that
-    /// continues to accept, so that the program serves open connections first.
+    /// Accepts connections until none is waiting or `AT_ONCE` calls of `accept` were made. After `AT_ONCE` calls, sets a timer for the next
+    /// calls, so that the program serves open connections first.
     fn accept(&mut self, cx: &mut Context<'_>) {
         for _ in 0..AT_ONCE {
             match self.accept_one(cx) {

@@ -29,7 +29,8 @@ pub struct RunPlan {
     pub silence: Duration,
     /// The largest number of pairs that measure concurrently.
     pub at_once: usize,
-    /// If the figure from one rank to another is worse than comparable figures by more than this factor, it is measured a second time.
+    /// If the figure from one rank to another is worse than comparable figures by more than this factor, this figure is measured a second
+    /// time.
     pub tolerance: f64,
 }
 

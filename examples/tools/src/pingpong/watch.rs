@@ -7,8 +7,8 @@ use rdma_reactor::{Context, Error, Handler, Reactor};
 
 use super::job::Job;
 
-/// The number of polls between two turns if a device, or a peer that has mapped the memory, writes the data. Without either of them, the
-/// embedded provider writes the data during a turn of this process, so the program polls only once between two turns.
+/// The number of polls between two turns if a device, or a peer that has mapped the memory, writes the data. If neither of them writes the
+/// data, the embedded provider writes the data during a turn of this process, so the program polls only once between two turns.
 const LOOKS: u32 = 1000;
 /// The largest number of blocks that arrive between two turns. The sends that answer them fill the send queue, and only a turn polls for
 /// the completions of sends. So this limit prevents a full send queue.
