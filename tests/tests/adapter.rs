@@ -14,8 +14,8 @@ use rdma_reactor_tests::device::{Peer, config};
 conformance!(adapter, rdma_reactor_tests::conformance::Setup::adapter());
 conformance!(shared adapter_shared, rdma_reactor_tests::conformance::Setup::adapter().shared(128));
 
-/// With `ProviderChoice::Auto`, one listener on an unspecified address serves a client over the device and another over the loopback at the
-/// same time. An iWARP device is the exception: it owns the TCP port, so there is no listener for TCP.
+/// With `ProviderChoice::Auto`, one listener on an unspecified address serves two clients at the same time: one over the device, and one
+/// over TCP on the loopback interface. An iWARP device owns the TCP port itself, so with such a device the test has only the first client.
 #[test]
 fn a_wildcard_listener_serves_the_device_and_the_loopback() {
     with_watchdog("a_wildcard_listener_serves_the_device_and_the_loopback", || {

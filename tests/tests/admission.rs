@@ -196,7 +196,7 @@ fn a_task_decides_by_name_who_is_let_in_while_others_wait() {
             let [alice, mallory] = both;
             assert!(alice.peer_address().is_some_and(|peer| peer.ip() == HERE.ip()));
             assert_eq!(mallory.identity().names()[0], PeerName::Dns("mallory.example".into()));
-            // Turns run while both peers wait for the decision, and neither connection is established.
+            // The test runs turns for 20 ms while both peers wait for the decision. During this time neither connection is established.
             net.sleep(Duration::from_millis(20)).await;
             assert_eq!(net.with(|cx| cx.stats().connections.connected), 0);
             alice.accept();
@@ -273,7 +273,7 @@ impl Handler for Flood {
 }
 
 /// A pending peer that gives up leaves only an entry in the queue of `PendingPeers`, and the number of entries is bounded. A task that
-/// reads the queue afterwards still gets a peer that waits.
+/// reads the queue later still gets a peer that is waiting.
 #[test]
 fn peers_that_nobody_looks_at_are_bounded() {
     const AT_ONCE: usize = 200;

@@ -92,7 +92,7 @@ async fn echo(listener: &AsyncListener) {
     }
 }
 
-/// Runs `future` to its end, and `beside` concurrently. `beside` must not end earlier.
+/// Runs `future` to its end, and `beside` concurrently. `beside` must not end before `future`.
 async fn with_server<T>(future: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
     match select(pin!(future), pin!(beside)).await {
         Either::Left((output, _)) => output,
@@ -141,8 +141,8 @@ fn a_sender_waits_for_the_receiver() {
         };
         let receive = async {
             for number in 0..1000_u32 {
-                // During this pause the test receives no message. So the sender can send at most as many further messages as the window has
-                // credits (8).
+                // The pause below receives no message. During the pause, the sender can send at most as many further messages as the window
+                // has credits (8).
                 if number % 250 == 0 {
                     net.sleep(Duration::from_millis(5)).await;
                     assert!(sent.get() <= number + 8, "{} are sent, {number} received", sent.get());
@@ -174,7 +174,7 @@ fn thousand_tasks_share_a_reactor() {
     });
 }
 
-/// Tasks that send on one connection without pause, and the number of messages that each has sent since all of them have begun.
+/// Tasks that send on one connection without pause. Messages are counted from the moment at which all of these tasks have begun to send.
 struct Senders {
     begun: Cell<usize>,
     counts: Vec<Cell<usize>>,
@@ -282,7 +282,7 @@ fn memory_is_read_written_and_counted_up() {
         let word = remote.part(0, 8).unwrap();
         here.operate(|cx| cx.fetch_add(here.id(), word, &mut local, 0, 2)).await.unwrap();
         assert_eq!((local.load(0), shared.load(0)), (40, 42));
-        // These are more writes than the send queue has slots for, so the later ones wait.
+        // The test posts more writes than the send queue has slots. The later writes wait for a free slot.
         join_all((0..500).map(|_| here.write(word, &local, 0..8))).await.into_iter().for_each(|done| done.unwrap());
         let refused = here.write(remote, &local, 4000..4097).await;
         assert!(matches!(refused, Err(OperationError::Refused(SendErrorKind::OutOfBounds { .. }))), "{refused:?}");
@@ -370,7 +370,8 @@ fn streams_end_each_way_on_their_own() {
     });
 }
 
-/// A program that sends back the bytes of each stream, and ends its own direction when the peer has ended the other one.
+/// A program that sends back the bytes of each stream. When the peer has ended its direction of a stream, the program ends the other
+/// direction.
 #[derive(Default)]
 struct Mirror {
     closed: u32,
@@ -453,8 +454,8 @@ fn turns_until_drained(net: &AsyncReactor) -> u32 {
     idle
 }
 
-/// A drain without connections ends in the next turn. That turn returns `more`, and no deadline remains afterwards. So a task that checks
-/// `is_drained` before each turn does not sleep.
+/// A drain without connections ends in the next turn. The `Turn` of that turn has `more` set, and the reactor then has no deadline. So a
+/// task that checks `is_drained` before each turn does not sleep.
 #[test]
 fn a_drain_without_connections_ends_with_its_turn() {
     with_watchdog("a drain", || {
@@ -618,7 +619,7 @@ fn a_future_may_be_dropped_at_every_await() {
     });
 }
 
-/// A dropped receive or send that was waiting loses no message, and does not block the next one.
+/// If a task drops the future of a receive or of a send while it waits, no message is lost, and the next receive or send is not blocked.
 #[test]
 fn what_a_dropped_future_waited_for_is_not_lost() {
     run("nothing_is_lost", config().receive_depth(8), |net, listener| async move {

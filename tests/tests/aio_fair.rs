@@ -198,16 +198,16 @@ fn receive_all(world: &mut World, conn: &AsyncConnection) {
 
 /// The results of concurrent tasks that send on one connection.
 struct Sends {
-    /// The number of messages of each task since all tasks have begun.
+    /// The number of messages that each task has sent since all tasks have begun to send.
     counts: Vec<u64>,
     /// The number of wake-ups of all tasks together.
     wakes: u64,
-    /// The largest number of messages that one task sent while another task waited to send a single one.
+    /// The largest number of messages that one task has sent while another task waited to send one message.
     overtakes: u64,
 }
 
-/// The tasks that wait to send (`line`), by the order in which they began to wait. `done` is the number of messages that each task has
-/// sent.
+/// The tasks that wait to send. `line` has them by the order in which they began to wait, and `done` has the number of messages that each
+/// task has sent.
 #[derive(Default)]
 struct Waiting {
     line: BTreeMap<u64, usize>,
@@ -280,7 +280,7 @@ async fn in_line(
                 before.clone_from(&state.done);
                 state.arrivals
             });
-            // A task that was woken but found no room keeps its position among those that wait.
+            // The task was woken, but the window still has no room. It keeps its position among the waiting tasks.
             state.line.insert(arrival, task);
         } else {
             let others = state.done.iter().zip(&before).map(|(done, before)| done - before);
@@ -293,9 +293,9 @@ async fn in_line(
 }
 
 /// Waiting tasks are woken in the order in which they began to wait, in any executor. So no task sends more than two messages while another
-/// one waits to send one. An executor that polls tasks in the order of their wake-ups keeps this order, so each task sends equally many. An
-/// executor that polls the last woken task first reverses the order of tasks that were woken together. There, some tasks may send twice as
-/// much as others.
+/// task waits to send one. With an executor that polls tasks in the order of their wake-ups, all tasks send the same number of messages.
+/// With an executor that polls the last woken task first, tasks that are woken together send in reverse order, and some tasks may send
+/// twice as many messages as others.
 #[test]
 fn tasks_that_send_on_one_connection_send_as_much_as_each_other() {
     for order in ORDERS {
@@ -322,7 +322,8 @@ fn a_message_costs_one_wake_up_however_many_tasks_wait() {
     }
 }
 
-/// Sends until the window of the connection is closed; its peer must receive nothing. Returns the number of sent messages.
+/// Sends until the window of the connection is closed. The caller ensures that the peer receives nothing meanwhile. Returns the number of
+/// sent messages.
 fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     let (mut sent, mut quiet) = (0_u32, 0);
     while quiet < 3 {
@@ -357,7 +358,7 @@ fn a_dropped_send_passes_its_turn_on() {
         if !drop_with_turn {
             first = Box::pin(std::future::pending());
         }
-        // The peer receives, so there is room again. If the first task still exists, it is woken, but it is not polled.
+        // The peer receives the messages, so the window has room again. If the first task still exists, it is woken, but it is not polled.
         let receiver = there.clone();
         world.wait("room", async move {
             for _ in 0..filled {
@@ -382,7 +383,7 @@ thread_local! {
     static OWNED: RefCell<Vec<Option<Sending>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The waker of a task that was cancelled while it waited. The waker owns the task's future, and drops the future when it is called.
+/// The waker of a task that was cancelled while it waited. A call of the waker drops the task's future, which the waker owns.
 struct Owner(usize);
 
 impl Wake for Owner {
@@ -391,7 +392,8 @@ impl Wake for Owner {
     }
 }
 
-/// If a waker drops the send that it should wake, the turn of this send passes to the next waiting task, which was not woken before.
+/// If a call of a waker drops the send that it should wake, the turn of this send passes to the next waiting task. That task was not woken
+/// before.
 #[test]
 fn a_waker_that_drops_its_send_passes_the_turn_on() {
     let config = || Config::default().receive_depth(8).send_depth(8);
@@ -419,7 +421,7 @@ fn a_waker_that_drops_its_send_passes_the_turn_on() {
     assert_eq!(got, b"last");
 }
 
-/// Room in the window is reserved for the tasks that wait, so `try_send` and new sends cannot overtake them.
+/// Room in the window is reserved for the waiting tasks, so `try_send` and new sends cannot overtake these tasks.
 #[test]
 fn room_for_tasks_that_wait_is_theirs() {
     let config = || Config::default().receive_depth(8).send_depth(8);
@@ -450,7 +452,7 @@ fn room_for_tasks_that_wait_is_theirs() {
     let late = world.begin(async move { late.send(b"late").await });
     world.step();
     assert!(late.borrow().is_none(), "a newcomer overtakes {} that wait", waiting.len());
-    // Nobody was passed over: the waiting sends complete, and then the new one does.
+    // The sends that waited complete first, and then the new send completes.
     receive_all(&mut world, &there);
     for send in waiting {
         world.wait("a message that has waited", send).unwrap();
@@ -458,7 +460,7 @@ fn room_for_tasks_that_wait_is_theirs() {
     world.until("the newcomer", || late.borrow().is_some());
 }
 
-/// A send that was woken and is not polled reserves room for its one message. Other tasks use the remaining room.
+/// A send that was woken but not polled again reserves room for one message only. Other tasks use the remaining room.
 #[test]
 fn a_task_that_does_not_use_its_turn_holds_nobody_up() {
     let config = || Config::default().receive_depth(16).send_depth(16);
@@ -525,7 +527,8 @@ fn small_messages_pass_large_ones_that_wait() {
             .large_messages(|l| l.eager_limit = 0)
             .large_messages(|l| l.max_message = 1 << 20)
             .large_messages(|l| l.memory = memory);
-        // The server's program receives nothing. So its reactor fetches only as many large messages as its memory allows.
+        // The server's program receives nothing. So the server's reactor fetches only as many large messages as fit into its memory for
+        // them.
         let server =
             Config::default().large_messages(|l| l.max_message = 1 << 20).large_messages(|l| l.memory = 1 << 20);
         let mut world = World::new(Order::FirstWokenFirst, server, client);

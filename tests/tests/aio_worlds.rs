@@ -69,8 +69,8 @@ impl Fate {
         .await
     }
 
-    /// Creates a future again and again, each time with more polls on average before it is dropped, until one completes. Returns its
-    /// output.
+    /// Creates a future and polls it, until a future completes. Each future that does not complete is dropped, and the next one gets more
+    /// polls on average. Returns the output.
     async fn insist<T, F: Future<Output = T>>(&self, mut make: impl FnMut() -> F) -> T {
         let mut patience = 1;
         loop {
@@ -131,7 +131,7 @@ impl Line {
     }
 }
 
-/// A message that waits to be sent. Dropping this removes the message from the line.
+/// A message that waits to be sent. When this value is dropped, the message is removed from the line.
 struct InLine<'a> {
     line: &'a Line,
     number: Option<u64>,
@@ -163,7 +163,7 @@ fn content(client: u8, task: u8, number: u32, len: usize) -> Vec<u8> {
 }
 
 /// The waiting messages of one end of a connection, in two lines: messages that fit into one buffer of the peer, and longer ones. A message
-/// may overtake those of the other line.
+/// may overtake the messages of the other line.
 #[derive(Clone)]
 struct Lines {
     buffer: usize,
@@ -219,8 +219,8 @@ async fn serve(net: AsyncReactor, listener: AsyncListener, tasks: Tasks, fate: F
     }
 }
 
-/// Connects a client, and checks that each of its requests is answered exactly once. If only one task answers and only one receives, the
-/// answers must come in order.
+/// Connects a client, and checks that each of its requests is answered exactly once. If only one task answers requests and only one task
+/// receives answers, the answers must arrive in the order of the requests.
 async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, tasks: Tasks, fate: Fate) {
     let conn = loop {
         match fate.insist(|| net.connect(SERVER.into())).await {

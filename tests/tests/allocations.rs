@@ -9,12 +9,12 @@ use rdma_reactor_tests::steady::{Side, Steady, Work};
 
 const TIMES: u64 = 10_000;
 
-/// The largest number of measurements until one finds no allocation.
+/// The largest number of measurements. The test stops earlier if a measurement finds no allocation.
 const ROUNDS: usize = 50;
 
-/// Counts the allocations of both sides while an operation runs ten thousand times. Returns the smallest count of up to `ROUNDS`
-/// measurements. Another ten thousand operations run before the first measurement. One measurement without an allocation is enough: on a
-/// busy machine a queue may grow, once, and then it keeps its length. Code that allocates for each message does so in every measurement.
+/// Counts the allocations of both sides during ten thousand operations. Returns the smallest count of up to `ROUNDS` measurements, which
+/// follow ten thousand operations without a measurement. One measurement without an allocation is enough: code that allocates for each
+/// message does so in every measurement, but a queue that grows on a busy machine grows once, and then keeps its length.
 fn allocations(work: Work, mode: SecurityMode) -> u64 {
     let mut steady = Steady::secured(work, Side::Client, mode);
     steady.repeat(TIMES);

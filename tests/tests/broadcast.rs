@@ -18,8 +18,8 @@ use rdma_reactor_tests::sim::tcp::address;
 const DEPTH: usize = 16;
 const MESSAGES: u64 = 400;
 
-/// The time between two messages of a publisher. Once the broadcast has refused a message, the publisher instead publishes whenever there
-/// is room.
+/// The time between two messages of a publisher. After the broadcast has refused a message, the publisher no longer waits for this time: it
+/// publishes whenever the broadcast has room.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// Returns the content of a message: its number, and bytes that depend on the number.
@@ -42,8 +42,8 @@ struct Log {
     done: bool,
 }
 
-/// A program that publishes `MESSAGES` messages once all receivers are connected. The private data of a receiver are its policy (the first
-/// letter of drop, close or wait) and its number.
+/// A program that publishes `MESSAGES` messages once all receivers are connected. A receiver sends its policy (the first letter of drop,
+/// close or wait) and its number in the private data of its connect request.
 struct Publisher {
     broadcast: Broadcast,
     receivers: usize,
@@ -76,8 +76,8 @@ impl Publisher {
         }
     }
 
-    /// Sets `done` in the log if all messages are published and sent. If the broadcast has ever refused a message, first publishes messages
-    /// until the next refusal, because there may be room now.
+    /// Sets `done` in the log if all messages are published and sent. If the broadcast has ever refused a message, this function first
+    /// publishes messages until the next refusal, because the broadcast may have room now.
     fn go_on(&mut self, cx: &mut Context<'_>) {
         if self.log.borrow().refused > 0 {
             while self.log.borrow().published < MESSAGES && self.publish(cx) {}
@@ -179,7 +179,8 @@ struct History {
     took: Duration,
     /// The largest number of memory regions that the publisher had registered at the same time.
     regions: usize,
-    /// The largest number of bytes of large messages that the publisher had copied for single receivers.
+    /// The largest value of `MemoryStats::copied_bytes` at the publisher: the bytes of the copies that it makes of a large message for each
+    /// receiver separately.
     copied: usize,
 }
 
@@ -249,7 +250,7 @@ fn config() -> Config {
     Config::default().receive_depth(16)
 }
 
-/// The longest time of the publisher if no receiver delays it. It includes a margin for the resolution of timers.
+/// The longest time that the publisher may need if no receiver delays it. It includes a margin for the resolution of timers.
 const UNDISTURBED: Duration = PERIOD.saturating_mul(MESSAGES as u32 * 3 / 2);
 
 #[test]
@@ -307,7 +308,7 @@ fn receivers_that_are_stuck_hold_nobody_back() {
     assert!(of.got[1] == all() && of.got[3] == all() && of.took < UNDISTURBED, "{:?}", of.took);
     assert_eq!(of.log.refused, 0);
     let [first, second] = [1, 3].map(|number| of.log.tallies[&number]);
-    // More messages were lost in flight to the first receiver than there are slots.
+    // The messages that were lost in flight to the first receiver outnumber the slots of the broadcast.
     assert!(first.sent > 20 && first.dropped > 0 && first.lost > 2 * DEPTH as u64, "{first:?}");
     assert_eq!(first.sent + first.dropped + first.lost, MESSAGES, "{first:?}");
     assert!(second.sent > 150 && second.dropped == 0 && second.lost > 0, "{second:?}");

@@ -83,7 +83,7 @@ fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
             let received = p.c.received;
             p.client.context().send(third, b"not for the others").expect("room");
             p.until("it is back", |p| p.c.received == received + 1);
-            // Dropping the reactor releases the objects that remain.
+            // Dropping the old reactor releases the objects that remain.
             (p.client, p.c) = (Reactor::new(self::config()).expect("a reactor"), Probe::default());
             p.until("the peer is notified of the ends", |p| p.s.live() == 0);
             p.finish();

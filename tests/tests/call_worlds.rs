@@ -1,6 +1,6 @@
-//! Calls (`call::Calls`) on virtual time, over a network that is slow in every respect. Sides stop, close, are killed, drained or aborted
-//! at random. Each call must end exactly once, within its time, and with the answer to its own request. A call that is reported as unserved
-//! must not have been served.
+//! Calls (`call::Calls`) on virtual time, over a simulated network with random delays and short writes. Sides stop, close, are killed,
+//! drained or aborted at random. Each call must end exactly once, by its deadline, and with the answer to its own request. A call that is
+//! reported as unserved must not have been served.
 //!
 //! `CALL_WORLDS=100` sets the number of worlds (default: 4,000), and `CALL_SEED=7` runs only the world with that seed.
 
@@ -23,7 +23,7 @@ use rdma_reactor_tests::sim::trace::Trace;
 
 /// The number of random actions in a simulated world.
 const ACTS: u64 = 150;
-/// The number of simulation steps in which everything must have ended.
+/// The number of simulation steps within which all calls and connections must have ended.
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
 /// How much later than its deadline a call may end, because a turn runs late, in ns.
@@ -123,7 +123,8 @@ struct State {
     calls: Calls<u64>,
     up: Vec<ConnectionId>,
     held: Vec<(RequestId, Vec<u8>)>,
-    /// The limits on the requests that a program holds: on their number in all, on their number per connection, and on their bytes.
+    /// Three limits on the requests that a program holds: the number of all requests, the number of requests of one connection, and the
+    /// number of bytes.
     most: [usize; 3],
 }
 

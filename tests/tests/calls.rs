@@ -253,7 +253,7 @@ fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     let flood = Flood { left: 3000, kept: Vec::new() };
     let mut nodes = [Node::new(server, Box::new(server_side)), Node::new(client, Box::new(flood))];
     until(&fabric, &mut nodes, "all requests have arrived", |_| stats.get().overloaded == 3000);
-    // Up to 64 refusals were sent before the window was closed.
+    // Up to 64 refusals were sent before the peer's window had no more room.
     let dropped = stats.get().refusals_dropped;
     assert!((3000 - 1024 - 64..=3000 - 1024).contains(&dropped), "{:?}", stats.get());
 }

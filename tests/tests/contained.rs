@@ -161,7 +161,8 @@ fn panics_in_fill_lose_no_buffer() {
                 sent += 1;
             }
         }
-        // The peer grants credits in groups. So each of the two connections may have only one credit at this moment.
+        // The peer grants credits in groups. So each of the two connections may have as little as one credit at this
+        // moment.
         assert!(sent >= 2, "{sent} messages had room");
         until(&fabric, &mut nodes, "traffic afterwards", |_| {
             server.book.borrow().received.len() == (chunks + sent) * TEXT.len()

@@ -1,14 +1,15 @@
 //! Datagrams of whole reactors on virtual time. Endpoints open, look each other up, join groups, send and close. Meanwhile packets are
-//! lost, duplicated, damaged, late and out of order, sockets are full, and paths are silent for a while.
+//! lost, duplicated, damaged, late and out of order, sockets are full, and some paths lose all packets for a while.
 //!
 //! The test checks the promises of `DatagramHandler`:
 //!
 //! - Each accepted datagram completes once and in order.
-//! - A received datagram was sent to this endpoint, byte by byte. It arrives at most twice, because the network may duplicate it once.
-//! - Each lookup and each join ends once, within its time.
-//! - After a refused send, the program is notified once when there is room.
-//! - A closed endpoint ends within its time, and no callback follows.
-//! - After the network is restored, all endpoints are found and receive.
+//! - A received datagram was sent to this endpoint, with exactly these bytes. It arrives at most twice, because the network may duplicate
+//!   it once.
+//! - Each lookup and each join ends once, within its time limit.
+//! - After a refused send, the program is notified once that it can send again.
+//! - A closed endpoint ends within its time limit, and no callback follows.
+//! - After the network works again, each endpoint can be looked up and receives datagrams.
 //! - No socket remains at the end.
 //!
 //! `ENDPOINT_WORLDS=100` sets the number of worlds (default: 1,000), and `ENDPOINT_SEED=7` runs only the world with that seed.
@@ -89,7 +90,8 @@ struct Known {
     /// The groups that are being joined, and the time by which each join must end, in ns.
     joins: Vec<(IpAddr, u64)>,
     groups: BTreeSet<IpAddr>,
-    /// All groups in which the endpoint ever was. A datagram that arrived before the endpoint left its group may be delivered later.
+    /// All groups of which the endpoint was ever a member. A datagram that arrived before the endpoint left its group may be delivered
+    /// after that.
     were: BTreeSet<IpAddr>,
     /// True from a refused send until the program is notified of room.
     refused: bool,
@@ -364,7 +366,7 @@ impl World {
                     known.refused = true;
                     return;
                 }
-                // The endpoint has left the group in the meantime.
+                // The endpoint has left the group since the test chose the group as the destination.
                 Err(SendErrorKind::Closed) if matches!(target, Target::Group(_)) => {}
                 Err(error) => panic!("{id} to {target:?}: {error:?}"),
             }
@@ -440,7 +442,7 @@ impl World {
         self.programs.iter().all(|program| program.0.borrow().endpoints.values().all(&holds))
     }
 
-    /// Restores the network, and checks that all other endpoints can find the first one and that their datagrams arrive.
+    /// Restores the network. Then checks that all other endpoints find the first one, and that their datagrams arrive at it.
     fn calm(&mut self) {
         let mut fabric = lock(&self.fabric);
         fabric.mend();

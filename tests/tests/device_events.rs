@@ -1,6 +1,6 @@
-//! Events of devices and of the connection manager that arrive at the wrong time, or never, on virtual time. Each event is produced at each
-//! step of a scripted life ([`rdma_reactor_tests::life`]). In a life, connections are established in both directions, use every operation,
-//! and end.
+//! Events of devices and of the connection manager that arrive at the wrong time, or never, on virtual time. The tests run a script
+//! ([`rdma_reactor_tests::life`]) in which connections are established in both directions, use every operation, and end. Each event is
+//! produced at each step of the script.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,9 +26,9 @@ use rdma_transport::event::DeviceEventKind;
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 use rdma_transport::wc::{Failure, WcStatus};
 
-/// The virtual time in which a scripted life of connections must end, in ns.
+/// The virtual time within which the script of all connections must be complete, in ns.
 const PATIENCE: u64 = 30_000 * MS;
-/// The number of simulation steps in which a scripted life of connections must end.
+/// The number of simulation steps within which the script of all connections must be complete.
 const STEPS: u64 = 300_000;
 
 /// A node whose device can be made to produce events, and its peer.
@@ -57,8 +57,8 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow().open(kind)).sum()
     }
 
-    /// Runs two scripted lives: node 0 connects in one, and its peer connects in the other. At step `at` and at the following step, the
-    /// device of node 0 produces the event `said`.
+    /// Runs the script twice: node 0 opens the connection in one run, and its peer opens it in the other run. At step `at` and at the
+    /// following step, the device of node 0 produces the event `said`. With `None`, it produces no event.
     fn round(&mut self, at: Option<u64>, said: Said, what: &str) {
         for from in 0..2 {
             self.programs[from].open(&mut self.nodes[from].reactor.context(), address(1 - from, 7471), Kind::Life);
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// Returns the connections of node 0 that did not end in order.
+    /// Returns the connections of node 0 that ended before their script was complete.
     fn undone(&self) -> Vec<Ended> {
         self.programs[0].0.borrow().ended.iter().filter(|ended| !ended.done).cloned().collect()
     }
@@ -96,8 +96,8 @@ impl World {
     }
 }
 
-/// Runs a scripted life without events, and then one life for each of its steps, with the event `said` at that step. Each connection that
-/// does not end in order must have a reason that satisfies `is_true`. Returns the number of such connections in all lives.
+/// Runs the script once without events, and then once for each of its steps, with the event `said` at that step. Each connection that ends
+/// before its script is complete must have a reason for which `is_true` returns true. Returns the number of such connections in all runs.
 fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     let mut quiet = World::new();
     quiet.round(None, said, "nothing happens");
@@ -370,8 +370,8 @@ fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     Reactor::with_parts(config(), parts).expect("settings in range")
 }
 
-/// Row 35 of `docs/reliability.md`. Completions that arrive after their connection has ended are only counted. If the device discards them
-/// with the queue pair, none is counted.
+/// Row 35 of `docs/reliability.md`. Completions that arrive after their connection has ended are counted, and have no other effect. If the
+/// device discards them with the queue pair, none is counted.
 #[test]
 fn completions_of_connections_that_are_gone_are_counted() {
     // Six receives are posted at the end: all except the two that the hello and the goodbye have used.
@@ -391,7 +391,7 @@ fn completions_of_connections_that_are_gone_are_counted() {
         assert_eq!((stats.connections.disconnected, stats.completions.stale), (1, stale), "{stats:?}");
         let (all, free) = nodes[0].reactor.pool_levels();
         assert_eq!(all, free, "the receives are free");
-        // The late completions have freed their entries of the completion queue, so many more connections fit on the queue.
+        // The late completions have released their entries of the completion queue, so the queue has room for many more connections.
         for _ in 0..200 {
             let conn = nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
             until(&fabric, &mut nodes, "it is up", |nodes| nodes[0].reactor.stats().connections.current == 1);

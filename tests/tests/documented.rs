@@ -161,8 +161,8 @@ fn a_function_without_an_example_is_found() {
     );
 }
 
-/// Enums whose variants must each have a row in a table. An entry has four texts: the file and the name of the enum, the page of the table,
-/// and the beginning of the heading above the table.
+/// Enums for which a table must have one row per variant. An entry has four texts: the file and the name of the enum, the page of the
+/// table, and the beginning of the heading above the table.
 const TABLES: [(&str, &str, &str, &str); 7] = [
     ("reactor/src/error.rs", "Error", "docs/guide/errors.md", "## `Error`"),
     ("reactor/src/error.rs", "SendErrorKind", "docs/guide/errors.md", "## `SendErrorKind`"),

@@ -20,7 +20,8 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Collects the faults of all files below `path`. `name` is its path from the root of the project, and the key in `found`.
+/// Collects the faults of all files below `path`. `name` is the path from the root of the project. It is also the key under which a file's
+/// faults are in `found`.
 fn check(path: &Path, name: &str, found: &mut BTreeMap<String, Vec<String>>) {
     let is_link = fs::symlink_metadata(path).is_ok_and(|data| data.is_symlink());
     if is_link || SKIPPED.contains(&name) || name.ends_with("/target") {

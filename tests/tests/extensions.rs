@@ -1,5 +1,5 @@
 //! Immediate data and atomics of the embedded provider. The reactor offers these extensions in its greeting, and uses them only if the
-//! peer's greeting has them, too. A connection with raw framing has no greeting; there, the program states if its peer has the extensions.
+//! peer's greeting offers them, too. A connection with raw framing has no greeting, so the program states if its peer has the extensions.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -36,8 +36,8 @@ impl Handler for Client {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {}
 }
 
-/// A peer that is a bare socket. If `accept` gets feature bits, the peer's greeting has these bits. If `accept` gets `None`, the peer uses
-/// raw framing, which has no greeting.
+/// A peer that is a plain socket. If `accept` is called with feature bits, the peer's greeting has these bits. If `accept` is called with
+/// `None`, the peer uses raw framing, which has no greeting.
 struct Peer {
     stream: TcpStream,
 }
@@ -118,8 +118,8 @@ fn not_without_the_peers_word() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The frames are the first message of the connection, the hello, and the program's Write with immediate data, which becomes a Write
-        // and a message with the immediate data.
+        // Four frames have arrived: the zero-length RDMA Write that completes the MPA handshake, the hello, and the two frames by which the
+        // reactor replaces the program's Write with immediate data: a Write, and a message with the immediate data.
         let got = [peer.opcode(), peer.opcode(), peer.opcode(), peer.opcode()];
         assert_eq!(got, [Opcode::Write, Opcode::Send, Opcode::Write, Opcode::Send]);
     }
@@ -154,7 +154,7 @@ fn with_raw_framing_the_program_knows() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The Write that is the first message of the connection precedes the program's messages.
+        // The zero-length RDMA Write that completes the MPA handshake precedes the program's messages.
         let wanted = if known {
             &[Opcode::Write, Opcode::Write, Opcode::Immediate, Opcode::Send][..]
         } else {
@@ -199,7 +199,8 @@ fn the_next_message_solicits_an_event() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The frames are the first message of the connection, the hello, the message before `solicit`, and at least one ping.
+        // The first four frames are the zero-length RDMA Write that completes the MPA handshake, the hello, the message that the program
+        // sent before `solicit`, and a ping.
         assert_eq!([(); 4].map(|()| peer.opcode()), [Opcode::Write, Opcode::Send, Opcode::Send, Opcode::Send]);
         let mut next = peer.opcode();
         while next == Opcode::Send {

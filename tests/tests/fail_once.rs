@@ -1,9 +1,9 @@
-//! Every fallible call below a reactor fails once, with each error that it can return, at each step of a scripted life. In the life, a node
+//! Every fallible call below a reactor fails once, with each error that it can return, at each step of a script. In the script, a node
 //! listens, and connections are established in both directions and use every operation ([`rdma_reactor_tests::life`]). Meanwhile another
 //! connection requests echoes. In other runs a callback of the program panics instead.
 //!
-//! After each failure, nothing may panic or hang. Each connection must have ended once, with a true reason. Connections that did not use
-//! the failed call must have continued. New connections must work, and no state may remain.
+//! After each failure, nothing may panic or hang. Each connection must have ended once, with the actual reason. Connections that did not
+//! use the failed call must have continued. New connections must work, and no state may remain.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,7 +29,8 @@ const NEIGHBOUR: usize = 2;
 const PAUSE: Duration = Duration::from_millis(1);
 /// The virtual time in which a condition of a test must become true, in ns.
 const PATIENCE: u64 = 30_000_000_000;
-/// The virtual time that the test waits after a failure, in ns. Each connection that the failure ends has begun to end by then.
+/// The virtual time that the test waits after a failure, in ns. Within this time, each connection that must end because of the failure
+/// begins to end.
 const CALM: u64 = 200_000_000;
 /// The number of simulation steps in which a condition must become true.
 const STEPS: u32 = 300_000;
@@ -183,7 +184,8 @@ impl World {
         self.until("drained", |world| world.nodes.iter().all(|node| node.reactor.is_drained()));
     }
 
-    /// Returns the number of connections and calls that did not end in order, on the node that has most of them.
+    /// For each node, takes the number of calls that returned an error, or the number of connections that ended before their script was
+    /// complete, whichever is larger. Returns the largest of these numbers.
     fn undone(&self) -> usize {
         let of = |program: &Program| {
             let book = program.0.borrow();
@@ -234,7 +236,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let may_fail = usize::from(cost == Cost::Turn);
         let must_fail = if call == Call::NetPoll { 0 } else { may_fail };
         assert!((must_fail..=may_fail).contains(&world.turns_failed.len()), "{:?}", world.turns_failed);
-        // Nothing fails in the second round, so it shows that the node still serves new connections.
+        // Nothing fails in the second run of the script, so this run shows that the node still serves new connections.
         if world.books(Kind::Ping) == 0 {
             world.open(NEIGHBOUR, UNDER_TEST, Kind::Ping);
         }
@@ -250,8 +252,8 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let (all, free) = node.reactor.pool_levels();
         let stats = node.reactor.stats();
         assert_eq!(stats.connections.current, 0, "{stats:?}");
-        // If the device refuses to destroy a queue pair, the reactor never releases the buffers of the connection and the regions of its
-        // operations.
+        // If the device refuses to destroy a queue pair, the reactor never releases the buffers of the connection, nor the regions that its
+        // operations use. Otherwise everything must be released.
         if stats.connections.undestroyed == 0 {
             assert_eq!((all, stats.memory.regions), (free, 0), "{stats:?}");
             assert_eq!((stats.memory.fetched_bytes, stats.memory.copied_bytes), (0, 0), "{stats:?}");
@@ -331,7 +333,8 @@ fn a_turn_that_a_panic_has_ended_is_the_last() {
     assert!(matches!(again, Err(Error::Panicked)), "{again:?}");
 }
 
-/// Checks that each connection of the node under test that did not end in order has a reason that fits the failure.
+/// Checks the connections of the node under test that ended before their script was complete: each must have a reason that fits the
+/// failure.
 fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     let Some((_, _, failure, cost)) = fault else { return };
     let text = failure.system().to_string();

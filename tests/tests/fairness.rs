@@ -10,7 +10,7 @@ use rdma_reactor_tests::sim::neighbour::{EmptyWrites, Flood, Ping, Server, Stree
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// The number of messages of the flood that are in flight.
+/// The number of the flood's messages that are in flight at the same time.
 const FLOOD: u32 = 2_000;
 
 /// Measures echoes, with or without a flood on another connection. Returns the 99th percentile of the time of an echo
@@ -50,8 +50,8 @@ fn a_dead_peer_is_given_up_beside_a_flood() {
         let stats = nodes[0].reactor.stats().connections;
         assert_eq!((stats.keepalive_timeouts, stats.current), (1, 1), "the flood is alive: {stats:?}");
         println!("given up after {took:?}");
-        // The last sign of life may be up to one ping interval of 10 ms older than the death. The flush of the queue
-        // pair adds some time.
+        // The peer may have sent its last sign of life up to one ping interval (10 ms) before it died. The flush of the
+        // queue pair adds some time.
         assert!(took >= TIMEOUT - Duration::from_millis(1) && took < TIMEOUT * 3, "given up after {took:?}");
     }
 }

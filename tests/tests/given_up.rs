@@ -193,7 +193,8 @@ fn a_buffer_of_a_device_that_was_given_up_is_refused() {
     each_way(|how, config| {
         let mut world = World::new(config);
         let (conn, _) = world.connect();
-        // There are more buffers than the new pool has at first. So the offsets of the last ones are outside of its memory.
+        // The test holds more buffers than the new pool has at first. So the offsets of the last buffers are outside of the new pool's
+        // memory.
         let old = world.buffers(conn, 400);
         world.give_up(how);
         let (conn, there) = world.connect();
@@ -253,7 +254,8 @@ fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
 
 #[test]
 fn messages_outlive_their_device() {
-    // With a transfer memory of 4 KiB, the reactor cannot join a message in several buffers, so the message keeps its buffers.
+    // With a transfer memory of 4 KiB, the reactor has no room to copy a message that is in several buffers into one piece, so the message
+    // keeps its buffers.
     for transfer_memory in [1 << 20, 4 << 10] {
         each_way(|how, config| {
             let mut world = World::new(
@@ -280,7 +282,8 @@ fn messages_outlive_their_device() {
                 for (nth, message) in server.0.borrow().kept.iter().enumerate() {
                     assert!(message.iter().all(|&byte| byte == message[0]), "message {nth} after round {round}");
                 }
-                // One message is dropped and one is released. The test keeps the others while the device is given up again.
+                // The test drops one message and releases another one. It keeps the remaining messages while the device fails or is removed
+                // again.
                 let dropped = server.0.borrow_mut().kept.pop();
                 drop(dropped);
                 let released = server.0.borrow_mut().kept.remove(0);

@@ -23,7 +23,7 @@ const LATE: u64 = 1_000_000;
 
 const SPIN: Wait = Wait::Spin(Duration::from_secs(60));
 
-/// The event that a program under load waits for.
+/// The event for which a program under load waits.
 enum Wanted {
     /// The program's own descriptor becomes readable. The descriptor is one end of a socket pair. The program writes to the other end,
     /// which is this stream.
@@ -135,7 +135,8 @@ fn a_call_is_heard_under_load() {
     served_under_load(|reactor| Wanted::Call(reactor.handle()));
 }
 
-/// Sends of other threads wait while the send queue is full. The reactor posts them when a turn finds room, although nothing wakes it.
+/// Sends of other threads wait while the send queue is full. The reactor posts them in a turn that finds room in the send queue. Nothing
+/// needs to wake the reactor for this.
 #[test]
 fn sends_of_other_threads_go_out_when_there_is_room() {
     const SENDS: u64 = 1_000;
@@ -164,7 +165,8 @@ fn sends_of_other_threads_go_out_when_there_is_room() {
     assert_eq!(peer.received, SENDS);
 }
 
-/// A program that sends one message back and forth, `left` times. With `None` it only returns messages.
+/// A program that sends one message back and forth. `left` is the number of times that it still sends the message. With `None`, the program
+/// only returns the messages of its peer.
 struct Shuttle {
     left: Option<u64>,
     /// The count of polling rounds at the first message and at the last one.

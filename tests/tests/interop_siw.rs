@@ -19,10 +19,10 @@ use rdma_transport::{Access, DeviceId, DisconnectCause, Provider, RemoteKey, Sen
 
 const NONE: SendFlags = SendFlags::empty();
 const LARGEST: usize = 16 << 20;
-/// The offset of the payload's source in each memory. Source and sink begin at a page, because `siw` corrupts a small
-/// payload that crosses a page boundary.
+/// The offset of the source of the payload in the memory of an end. The source and the sink begin at page boundaries,
+/// because `siw` corrupts a small payload that crosses a page boundary.
 const SOURCE: usize = 0;
-/// The offset of the payload's sink.
+/// The offset of the sink of the payload in the memory of an end.
 const SINK: usize = LARGEST + (1 << 20);
 /// The size of the memory of each end.
 const MEMORY: usize = 2 * SINK;
@@ -148,8 +148,8 @@ fn everything(pair: &mut Pair, ours: Side) {
             salt = u8::wrapping_add(salt, 17);
             send(pair, from, SendOp::Send, len, NONE, salt);
             write(pair, from, len, salt ^ 0x55);
-            // The answer of siw to a Read of zero bytes is unreliable, because it depends on earlier messages. So the
-            // embedded provider sends no such Read to siw.
+            // A Read of zero bytes is posted only at the embedded end, which completes it without sending it, because
+            // siw may answer with the data of an earlier Read. The provider on siw posts a Write of zero bytes instead.
             if len > 0 || from == ours {
                 read(pair, from, len, salt ^ 0xaa);
             }

@@ -21,8 +21,8 @@ fn read(region: &Region, offset: u64, size: u32) -> ReadRequest {
     ReadRequest { sink_stag: 7, sink_offset: 0x1000, size, source_stag: region.stag, source_offset: offset }
 }
 
-/// Sends `octets` to a new connection, once as a whole and once byte by byte. Checks the Terminate, the event, and that
-/// the memory of `region` is unchanged.
+/// Sends `octets` to a new connection, once as a whole and once byte by byte. Checks that the peer gets a Terminate with the cause `want`,
+/// that the program's event names the same cause, and that the memory of `region` is unchanged.
 #[track_caller]
 fn expect(target: &mut Target, region: &Region, receives: usize, crc: bool, octets: &[u8], want: Cause) {
     let before = target.inspect(region);
@@ -261,7 +261,8 @@ fn regions_that_are_not_the_peers() {
     expect(&mut target, &region, 1, true, &fpdu_untagged(&take, b"", true), Cause::RDMAP_CANNOT_INVALIDATE);
 }
 
-/// Row 58 of `docs/reliability.md`. A region is deregistered while a part of a Write to it has not arrived.
+/// Row 58 of `docs/reliability.md`. A region is deregistered after the first part of a Write to this region has arrived, and before the
+/// rest.
 #[test]
 fn a_region_gone_under_a_write() {
     for crc in [true, false] {
@@ -276,8 +277,8 @@ fn a_region_gone_under_a_write() {
             }
             target.iwarp.deregister(region.inner.id).unwrap();
             let before = target.inspect(&region);
-            // Without CRCs, segments that arrived earlier may be placed. With CRCs, a Write of one frame is placed as a
-            // whole or not at all.
+            // Without CRCs, the part of the Write that arrived before the deregistration may be placed. With CRCs, a Write of one frame is
+            // placed as a whole or not at all.
             assert!(!crc || before.iter().all(|&byte| byte == 0));
             peer.send(&octets[cut..]);
             assert_eq!(peer.terminated(&mut target), Cause::DDP_TAGGED_INVALID_STAG, "{cut}");

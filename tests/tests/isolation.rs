@@ -30,8 +30,8 @@ fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     let breaks = [Call::PollCq, Call::ReqNotify];
-    // In each run, `more` further calls of the kind `call` succeed, and all later ones fail. So different calls are the first to fail:
-    // some polls only look for work before a sleep, and others process completions.
+    // In each run, `more` further calls of the kind `call` succeed, and all later ones fail. The number is varied, so that the first call
+    // to fail is sometimes a poll that only looks for work before a sleep, and sometimes one that processes completions.
     for (call, more) in breaks.into_iter().flat_map(|call| (0..8).map(move |more| (call, more))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).timeouts(|t| t.flush = Duration::from_millis(20));
@@ -41,7 +41,7 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
             let conn = p.connect();
             gate.break_after(call, more);
             p.client.context().set_timer(Duration::from_millis(5), 7);
-            // The messages give the reactor something to poll, and a reason to arm the completion queue.
+            // The messages ensure that the reactor polls the completion queue and arms it.
             while disconnect(&p.c).is_none() {
                 if let Err(error) = p.client.context().send(conn, b"into the void") {
                     assert!(matches!(error, SendErrorKind::WouldBlock(_) | SendErrorKind::Closed), "{error}");

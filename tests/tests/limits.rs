@@ -54,7 +54,7 @@ fn config() -> Config {
         .timeouts(|t| t.close = ms(20))
 }
 
-/// The time in ns and the reason of each end of a program's connections.
+/// The ends of a program's connections: the time of each end in ns, and the reason.
 #[derive(Clone, Default)]
 struct Ends(Rc<RefCell<Vec<(u64, DisconnectReason)>>>);
 
@@ -109,7 +109,7 @@ impl Handler for Rude {
     }
 }
 
-/// Returns a server with `program`, and a peer with `rude` that has begun to connect to it.
+/// Returns two nodes: a server that runs `program`, and a peer that runs `rude` and has begun to connect to the server.
 fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude: Rude) -> [Node; 2] {
     let mut nodes =
         [Node::new(reactor(0, fabric, server), program), Node::new(reactor(1, fabric, config()), Box::new(rude))];

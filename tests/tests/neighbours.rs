@@ -47,8 +47,8 @@ fn beside(what: &str, pause: u64, join: impl FnOnce(&mut Street), mut act: impl 
     stats
 }
 
-/// Does the same as [`beside`], with `count` hostile sockets. One socket acts every `pause` ns, each in turn. `act` gets the socket, and
-/// the number of its earlier acts.
+/// Does the same as [`beside`], with `count` hostile sockets. Every `pause` ns, the next socket acts, in a cycle. `act` is called with this
+/// socket and the number of its earlier acts.
 fn beside_sockets(what: &str, count: usize, pause: u64, act: impl Fn(&mut Hostile, u64)) -> Stats {
     let (mut sockets, mut acts) = (Vec::new(), 0_u64);
     beside(
@@ -83,7 +83,7 @@ fn slow_handshakes_delay_nobody() {
     assert_eq!(stats.connections.connected, 1, "none of them is up yet");
 }
 
-/// Connections send junk instead of a startup frame, and are opened again.
+/// Hostile sockets send junk instead of a startup frame. After some junk, each opens a new connection.
 #[test]
 fn junk_delays_nobody() {
     let stats = beside_sockets("junk", 20, 10 * US, |socket, nth| match nth % 8 {
@@ -240,7 +240,8 @@ fn reads_at_full_depth_delay_nobody() {
     let library = |fabric: &Shared| Box::new(Library(Server(Arc::clone(fabric)), Vec::new())) as Box<dyn Handler>;
     let alone = Street::new(&config(), library).p99(u64::MAX, |_| {});
     let mut street = Street::new(&config(), library);
-    // A toll of 100 ps per byte is the time to copy a byte and compute its CRC, at about 10 GB/s.
+    // The server needs 100 ps for each byte that it receives or sends. This is the time to copy the byte and compute its CRC at about 10
+    // GB/s.
     lock(&street.fabric).toll = 100;
     street.until(10, u64::MAX, |_| {});
     street.add(&config(), Box::<Reads>::default());
@@ -263,7 +264,7 @@ impl Handler for Keeps {
     }
 }
 
-/// A program that sends messages of one buffer and larger ones in turn, as many as the window allows.
+/// A program that sends as many messages as the window allows, alternately one that fits into one buffer and a larger one.
 struct Hoard;
 
 impl Handler for Hoard {
@@ -291,7 +292,8 @@ fn kept_messages_delay_nobody() {
     assert!(beside <= 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// Checks the measurement itself: if time is lost every 0.1 ms, the percentile must be more than twice as high.
+/// Checks the measurement itself: a run in which the time jumps ahead every 0.1 ms must have a percentile more than twice as high as a run
+/// without jumps.
 #[test]
 fn the_measurement_sees_a_delay() {
     let slow = |pause: u64| {
@@ -306,9 +308,9 @@ fn the_measurement_sees_a_delay() {
     assert!(beside > 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// Four peers send messages without payload, immediate data, pings or grants, as fast as their credits allow. A turn handles only a limited
-/// share of messages of each connection. If the program is called for these messages, an echo waits for at most two shares of each peer.
-/// Otherwise they cost nearly nothing.
+/// Four peers send messages without payload, immediate data, pings or grants, as fast as their credits allow. A turn handles at most a
+/// fixed number of messages of each connection, its share. If the program gets a callback for each of these messages, an echo waits for at
+/// most two shares of each peer. If the program gets no callback, these messages cost nearly nothing.
 #[test]
 fn floods_within_credits_delay_nobody_beyond_their_shares() {
     const PEERS: u64 = 4;

@@ -9,8 +9,8 @@ conformance!(rxe, rdma_reactor_tests::conformance::Setup::device("RXE"));
 conformance!(shared siw_shared, rdma_reactor_tests::conformance::Setup::device("SIW").shared(128));
 conformance!(shared rxe_shared, rdma_reactor_tests::conformance::Setup::device("RXE").shared(128));
 
-// These runs differ from the default, in which reactors are spread over the completion vectors, and all connections of a reactor share one
-// completion queue.
+// By default, reactors are spread over the completion vectors, and all connections of a reactor share one completion queue. The runs below
+// use one fixed vector, or one completion queue per connection.
 conformance!(queues siw_vector, rdma_reactor_tests::conformance::Setup::device("SIW").on_vector(1));
 conformance!(queues rxe_vector, rdma_reactor_tests::conformance::Setup::device("RXE").on_vector(1));
 conformance!(queues siw_queues, rdma_reactor_tests::conformance::Setup::device("SIW").own_queues());

@@ -35,7 +35,8 @@ rdma_reactor_tests::conformance!(exchanged rxe, rdma_reactor_tests::conformance:
     ..rdma_reactor_tests::conformance::Setup::device("RXE")
 });
 
-/// The reactor's options for connecting by exchange, and errors. The peer is another process, or a byte stream that the test writes.
+/// Tests of the reactor's options for connecting by exchange, and of errors. The peer is another process, or the test itself, which writes
+/// the bytes of the TCP stream.
 mod faults {
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener};

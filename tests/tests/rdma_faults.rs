@@ -24,8 +24,9 @@ const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
 const HIT: usize = 8;
 /// The number of connections that are being established when a fault hits.
 const RISING: usize = 4;
-/// The number of messages that each side has in flight on each connection. The credits suffice even if the messages of both sides travel in
-/// one direction. Of 16 credits, 3 are for control messages, and the peer may not have granted half of the remaining 13 again yet.
+/// The number of messages that each side has in flight on each connection. All of them may be in flight in one direction at the same time,
+/// so the credits must suffice for the messages of both sides. Of 16 credits, 3 are for control messages. Of the remaining 13, the peer may
+/// hold back up to half before it grants them again.
 const MESSAGES: usize = 2;
 /// The length of each message, in bytes.
 const SIZE: usize = 1000;

@@ -45,7 +45,8 @@ fn exchange(p: &mut Pair, options: ConnectOptions) -> Vec<Packet> {
 }
 
 /// The type of service is in the IP header of each packet of the connection, including acknowledgements. On RoCE the connecting side
-/// decides for both: the listener gets its value with the request, and the listener's own setting has no effect.
+/// decides for both sides: the connect request carries its value, the listener uses this value, and the listener's own setting has no
+/// effect.
 #[test]
 fn the_type_of_service_is_on_the_wire() {
     with_watchdog("the_type_of_service_is_on_the_wire", || {

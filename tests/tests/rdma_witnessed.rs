@@ -1,6 +1,6 @@
 //! Faults on the kernel's siw and rxe, with an honest connection on the same reactors and the same device. Each connection must end once,
-//! in time, and with the true reason. Each message that a send accepted must complete once, before its connection ends. The honest
-//! connection must not be affected, and all open objects on the device must be released. `make test-rdma` runs these tests.
+//! in time, and with the actual reason. Each accepted send must complete once, before its connection ends. The honest connection must not
+//! be affected, and all open objects on the device must be released. `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the process around a reactor is what is tested")]
 
@@ -111,7 +111,7 @@ fn no_receive_is_posted(device: Device) {
     p.finish();
 }
 
-/// A lowered resource limit of the process. Dropping this restores the limit.
+/// A lowered resource limit of the process. When this value is dropped, the old limit is restored.
 struct Limit {
     resource: rlimit::Resource,
     before: (u64, u64),

@@ -67,7 +67,7 @@ impl Host {
     }
 }
 
-/// Another process with connections to this one. Dropping this kills the process.
+/// Another process with connections to this one. When this value is dropped, the process is killed.
 struct Peer {
     child: Child,
     said: Option<BufReader<ChildStdout>>,

@@ -33,7 +33,7 @@ use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
 
-/// The number of bytes of each direction that are changed. Each run changes one of them.
+/// The number of bytes in each direction that the test changes. Each run changes one byte.
 const OCTETS: usize = 10_000;
 
 fn undisturbed(mode: SecurityMode, segment: usize) -> History {

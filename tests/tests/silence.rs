@@ -300,7 +300,8 @@ fn a_dead_path_is_noticed_after_15_seconds_by_default() {
     }
 }
 
-/// Rows 2 and 4 of `docs/reliability.md`. A path that fails at any moment of connection setup leaves no connection that only one side has.
+/// Rows 2 and 4 of `docs/reliability.md`. If the path fails at any moment of connection setup, neither side keeps a connection: each side
+/// that had established it is notified of its end.
 #[test]
 fn a_path_that_dies_in_a_handshake_leaves_nothing() {
     for mode in [SecurityMode::Plain, SecurityMode::Psk] {

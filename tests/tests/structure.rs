@@ -28,13 +28,13 @@ const PUBLIC_ITEMS: &str = "tests/data/public-items.txt";
 /// The largest number of lines of the reactor that name the type of the program's handler. Code that is generic over this type is compiled
 /// again for each program.
 const HANDLER_LINES: usize = 12;
-/// The largest number of fields of a type outside of `config/mod.rs`.
+/// The largest number of fields of a type. The types in `config/mod.rs` may have more.
 const FIELDS: usize = 20;
-/// The walks of a message in the reactor. Each entry has a heading in `docs/design/walks.md`, below which a table lists the files that the
-/// message passes, and the largest allowed number of these files.
+/// The walks of a message in the reactor. Each entry has two values. The first one is a heading in `docs/design/walks.md`; the table below
+/// this heading lists the files that the message passes. The second one is the largest allowed number of these files.
 const WALKS: [(&str, usize); 3] = [("A message in", 4), ("A message past one buffer, in", 5), ("A message out", 2)];
-/// The walks of a message in the embedded provider. Each entry has a heading in `docs/design/walks.md`, below which a table lists the files
-/// that the message passes, and the largest allowed number of these files.
+/// The walks of a message in the embedded provider. Each entry has two values. The first one is a heading in `docs/design/walks.md`; the
+/// table below this heading lists the files that the message passes. The second one is the largest allowed number of these files.
 const EMBEDDED_WALKS: [(&str, usize); 2] =
     [("The embedded provider: a message in", 4), ("The embedded provider: a message out", 4)];
 /// How the reactor looks up a connection: by these functions, or in this field.

@@ -1,6 +1,6 @@
-//! Transfers of lists of pieces (`Context::transfer`) on virtual time, over a network that is slow in every respect. Peers stop, close, are
-//! aborted, or name wrong memory. Each transfer must end once, within its time and the time of a flush. Its report about the pieces must be
-//! true.
+//! Transfers of lists of pieces (`Context::transfer`) on virtual time, over a simulated network with random delays and short writes. Peers
+//! stop, close, are aborted, or name wrong memory. Each transfer must end once, at most the time of a flush after its time limit. Its
+//! report about the pieces must be true.
 //!
 //! `TRANSFER_WORLDS=100` sets the number of worlds (default: 4,000), and `TRANSFER_SEED=7` runs only the world with that seed.
 
@@ -25,7 +25,7 @@ use rdma_reactor_tests::sim::trace::Trace;
 
 /// The number of random actions in a simulated world.
 const ACTS: u64 = 120;
-/// The number of simulation steps in which everything must have ended.
+/// The number of simulation steps within which all transfers and connections must have ended.
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
 /// The time that the reactor waits for a device to flush, in ns.

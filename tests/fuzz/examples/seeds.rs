@@ -38,14 +38,15 @@ fn main() {
     for (name, capture) in pcap::all() {
         let name = &name[..2];
         for (side, stream) in [("a", &capture.client_to_server), ("b", &capture.server_to_client)] {
-            // Some recorded servers have sent nothing. Their empty streams give no seeds.
+            // Some recorded servers have sent nothing. No seed is written for an empty stream.
             if stream.is_empty() {
                 continue;
             }
             let (frame, mut fpdus) = stream.split_at(startup_len(stream));
             write("startup", &format!("{name}{side}"), &[&[7], frame].concat());
             // The first byte of an input of the target `cuts` is a set of flags: use CRCs (1), correct the CRCs of the stream first (2),
-            // share the receives (4), use the extensions (8). The second byte seeds the lengths of the pieces. The stream follows.
+            // use a shared receive queue (4), use the extensions (8). The second byte is the seed from which the target derives the lengths
+            // of the pieces. The stream follows.
             let stream = &fpdus[..fpdus.len().min(LONGEST)];
             write("cuts", &format!("{name}{side}"), &[&[0b1011, 3], stream].concat());
             write("cuts", &format!("{name}{side}-nocrc"), &[&[0b1000, 9], stream].concat());
@@ -79,9 +80,8 @@ fn main() {
         };
         write("message", &format!("{kind}"), &[&header[..], &payload].concat());
     }
-    // Each seed of the target `exchange` is a conversation as `docs/wire.md` defines it: the first message is that of the local side, and
-    // the others are those of the peer. `queue_pair` builds a message of the kind `kind`, with the fields of a queue pair and the user's
-    // data.
+    // Each seed of the target `exchange` is a conversation as `docs/wire.md` defines it: one message of the local side, and then the
+    // messages of the peer. `queue_pair` builds a message of the kind `kind`, with the fields of a queue pair and the user's data.
     let queue_pair = |kind: u8, data: &[u8]| {
         let fields = *b"\x02\x03\x13\x07\x07\x68\x10\x08\0\0\0\0\0\x12\x34\x56\0\xab\xcd\xef\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01";
         [b"RdXg\x01", &[kind, 0, (fields.len() + data.len()) as u8][..], &fields, data].concat()

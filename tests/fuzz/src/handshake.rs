@@ -11,7 +11,8 @@ use crate::security::{Channel, Handshake, HandshakeRole, PeerIdentity, Security}
 /// The largest number of bytes in flight in one direction. A real connection has such a limit, too.
 const LIMIT: usize = 64 << 10;
 
-/// One side of the handshake: its state, the bytes in flight to it, and a flag that says if its handshake has failed.
+/// One side of the handshake: its state, the bytes in flight to this side, and a flag that is true once the handshake has failed on this
+/// side.
 struct End {
     handshake: Box<dyn Handshake>,
     inbox: Vec<u8>,
@@ -28,7 +29,7 @@ impl End {
         self.inbox.drain(..len.min(self.inbox.len())).collect()
     }
 
-    /// Hands received bytes to this side. The replies of this side are appended to the bytes in flight to `peer`.
+    /// Passes received bytes to this side. Appends the replies of this side to the bytes in flight to `peer`.
     fn read(&mut self, octets: &[u8], peer: &mut Self) {
         if self.failed || peer.inbox.len() > LIMIT {
             return;
@@ -48,16 +49,16 @@ pub fn handshake_psk(tape: &[u8]) {
     handshake(&psk(), tape);
 }
 
-/// Runs a handshake of TLS.
+/// Runs a TLS handshake.
 ///
 /// # Panics
-/// Panics if an unchanged handshake fails, or if a changed one ends in different keys.
+/// Panics if a handshake that the attacker has not changed fails, or if a changed handshake completes with different keys on the two sides.
 pub fn handshake_tls(tape: &[u8]) {
     handshake(tls(), tape);
 }
 
-/// Runs a handshake between an active and a passive side, while the tape chooses when bytes arrive and how an attacker changes them. Both
-/// sides use the settings `security`, with which each must accept the other.
+/// Runs a handshake between an active and a passive side. The tape chooses when bytes arrive, and how an attacker changes them. Both sides
+/// use the settings `security`, with which each side must accept the other one.
 fn handshake(security: &Security, tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let address = [192, 0, 2, 1].into();
@@ -71,7 +72,7 @@ fn handshake(security: &Security, tape: &[u8]) {
         let choice = tape.byte() % 16;
         touched |= choice >= 8;
         match choice {
-            // The bytes in flight arrive: all of them (0 to 3), or a piece (4 to 7).
+            // For the choices 0 to 3, all bytes in flight arrive. For the choices 4 to 7, the first part of these bytes arrives.
             0..=3 => {
                 let octets = to.take(usize::MAX);
                 to.read(&octets, from);
@@ -80,8 +81,8 @@ fn handshake(security: &Security, tape: &[u8]) {
                 let octets = to.take(tape.number() as usize);
                 to.read(&octets, from);
             }
-            // An attacker flips a bit (8, 9), drops bytes (10), duplicates bytes (11), swaps the bytes of the two directions (12), or
-            // injects bytes (13 to 15).
+            // For the choices 8 to 15, an attacker flips a bit (8, 9), drops bytes (10), duplicates bytes (11), swaps the bytes of the two
+            // directions (12), or injects bytes (13 to 15).
             8 | 9 => {
                 let at = tape.number() as usize;
                 if let Some(octet) = to.inbox.get_mut(at) {

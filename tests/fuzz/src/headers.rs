@@ -77,7 +77,7 @@ fn terminate(payload: &[u8]) {
     let own = Terminate::new(terminate.cause, terminate.quote);
     let len = own.emit_into(&mut again);
     let read = Terminate::parse(&again[..len]).expect("what is written can be read");
-    // If the Terminate quotes no header, its control word can be read in two bit orders, so the parser returns two
-    // causes.
+    // If the Terminate quotes no header, its control word can be read in two bit orders: that of the RFC and that of
+    // siw. So the parser returns two causes.
     assert!(read.cause == own.cause || read.other_reading == Some(own.cause), "{read:?} of {own:?}");
 }

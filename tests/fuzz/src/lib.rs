@@ -93,7 +93,8 @@ pub fn cuts(octets: &[u8]) {
     iwarp::cuts(octets);
 }
 
-/// Fuzzes connecting by exchange (over a TCP stream instead of rdma_cm): its messages, and a conversation with a peer that sends any bytes.
+/// Fuzzes the exchange, which sets up connections over a TCP stream instead of rdma_cm: the parser of its messages, and a conversation with
+/// a peer that sends any bytes.
 pub fn exchange(bytes: &[u8]) {
     verbs::exchange(bytes);
 }
@@ -103,8 +104,8 @@ pub fn datagrams(octets: &[u8]) {
     bad_network(octets);
 }
 
-/// Does the same as [`datagrams`]. Returns the number of datagrams that the provider received, and the number of lookup queries that were
-/// delivered to it.
+/// Does the same as [`datagrams`]. Returns two numbers: the datagrams that the provider received, and the lookup queries that arrived at
+/// the provider.
 pub fn bad_network(octets: &[u8]) -> (usize, usize) {
     iwarp::datagrams(octets)
 }

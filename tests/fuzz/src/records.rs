@@ -33,7 +33,8 @@ struct Sealed {
     plain: Vec<u8>,
 }
 
-/// The sealer of one side, the opener of the peer, and the number of messages that each of the two has counted.
+/// The sealer of one side, the opener of the peer, the number of messages that the sealer has sealed, and the number that the opener has
+/// counted.
 struct Ends {
     sealer: Sealer,
     opener: Opener,

@@ -16,10 +16,11 @@ use rdma_transport_fuzz::iwarp::fuzz::Tape;
 
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
-/// The number of simulation steps in which the stream and its connection must end, once the peer has closed.
+/// The number of simulation steps within which the stream and its connection must end after the peer has closed the
+/// connection.
 const STEPS: u32 = 20_000;
 
-/// The record of the side that reads its connection as a stream.
+/// The events and the bytes that the reading side of the stream has received.
 #[derive(Debug, Default)]
 struct Seen {
     id: Option<ConnectionId>,
@@ -27,7 +28,7 @@ struct Seen {
     hangups: u32,
     closed: u32,
     errors: Vec<DisconnectReason>,
-    /// True if the program reads whenever bytes are available. Otherwise it reads when the tape says so.
+    /// True if the program reads as soon as bytes are available. If false, it reads only when the tape says so.
     eager: bool,
 }
 
@@ -79,7 +80,8 @@ impl StreamHandler for Reader {
     }
 }
 
-/// The peer's program, which sends messages. Its state: the connection, and true if the connection has ended.
+/// The peer's program, which sends messages. It has two values: the id of the connection, and a flag that is true once
+/// the connection has ended.
 #[derive(Clone, Default)]
 struct Writer(Rc<RefCell<(Option<ConnectionId>, bool)>>);
 
@@ -95,8 +97,8 @@ impl Handler for Writer {
     }
 }
 
-/// A handler that passes each callback on to a shared `Streams`, so that the test can also use the `Streams` between
-/// two turns.
+/// A handler that passes each callback to a shared `Streams`, so that the test can also use this `Streams` between two
+/// turns.
 struct Server(Rc<RefCell<Streams<Reader>>>);
 
 impl Handler for Server {

@@ -9,7 +9,7 @@ const AVERAGE: usize = 20;
 /// The beginning of the sentence in which a page says what its reader can do afterwards. Each page must have such a sentence.
 const PROMISE: &str = "After this page you";
 
-/// Expressions that have a plain replacement, and this replacement. Each `~` stands for one word or none.
+/// Expressions to avoid, each with its plain replacement. Each `~` stands for one word or none.
 const EXPRESSIONS: &[(&str, &str)] = &[
     ("tells of", "reports, notifies"),
     ("tell of", "report, notify"),
@@ -49,7 +49,8 @@ const WIRE: [&str; 7] = [
     "tests/tests/wire.rs",
 ];
 
-/// Words that begin a clause. They must not begin the documentation of an item, or a sentence as its subject.
+/// Words that begin a clause. The documentation of an item must not begin with one of them, and no sentence may have such a clause as its
+/// subject.
 const CLAUSES: [&str; 5] = ["what", "who", "whom", "whose", "whether"];
 
 /// Prepositions. If one of them begins the documentation of an item, and no comma follows, the documentation is a fragment.
@@ -159,7 +160,7 @@ fn may_be_verb(word: &str) -> bool {
     (ends || word == "was" || listed(VERBS)) && !listed(NOT_VERBS)
 }
 
-/// Judges the first sentence of the documentation of an item, and adds its faults.
+/// Checks the first sentence of the documentation of an item, and adds the faults of this sentence to `faults`.
 fn opening(name: &str, paragraph: &Paragraph, faults: &mut Vec<String>) {
     let Some((_, sentence)) = text::sentences(&paragraph.words).first().copied() else { return };
     let words = words(sentence);
@@ -175,8 +176,8 @@ fn opening(name: &str, paragraph: &Paragraph, faults: &mut Vec<String>) {
     }
 }
 
-/// Judges the expressions and the sentences of a paragraph, and adds their faults. If the paragraph is the first one of a comment, `begins`
-/// is the kind of the comment, and the first sentence of the paragraph needs no verb.
+/// Checks the expressions and the sentences of a paragraph, and adds the faults to `faults`. If the paragraph is the first one of a
+/// comment, `begins` is the kind of the comment, and the first sentence of the paragraph needs no verb.
 fn plain(name: &str, paragraph: &Paragraph, begins: Option<Kind>, faults: &mut Vec<String>) {
     expressions(name, &paragraph.words, &|at| paragraph.line(at), faults);
     if paragraph.shape != Shape::Sentences {
@@ -187,7 +188,7 @@ fn plain(name: &str, paragraph: &Paragraph, begins: Option<Kind>, faults: &mut V
         let word = |at: usize| words.get(at).map_or("", String::as_str);
         let asks = sentence.trim_end_matches(['"', ')', '_']).ends_with('?');
         let whole = sentence.ends_with('.') && words.len() > 2 && sentence.starts_with(char::is_uppercase);
-        // The first sentence of a documentation is judged by `opening`.
+        // The function `opening` checks the first sentence of the documentation of an item.
         let begins = begins.filter(|_| number == 0);
         if whole && !asks && CLAUSES.contains(&word(0)) && begins != Some(Kind::Documentation) {
             faults.push(format!("{name}:{line}: a clause with `{}` is the subject: name the thing", word(0)));

@@ -22,8 +22,8 @@ pub(crate) struct Text {
 /// text.
 pub(crate) fn source(source: &str) -> Vec<Text> {
     let (mut texts, mut rest, mut line) = (Vec::<Text>::new(), source, 1);
-    // True as long as only white space was read on the current line. A comment behind code is not joined with the
-    // comment above.
+    // True if only white space was read so far on the current line. A comment after code on the same line is not joined
+    // with the comment above.
     let mut alone = true;
     while let Some(first) = rest.chars().next() {
         let (mut end, mut found) = (first.len_utf8(), None);

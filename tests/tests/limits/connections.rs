@@ -2,13 +2,13 @@
 
 use super::super::*;
 
-/// Row 41 of `docs/reliability.md`. The buffers of all connections never exceed `max_memory`. If the server has the limit, it rejects a
-/// connection that would exceed it as busy. If the client has the limit, its connect fails with an error that names the limit. Existing
-/// connections continue. When one of them has ended, another connection is accepted.
+/// Row 41 of `docs/reliability.md`. The buffers of all connections never exceed `max_memory`. If another connection would exceed the
+/// server's limit, the server rejects it and gives as reason that it is busy. If it would exceed the client's limit, the connect fails with
+/// an error that names the limit. Existing connections continue. When one of them has ended, another connection is accepted.
 #[test]
 fn connections_past_max_memory_are_refused() {
     const MEMORY: usize = 1 << 20;
-    // First the server has the limit, and then the client.
+    // In the first run the server has the limit, and in the second run the client has it.
     for limited in 0..2 {
         let (fabric, attempts) = (network(2), Attempts::default());
         let small = config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
@@ -59,10 +59,10 @@ fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
     until(fabric, nodes, "time passes", |_| lock(fabric).now() >= end);
 }
 
-/// A connect request that is cancelled immediately counts towards `max_pending` until its state is released. So such requests cannot cause
-/// more connections and buffers than this limit. `TAKEN_BACK` sets the number of requests (default: 400,000; `make soak` sends more). A
-/// server gets at most 24,000 of them, and further ones go to a new server on a new network, because a simulated network has only about
-/// 45,000 ports. Each server handles few completions per turn, so that requests pile up.
+/// A connect request that is cancelled immediately counts towards `max_pending` until the reactor has released its state. So cancelled
+/// requests cannot cause more connections and buffers than this limit allows. `TAKEN_BACK` sets the number of requests (default: 400,000;
+/// `make soak` sends more). A server gets at most 24,000 requests, and the next ones go to a new server on a new network, because a
+/// simulated network has only about 45,000 ports. Each server handles few completions per turn, so that requests pile up.
 #[test]
 fn requests_that_are_taken_back_count_until_they_are_gone() {
     const EACH: usize = 24_000;
@@ -217,8 +217,9 @@ fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) ->
     up
 }
 
-/// Silent connections keep out at most one in ten honest clients, whether they come from one host, from many, or from the clients' own
-/// host. At 205 silent connections per second they would just fill all slots, because each stays for 5 s. The tested rates are higher.
+/// Silent connections keep out at most one in ten honest clients, whether the silent connections come from one host, from many hosts, or
+/// from the host of the honest clients. With 1,024 slots and 5 s per silent connection, 205 silent connections per second fill all slots.
+/// The tested rates are higher.
 #[test]
 fn silent_newcomers_keep_nobody_out() {
     for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
@@ -229,8 +230,8 @@ fn silent_newcomers_keep_nobody_out() {
     }
 }
 
-/// A host holds more silent connections than the server has slots, for 5 s each, and occupies each slot that becomes free. Honest clients
-/// of the same host can still connect: for each honest client, the server evicts a silent connection.
+/// Silent peers of one host try to hold more connections than the server has slots. Each stays for 5 s, and each slot that becomes free is
+/// occupied again. Honest clients of the same host can still connect: for each honest client, the server evicts a silent connection.
 #[test]
 fn a_host_that_holds_all_places_lets_its_own_clients_in() {
     const HELD: usize = 1_100;
@@ -298,8 +299,8 @@ fn addresses_of_one_network_share_its_handshakes() {
     until(&fabric, &mut nodes, "a client of another network is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// Two thousand clients of one host connect at the same time, and all of them send their first message. At least as many are established as
-/// there are slots, and none of them is evicted.
+/// Two thousand clients of one host connect at the same time, and all of them send their first message. At least as many connections are
+/// established as the server has slots, and no connection is evicted.
 #[test]
 fn a_burst_of_one_host_is_served() {
     const CLIENTS: usize = 2_000;
@@ -438,7 +439,7 @@ impl Handler for Subscriber {
 }
 
 /// When a server is drained, the reasons of its disconnects distinguish the peer that got all messages from the peer that was aborted at
-/// the deadline. This is also true with `quiet_sends`. These two peers themselves get different reasons, too.
+/// the deadline, even with `quiet_sends`. The reasons that the two peers get differ as well.
 #[test]
 fn a_server_knows_whom_it_has_cut_off() {
     for quiet in [false, true] {
@@ -507,8 +508,8 @@ impl Warnings {
     }
 }
 
-/// The limit on log lines per host counts only lines that are logged. Here, lines about a host that have a lower level, and are not logged,
-/// precede a warning about this host. The warning is logged, and does not say that lines were left out.
+/// The limit on log lines per host counts only lines that are logged. In this test, a host causes some lines of a level that is not logged,
+/// and then a warning. The warning is logged, and does not say that lines were left out.
 #[test]
 fn lines_that_nobody_sees_are_not_counted() {
     Warnings::begin();

@@ -253,8 +253,8 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
 
 /// A server has 64 MiB of memory for large messages. Three peers that answer pings but no Reads hold 4 MiB each. A sender on a slow path
 /// holds memory for the first message of its first connection. Then another sender sends a message of `len` bytes. Returns three times in
-/// ms: until the three peers were evicted, until the first answer to the slow sender, and until the answer to the other one. Neither sender
-/// may lose a connection.
+/// ms: the time until the three peers were evicted, the time until the slow sender got its first answer, and the time until the other
+/// sender got its answer. Neither sender may lose a connection.
 fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u64; 3] {
     const SILENT: usize = 3;
     const PERIOD: u64 = 900 * MS;
@@ -328,9 +328,9 @@ fn peers_that_answer_no_reads_give_way_beside_a_slow_one() {
     assert!(gone < 2_200 && (3_000..=slow).contains(&large), "nobody but the slow one was waited for");
 }
 
-/// A host has used its share of the memory, and its second message is the first in the queue for memory. This message must wait until the
-/// host itself frees memory. A message of another host, which is behind it in the queue, still gets the memory of the peers that answer no
-/// Reads.
+/// A host has used its share of the memory for large messages, and its second message is the first in the queue for memory. This message
+/// must wait until the host's first message releases memory. A message of another host is behind it in the queue. That message still gets
+/// the memory that is taken from the peers that answer no Reads.
 #[test]
 fn a_host_that_waits_for_itself_hides_nobody() {
     let [_, slow, other] = beside_a_slow_one((28 * MIB, 2), 24 * MIB);
@@ -384,7 +384,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
     assert!(times[SLOW] > 2_000, "{times:?}: it had to wait for longer than its limit");
 }
 
-/// A receiver may delay a sender for at most four transfer timeouts by reports that it waits for its own memory.
+/// A receiver may report that it waits for its own memory. Such reports may delay the sender for at most four transfer timeouts.
 #[test]
 fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     const LIMIT: u64 = 2_000;
@@ -392,7 +392,7 @@ fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     let answers = Answers { keeps: 3, ..Answers::default() };
     let mut nodes = vec![Node::new(reactor(0, &fabric, short_of_memory()), Box::new(answers))];
     nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
-    // Two connections are needed to use all of the memory, because one gets at most half.
+    // Two connections are needed to use all of the memory, because one connection gets at most half of it.
     for (nth, log) in logs.iter().enumerate() {
         let client = Config::default().timeouts(|t| t.transfer = Duration::from_millis(LIMIT));
         let asks = Asks::boxed(&fabric, 4 * MIB, 4, log);

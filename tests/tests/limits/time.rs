@@ -5,7 +5,8 @@ use super::super::*;
 /// The time that a slow callback takes, in ms. It is longer than each time limit of its program.
 const THOUGHT: u64 = 500;
 
-/// A program with a slow callback. At its end the callback sets a timer, connects, and sends a message and closes, in any order.
+/// A program with a slow callback, which makes three requests at its end: it sets a timer, it connects, and it sends a message and closes
+/// the connection. `first` selects the request that is made first.
 struct Slow {
     fabric: Shared,
     attempts: Attempts,
@@ -168,7 +169,7 @@ fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
         if !arrives {
             let (at, reason) = ends.0.borrow()[0].clone();
             assert_eq!(reason, DisconnectReason::KeepaliveTimeout);
-            // The header of the frame is a sign of life once it has arrived, and so are each 512 further bytes.
+            // The complete header of the frame is a sign of life, and so is each further piece of 512 bytes.
             let signs = (HEADER / piece as u64 + 1) * INTERVAL;
             assert!(at - begun <= (signs + TIMEOUT + SLACK) * MS, "pieces of {piece}: after {} ns", at - begun);
         }
@@ -231,8 +232,8 @@ fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
     }
 }
 
-/// A program that sends a message in parts of one byte. The pause between two parts is a little shorter than `Timeouts::transfer`, so this
-/// timeout would never expire if it began again with each part. RDMA Writes of zero bytes, as signs of life, precede and follow each part.
+/// A program that sends a message in parts of one byte. The pause between two parts is a little shorter than `Timeouts::transfer`, so a
+/// timeout that began again with each part would never expire. RDMA Writes of zero bytes, as signs of life, precede and follow each part.
 struct Drip {
     left: u8,
     ticks: u64,

@@ -59,7 +59,8 @@ fn read_of(at: RemoteAddress, size: u32) -> ReadRequest {
     ReadRequest { sink_stag: 7, sink_offset: 0x1000, size, source_stag: at.key.0, source_offset: at.address }
 }
 
-/// Returns the frame of a Send, truncated to its first 20 bytes and with one byte changed, with a correct trailer.
+/// Returns a frame with a correct trailer: the first 20 bytes of a Send, of which the byte at `at` is replaced by
+/// `value`.
 fn changed(at: usize, value: u8) -> Vec<u8> {
     let mut fpdu = fpdu_untagged(&SEND, b"", false);
     fpdu[at] = value;
@@ -423,8 +424,8 @@ fn startup_frames() {
     }
 }
 
-/// The opcode says for each message if it solicits an event. This matters to a peer that arms its queue for solicited
-/// events only.
+/// The opcode of each message says if the message solicits an event. This matters to a peer that arms its completion
+/// queue for solicited events only.
 #[test]
 fn solicited_events() {
     for (who, mut target) in [("ours", Target::ours()), ("siw", Target::siw())] {

@@ -34,7 +34,7 @@ struct Outcome {
 }
 
 /// Delivers a stream to a new queue pair, in pieces whose lengths `next` chooses. Returns the result. `choice` is a set of flags: use CRCs
-/// (1), share the receives (4), use the extensions (8).
+/// (1), use a shared receive queue (4), use the extensions (8).
 fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     let agreement = Agreement { crc: choice & 1 != 0, ird: 4, ord: 4, rtr: None, markers: false };
     let mut end = End::new(Role::Responder, &agreement, 1448, choice & 4 != 0, choice & 8 != 0);
@@ -42,8 +42,8 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     end.resources.keys.register_at(&region, REGION.1, REGION.2, Access::REMOTE, REGION.0);
     let inbox = Memory::new(RECEIVES * RECEIVE).expect("memory");
     for wr_id in 0..RECEIVES.min(DEPTH as usize) {
-        // Each receive has two entries. While the receive is posted, nobody else uses the memory of the first entry, and others may use the
-        // memory of the second entry.
+        // The scatter list of each receive has two entries. The first one promises that nobody else accesses its memory while the receive
+        // is posted. The second one does not promise this.
         let (start, half) = (wr_id * RECEIVE, RECEIVE / 2);
         let mut sges = SgeList::one(inbox.sge(start, half));
         sges.push(inbox.shared_sge(start + half, half)).expect("room for two");
@@ -77,8 +77,9 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     Outcome { fault, completions, messages, region: region.read(0, REGION.2), answers, at_boundary }
 }
 
-/// Delivers a stream as a whole, in pieces, and in single bytes if it is short. The first two bytes of the tape choose the options and the
-/// lengths of the pieces. One option corrects the CRCs first; otherwise nearly every input of a fuzzer would end at its first CRC.
+/// Delivers a stream as a whole, then in pieces, and, if it is short, byte by byte. The first two bytes of the tape choose the options and
+/// the lengths of the pieces. One option corrects the CRCs of the stream first. Without it, nearly every input of a fuzzer would end at its
+/// first CRC.
 ///
 /// # Panics
 /// Panics if the result depends on the pieces.

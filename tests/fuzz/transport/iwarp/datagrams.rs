@@ -1,12 +1,12 @@
 //! The fuzz target of datagrams: a provider sends and receives datagrams on a network in memory that loses, duplicates, damages and delays
-//! packets. A stranger on the network sends any packets. The tape (the fuzzer's input) chooses all of this.
+//! packets. A stranger on the network sends arbitrary packets. The tape (the fuzzer's input) chooses all of this.
 //!
 //! The provider has connection-manager ids at two addresses. The target checks these promises:
 //!
 //! - Each work request completes once and in order.
 //! - Each received payload was on the network unchanged.
 //! - Nothing is written outside of a posted receive.
-//! - The provider sends at most one reply for each query, and none is longer than the query.
+//! - The provider sends at most one reply to each query, and no reply is longer than its query.
 //! - No object remains at the end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -178,7 +178,7 @@ impl Net for Post {
         if wire.full {
             return nothing();
         }
-        // At most three packets of a batch are sent by one call, so the provider must continue with the remaining ones.
+        // This function sends at most three packets of a batch, so the provider must call it again for the remaining ones.
         let some = first..packets.len().min(first + 3);
         let sent = some.clone().filter_map(|nth| packets.read(nth).map(|(octets, to)| (from, to, octets.to_vec())));
         wire.on_the_way.extend(sent);
@@ -211,8 +211,8 @@ fn address(which: u8) -> SocketAddr {
     .unwrap_or(SocketAddr::from(([10, 0, 0, 1], 7)))
 }
 
-/// The work requests of a queue pair of the provider: the id of the receive that is posted in each slot, and, in the order of posting, the
-/// receives (with their lengths) and the sends that have not completed.
+/// The work requests of a queue pair of the provider. `places` has the id of the receive that is posted in each slot. `receives` (ids and
+/// lengths) and `sends` (ids) have the work requests that have not completed, in the order of posting.
 #[derive(Default)]
 struct Work {
     places: [Option<u64>; PLACES],
@@ -234,13 +234,12 @@ struct World<'a> {
     said: BTreeSet<Vec<u8>>,
     questions: usize,
     heard: usize,
-    /// Request and transaction ids of the queries that the provider has sent. The stranger uses them for its own messages.
+    /// Request and transaction ids of the queries that the provider has sent. The stranger puts these ids into its own messages.
     seen: Vec<(u32, u64)>,
     next: u64,
 }
 
-/// Runs a tape. Returns the number of datagrams that the provider received, and the number of lookup queries that were delivered to the
-/// provider.
+/// Runs a tape. Returns two numbers: the datagrams that the provider received, and the lookup queries that arrived at the provider.
 #[allow(
     clippy::missing_panics_doc,
     clippy::disallowed_methods,
@@ -332,8 +331,8 @@ impl World<'_> {
         }
     }
 
-    /// Creates an id with a queue pair and posted receives at each of the provider's two addresses, and an address handle through which
-    /// datagrams can be sent to that id.
+    /// Creates two connection-manager ids, one at each address of the provider. Each has a queue pair with posted receives, and an address
+    /// handle through which the provider can send datagrams to it.
     fn settle(&mut self) {
         for which in [0, 1] {
             let at = SocketAddr::new(address(which).ip(), 0);
@@ -350,7 +349,7 @@ impl World<'_> {
         }
     }
 
-    /// Opens an id: bound to a free port or to a given port, listening, or looking up another endpoint.
+    /// Creates a connection-manager id that is bound to a free port or to a given port, listens, or looks up another endpoint.
     fn open(&mut self) {
         let (which, kind) = (self.tape.byte(), self.tape.byte());
         let at = address(which & 1);
@@ -419,8 +418,8 @@ impl World<'_> {
         }
     }
 
-    /// Chooses one of the packets in flight, and loses it or delivers it. A delivered packet may be damaged, and may stay in flight so that
-    /// it is delivered again.
+    /// Takes one of the packets in flight, and drops it or delivers it. A delivered packet may be damaged. It may also stay in flight, so
+    /// that it is delivered again.
     fn carry(&mut self) {
         let (nth, fate, damage) = (usize::from(self.tape.byte()), self.tape.byte(), usize::from(self.tape.byte()));
         let mut packet = {
@@ -442,8 +441,9 @@ impl World<'_> {
         }
         let damaged = (fate >= 220).then(|| damage % packet.2.len());
         if let Some(at) = damaged {
-            // Exactly one bit is flipped. A socket does not expose the identification in the IPv4 header, which the CRC covers, so the
-            // provider accepts a packet whose CRC fits any identification. After a single flipped bit, the CRC fits none.
+            // Exactly one bit is flipped. The CRC covers the identification field of the IPv4 header, which a socket does not expose. So
+            // the provider accepts a packet whose CRC is correct for any identification. After a single flipped bit, it is correct for
+            // none.
             packet.2[at] ^= 1 << (fate & 7);
         }
         // Routers may change the byte at `VARIANT`, so the CRC does not cover it. The provider accepts the packet if a bit of this byte is
@@ -470,7 +470,7 @@ impl World<'_> {
         }
     }
 
-    /// Counts the packet if it is a lookup query, because the provider may reply once to each.
+    /// Counts the packet if it is a lookup query. The provider may send at most one reply to each query.
     fn count(&mut self, (.., octets): &Packet) {
         let Some((header, place)) = DatagramHeader::parse(octets) else { return };
         let asks = header.destination == mad::QUEUE_PAIR;
@@ -485,7 +485,7 @@ impl World<'_> {
         if all.is_empty() { address(0) } else { all[nth % all.len()] }
     }
 
-    /// Sends a packet of the stranger with a valid CRC, so that the provider looks at its content.
+    /// Sends a packet from the stranger with a valid CRC, so that the provider parses the packet's content.
     fn strange(&mut self, header: DatagramHeader, payload: &[u8]) {
         let (to, from) = (self.somewhere(), self.tape.byte());
         let mut from = address(if from < 200 { 2 } else { from });
@@ -561,7 +561,7 @@ impl World<'_> {
         self.strange_mad(&mut octets);
     }
 
-    /// Changes the sockets: they become full or writable, and may report that a peer refused a packet.
+    /// Changes the state of the sockets: they become full or writable, or they report that a peer refused a packet.
     fn socket(&mut self) {
         let what = self.tape.byte();
         let to = self.somewhere();
@@ -576,7 +576,7 @@ impl World<'_> {
         wire.edges.extend(edges);
     }
 
-    /// Makes one of the program's calls, which the tape chooses, on an id in any state.
+    /// Makes one of the program's calls on a connection-manager id, which may be in any state. The tape chooses the call.
     fn user(&mut self) {
         let (Some(id), what) = (self.id(), self.tape.byte()) else { return };
         let param = ConnectParam { private_data: b"from here", ..ConnectParam::default() };
@@ -673,12 +673,13 @@ impl World<'_> {
         }
         let wire = self.post.wire();
         let answers = wire.on_the_way.iter().filter(|(.., octets)| is_answer(octets)).count();
-        // Only replies in flight are counted, so this check is weaker than the promise of at most one reply to each query.
+        // Replies that are no longer in flight are not counted here, so this check is weaker than the promise of at most one reply to each
+        // query.
         assert!(answers <= self.questions, "{answers} answers to {} questions", self.questions);
     }
 
-    /// Disconnects and destroys all ids, and checks that no object of the provider remains. Returns the number of datagrams that the
-    /// provider received, and the number of lookup queries that were delivered to it.
+    /// Disconnects and destroys all ids, and checks that no object of the provider remains. Returns two numbers: the datagrams that the
+    /// provider received, and the lookup queries that arrived at the provider.
     fn end(mut self) -> (usize, usize) {
         self.post.wire().full = false;
         for id in self.ids.clone() {

@@ -20,8 +20,7 @@ use crate::wc::WorkCompletion;
 pub(super) const DEPTH: u32 = 16;
 /// The longest inline payload, in bytes.
 pub(super) const INLINE: u32 = 64;
-/// The number of bytes that one receive call may read behind the current payload. The remaining bytes of this payload
-/// are read in addition.
+/// One receive call reads the rest of the current payload, and at most this number of bytes after it.
 const ROOM: usize = 256 * 1024;
 
 pub(super) struct End {
@@ -59,7 +58,7 @@ impl End {
         Self { qp, resources, cq, srq, intake: Intake::new(), wire: Vec::new() }
     }
 
-    /// Hands received bytes to the queue pair, in the same way as a provider that reads from a socket.
+    /// Passes received bytes to the queue pair, in the same way as a provider that reads from a socket.
     pub(super) fn deliver(&mut self, mut octets: &[u8]) -> Result<(), Fault> {
         let Self { qp, resources, intake, .. } = self;
         while !octets.is_empty() {
@@ -79,8 +78,8 @@ impl End {
         Ok(())
     }
 
-    /// Transmits until the queue pair has nothing left to send, or until it has sent `window` bytes. After `window`
-    /// bytes, the socket reports that it is full.
+    /// Transmits until the queue pair has nothing left to send, or until it has sent `window` bytes. The simulated
+    /// socket is then full.
     pub(super) fn transmit(&mut self, window: usize) -> Result<(), Fault> {
         let mut room = window;
         loop {

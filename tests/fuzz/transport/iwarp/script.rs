@@ -41,7 +41,7 @@ const BASE: u64 = 0x1000;
 /// The STag of the memory into which Reads and atomics return their data.
 const SINK: u32 = 0x400;
 const SINK_LEN: usize = 1280;
-/// The number of bytes behind each tested memory that must not be written.
+/// The number of bytes directly after each memory under test that must not be written.
 const MARGIN: usize = 64;
 /// The length of the memory from which the queue pair sends, in bytes. It is also the largest length of a sent message.
 const SOURCE: usize = 2100;
@@ -89,7 +89,7 @@ struct Work {
 
 /// The state of the peer.
 struct Peer {
-    /// The peer's bytes arrive in pieces of this length.
+    /// The length of the pieces in which the peer's bytes arrive, in bytes.
     piece: usize,
     /// The MSN of the peer's next message on each queue.
     msn: [u32; 4],
@@ -192,7 +192,7 @@ impl<'a> Script<'a> {
         self.deliver(seal([&octets, payload].concat()));
     }
 
-    /// Returns the header of the peer's next untagged message on a queue. With a chance of 20 in 256 the tape makes one field wrong.
+    /// Returns the header of the peer's next untagged message on the queue `queue`. With a chance of 20 in 256, one field is wrong.
     fn header(&mut self, opcode: Opcode, queue: u32) -> Untagged {
         let at = queue as usize;
         let mut header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn: self.peer.msn[at], offset: 0 };
@@ -493,7 +493,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Revokes a region, or registers it again with other rights.
+    /// Invalidates the key of a region, or deregisters the region. If the region was deregistered earlier, registers it again.
     fn reregister(&mut self) {
         let at = usize::from(self.tape.byte()) % REGIONS.len();
         let (memory, id) = &mut self.memories.regions[at];
@@ -508,7 +508,7 @@ impl<'a> Script<'a> {
                 None
             }
             None => {
-                // The new region allows the peer only to read, whichever rights the memory had before. So a Write by the peer is a fault.
+                // The new region allows the peer only to read, even if the peer could write the old one. So a Write by the peer is a fault.
                 let (stag, access) = (0x500 + at as u32, Access::REMOTE_READ);
                 keys.register(memory, 0..REGION_LEN, access, || stag).ok().map(|(id, _)| id)
             }
@@ -542,8 +542,8 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Returns a list of `parts` entries over `len` bytes of `memory`. While the list is posted, others may use the memory of every second
-/// entry.
+/// Returns a scatter/gather list of `parts` entries over `len` bytes of `memory`. Every second entry does not promise that nobody else
+/// accesses its memory while the list is posted. The others promise it.
 fn scattered(memory: &Memory, start: usize, len: usize, parts: usize) -> SgeList {
     let mut list = SgeList::default();
     let mut at = 0;

@@ -32,8 +32,8 @@ fn read(kind: StartupKind, bytes: &[u8], step: usize) -> Result<Option<Frame>, S
     }
 }
 
-/// Parses the input as a request, and again as a reply. The first byte chooses the options and the length of the
-/// pieces, and is not part of the frame.
+/// Parses the input as a request, and again as a reply. The first byte of the input chooses the options and the length
+/// of the pieces. The frame begins at the second byte.
 ///
 /// # Panics
 /// Panics if the result depends on the pieces, the emitted frame differs from the parsed one, or the two sides disagree
@@ -60,7 +60,7 @@ pub fn startup(tape: &[u8]) {
     }
 }
 
-/// Judges a request and answers it twice, with a rejection and with an acceptance. Checks both replies.
+/// Judges a request. Then answers it with a rejection and with an acceptance, and checks both replies.
 fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) {
     let asked = match judge_request(header, enhanced, markers) {
         Judgement::Acceptable(asked) => asked,
