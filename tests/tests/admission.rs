@@ -86,8 +86,8 @@ impl Handler for Side {
     }
 }
 
-/// Connects a client to a server. Returns the virtual time until `done` returns true, and the number of connections that the server then
-/// has.
+/// Connects a client to a server. Returns the virtual time until `done` returns true, and the number of connections that the server has at
+/// that time.
 fn connect(config: Config, sides: [&Side; 2], done: impl Fn(&Seen, &Seen) -> bool) -> (Duration, usize) {
     let fabric = network(2);
     let mut nodes = [SERVER, CLIENT]

@@ -141,8 +141,8 @@ fn a_sender_waits_for_the_receiver() {
         };
         let receive = async {
             for number in 0..1000_u32 {
-                // The pause below receives no message. During the pause, the sender can send at most as many further messages as the window
-                // has credits (8).
+                // The test receives no message during the pause below. So the sender can send at most as many further messages as the
+                // window has credits (8).
                 if number % 250 == 0 {
                     net.sleep(Duration::from_millis(5)).await;
                     assert!(sent.get() <= number + 8, "{} are sent, {number} received", sent.get());

@@ -1,4 +1,4 @@
-//! Connects that fail, on virtual time: the error, the time that it takes, and that no state remains.
+//! Connects that fail, on virtual time. The tests check the error, the time until it is reported, and that no state remains.
 
 use std::time::Duration;
 

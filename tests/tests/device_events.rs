@@ -57,8 +57,8 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow().open(kind)).sum()
     }
 
-    /// Runs the script twice: node 0 opens the connection in one run, and its peer opens it in the other run. At step `at` and at the
-    /// following step, the device of node 0 produces the event `said`. With `None`, it produces no event.
+    /// Runs the script on two connections at the same time: node 0 opens one of them, and its peer opens the other. At step `at` and at the
+    /// following step, the device of node 0 produces the event `said`. If `at` is `None`, it produces no event.
     fn round(&mut self, at: Option<u64>, said: Said, what: &str) {
         for from in 0..2 {
             self.programs[from].open(&mut self.nodes[from].reactor.context(), address(1 - from, 7471), Kind::Life);

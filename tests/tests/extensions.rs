@@ -18,9 +18,9 @@ use rdma_reactor_tests::patience::{PATIENCE, patient};
 const GREETING: usize = 20;
 /// The offset of the feature bits in the greeting.
 const FEATURES: usize = 7;
-/// The feature bits that this version offers. From bit 0: immediate data and atomics, joining messages in several buffers, notices of
-/// fetched parts, and goodbyes. Bits 4 and 5 name the security, which is off here. Bit 6 is for notices of a wait for memory, and bit 7 for
-/// tags and refusals of offers.
+/// The feature bits that this version offers. Bit 0: immediate data and atomics. Bit 1: joining the buffers of a long message. Bit 2:
+/// reports of the fetched parts of a message. Bit 3: goodbyes. Bits 4 and 5: the kind of security, which is off here. Bit 6: reports that
+/// the receiver waits for memory. Bit 7: tags and refusals of offers.
 const OFFERED: u8 = 0b1100_1111;
 
 #[derive(Default)]

@@ -100,7 +100,7 @@ const FAILURES: &[(Call, &[Failure], Cost)] = &[
     (Call::Callback, &[Errno(libc::EIO)], Cost::One),
 ];
 
-/// The nodes and programs of one scripted life.
+/// The nodes and programs of one run of the script.
 struct World {
     fabric: Shared,
     nodes: Vec<Node>,
@@ -165,7 +165,7 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow()).collect()
     }
 
-    /// Runs two scripted lives from beginning to end at the same time, one in each direction.
+    /// Runs the script on two connections at the same time: `UNDER_TEST` opens one of them, and `PEER` opens the other.
     fn round(&mut self, what: &str) {
         self.open(PEER, UNDER_TEST, Kind::Life);
         self.open(UNDER_TEST, PEER, Kind::Life);
@@ -204,7 +204,8 @@ impl World {
     }
 }
 
-/// Runs one scripted life. If `fault` is given, the call of this kind and number fails. Returns how many calls of each kind were made.
+/// Runs the script on new nodes, with one failing call if `fault` is given: the call of this kind and number. Returns how many calls of
+/// each kind were made.
 fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
     let gate = Gate::default();
     if let Some((call, nth, failure, _)) = fault {
@@ -365,8 +366,8 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     }
 }
 
-/// Runs the scripted life once for each call and each of its errors. `FAIL_ONCE='PostSend 3 1'` runs the life only once. The three values
-/// are the kind of the failing call, its number in the life, and the index of its error.
+/// Runs the script once for each call and each of the call's errors. `FAIL_ONCE='PostSend 3 1'` selects a single run by three values: the
+/// kind of the failing call, the number of calls of this kind before it, and the index of its error.
 fn every_call_fails_once(config: &Config) {
     let only = std::env::var("FAIL_ONCE").ok();
     let counts = live(config, None);

@@ -30,8 +30,8 @@ fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     let breaks = [Call::PollCq, Call::ReqNotify];
-    // In each run, `more` further calls of the kind `call` succeed, and all later ones fail. The number is varied, so that the first call
-    // to fail is sometimes a poll that only looks for work before a sleep, and sometimes one that processes completions.
+    // In each run, `more` further calls of the kind `call` succeed, and all later ones fail. `more` is varied, so that the first call to
+    // fail is sometimes a poll that only looks for work before a sleep, and sometimes a poll that processes completions.
     for (call, more) in breaks.into_iter().flat_map(|call| (0..8).map(move |more| (call, more))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).timeouts(|t| t.flush = Duration::from_millis(20));
@@ -139,9 +139,9 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
     });
 }
 
-/// A device refuses to invalidate a remote key. Then the program cannot get the memory of the region, the call returns an error, and
-/// `Stats` counts the key. This holds after a revoke, after the end of a lease, and after the end of the connection. Once the device
-/// invalidates the key, the program gets the memory.
+/// If a device refuses to invalidate a remote key, the program cannot get the memory of the region, the call returns an error, and `Stats`
+/// counts the key. This holds for a revoke, for the end of a lease, and for the end of the connection. Once the device invalidates the key,
+/// the program gets the memory.
 #[test]
 fn a_remote_key_that_the_device_keeps_is_reported() {
     with_watchdog("a_remote_key_that_the_device_keeps_is_reported", || {

@@ -86,7 +86,8 @@ impl Run {
 }
 
 /// A reactor that keeps the memory of large messages uses it for later messages, and registers no other memory. A reactor that releases
-/// this memory registers memory for each message, on both sides. Reactors of the two kinds send in turn, and the test prints their rates.
+/// this memory registers memory for each message, on both sides. The test sends with both kinds of reactors alternately, and prints their
+/// rates.
 fn kept_memory_is_registered_once(device: Device) {
     const ROUNDS: usize = 5;
     for (len, count) in [(1 << 20, 16), (64 << 20, 1)] {

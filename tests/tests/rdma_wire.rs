@@ -44,8 +44,8 @@ fn exchange(p: &mut Pair, options: ConnectOptions) -> Vec<Packet> {
     packets
 }
 
-/// The type of service is in the IP header of each packet of the connection, including acknowledgements. On RoCE the connecting side
-/// decides for both sides: the connect request carries its value, the listener uses this value, and the listener's own setting has no
+/// The type of service is in the IP header of each packet of the connection, including acknowledgements. On RoCE the value of the
+/// connecting side is used in both directions: it arrives at the listener with the connect request, and the listener's own setting has no
 /// effect.
 #[test]
 fn the_type_of_service_is_on_the_wire() {

@@ -153,7 +153,7 @@ fn queues_are_cut_to_the_device() {
     });
 }
 
-/// Reactors are distributed over the completion vectors of a device in turn, unless the program selects a vector.
+/// Reactors are distributed round-robin over the completion vectors of a device, unless the program selects a vector.
 #[test]
 fn completion_vectors_are_spread_or_chosen() {
     with_watchdog("completion_vectors_are_spread_or_chosen", || {

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 const SPAWN: &str = "#![allow(dead_code)]\n\
     fn spawn<F: std::future::Future + Send + 'static>(_: F) {}\n";
 
-/// Returns the compiled libraries of the reactor in the folder of this test, the newest first. There may be some of other builds.
+/// Returns the compiled libraries of the reactor in the folder of this test, the newest first. Some may be from other builds.
 fn libraries(folder: &Path) -> Vec<PathBuf> {
     let files = folder.read_dir().expect("the folder of this test").map(|entry| entry.expect("an entry").path());
     let is_library = |path: &PathBuf| {

@@ -1,4 +1,4 @@
-//! The rules: what is wrong with a text. Each rule is made to have few false hits, so much bad English passes.
+//! The rules for plain English. Each rule is made to have few false hits, so the rules miss much bad English.
 
 use super::text::{self, Kind, Paragraph, Shape, Text};
 
@@ -139,7 +139,7 @@ pub(crate) fn page(name: &str, page: &str) -> Vec<String> {
     faults
 }
 
-/// Returns the number and the width of each line that is too wide.
+/// Returns the line number and the width of each line that is too wide.
 fn wide(whole: &str) -> impl Iterator<Item = (usize, usize)> + '_ {
     let widths = whole.lines().enumerate().map(|(at, line)| (at + 1, line.chars().count()));
     widths.filter(|(_, width)| *width > WIDTH)

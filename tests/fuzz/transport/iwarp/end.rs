@@ -20,7 +20,7 @@ use crate::wc::WorkCompletion;
 pub(super) const DEPTH: u32 = 16;
 /// The longest inline payload, in bytes.
 pub(super) const INLINE: u32 = 64;
-/// One receive call reads the rest of the current payload, and at most this number of bytes after it.
+/// The largest number of bytes that one receive call reads after the rest of the current payload.
 const ROOM: usize = 256 * 1024;
 
 pub(super) struct End {

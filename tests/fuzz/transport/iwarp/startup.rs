@@ -1,5 +1,5 @@
-//! The fuzz target of MPA startup frames. Each frame is parsed as a whole and in pieces, judged by both sides,
-//! answered, and emitted again.
+//! The fuzz target of MPA startup frames. Each frame is parsed as a whole and in pieces, accepted or refused by both
+//! sides, answered, and emitted again.
 
 use super::super::config::MAX_READ_DEPTH;
 use super::super::startup::{
@@ -60,7 +60,8 @@ pub fn startup(tape: &[u8]) {
     }
 }
 
-/// Judges a request. Then answers it with a rejection and with an acceptance, and checks both replies.
+/// Decides as the passive side would if a request is acceptable. Answers an unacceptable request with a rejection, and
+/// an acceptable one with a rejection and with an acceptance. Checks each reply.
 fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) {
     let asked = match judge_request(header, enhanced, markers) {
         Judgement::Acceptable(asked) => asked,
@@ -96,7 +97,8 @@ fn refused(bytes: &[u8], request: &StartupHeader) {
     assert_eq!((header.reject, header.revision, private_data.as_slice()), (true, request.revision, &b"why"[..]));
 }
 
-/// Judges a reply, and checks that the verdict fits the header of the reply.
+/// Decides as the active side would if a reply is acceptable, and checks that the decision fits the header of the
+/// reply.
 fn reply(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>) {
     match judge_reply(terms, header, enhanced) {
         Verdict::Accepted(agreement) => {
