@@ -567,8 +567,8 @@ fn tasks_that_wait_hear_of_a_close() {
     assert_eq!((waiting.take(), late.take()), (Some(Err(SendErrorKind::Closed)), Some(Err(SendErrorKind::Closed))));
 }
 
-/// Tasks that wait for messages of one connection get them in the order in which they began to wait. If a woken task is dropped, the next
-/// one gets the message.
+/// Tasks that wait for messages of one connection receive them in the order in which they began to wait. If a woken task is dropped, the
+/// next task receives the message.
 #[test]
 fn tasks_that_receive_have_their_turns() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());

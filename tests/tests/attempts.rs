@@ -54,8 +54,8 @@ fn nobody_listens() {
     assert_eq!(nodes[1].reactor.stats().connections.current, 0);
 }
 
-/// Row 12 of `docs/reliability.md`. A connect that gets no answer ends after `Timeouts::connect`, both if packets are lost and if the
-/// server's process stalls.
+/// Row 12 of `docs/reliability.md`. A connect without an answer ends after `Timeouts::connect`. In one run all packets of the client are
+/// lost, and in another run the server's process stalls.
 #[test]
 fn nobody_answers() {
     for stops in [false, true] {

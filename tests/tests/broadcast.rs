@@ -209,7 +209,7 @@ fn broadcast(
         nodes.push(node);
     }
     let (mut begin, mut end, mut regions, mut copied) = (0, 0, 0, 0);
-    // The publisher borrows `log` only within turns, so it can be read between them.
+    // The publisher borrows `log` only within turns, so the test can read `log` between two turns.
     while !log.borrow().done {
         let (published, before) = (log.borrow().published, lock(&fabric).now());
         meanwhile(published, &mut nodes);
@@ -315,8 +315,8 @@ fn receivers_that_are_stuck_hold_nobody_back() {
     assert_eq!(of.log.outcomes.closed, 1);
 }
 
-/// If the receivers may fetch from the publisher's memory, all of them fetch messages larger than one buffer from one copy. Otherwise the
-/// publisher copies such a message for each receiver.
+/// If the receivers may fetch from the publisher's memory, the publisher keeps one copy of a message that is longer than one buffer, and
+/// all receivers fetch this copy. Otherwise the publisher makes a copy of such a message for each receiver.
 #[test]
 fn long_messages_are_copied_once_if_receivers_may_fetch_them() {
     const LEN: usize = 100 << 10;

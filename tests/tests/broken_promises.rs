@@ -1,5 +1,5 @@
-//! The reactor with a provider that violates its contract: it panics, or returns a handle that an earlier object still has. `fail_once.rs`
-//! tests the errors that a provider may return.
+//! A reactor whose provider violates the provider contract: the provider panics, or it returns a handle that an earlier object still has.
+//! `fail_once.rs` tests the errors that a provider may return.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;

@@ -26,7 +26,7 @@ const ACTS: u64 = 150;
 /// The number of simulation steps within which all calls and connections must have ended.
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
-/// How much later than its deadline a call may end, because a turn runs late, in ns.
+/// The longest time from a call's deadline to the end of the call, in ns. It is not zero, because a turn may run late.
 const LATE: u64 = 5 * MS;
 /// The indices of the two nodes.
 const SERVER: usize = 0;

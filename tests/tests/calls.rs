@@ -262,7 +262,7 @@ fn config() -> Config {
     patient(Config::default().provider(ProviderChoice::Iwarp))
 }
 
-/// Connects a client to a server on one reactor, and runs both, each with the calls of its end of the connection.
+/// Connects a client to a server on one reactor. Runs both programs, each with the `AsyncCalls` of its end of the connection.
 fn run_both<C: Future<Output = ()>, S: Future<Output = ()>>(
     client: impl FnOnce(AsyncCalls) -> C,
     server: impl FnOnce(AsyncReactor, AsyncCalls) -> S,

@@ -46,7 +46,7 @@ const ENDPOINTS: usize = 2;
 const CONNECT: u64 = 1_500 * MS;
 /// The time limit for the end of a closed endpoint, in ns.
 const CLOSE: u64 = 200 * MS;
-/// How much later than its time limit an event may occur, because a turn runs late, in ns.
+/// The longest time from a time limit to the event that it limits, in ns. It is not zero, because a turn may run late.
 const LATE: u64 = 60 * MS;
 /// The length of the shortest payload, which is the number of the datagram. All further bytes are derived from this number.
 const HEAD: usize = 8;

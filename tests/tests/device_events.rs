@@ -31,7 +31,7 @@ const PATIENCE: u64 = 30_000 * MS;
 /// The number of simulation steps within which the script of all connections must be complete.
 const STEPS: u64 = 300_000;
 
-/// A node whose device can be made to produce events, and its peer.
+/// A node whose device produces events when the test requests them, and the peer of this node.
 struct World {
     fabric: Shared,
     gate: Gate,

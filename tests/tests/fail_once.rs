@@ -306,7 +306,7 @@ fn dropped_in_an_unwind() {
             world.end();
         }));
         assert_eq!(life.is_err(), gate.failed() == 1, "callback {nth} has panicked");
-        // One connection-manager id may remain: that of a connect request that was not answered yet. It is destroyed with the provider.
+        // One connection-manager id may remain: the id of a connect request that was not answered yet. It is destroyed with the provider.
         let Objects { ids, regions, completion_queues, shared_queues } = gate.objects();
         assert!((0..=1).contains(&ids), "{ids} ids after a panic of callback {nth}");
         assert_eq!((regions, completion_queues, shared_queues), (0, 0, 0), "after a panic of callback {nth}");

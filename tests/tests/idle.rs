@@ -16,7 +16,7 @@ fn config(wait: Wait) -> Config {
     Config::default().wait(wait).receive_depth(8).send_depth(4).buffer_size(64)
 }
 
-/// A program that sends one message per `pace`. Without a pace it echoes.
+/// A program that sends one message per `pace`. If `pace` is `None`, the program echoes each message that it receives.
 struct Program {
     pace: Option<Duration>,
     conn: Option<ConnectionId>,

@@ -1,5 +1,5 @@
 //! Echoes of an honest client next to a hostile peer, on virtual time. Whatever the hostile peer does, the 99th percentile of the time of
-//! an echo is at most twice that without a hostile peer.
+//! an echo is at most twice the percentile without a hostile peer.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ fn config() -> Config {
         .max_memory(512 << 20)
 }
 
-/// Checks that the 99th percentile of the echoes is at most twice that of a network without hostile peers. `join` adds these peers, and
-/// `act` is called every `pause` ns. Returns the counters of the server.
+/// Checks that the 99th percentile of the time of an echo is at most twice the percentile in a network without hostile peers. `join` adds
+/// the hostile peers, and `act` is called every `pause` ns. Returns the counters of the server.
 fn beside(what: &str, pause: u64, join: impl FnOnce(&mut Street), mut act: impl FnMut(&Shared, &mut [Node])) -> Stats {
     let toll = |street: &Street| lock(&street.fabric).toll = TOLL;
     let mut quiet = Street::echoing(&config());

@@ -22,8 +22,8 @@ fn ids(gates: &[Gate; 3]) -> [i64; 3] {
     [0, 1, 2].map(|nth| gates[nth].objects().ids)
 }
 
-/// A connection uses the first provider that resolves the peer's address. Providers that were tried earlier keep no state, both if they
-/// report an error and if they report nothing for `Timeouts::resolve`.
+/// A connection uses the first provider that resolves the peer's address. Providers that were tried earlier keep no state, whether they
+/// have reported an error or have reported nothing for `Timeouts::resolve`.
 #[test]
 fn a_connection_goes_over_the_first_provider_that_leads_there() {
     with_watchdog("a_connection_goes_over_the_first_provider_that_leads_there", || {

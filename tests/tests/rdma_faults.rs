@@ -196,8 +196,8 @@ impl Side {
         self.probe.count(|event| matches!(event, Event::Device(told) if told.kind == kind && told.device == name))
     }
 
-    /// Opens a datagram endpoint, joins a multicast group with it, and looks up its own address as a peer. Returns the endpoint and this
-    /// peer. Returns `None` if the device has no datagrams.
+    /// Opens a datagram endpoint, joins a multicast group with it, and looks up the address of the endpoint itself. Returns the endpoint,
+    /// and itself as a peer. Returns `None` if the device has no datagrams.
     fn endpoint(&mut self, device: Device) -> Option<(EndpointId, PeerId)> {
         if device == SIW {
             return None;
@@ -330,7 +330,8 @@ fn link_down(device: Device, load: Load) {
             }
         }
         side.until("the peer knows", |_| peer.count("down: ") == already + HIT);
-        // New connections while the link is down: those of siw use the loopback, which is up. rxe cannot reach the peer.
+        // These connections are opened while the link is down. On siw they use the loopback, which is up. On rxe they cannot reach the
+        // peer.
         let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
         side.until("connects have an answer", |s| rising.iter().all(|conn| s.is_up(*conn) || s.has_ended(*conn)));
         for conn in &rising {
@@ -420,7 +421,7 @@ fn removed(device: Device, load: Load) {
         println!("gone after {:?}", start.elapsed());
         // The server's process reports the end of these connections, and perhaps of those that were being established.
         side.until("the peer knows", |_| peer.count("down: ") >= already + HIT);
-        // For each connection at least one end has the removal as its reason, unless a message was cut short.
+        // For each connection, at least one end must give the removal as the reason of its disconnect, unless a message was cut short.
         let why = |event: &Event| match event {
             Event::Disconnect(_, reason) => *reason != DisconnectReason::Lost && load.fits_removal(device, reason),
             _ => false,

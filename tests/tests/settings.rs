@@ -120,7 +120,7 @@ fn options_out_of_range_are_refused() {
     assert_eq!(p.client.context().connections(), 0);
 }
 
-/// The queue depths and the inline size are those of the configuration, or those of the device if it supports less. The connection works in
+/// The queue depths and the inline size are those of the configuration, or the device's limits if these are lower. The connection works in
 /// both cases.
 #[test]
 fn queues_are_cut_to_the_device() {

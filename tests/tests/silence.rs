@@ -20,7 +20,7 @@ use rdma_reactor_tests::sim::tcp::address;
 const INTERVAL: u64 = 50;
 /// The silence after which the connection of a peer ends, in ms. It is a hundredth of the default.
 const TIMEOUT: u64 = 150;
-/// The time after the keepalive timeout in which both sides must be notified, in ms. It covers the flush and some turns.
+/// The longest time from the keepalive timeout until both sides are notified of the end, in ms. It covers the flush and some turns.
 const SLACK: u64 = 11;
 
 fn config() -> Config {

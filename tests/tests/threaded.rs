@@ -304,7 +304,8 @@ fn without_an_executor_a_thread_waits() {
     let message = server.block_on(accepted.recv()).unwrap().unwrap();
     server.block_on(accepted.send(message)).unwrap().unwrap();
     assert_eq!(&client.block_on(conn.recv()).unwrap().unwrap()[..], b"hello");
-    // Waiting on the reactor's own thread would wait forever, so it is refused.
+    // `block_on` on the reactor's own thread would wait forever, because it blocks the thread that must run the turns. So it returns the
+    // error `OwnThread`.
     let own = client.clone();
     let refused = client.block_on(client.with(move |_| own.block_on(async {}))).unwrap().unwrap();
     assert_eq!(refused, Err(OwnThread));

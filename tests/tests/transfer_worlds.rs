@@ -30,7 +30,7 @@ const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
 /// The time that the reactor waits for a device to flush, in ns.
 const FLUSH: u64 = 50 * MS;
-/// How much later than its time limit a transfer may end, because a turn runs late, in ns.
+/// The longest time from the time limit of a transfer to the end of the transfer, in ns. It is not zero, because a turn may run late.
 const LATE: u64 = 5 * MS;
 /// The length of the memory of one transfer on each side, in bytes.
 const ROOM: usize = 4096;
@@ -305,8 +305,8 @@ impl World {
                 let begun: Vec<_> = self.client.1.0.borrow().begun.keys().copied().collect();
                 if !begun.is_empty() {
                     let (conn, transfer) = begun[self.rng.index(begun.len())];
-                    // The transfer may have ended already, while the program is notified of its end only in the next turn. The call then
-                    // has no effect.
+                    // The transfer may have ended already, although the program is notified of this end only in the next turn. The
+                    // cancellation then has no effect.
                     self.client.0.context().cancel_transfer(conn, transfer);
                 }
             }
@@ -398,7 +398,7 @@ impl World {
             book.begun.insert((conn, transfer), Begun { number, reads, confirms, list, until, wrong });
             book.locals.insert(number, local);
         }
-        // Some programs drop the local memory during the transfer. The reactor then keeps it until the transfer ends.
+        // Some programs drop the local memory during the transfer. The reactor then keeps the memory until the transfer ends.
         if self.rng.chance(100) {
             book.locals.remove(&number);
         }

@@ -16,8 +16,8 @@ use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::sim::rng::Rng;
 
-/// The longest time that a message and its echo may take on a busy machine. A lost wake-up would last until the next keepalive, which does
-/// not occur in this test.
+/// The longest time that a message and its echo may take on a busy machine. After a lost wake-up, nothing wakes the side until the next
+/// keepalive, and no keepalive occurs in this test.
 const LATE: Duration = Duration::from_secs(60);
 
 /// A program that echoes, and records how often its reactor has slept.

@@ -3,8 +3,8 @@
 //! libFuzzer calls the targets from the programs in `targets` (`make fuzz`). `tests/corpus.rs` calls them with the files in `corpus`
 //! (`make test`). [`TARGETS`] lists all of them by name. Each target has a folder of its name in `corpus`.
 #![allow(clippy::disallowed_methods, reason = "tests, not the library")]
-// Some source files of the reactor are compiled as a part of this crate (below). Their unit tests run in the reactor's own crate, so this
-// crate is empty when it is built for unit tests.
+// This crate compiles some source files of the reactor as its own modules. The unit tests of these files run in the reactor's crate, so
+// this crate is empty when it is built for unit tests.
 #![cfg(not(test))]
 
 mod handshake;

@@ -76,8 +76,8 @@ impl Ends {
 /// Fuzzes messages that are sealed with the keys of a handshake with a pre-shared key.
 ///
 /// # Panics
-/// Panics if the opener accepts a changed message or one out of order, or if it refuses the next message although that message is
-/// unchanged.
+/// Panics if the opener accepts a changed message or a message out of order, or if the opener refuses the next message although this
+/// message is unchanged.
 pub fn records_psk(tape: &[u8]) {
     thread_local!(static ENDS: RefCell<Ends> = RefCell::new(Ends::new(&psk())));
     ENDS.with_borrow_mut(|ends| records(ends, tape));

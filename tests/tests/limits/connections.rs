@@ -143,7 +143,7 @@ impl Silent {
         Self { fabric: fabric.clone(), request: startup_frame(&greeting), asking, held, gone }
     }
 
-    /// Connects another peer from `node`. It sends its request at the next call of `ask`.
+    /// Connects another peer from `node`. The peer sends its request at the next call of `ask`.
     fn connect(&mut self, node: usize) {
         let mut socket = Hostile::at(node, &self.fabric);
         socket.open(address(0, 7471));
@@ -418,7 +418,7 @@ impl Handler for Publisher {
     }
 }
 
-/// A program that counts received messages. With `keeps` it also keeps them, so that it grants no credits.
+/// A program that counts received messages. If `keeps` is true, the program also keeps them, so that it grants no credits.
 #[derive(Default)]
 struct Subscriber {
     keeps: Option<Vec<DetachedMessage>>,

@@ -2,7 +2,7 @@
 
 use super::super::*;
 
-/// A server that registers one region for its first peer, and keeps it.
+/// A server that registers one region for its first peer, and keeps the region.
 struct Vault(Rc<RefCell<Option<Region>>>);
 
 impl Handler for Vault {

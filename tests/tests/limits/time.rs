@@ -176,7 +176,7 @@ fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
     }
 }
 
-/// A program that writes to its stream until the stream is full, and closes it after `CLOSES`.
+/// A program that writes to its stream until the stream is full, and closes the stream at the time `CLOSES`.
 struct Writer {
     fabric: Shared,
     over: Rc<Cell<Option<u64>>>,

@@ -294,7 +294,8 @@ fn rules_broken() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Sends the bytes of a script to a target as a whole, and then byte by byte if there are few. Returns the outcome.
+/// Sends the bytes of a script to a target as a whole, and then byte by byte if the script is short. Returns the
+/// outcome.
 fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
     let mut outcomes = Vec::new();
     for step in [script.octets.len(), 1] {
@@ -396,8 +397,8 @@ fn wrong_answers() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Rows 55 and 60 of `docs/reliability.md`. Startup frames that are wrong, or cut short. Both providers close the
-/// connection, and neither notifies its program.
+/// Rows 55 and 60 of `docs/reliability.md`. The peer sends startup frames that are wrong or cut short. Both providers
+/// close the connection, and neither notifies its program.
 #[test]
 fn startup_frames() {
     let frames: Vec<(&str, Vec<u8>, bool)> = vec![

@@ -79,7 +79,8 @@ pub(crate) fn list(history: &[String], items: &[(&str, BTreeSet<String>)]) -> St
     history.chain(names).collect()
 }
 
-/// Returns the lines of the history at the beginning of a list, and the number of items in the last of these lines, if it has one.
+/// Returns the lines of the history at the beginning of a list, and the number of items that the last of these lines states. The number is
+/// `None` if the list has no history, or if its last line has no number.
 pub(crate) fn history(list: &str) -> (Vec<String>, Option<usize>) {
     let lines: Vec<String> = list.lines().filter(|line| line.starts_with('#')).map(Into::into).collect();
     let last = lines.last().and_then(|line| line[1..].trim().split(':').next()?.parse().ok());

@@ -1,5 +1,6 @@
-//! The fuzz target of connecting by exchange (over a TCP stream instead of rdma_cm): its messages, and conversations with a peer that sends
-//! any bytes. It is compiled as a part of `transport/src/exchange`, because neither the messages nor the conversations are public.
+//! The fuzz target of the exchange, which sets up connections over a TCP stream instead of rdma_cm. It fuzzes the parser of the exchange's
+//! messages, and conversations with a peer that sends any bytes. It is compiled as a part of `transport/src/exchange`, because neither the
+//! messages nor the conversations are public.
 
 use super::conversation::{Conversation, ConversationEvent};
 use super::message::{ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, MAX_PRIVATE_DATA};

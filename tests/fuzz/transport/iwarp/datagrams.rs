@@ -454,7 +454,7 @@ impl World<'_> {
         self.post.deliver(&packet);
     }
 
-    /// Checks a packet that the provider has sent: its CRC, and its length if it is a lookup. Records its content.
+    /// Checks the CRC of a packet that the provider has sent, and the packet's length if it is a lookup. Records the content of the packet.
     fn note(&mut self, (from, to, octets): &Packet) {
         let (header, place) = DatagramHeader::parse(octets).expect("what is sent is a datagram");
         let mut buffer = vec![0; HEADROOM + octets.len()];

@@ -38,7 +38,7 @@ const REGIONS: [(u32, Access); 3] =
 const REGION_LEN: usize = 512;
 /// The Tagged Offset of the first byte of each region.
 const BASE: u64 = 0x1000;
-/// The STag of the memory into which Reads and atomics return their data.
+/// The STag of the local memory into which the responses to Reads and atomics are placed.
 const SINK: u32 = 0x400;
 const SINK_LEN: usize = 1280;
 /// The number of bytes directly after each memory under test that must not be written.
@@ -96,7 +96,7 @@ struct Peer {
     /// The message offset of the peer's next segment.
     offset: u32,
     asked: VecDeque<Asked>,
-    /// The number of bytes that the peer has sent of its response to the oldest Read.
+    /// The number of bytes of the response to the oldest Read that the peer has already sent.
     answered: u32,
     /// The position of the bit to invert in the next bytes that the peer sends. `None` if no bit is to be inverted.
     damage: Option<usize>,

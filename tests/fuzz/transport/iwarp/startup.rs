@@ -78,7 +78,7 @@ fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanc
     assert_eq!((answer.reject, answer.revision, answer.crc), (false, header.revision, agreement.crc));
     assert_eq!(agreement.markers, header.markers);
     assert!(agreement.ord <= terms.ord && agreement.ird <= MAX_READ_DEPTH.next_power_of_two(), "{agreement:?}");
-    // If the request was valid, the side that sent it must derive the same agreement from the reply.
+    // If the request was valid, the active side must derive the same agreement from the reply.
     let Some(Enhanced { ird, ord, .. }) = enhanced.filter(|_| header.revision == 2) else { return };
     let own = StartupTerms::new(false, ird, ord, markers);
     if (own.ird, own.ord) == (ird, ord) {
