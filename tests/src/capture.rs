@@ -1,4 +1,5 @@
-//! Captures the packets of RoCE version 2 on a network interface, by `packet`(7). The process needs the capability CAP_NET_RAW.
+//! Captures the packets of RoCE version 2 on a network interface, with a packet socket (`packet`(7)). The process needs the capability
+//! CAP_NET_RAW.
 
 use std::ffi::CString;
 use std::io;

@@ -35,7 +35,7 @@ pub struct Real {
     pub device: &'static str,
     /// The address that all sides listen on.
     pub address: SocketAddr,
-    /// The function that creates the providers. Its argument is their number.
+    /// The function that creates the providers. Its argument is the number of providers.
     pub providers: fn(usize) -> Vec<Boxed>,
     /// The requirements of test cases that the device does not meet. Such cases are not run.
     pub missing: &'static [Need],

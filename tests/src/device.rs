@@ -117,8 +117,8 @@ impl Device {
         }
     }
 
-    /// Returns the numbers of the kernel's objects on the device, by kind: queue pairs, completion queues, memory regions, ids,
-    /// protection domains.
+    /// Returns the number of the kernel's objects on the device for each kind: queue pairs, completion queues, memory regions,
+    /// connection-manager ids, protection domains.
     #[must_use]
     pub fn resources(self) -> BTreeMap<String, u32> {
         let line = run("rdma", &format!("resource show {}", self.variable("DEV")));
@@ -223,7 +223,7 @@ impl Peer {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).expect("it lives").count()
     }
 
-    /// Ends the peer in order, by closing its standard input. Returns true if its exit status was 0.
+    /// Ends the peer gracefully, by closing its standard input. Returns true if its exit status was 0.
     #[must_use]
     pub fn finish(mut self) -> bool {
         drop(self.process.stdin.take());

@@ -299,8 +299,8 @@ impl Pair {
     }
 
     /// Begins to connect. Returns the connect request that arrives at the passive end. Returns `None` if the local port is in use; the
-    /// caller must then retry. The port can be in use because the kernel's connection manager chooses it from its own list, whereas siw
-    /// connects over TCP, and another TCP connection may use the same port.
+    /// caller must then retry. The kernel's connection manager chooses a local port that no other RDMA connection uses. siw connects over
+    /// TCP, so the connect fails if an ordinary TCP connection already uses that port.
     #[allow(clippy::disallowed_methods)]
     fn ask(&mut self, listener: CmId, to: SocketAddr, param: &ConnectParam<'_>) -> Option<(CmId, DeviceId)> {
         let id = self

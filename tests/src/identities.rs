@@ -8,7 +8,7 @@ use rcgen::{
 };
 use rdma_reactor::{Psk, Security, SecurityMode, Tls, TlsIdentity};
 
-/// Returns a new key. The signatures of all these keys have the same length. So the messages of simulated connections have the same lengths
+/// Returns a new Ed25519 key. All Ed25519 signatures have the same length, so the messages of simulated connections have the same lengths
 /// in every run.
 fn key() -> KeyPair {
     KeyPair::generate_for(&PKCS_ED25519).expect("a key")

@@ -142,7 +142,7 @@ impl Talk {
 #[derive(Debug, Default)]
 pub struct Book {
     talks: BTreeMap<ConnectionId, Talk>,
-    /// The connections that have ended, in order.
+    /// The connections that have ended, in the order in which they ended.
     pub ended: Vec<Ended>,
     /// Descriptions of the calls that were refused permanently.
     pub refused: Vec<String>,

@@ -282,8 +282,9 @@ fn post<T>(chain: &[T], one: impl FnMut(&T) -> Result<()>) -> std::result::Resul
 }
 
 // SAFETY: the memory of a send is read in `Shared::carry_out`, before its completion is pushed. The memory of a receive is written only
-// while the receive is in its queue; it is removed when its completion is pushed. `Shared::destroy` drops the queues, and `Drop` calls
-// it. Regions are looked up for each use, under the lock that `deregister` takes. Handles are keys of slabs.
+// while the receive is in its queue; the receive is removed from the queue when its completion is pushed. `Shared::destroy` drops the
+// queues, and `Drop` calls `Shared::destroy`. Regions are looked up for each use, under the lock that `deregister` takes. Handles are keys
+// of slabs.
 unsafe impl Provider for Loopback {
     fn name(&self) -> &'static str { NAME }
 

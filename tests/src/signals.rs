@@ -47,8 +47,8 @@ impl Signals {
         let ends = Arc::clone(&over);
         let sender = thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                // SAFETY: the thread that gets the signal exists. It owns the `Signals` value, which cannot move to another thread. When
-                // the value is dropped, its owner waits for the end of the thread that sends the signals.
+                // SAFETY: the thread that gets the signal exists. It owns the `Signals` value, which cannot move to another thread.
+                // Dropping this value waits until the sending thread has ended.
                 unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
                 thread::sleep(pause);
             }

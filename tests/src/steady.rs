@@ -1,5 +1,5 @@
-//! Steady states, whose instructions are counted. Two reactors in one thread take turns and repeat one action. When a side reads, all bytes
-//! that the other side sends in this round are already in its socket. So the cost of a turn depends only on the code.
+//! Steady states, whose instructions are counted. Two reactors in one thread take turns and repeat one action. When a side reads, its
+//! socket already has all bytes that the other side sends in this round. So the cost of a turn depends only on the code.
 
 use std::time::{Duration, Instant};
 

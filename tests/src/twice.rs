@@ -1,5 +1,5 @@
-//! A provider that forwards calls to another one and has a deliberate defect: it assigns one handle twice. The second object of a kind
-//! gets the handle of the first. Calls with this handle apply to the second object. Events and completions of both objects carry it.
+//! A provider that forwards calls to another one and has a deliberate defect: it assigns one handle twice. The second object of a kind gets
+//! the handle of the first. Calls with this handle apply to the second object. Events and completions of both objects carry this handle.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

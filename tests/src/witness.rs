@@ -274,7 +274,7 @@ impl Witness {
     }
 
     /// Pauses the requests of the neighbour if `rests` is true, or continues them. The messages of the neighbour wake the reactors under
-    /// test, and some tests must not be woken.
+    /// test, and some tests need reactors that sleep.
     pub fn rest(&mut self, rests: bool) {
         self.tally.rests.store(rests, Ordering::Relaxed);
         self.seen.iter_mut().for_each(|seen| seen.2 = 0);

@@ -31,15 +31,15 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const CLIENTS: usize = 20;
 /// The shortest duration of a long stop of a client. It is longer than the keepalive timeout, so the connections of a stopped client end.
 const LONG: Duration = Duration::from_secs(20);
-/// The length of a message, in bytes. Its number is in the first eight bytes.
+/// The length of a message, in bytes. The first eight bytes of a message are its number.
 const SIZE: usize = 64;
 /// The number of messages that a client has in flight on each connection.
 const WINDOW: u64 = 3;
 /// The number of connections that are open at the same time in `cycles`.
 const AT_ONCE: u64 = 16;
-/// The pause before a client connects again.
+/// The time that a client waits after a connection has failed or ended, before it opens the next one.
 const AGAIN: Duration = Duration::from_millis(200);
-/// The time limit for all connections to be restored, or to be closed.
+/// The time limit within which the clients must restore all connections after a fault, or close all connections at the end.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The tolerated growth of a process's memory between two reports that [`flat`] compares, in KiB. Pools and lists grow in steps, and the
 /// kernel uses huge pages.
@@ -67,7 +67,7 @@ struct Report {
     messages: u64,
     /// The number of messages whose number was not the expected one.
     wrong: u64,
-    /// The number of messages that were not answered, although the client closed their connection in order.
+    /// The number of messages that were not answered, although the client closed their connection gracefully.
     lost: u64,
     resident_kib: u64,
     descriptors: u64,
@@ -197,7 +197,7 @@ impl Handler<Order> for Server {
 struct Traffic {
     sent: u64,
     answered: u64,
-    /// True if the client has closed the connection in order.
+    /// True if the client has closed the connection gracefully.
     closed: bool,
 }
 
@@ -223,8 +223,8 @@ impl Client {
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let Some(traffic) = self.live.get_mut(&conn) else { return };
         if !self.finishing && (self.cycles.is_none() || traffic.sent == 0) {
-            // With a small window, the credits for a message may arrive after the answer to it. Messages that are refused here are sent
-            // after a later answer.
+            // With a small window, the credit for the next message may arrive after the answer to the last one. A message that is refused
+            // here is sent when a later answer arrives.
             while traffic.sent - traffic.answered < WINDOW && cx.send(conn, &message(traffic.sent)).is_ok() {
                 traffic.sent += 1;
                 if self.cycles.is_some() {
@@ -435,7 +435,7 @@ fn echo(connections: u64, seconds: u64, every: Duration) -> Result<()> {
             }
         };
         std::thread::sleep(pause);
-        // SIGCONT has no effect on a client that was not stopped.
+        // SIGCONT continues the client if it is stopped. If the client is running, the signal has no effect.
         clients[victim].signal("-CONT")?;
         let report = server.report()?;
         println!("client {victim} {what}: {report:?}");

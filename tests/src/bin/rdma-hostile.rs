@@ -7,10 +7,11 @@
 //!   released. `--minutes` is the duration of the attack in shared memory;
 //! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `newcomers` and `established` are the other processes.
 //!
-//! In the control, the same attack is directed at another server. So the control shows how much the attackers slow the honest clients down
-//! only because they use the processors of this machine. On a real network, attackers use processors of their own machines. In rows with
-//! the word `first`, the server and the honest clients have a real-time priority if the user may set one. With this priority, they do not
-//! wait for a processor. The exit status is 1, with one line of text, if a target is missed (`tests/src/hostile_run/verdict.rs`).
+//! The control is a second run, in which the attackers attack another server on this machine. In this run, the attackers can slow the
+//! honest clients down only by using processor time. On a real network, attackers use the processors of other machines, so this slowdown
+//! does not count as an effect of the attack. In rows with the word `first`, the server and the honest clients have a real-time priority,
+//! if the user may set such a priority. So these processes do not wait for a processor that an attacker uses. The exit status is 1, with
+//! one line of text, if a target is missed (`tests/src/hostile_run/verdict.rs`).
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 

@@ -1,9 +1,9 @@
 //! Counts the instructions of steady states under callgrind, and compares the counts with those in `tests/data/instructions.txt`.
 //!
 //! ```text
-//! rdma-instructions             counts and compares; fails when something takes 3 % more
+//! rdma-instructions             counts and compares; fails if the count of a state has grown by more than 3 %
 //! rdma-instructions write       counts, and writes the file
-//! rdma-instructions run N M     does state N for M times: what callgrind runs
+//! rdma-instructions run N M     runs M rounds of state N, without counting; callgrind runs this command
 //! ```
 //!
 //! Only instructions in user mode are counted. The counts depend on the compiler, so the file names the compiler.
@@ -78,12 +78,13 @@ const STATES: [(&str, Work, Side, Way); 31] = [
 /// The numbers of rounds in the short run and the long run of a state. The difference of their counts excludes the instructions for
 /// setup.
 const RUNS: [u64; 2] = [2_000, 12_000];
-/// The number of repetitions of a run. The count of the run with the fewest instructions is used: if another program interrupts a run, a
-/// turn may find less work, and the run needs more turns. A run whose first count passes is not repeated.
+/// The number of times that a run is repeated if its first count is too high. The lowest count of the repetitions is used. The counts
+/// differ because another program may interrupt a run: a turn may then find less work, so that the run needs more turns.
 const TRIES: usize = 3;
 /// The largest accepted growth of a state's total, in percent.
 const GROWTH: f64 = 3.0;
-/// The smallest cost, and the smallest growth, of a function that is reported, in instructions for each round.
+/// A number of instructions in each round. A function is written to the file only if its cost is at least this number. A function is
+/// printed as a cause of growth only if its cost has grown by more than this number.
 const TOLD: f64 = 2.0;
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/instructions.txt");
 

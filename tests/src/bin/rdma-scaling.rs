@@ -25,7 +25,7 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::usage::resident_kib;
 
-/// The number of echoes that each connection sends in a row.
+/// The number of echoes on each connection while a row of the table is measured.
 const ECHOES: u32 = 4;
 /// The length of a message, in bytes.
 const SIZE: usize = 64;
@@ -208,7 +208,8 @@ fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     for echo in 1..=ECHOES {
         for place in 0..connections {
             let conn = client.connections[place];
-            // With a small window, the credits for a message may arrive after its echo. In this case the send is repeated.
+            // With a small window, the credit for the next message may arrive after the echo of the last one. Until then the reactor
+            // refuses the send, so the send is repeated.
             while let Err(error) = reactor.context().send(conn, &[7; SIZE]) {
                 match error {
                     SendErrorKind::WouldBlock(_) => reactor.turn(&mut client, Duration::from_millis(10))?,

@@ -2,14 +2,14 @@
 //! size at which the library changes its way of sending.
 //!
 //! ```text
-//! rdma-steps                    around each border between ways to send, up to 1 MiB
-//! rdma-steps EAGER              the same with another `LargeMessageSettings::eager_limit`, in bytes
-//! rdma-steps EAGER SIZE         that size alone, 10,000 times, for strace(1) or perf(1)
+//! rdma-steps                    sizes up to 1 MiB; most are near a size at which the way of sending changes
+//! rdma-steps EAGER              the same sizes, with EAGER bytes as `LargeMessageSettings::eager_limit`
+//! rdma-steps EAGER SIZE         at least 10,000 round trips of SIZE bytes, for strace(1) or perf(1)
 //! ```
 //!
 //! Two reactors on the embedded provider take turns in one thread, whose processor time is measured. So the scheduler does not influence
-//! the results, and other programs influence them little. The sizes are measured in alternation, in many rounds. Only the shortest round of
-//! each size is used. Only the ratios are meaningful.
+//! the results, and other programs influence them little. In each of many rounds, the program measures every size once. The result of a
+//! size is its shortest time in all rounds. Only the ratios of results are meaningful.
 
 use std::time::Duration;
 

@@ -169,7 +169,7 @@ fn main() -> Result<()> {
         }
     };
     let to = side.destination(&told)?;
-    // The peer closes its TCP connection when it has received all datagrams.
+    // `ibv_ud_pingpong` closes the TCP connection when it has received all datagrams.
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut said = host.map(|_| payload(0, size));
     for round in 1..=count {

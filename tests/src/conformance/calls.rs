@@ -269,8 +269,8 @@ pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     both.finish();
 }
 
-/// A call that the server does not answer must end at its deadline. After the deadline, the server must not be able to answer the call. An
-/// answer that arrives late must not match another call.
+/// A call that the server does not answer must end at its deadline. After the deadline, the server's attempt to answer must fail. If the
+/// client receives a second answer to a call, it must not take that answer as the answer to another call.
 pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     both.call(b"slow", Duration::from_millis(20), 0);

@@ -59,7 +59,7 @@ pub fn reject_carries_its_reason(setup: &Setup) {
     p.finish();
 }
 
-/// A connect to an address without a listener must fail quickly, with an error of its own type.
+/// A connect to an address without a listener must fail quickly, with the error `ConnectFailure::Refused`.
 pub fn nothing_listening_is_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let gone = Deserted::new(setup);
@@ -184,9 +184,9 @@ impl Deserted {
     }
 }
 
-/// A connect with several addresses must use the first address that answers. The connection's id must not change between the attempts.
-/// After a refusal by the peer, or a close by the program, no further address may be tried. If all attempts fail, the program must get the
-/// error of the last one.
+/// A connect with several addresses must try them in order until a listener answers. The connection's id must not change between the
+/// attempts. If a listener refuses the connection, or the program closes it, no further address may be tried. If all attempts fail, the
+/// program must get the error of the last one.
 pub fn the_next_address_is_tried(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let deserted = [Deserted::new(setup), Deserted::new(setup)];

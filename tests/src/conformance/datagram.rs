@@ -342,8 +342,8 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
     }
 }
 
-/// A handler that closes no endpoint during a drain. For each endpoint that the drain closes, it tries to open another one, which must be
-/// refused.
+/// A handler that closes no endpoint during a drain. For each endpoint that the drain closes, the handler tries to open another one. The
+/// reactor must refuse to open it.
 #[derive(Default)]
 struct Stays {
     address: Option<SocketAddr>,

@@ -1,5 +1,5 @@
 //! The tests of a reactor inside another event loop. That loop sees one descriptor and one deadline of the reactor. Each turn of the
-//! reactor is limited.
+//! reactor handles a limited number of events.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -45,7 +45,7 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
             wait_for(&mut outer, &mut events, wait);
             !events.is_empty()
         };
-        // The loop ends when the reactor is idle. That happens because the other side sends nothing.
+        // Takes turns until the descriptor is no longer readable, because the reactor is idle.
         while readable(Duration::from_millis(20)) {
             p.turn();
         }

@@ -241,7 +241,7 @@ pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
 
 /// Rows 56 and 57 of `docs/reliability.md`: a peer reads or writes with a guessed key, or outside of a region, or with the key of another
 /// peer's region. Such an operation must end its connection and change no memory. The last case is not tested on devices that cannot
-/// distinguish peers. The connection of the peer that has the key must continue.
+/// distinguish peers. The connection of the peer for which the region was registered must continue.
 pub fn a_guess_costs_its_connection(setup: &Setup) {
     const LEN: u64 = 64;
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -284,7 +284,8 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
             assert_eq!(now, [0x55; LEN as usize], "{what}");
         }
     }
-    // The peer that has the key can still use the region, until it exceeds the bounds of the region itself.
+    // The peer for which the region was registered can still use the region. When this peer writes beyond the end of the region, its
+    // connection ends too.
     let source = p.client.context().register_vec(owner, vec![7; 8], &RegionOptions::new()).expect("a region");
     p.client.context().write(owner, part(real.address, real.key), &source, 0..8).expect("room");
     p.until("it is written", |_| {
@@ -530,8 +531,8 @@ pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     p.finish();
 }
 
-/// Row 81 of `docs/reliability.md`: ten thousand timers expire at the same time. Each must fire once, in the order in which they were
-/// set. A turn may fire only some of them.
+/// Row 81 of `docs/reliability.md`: ten thousand timers expire at the same time. Each must fire once, in the order in which they were set.
+/// No single turn may fire all of them: a turn fires at most a limited number of timers.
 pub fn many_timers_leave_room_for_others(setup: &Setup) {
     const TIMERS: u64 = 10_000;
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -561,7 +562,7 @@ pub fn many_timers_leave_room_for_others(setup: &Setup) {
     p.finish();
 }
 
-/// Row 82 of `docs/reliability.md`: some connections cannot be closed in order. A shutdown must end within `Timeouts::close`. A drain
+/// Row 82 of `docs/reliability.md`: some connections cannot be closed gracefully. A shutdown must end within `Timeouts::close`. A drain
 /// must end at its deadline, even if `Timeouts::close` is longer. The peers must be notified.
 pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
     let limit = Duration::from_millis(500);

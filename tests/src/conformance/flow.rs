@@ -39,8 +39,8 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
     p.finish();
 }
 
-/// A program that answers each message must have a credit for each answer, if the peer has at most two thirds of the program's receives in
-/// flight. With the default settings, two thirds are 40 messages.
+/// A program that answers each message must have a credit for each answer, as long as the peer's messages in flight use at most two thirds
+/// of the program's receives. With the default settings, these are 40 messages.
 pub fn an_echo_has_room(setup: &Setup) {
     const MESSAGES: u64 = 4000;
     for len in [10, 8000] {
@@ -128,8 +128,9 @@ pub(super) fn welcome(p: &mut Pair) {
     p.until("the client has received a message", |p| p.c.received == 1);
 }
 
-/// Sends messages from the client until the window is closed and all messages have arrived. The server keeps the messages. Returns their
-/// number. The answer to an early ping may bring further credits during this call. Those credits are used too.
+/// Sends messages from the client until the window is closed and all messages have arrived. The server's program keeps the messages. The
+/// answer to an early ping may bring further credits during this call. Those credits are used too. Returns the number of messages that were
+/// sent.
 pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
     let mut sent = 0;
     loop {

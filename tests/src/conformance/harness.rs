@@ -41,7 +41,8 @@ pub struct Setup {
     pub shared: Option<u32>,
     /// The completion vector; `None` to distribute the reactors over all vectors of the device.
     pub vector: Option<u32>,
-    /// The number of entries in a completion queue that all connections share; `None` for the default.
+    /// The number of entries in each completion queue, as a setting of the reactor; `None` for the default. Several connections share a
+    /// queue if it has enough entries for them.
     pub completions: Option<u32>,
     /// The security mode of connections; `None` for plain ones.
     pub secured: Option<SecurityMode>,
@@ -215,12 +216,12 @@ impl Setup {
     }
 }
 
-/// Runs a test with a time limit. If the test hangs, the process ends with the test's name.
+/// Runs a test with the time limit [`TEST`]. If the test takes longer, prints the test's name and aborts the process.
 pub fn with_watchdog(name: &'static str, test: impl FnOnce()) {
     with_watchdog_of(TEST, name, test);
 }
 
-/// Runs a test with the time limit `limit`. If the test hangs, the process ends with the test's name.
+/// Runs a test with the time limit `limit`. If the test takes longer, prints the test's name and aborts the process.
 #[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
 pub fn with_watchdog_of(limit: Duration, name: &'static str, test: impl FnOnce()) {
     let _ = env_logger::builder().is_test(true).try_init();
@@ -259,7 +260,7 @@ pub enum Event {
     Transferred(ConnectionId, TransferId, TransferEnd),
     /// `on_offer`.
     Offered(ConnectionId, Offered),
-    /// `on_landed`. True if the message has landed.
+    /// `on_landed`. The flag is true if the message has landed.
     Landed(ConnectionId, Offered, bool),
     /// `on_writable`.
     Writable(ConnectionId),

@@ -195,8 +195,8 @@ pub fn a_place_may_be_dropped(setup: &Setup) {
     l.finish();
 }
 
-/// If the connection ends, `on_landed` must be called once for each message that lands, before `on_disconnect`. After `on_disconnect`, the
-/// program must be able to use the memory again.
+/// If the connection ends while messages are landing, `on_landed` must be called once for each of these messages, before `on_disconnect`.
+/// After `on_disconnect`, the program must be able to use the memory again.
 pub fn a_place_comes_back_with_the_end_of_its_connection(setup: &Setup) {
     for ending in ["the server closes", "the client aborts"] {
         let mut l = landings(setup, LONG, move |cx, conn, offered, _| {
@@ -212,7 +212,7 @@ pub fn a_place_comes_back_with_the_end_of_its_connection(setup: &Setup) {
         }
         l.p.until("the end", |p| p.s.count(|e| matches!(e, Event::Disconnect(..))) == 1);
         let (first, second) = (landed(&l.p, 0), landed(&l.p, 1));
-        // The first message may have landed just before the end.
+        // The first message may have landed just before the connection ended. The second message must have failed to land.
         assert!(first.is_some() && second == Some(false), "{ending}: {first:?}, {second:?}");
         assert_eq!(l.p.s.count(|e| matches!(e, Event::Landed(..))), 2, "{ending}");
         assert!(matches!(l.p.s.events.last(), Some(Event::Disconnect(..))), "{ending}");

@@ -153,8 +153,8 @@ pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// A server registers memory before the first client connects. If the program permits it, all clients that connect on the device must be
-/// able to use this memory. Otherwise no client may use it.
+/// A server registers memory before the first client connects. If the region has rights for any peer, every client that connects on the
+/// device must be able to use it. A region with rights, but not for any peer, must be refused.
 pub fn memory_before_any_connection(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));

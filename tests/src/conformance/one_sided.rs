@@ -193,7 +193,8 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// An operation that the program has no right to, or whose right was revoked, must fail and end its connection. No byte may change.
+/// If a region does not grant the right that an operation needs, or the right was revoked, the operation must fail and its connection must
+/// end. No byte may change.
 pub fn rights_are_kept(setup: &Setup) {
     type Attempt = fn(&mut Pair, ConnectionId, RemoteRegion, &mut Region) -> SendId;
     let write: Attempt = |p, here, remote, local| p.client.context().write(here, remote, local, 0..8).expect("room");
@@ -277,7 +278,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     }
     assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");
-    // If the send queue is full, the reactor must refuse an operation. When the queue has space again, it must notify the program.
+    // If the send queue is full, the reactor must refuse an operation. When the queue has space again, the reactor must call `on_writable`.
     let mut taken = 0;
     while p.client.context().write(here, name, &local, 0..100).is_ok() {
         taken += 1;

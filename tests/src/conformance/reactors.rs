@@ -1,5 +1,5 @@
-//! The tests of several reactors in a group. Before a connection is established, one reactor can hand it over to another one. The data of
-//! the peer must then arrive at the other reactor. Reactors can be drained.
+//! The tests of several reactors in a group. Before a connection is established, one reactor can hand it over to another one. The peer's
+//! messages must then arrive at the other reactor. Further tests drain one reactor or all of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Server {
     index: usize,
     placed: usize,
     up: Arc<AtomicUsize>,
-    /// True if the server closes no connections during a drain. The deadline of the drain then ends them.
+    /// True if the server closes no connections during a drain. In this case the reactor aborts the connections at the drain's deadline.
     stays: bool,
     live: usize,
 }
@@ -72,7 +72,7 @@ impl Handler for Server {
     }
 }
 
-/// A group of reactors, each on a thread, and one client. The first reactor listens.
+/// A group of reactors, each on its own thread, and one client. The first reactor listens.
 struct World {
     group: Reactors,
     threads: Vec<JoinHandle<(Server, Stats)>>,

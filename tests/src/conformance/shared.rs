@@ -256,7 +256,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
         fill(&mut p, conn);
     }
     assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
-    // The connections send no messages, so only the credits that are kept for control messages carry their pings.
+    // The connections send no messages, so their pings can use only the credits that are kept for control messages.
     let pings = |p: &Pair| p.server.stats().connections.pings + p.client.stats().connections.pings;
     let before = pings(&p);
     p.until("more questions", |p| pings(p) >= before + 10);

@@ -25,7 +25,7 @@ enum News {
 
 type React = Box<dyn FnMut(&mut StreamContext<'_>, ConnectionId, &News)>;
 
-/// A handler of one stream. It reacts to each callback, and then records it.
+/// A handler of one stream. The handler calls `react` for each callback, and then records the callback.
 struct Script {
     news: Vec<News>,
     id: Option<ConnectionId>,
@@ -547,7 +547,8 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let (server, rest) = Script::keeper();
     let mut d = Duo::new(setup, config, server, Script::quiet());
     d.c = d.c.linger(Duration::from_millis(100));
-    // This write uses the last credit that unread bytes do not hold. So no pong can later bring a credit for the end of the stream.
+    // This byte brings the client the last credit that the server can grant while the server's program reads nothing. So no pong can later
+    // bring the client a credit for the end of its stream.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
     // `start` is read before the turn in which the stream is closed, because the linger timer counts from the start of that turn.

@@ -57,8 +57,8 @@ impl Handler<Said> for Listener {
     }
 }
 
-/// Each message of each thread must arrive once, in the order of its thread, although the reactor sleeps between messages. Several messages
-/// must cause only one wake-up.
+/// Each message of each thread must arrive once, even if the reactor sleeps. The messages of one thread must arrive in the order in which
+/// the thread sent them. Several messages must cause only one wake-up.
 #[allow(clippy::disallowed_methods, reason = "other threads are what is tested")]
 pub fn messages_of_other_threads_arrive(setup: &Setup) {
     let mut reactor = Reactor::<Said>::with_messages(setup.config()).expect("a reactor");

@@ -83,7 +83,8 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         p.until("it is reported", |p| p.c.sent == 1);
         let told = p.c.events.iter().rev().find(|event| matches!(event, Event::Sent(..)));
         assert_eq!(told, Some(&Event::Sent(conn, from_region.sequence(), Outcome::Sent)));
-        // Without the timer, the last send is accepted just before the close, and completes together with the goodbye.
+        // There are two cases. With the timer, the timer's callback sends the last message. Without it, the last message is sent just
+        // before the close, so its send completes together with the goodbye.
         if by_a_timer {
             p.client.context().set_timer(Duration::ZERO, 0);
         } else {

@@ -88,7 +88,7 @@ impl Bench {
         features.contains(Features::ACKNOWLEDGED_WRITES)
     }
 
-    /// Checks that the connection still works, and that it can be closed in order.
+    /// Checks that the connection still works, and that it can be closed gracefully.
     fn finish(mut self) {
         let received = self.p.s.received;
         self.p.client.context().send(self.here, b"on").expect("room");
@@ -207,8 +207,8 @@ pub fn careless_lists_are_refused(setup: &Setup) {
     b.p.finish();
 }
 
-/// A cancelled transfer must end when its posted operations have completed, and must report how many pieces were not touched. A transfer
-/// whose time limit is zero must end before anything is posted. In both cases the connection must continue.
+/// A cancelled transfer must end when its posted operations have completed, and must report the number of pieces for which nothing was
+/// posted. A transfer whose time limit is zero must end before anything is posted. In both cases the connection must continue.
 pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
     let mut b = bench(setup, 8);
     let list = pieces(&b.remote);
@@ -260,8 +260,8 @@ pub fn a_close_waits_for_lists(setup: &Setup) {
     b.p.finish();
 }
 
-/// If a piece in the middle of a list has a wrong key, the connection must end. The list must end exactly once, before the connection. It
-/// may report only those pieces as done that are known to have arrived.
+/// If a piece in the middle of a list has a wrong key, the connection must end. The list must end exactly once, before the connection. Of
+/// the pieces that the list reports as done, each must have arrived.
 pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
     for reads in [true, false] {
         let mut b = bench(setup, 64);

@@ -81,7 +81,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Returns the corresponding system error.
+    /// Returns the system error that a call with this failure returns.
     #[must_use]
     pub fn system(self) -> io::Error {
         match self {
@@ -92,8 +92,8 @@ impl Failure {
     }
 }
 
-/// The numbers of objects that the reactor has created and not destroyed: connection manager ids, regions, completion queues and shared
-/// receive queues.
+/// For each kind of object, the number of objects that the reactor has created and not destroyed. The kinds are connection-manager ids,
+/// regions, completion queues and shared receive queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the objects")]
 pub struct Objects {
@@ -112,7 +112,7 @@ pub enum Said {
     Overrun,
     /// The time-wait of all connections has ended, so the numbers of their queue pairs may be used again.
     Timewait,
-    /// The device is being removed. It stays away until [`Gate::plug_in`].
+    /// The device is being removed. It is unavailable until [`Gate::plug_in`] is called.
     Removal,
     /// The device reports this event.
     Device(DeviceEventKind),
@@ -150,12 +150,11 @@ struct State {
     unplugged: bool,
     /// True if `Established` events of accepted connections are dropped.
     loses_beginnings: bool,
-    /// True if the address of the first listener must move to another device. The provider does this when it is called next.
+    /// True if the address of the first listener must move to another device. The next call of the provider carries out the move.
     moves: bool,
     /// The requested failure of the next address resolution.
     unresolved: Option<Unresolved>,
-    /// The keys of the peer that the next messages must invalidate. Each message invalidates the first key of the list, which is then
-    /// removed.
+    /// The peer's remote keys that the next messages must invalidate. Each message invalidates and removes the first key of the list.
     taken_back: VecDeque<RemoteKey>,
     /// All memory that was registered so far. Some of it may have been freed.
     memories: Vec<Weak<Memory>>,
@@ -342,7 +341,7 @@ impl Gate {
         self.state().refused.contains(&address)
     }
 
-    /// Returns the numbers of objects that exist.
+    /// Returns the number of existing objects of each kind.
     #[must_use]
     pub fn objects(&self) -> Objects {
         self.state().objects

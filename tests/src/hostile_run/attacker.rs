@@ -147,7 +147,8 @@ impl Script {
         let frames = match stage {
             Stage::Started => frames.get(..1),
             Stage::HalfSecured => frames.get(..2),
-            // The frames of the setup, and one message. The frames that close the connection in order are left out.
+            // The first three frames: those of the setup, and one message. The later frames would close the connection, so the attacker
+            // does not send them.
             Stage::Up => frames.get(..3),
             _ => Some(&[][..]),
         };

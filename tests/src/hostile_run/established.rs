@@ -1,4 +1,4 @@
-//! An honest client with one connection. It requests one echo after the other on this connection.
+//! An honest client with one connection. On this connection, the client requests echoes, one at a time.
 
 use std::time::Instant;
 

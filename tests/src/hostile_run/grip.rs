@@ -251,8 +251,8 @@ impl Grip {
         }
     }
 
-    /// Returns many descriptors to send: one random file of this connection, repeated at most until the limit of a packet. Returns none if
-    /// the connection has no file.
+    /// Returns 1, 2 or [`MOST`] descriptors for a packet. All of them are the same, randomly chosen file of this connection. Returns an
+    /// empty vector if the connection has no file.
     fn many(&self, rng: &mut Rng) -> Vec<BorrowedFd<'_>> {
         let count = [1, 2, MOST][rng.index(3)];
         self.files.get(rng.index(self.files.len().max(1))).map(|file| vec![file.as_fd(); count]).unwrap_or_default()

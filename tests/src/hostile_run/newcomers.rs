@@ -1,4 +1,4 @@
-//! Honest clients that connect sequentially. Each client requests one echo and closes its connection.
+//! Honest clients, which start at regular intervals. Each client connects, requests one echo, and closes its connection.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

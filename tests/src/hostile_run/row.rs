@@ -18,7 +18,7 @@ use crate::floods::Kind;
 /// The time limit for the server's pool to shrink to its initial size after the server's last connection has ended. It is twice the default
 /// of `Timeouts::pool_idle`.
 pub const POOL_TIME: Duration = Duration::from_secs(60);
-/// The time limit for the attackers to open [`Row::least`] connections, counted from the end of the honest clients.
+/// The time limit for the attackers to open [`Row::least`] connections. It begins when the last honest client has its result.
 const LEAST_TIME: Duration = Duration::from_secs(600);
 /// The largest number of echoes that the connected client requests in a control run.
 const CONTROL: usize = 60_000;
@@ -43,8 +43,8 @@ pub struct Row {
     pub security: SecurityMode,
     /// The attack that each attacker process carries out.
     pub attack: Attack,
-    /// True if the server and the honest clients have a real-time priority. With it, they lose no processor time to the attackers, as if
-    /// the attackers ran on other machines.
+    /// True if the server and the honest clients have a real-time priority. With this priority, these processes lose no processor time to
+    /// the attackers, as if the attackers ran on other machines.
     pub is_first: bool,
     /// The number of attacker processes.
     pub attackers: usize,
@@ -272,7 +272,8 @@ impl Server {
     }
 }
 
-/// Attacks the server `to` while honest clients connect to the server `of`. `to` and `of` may be the same server.
+/// Runs attackers that attack the server `of`, and honest clients that connect to the server `to`. In the control, these are two servers;
+/// otherwise they are the same server.
 fn phase(
     program: &Path,
     row: &Row,
@@ -334,8 +335,8 @@ fn phase(
     }
 }
 
-/// Runs an attack. If `has_control` is true, first measures honest clients while another server is attacked, and in the end waits for the
-/// memory of the attacked server to shrink.
+/// Runs an attack. If `has_control` is true, there are two more steps: before the attack, honest clients are measured while another server
+/// is attacked; after an attack on the connection setup, a thread waits until the memory of the attacked server has shrunk.
 ///
 /// # Errors
 /// A process fails, or something does not happen within [`crate::patience::PATIENCE`].

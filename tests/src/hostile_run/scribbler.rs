@@ -116,8 +116,9 @@ impl Handler<Order> for Scribbler {
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        // An operation without the right must not succeed. But with all means except for [`Means::Requests`], the other thread may have
-        // written the success itself, so only a success with [`Means::Requests`] counts.
+        // An operation without the right must not succeed. But with all means except for [`Means::Requests`], the attacker's other thread
+        // writes to the shared memory, and may have written this success there. So only a success with [`Means::Requests`] counts as a
+        // violation.
         if self.wrong.remove(&send) && outcome.is_sent() && self.grips.plan().means == Means::Requests {
             self.reached += 1;
         }

@@ -8,8 +8,9 @@ use super::newcomers::Outcome;
 use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
-/// The fraction of newcomers that must connect in rows in which some newcomers cannot connect, because the attackers have many addresses,
-/// or use the address of the honest clients, or the server waits for a processor.
+/// The fraction of newcomers that must connect, except in rows whose attack must hardly affect the honest clients: in those rows all must
+/// connect. Some may fail if the attackers have many addresses or share the honest clients' address, or if the server waits for a
+/// processor.
 pub const SHARE: f64 = 0.9;
 /// The largest accepted ratio of the honest clients' p99 to their p99 in the control, for attacks that must hardly affect the honest
 /// clients.

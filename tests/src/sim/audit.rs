@@ -75,7 +75,7 @@ pub struct End {
     pub unfetched: Option<u64>,
     /// The number of received messages.
     pub received: u64,
-    /// The number of received immediate data.
+    /// The number of immediate values that this end has received.
     pub immediates: u64,
     /// The number of fenced sends so far.
     pub fences: u64,
@@ -155,7 +155,7 @@ pub struct Pair {
     pub initiators: Vec<SocketAddr>,
     /// True if the listener's program has accepted the last connect request.
     pub taken: bool,
-    /// The private data with which the listener's program has answered.
+    /// The private data of each answer that the listener's program has given to a connect request.
     pub answers: Vec<Vec<u8>>,
     /// True if an end has used a region without the right to do so.
     pub trespass: bool,

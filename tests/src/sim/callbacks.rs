@@ -190,11 +190,11 @@ impl Handler<Said> for Program<'_> {
         let pair = &self.audit.pairs[&cookie];
         let just = pair.judge_reason(side, &reason, &lock(&self.state.fabric));
         self.state.check(just, format_args!("{conn} ({cookie:x}, side {side}) ended: {reason:?}, of {pair:?}"));
-        // A stream whose writing direction is shut down, but that is not closed, may wait without a limit for the credit that its end
-        // needs. So only a closed stream has a time limit.
+        // A stream may be shut down for writing without being closed. Such a stream may need a credit to send the end of its direction. The
+        // wait for this credit has no time limit, so this check excludes such a stream.
         if let Some(closed) = closed.filter(|_| !shut) {
-            // If the node's turn is late, the reactor postpones the last deadline once. So the bound has further timeouts in addition to
-            // those of the close.
+            // If a turn of the node is late, the reactor postpones its last deadline once. So the bound includes two flush timeouts in
+            // addition to the close timeout.
             let bound = (1 + fetched) * self.state.options.close_timeout + 2 * self.state.options.flush_timeout;
             let bound = if is_stream(cookie) { bound + self.state.options.close_timeout } else { bound };
             self.state.check(self.state.is_within(closed, bound), format_args!("{conn}: closed too late"));

@@ -1,6 +1,6 @@
-//! Simulated worlds in which a reactor uses two devices. Both devices often assign equal keys to their regions. They fail, are removed, and
-//! return. Meanwhile, the program keeps messages, holds send buffers, and shares memory with peers. Peers write to this memory, and
-//! invalidate its keys (Send with Invalidate). The devices sometimes refuse to release keys, regions and queue pairs.
+//! Simulated worlds in which a reactor uses two devices. Both devices often assign equal keys to their regions. The devices fail, are
+//! removed, and are added again. Meanwhile, the program keeps messages, holds send buffers, and shares memory with peers. Peers write to
+//! this memory, and invalidate its keys (Send with Invalidate). The devices sometimes refuse to release keys, regions and queue pairs.
 //!
 //! The promises that each world checks:
 //!
@@ -145,7 +145,7 @@ pub struct Report {
     /// The number of buffers that a connection has refused because they were of another device, or older than the last removal of the
     /// device.
     pub foreign: u64,
-    /// The numbers of remote keys, regions and queue pairs that a device has refused to release.
+    /// The number of remote keys, of regions and of queue pairs that a device has refused to release.
     pub kept: [u64; 3],
 }
 
@@ -356,7 +356,7 @@ impl World {
         }
     }
 
-    /// Registers memory of the server for a peer, and sends its key to the peer.
+    /// Registers a region of the server for a peer, and sends the region's key to the peer.
     fn share(&mut self) {
         let Some((conn, side)) = self.any_up() else { return };
         let access = self.rng.pick(&[Access::REMOTE_WRITE, Access::REMOTE_WRITE | Access::REMOTE_READ]);
@@ -450,7 +450,7 @@ impl World {
         self.nodes[0].more = true;
     }
 
-    /// Sends a message from a peer. The server sometimes keeps it.
+    /// Sends a message from a peer to the server. Some of these messages request that the server keeps them.
     fn peer_sends(&mut self) {
         let nth = self.rng.index(PEERS);
         let (keep, len) = (self.rng.chance(600), self.rng.skewed(0..=2_000) as usize);
@@ -552,7 +552,7 @@ impl World {
                 self.step()?;
             }
         }
-        // Completes the removals of devices that are in progress. Some messages and buffers that the program holds must stay valid after
+        // Completes each removal of a device that is in progress. Some messages and buffers that the program holds must stay valid after
         // their connections have ended.
         for side in 0..2 {
             let book = self.server.0.borrow();

@@ -195,8 +195,8 @@ pub struct Fabric {
     pub middleman: Option<Middleman>,
     /// True if the hardware may fail to report a disconnect.
     pub forgetful: bool,
-    /// The keepalive time of each node, in ns, if the devices learn only from complete messages that the peer is alive. Otherwise the list
-    /// is empty. Such a simulated device stalls while its node is paused. A real device does not stall.
+    /// The keepalive time of each node, in ns, for simulated devices that detect only by complete messages that a peer is alive. The list
+    /// is empty for all other devices. Such a simulated device stalls while its node is paused; a real device does not stall.
     pub slow_to_hear: Vec<u64>,
     /// The history of the world, see [`Trace`].
     pub trace: Trace,
@@ -415,8 +415,8 @@ impl Fabric {
         let port = &self.ports[node];
         for (channel, name) in [(0, "connection-manager"), (1, "completion")] {
             let state = &port.channels[channel];
-            // Only unread data counts as a missed event. A node may sleep although its socket has space to send, because the network
-            // reports the space only after a delay.
+            // Of a socket's readiness, only unread data counts as a missed event. A node may sleep although its socket has space to send,
+            // because the network reports the space only after a delay.
             let read = state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready.readable));
             if state.token.is_some() && (read || state.wake || port.hardware.is_readable(channel)) {
                 let of = if read {

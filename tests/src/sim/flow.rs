@@ -51,7 +51,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Returns true if the peer must read all bytes of this direction, and must be notified of its end after them.
+    /// Returns true if the peer must read all bytes of this direction, and must then be notified of the end of the direction.
     #[must_use]
     pub const fn finishes(&self) -> bool {
         self.shut && !self.closed && !self.cut

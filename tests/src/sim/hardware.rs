@@ -85,7 +85,7 @@ pub struct Hardware {
     /// The memory of the queue pairs that the device has refused to release. Each piece is a pair of addresses: the first one, and the one
     /// after the last.
     kept_memory: Vec<(usize, usize)>,
-    /// The numbers of queue pairs and of registrations that the device has refused to release.
+    /// The number of queue pairs, and the number of registrations, that the device has refused to release.
     refused: (u64, usize),
 }
 
@@ -117,7 +117,7 @@ impl Hardware {
         self.kept_memory.iter().any(|&(from, to)| start < to && from < end)
     }
 
-    /// Returns the numbers of queue pairs and of registrations that the device has refused to release since the last
+    /// Returns the number of queue pairs, and the number of registrations, that the device has refused to release since the last call of
     /// [`Hardware::new_reactor`].
     pub(super) const fn refused(&self) -> (u64, usize) {
         self.refused
@@ -200,7 +200,7 @@ pub struct HardwareProvider<P> {
     /// The time of the last arrival in each work queue. Later completions arrive no earlier.
     last: BTreeMap<WorkQueue, u64>,
     cm_last: BTreeMap<Key, u64>,
-    /// The queue pairs that were flushed. True if the flushed completions arrive slowly.
+    /// The queue pairs that were flushed. A value is true if the flushed completions of its queue pair arrive slowly.
     lazy: BTreeMap<Key, bool>,
     scratch: Vec<WorkCompletion>,
     /// The remote key of each region to which peers have rights.

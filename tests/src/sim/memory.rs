@@ -184,7 +184,8 @@ impl Shared {
     #[must_use]
     pub fn judge_read(&self, reading: &Reading, bytes: &[u8]) -> Option<usize> {
         let later = self.log[reading.since..].iter();
-        // The reading end's own writes after a later fence are carried out after this read, so the read cannot see them.
+        // If the reading end has posted a fenced send after this read, its writes from then on are carried out after the read, so the read
+        // cannot see them.
         let later = later.filter(|change| change.by != Some(reading.who) || change.fences == reading.fences);
         let changes: Vec<&Change> = reading.others.iter().map(|&nth| &self.log[nth]).chain(later).collect();
         let mut pairs = reading.known.iter().zip(bytes).enumerate();

@@ -167,7 +167,7 @@ impl Middleman {
         Self { attack, streams: Default::default(), hit: None, silent: false }
     }
 
-    /// Returns the numbers of bytes and of messages that each node has sent so far.
+    /// Returns the number of bytes, and the number of messages, that each node has sent so far.
     #[must_use]
     pub fn passed(&self) -> [(usize, usize); 2] {
         [0, 1].map(|node| (self.streams[node].gone, self.streams[node].count))
@@ -260,7 +260,7 @@ impl Middleman {
                 }
             }
         }
-        // 9 is the kind of a handshake message; the byte after the header is 1 in its last part.
+        // 9 is the kind of a handshake message. In the last part of a handshake message, the byte after the header is 1.
         self.streams[from].sealed |= text.first() == Some(&9) && text.get(HEADER) == Some(&1);
     }
 
@@ -391,7 +391,7 @@ pub struct History {
     pub seen: [Seen; 2],
     /// The kind of data that the attack has changed, if it has changed anything.
     pub hit: Option<Hit>,
-    /// The numbers of bytes and of messages that were forwarded. The index is the sending node.
+    /// The number of bytes, and the number of messages, that were forwarded. The index is the sending node.
     pub passed: [(usize, usize); 2],
 }
 

@@ -14,7 +14,7 @@ use super::program::Program;
 use super::rng::Rng;
 use super::swarm::MS;
 
-/// A local region of the node, with the numbers of operations that read it and that write to it.
+/// A local region of the node, with the number of operations that read it, and the number of operations that write to it.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) region: Region,
@@ -229,8 +229,8 @@ impl Program<'_> {
         self.look_at_shared(all);
     }
 
-    /// Checks the local regions. When an operation has completed, the program may already have access to its memory before the callback of
-    /// the operation: the callbacks of earlier completions in the same batch are called first.
+    /// Checks the local regions. When an operation has completed, the program may get access to the operation's memory before the callback
+    /// of the operation, because the callbacks of earlier completions in the same batch are called first.
     fn look_at_own(&mut self, all: bool) {
         let state = &mut *self.state;
         for (n, local) in &mut state.memories.locals {

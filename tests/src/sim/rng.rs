@@ -62,7 +62,8 @@ impl Rng {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// Returns a random number in the range. Small numbers are more frequent: all powers of two are equally likely.
+    /// Returns a random number in the range. Numbers near the start of the range are more frequent: the number of significant bits is drawn
+    /// first, so that small and large numbers of bits are equally likely.
     pub fn skewed(&mut self, range: RangeInclusive<u64>) -> u64 {
         let span = range.end() - range.start();
         let bits = u64::from(64 - span.leading_zeros());
