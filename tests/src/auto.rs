@@ -58,8 +58,8 @@ pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
 /// The server's address in the in-process network of [`with_loopback`].
 pub const IN_PROCESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
-/// Returns a server and a client. The first provider of each one connects reactors within this process. The providers that `config` selects
-/// follow it.
+/// Returns a server and a client. The first provider of each reactor connects reactors within this process. The further providers are those
+/// that `config` selects.
 ///
 /// # Panics
 /// Panics if the system has no descriptors left, or if a provider that `config` selects cannot be opened.
@@ -81,7 +81,7 @@ pub fn with_loopback(config: &Config) -> Pair {
 /// For each address: listens on it, connects to it, and checks the device that carries the connection.
 ///
 /// # Panics
-/// Panics if a device other than the one in `devices` carries a connection, or if messages of any size are not echoed.
+/// Panics if a device other than the one in `devices` carries a connection, or if a message is not echoed.
 pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
     let mut connections = Vec::new();
     for (ip, device) in devices {

@@ -114,7 +114,7 @@ pub struct Mutant<P> {
     unsignaled: BTreeMap<Key, usize>,
     /// The additional completions, each with the number of empty polls before it is returned.
     made_up: Vec<(WorkCompletion, u32)>,
-    /// The last receive that was posted to each queue pair, with its completion queue.
+    /// The last receive that was posted to each queue pair, with the completion queue of the queue pair.
     receives: BTreeMap<Key, (RecvWr, CqId)>,
     /// A receive of a queue pair that was destroyed. The next poll writes to the memory of this receive.
     late: Option<RecvWr>,

@@ -11,7 +11,7 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 /// The time limit of a whole test.
 pub const TEST: Duration = Duration::from_secs(900);
 
-/// A time that no test reaches.
+/// A duration that is longer than any test.
 pub const HOUR: Duration = Duration::from_secs(3600);
 
 /// Returns `config` with timeouts that are longer than any pause of the process. Tests that use real sockets, but do not test time, use

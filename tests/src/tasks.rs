@@ -73,7 +73,7 @@ async fn ask(net: &AsyncReactor, address: SocketAddr, done: &Cell<u64>, times: u
     }
 }
 
-/// The handler of a client. The number is that of the round trips that must still be made.
+/// The handler of a client. The field is the number of round trips that the client must still make.
 struct Client(u64);
 
 impl Handler for Client {

@@ -5,7 +5,7 @@ use std::io;
 /// Returns the resident memory of this process, in KiB.
 ///
 /// # Errors
-/// `/proc/self/status` cannot be read, or does not report it.
+/// `/proc/self/status` cannot be read, or does not report the resident memory.
 pub fn resident_kib() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));

@@ -31,7 +31,7 @@ const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
 /// The number of further echoes on a connection that count as progress.
 const ECHOES: u64 = 5;
 
-/// The number of open descriptors of this process, and the numbers of the kernel's objects on some devices.
+/// The number of open descriptors of this process, and the number of the kernel's objects of each kind on some devices.
 #[derive(Debug)]
 pub struct Baseline {
     devices: Vec<Device>,
@@ -55,8 +55,8 @@ impl Baseline {
         Self { devices: devices.to_vec(), descriptors: open_descriptors(), resources: resources(devices) }
     }
 
-    /// Checks that all numbers are the same as at the beginning. Waits before it fails, because a thread or the kernel may need some time
-    /// to release objects.
+    /// Counts again, and checks that all counts are the same as at the beginning. Waits before it fails, because a thread or the kernel may
+    /// need some time to release objects.
     ///
     /// # Panics
     /// Panics if objects remain.
@@ -74,7 +74,7 @@ impl Baseline {
     }
 }
 
-/// Returns the numbers of the kernel's objects on each of these devices.
+/// Returns the number of the kernel's objects of each kind, for each of these devices.
 fn resources(devices: &[Device]) -> Vec<BTreeMap<String, u32>> {
     devices.iter().map(|device| device.resources()).collect()
 }
@@ -214,7 +214,7 @@ pub struct Witness {
     remote: Option<ReactorHandle>,
     tally: Arc<Tally>,
     address: SocketAddr,
-    /// The numbers of objects at the beginning; `None` if they are not compared.
+    /// The counts at the beginning; `None` if the counts are not compared.
     baseline: Option<Baseline>,
     /// The numbers of the reactors under test whose connections to the neighbour may end.
     excused: Vec<u8>,
@@ -288,13 +288,14 @@ impl Witness {
         (0..self.seen.len()).filter(|number| self.excused.iter().all(|excused| usize::from(*excused) != *number))
     }
 
-    /// Returns, for each connection, the number of echoes that proves further progress. A later call of [`Witness::has`] compares them.
+    /// Returns, for each connection, the total number of echoes that proves further progress. [`Witness::has`] returns true when these
+    /// numbers are reached.
     #[must_use]
     pub fn further(&self) -> Vec<u64> {
         (0..self.seen.len()).map(|number| self.echoes(number) + ECHOES).collect()
     }
 
-    /// Returns true if at least these numbers of echoes have arrived. A connection that may end is not checked.
+    /// Returns true if, on each connection, at least the given number of echoes has arrived. A connection that may end is not checked.
     #[must_use]
     pub fn has(&self, echoes: &[u64]) -> bool {
         self.watched().all(|number| self.echoes(number) >= echoes[number])

@@ -173,8 +173,8 @@ impl Handler<Order> for Server {
         let next = self.next.get_mut(&conn);
         self.seen.wrong += u64::from(next.as_deref().copied() != number(&message) || next.is_none());
         next.into_iter().for_each(|next| *next += 1);
-        // The peer's window is open, because the server sends one message for each received message. If the send fails, the connection is
-        // ending.
+        // There is a credit for this send, because the server sends one message for each received message. If the send fails, the
+        // connection is ending.
         let _ = cx.send(conn, &message);
     }
 
@@ -441,8 +441,8 @@ fn echo(connections: u64, seconds: u64, every: Duration) -> Result<()> {
         println!("client {victim} {what}: {report:?}");
         right("the server", &report)?;
         if renewed.is_none() && report.begun >= 2 * all {
-            // When every connection has been replaced once, pools and allocators have reached their final size. Later reports are
-            // compared with this one.
+            // When every connection has been replaced once, pools and allocators have reached their final size. Later reports are compared
+            // with the report of this time.
             renewed = Some(server.until("all connections are restored", |report| report.live == all)?);
         }
     }

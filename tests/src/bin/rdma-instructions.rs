@@ -75,8 +75,8 @@ const STATES: [(&str, Work, Side, Way); 31] = [
     ("alone: 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(false)),
     ("alone: quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(true)),
 ];
-/// The numbers of rounds in the short run and the long run of a state. The difference of their counts excludes the instructions for
-/// setup.
+/// The number of rounds in the short run of a state, and in the long run. The difference between the counts of the two runs excludes the
+/// instructions for setup.
 const RUNS: [u64; 2] = [2_000, 12_000];
 /// The number of times that a run is repeated if its first count is too high. The lowest count of the repetitions is used. The counts
 /// differ because another program may interrupt a run: a turn may then find less work, so that the run needs more turns.
@@ -157,7 +157,7 @@ fn count(passes: impl Fn(&str, &Costs) -> bool + Sync) -> Result<Vec<Costs>, Str
     Ok(counted.into_iter().map(|(_, costs)| costs).collect())
 }
 
-/// Returns the instructions in one round of a state, by function. Each run is repeated `tries` times.
+/// Returns the number of instructions in one round of a state, by function. The short and the long run are each made `tries` times.
 fn costs(state: usize, tries: usize) -> Result<Costs, String> {
     let [few, many] = RUNS.map(|times| shortest(state, times, tries));
     let (few, many) = (few?, many?);
@@ -244,8 +244,8 @@ fn total(costs: &Costs) -> f64 {
 
 /// The layers by which counts are summed. A function belongs to the first layer that lists a part of its name.
 const LAYERS: [(&str, &[&str]); 7] = [
-    // The first name is the function that calls `Reactor::turn`. The compiler inlines `Reactor::turn` into it, so both names belong to this
-    // layer.
+    // The first name is the function that calls `Reactor::turn`. The compiler inlines `Reactor::turn` into that function, so both names
+    // belong to this layer.
     ("turn", &["rdma_reactor_tests::steady::turn", "rdma_reactor::turn::"]),
     ("provider", &["rdma_transport::", "crc_fast::", "rdma_reactor_tests::null::"]),
     ("callbacks", &["rdma_reactor_tests::"]),

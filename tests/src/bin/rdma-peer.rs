@@ -39,8 +39,8 @@ impl Handler for Peer {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The peer's window is open, because the program sends one message for each received message. If the send fails, the connection is
-        // ending.
+        // There is a credit for this send, because the program sends one message for each received message. If the send fails, the
+        // connection is ending.
         let _ = cx.send(conn, &message);
         self.left -= 1;
         if self.left == 0 {

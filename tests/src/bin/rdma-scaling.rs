@@ -46,7 +46,7 @@ fn config(settings: &str) -> std::result::Result<Config, String> {
     let usual =
         usual.timeouts(|t| t.connect = Duration::from_secs(60)).timeouts(|t| t.handshake = Duration::from_secs(60));
     // A limit far above the memory that the connections use. On TCP, pages that are not touched need no memory. An RDMA adapter would pin
-    // all of them.
+    // all pages.
     let usual = usual.max_memory(64 << 30);
     match settings {
         "default" => Ok(usual),
@@ -92,8 +92,8 @@ struct Echo;
 
 impl Handler for Echo {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The peer's window is open, because the server sends one message for each received message. If the send fails, the connection is
-        // ending.
+        // There is a credit for this send, because the server sends one message for each received message. If the send fails, the
+        // connection is ending.
         let _ = cx.send(conn, &message);
     }
 }

@@ -218,7 +218,7 @@ pub fn a_thousand_calls_are_answered_in_any_order(setup: &Setup) {
     both.finish();
 }
 
-/// A server answers all calls at the same time, but the client's window accepts only a few answers. All answers must arrive in the end.
+/// A server answers all calls at the same time, but has credits for only a few answers. All answers must arrive in the end.
 pub fn answers_without_room_wait(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(8);
     let mut both = Both::new(setup, config, false);

@@ -230,7 +230,7 @@ pub fn the_next_address_is_tried(setup: &Setup) {
     p.until("the first one's end", |p| p.c.live() == 0);
 }
 
-/// A connect by host name must try all addresses of the host in order. If the name is unknown, the error must contain it.
+/// A connect by host name must try all addresses of the host in order. If the name is unknown, the error must contain the name.
 pub fn a_host_is_found_by_its_name(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (host, port) = (p.address.ip().to_string(), p.address.port());

@@ -16,7 +16,7 @@ use rdma_reactor::{
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 
-/// A time that no test reaches.
+/// A duration that is longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns

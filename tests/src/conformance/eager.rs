@@ -138,8 +138,9 @@ pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     finish(p);
 }
 
-/// The program keeps messages that arrived in several buffers. They must use the memory for large messages, and must not reduce the window.
-/// When the memory for large messages is used up, further messages must use receives, as messages in one buffer do. Nothing may stall.
+/// The program keeps messages that arrived in several buffers. These messages must use the memory for large messages, and must not reduce
+/// the window. When the memory for large messages is used up, further messages must use receives, as messages in one buffer do. Nothing may
+/// stall.
 pub fn kept_messages_are_accounted_for(setup: &Setup) {
     let len = 4 * BUFFER;
     for (memory, accounted) in [(1 << 20, 5), (3 * len, 1)] {
@@ -181,8 +182,8 @@ pub fn kept_messages_are_accounted_for(setup: &Setup) {
     }
 }
 
-/// The program keeps the messages of one connection. They may use at most half of the memory for large messages, so that other connections
-/// can continue. While this connection waits for memory, other connections must not wait.
+/// The program keeps the messages of one connection. These messages may use at most half of the memory for large messages, so that other
+/// connections can continue. While this connection waits for memory, other connections must not wait.
 pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     let (eager, offered) = (4 * BUFFER, 3 * LIMIT);
     let memory = 32 * offered;

@@ -183,7 +183,8 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     p.finish();
 }
 
-/// The programs of both sides keep most of their receives forever. Each side must still be able to use the remaining receives.
+/// The programs of both sides keep so many messages forever that most receives stay in use. Each side must still be able to use the
+/// remaining receives.
 pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
     // The keepalive interval is so long that no ping can return credits and hide a stall.

@@ -173,7 +173,7 @@ impl Setup {
         Self { shared: Some(receives), ..self }
     }
 
-    /// Returns this setup, with all completions on this vector.
+    /// Returns this setup, with all completions on this completion vector.
     #[must_use]
     pub fn on_vector(self, vector: u32) -> Self {
         Self { vector: Some(vector), ..self }

@@ -28,8 +28,8 @@ pub mod violations;
 
 pub use harness::{Scale, Setup};
 
-/// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]. It panics if something that it needs is
-/// missing, such as a device.
+/// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]. The expression panics if something that the
+/// setup needs is missing, such as a device.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $setup:expr) => {

@@ -15,7 +15,7 @@ use rdma_reactor::{
 use super::harness::{Event, PATIENCE, Probe, Setup, now};
 
 const COUNT: usize = 3;
-/// A time that no test reaches.
+/// A duration that is longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 
 /// A server that sends the number of its reactor to each client, and echoes. The private data of a client can request a reactor (`to

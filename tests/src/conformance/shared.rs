@@ -238,8 +238,8 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     p.finish();
 }
 
-/// The program keeps `receive_depth` messages of one connection. Only that connection must stop. It must keep the credits for its
-/// keepalive.
+/// The program keeps the messages of one connection until only the three credits for control messages are left. Only this connection must
+/// receive no further messages. Its keepalive pings must still have credits.
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);

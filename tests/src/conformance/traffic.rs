@@ -73,7 +73,8 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         let conn = p.connect();
         p.until("all have arrived", |p| p.s.received == MESSAGES);
         assert_eq!(p.c.sent, 0, "copied messages are not reported");
-        // The completion of a send from a region must be reported, because the program must not reuse the memory of the region before it.
+        // The completion of a send from a region must be reported, because the program must not reuse the memory of the region before the
+        // send has completed.
         p.c.record_messages = true;
         let sent = p.client.context().send(conn, b"one more").expect("room");
         let mut region = p.client.context().register(conn, 100, &RegionOptions::default()).expect("memory");

@@ -260,8 +260,8 @@ pub fn a_close_waits_for_lists(setup: &Setup) {
     b.p.finish();
 }
 
-/// If a piece in the middle of a list has a wrong key, the connection must end. The list must end exactly once, before the connection. Of
-/// the pieces that the list reports as done, each must have arrived.
+/// If a piece in the middle of a list has a wrong key, the connection must end. The list must end exactly once, before the connection. Each
+/// piece that the list reports as done must have arrived.
 pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
     for reads in [true, false] {
         let mut b = bench(setup, 64);

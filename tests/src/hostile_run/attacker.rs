@@ -120,7 +120,7 @@ impl Source {
 }
 
 /// Creates a socket with this source address. When the socket is closed, TCP resets the connection, so that the kernel keeps no state of
-/// it.
+/// the connection.
 fn socket(source: Ipv4Addr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(IpAddr::V4(source), 0).into())?;

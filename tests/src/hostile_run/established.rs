@@ -22,7 +22,7 @@ struct Client {
 impl Client {
     fn ask(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.asked = Some((conn, Instant::now()));
-        // The peer's window is open, because only one request is in flight.
+        // There is a credit for this send, because only one request is in flight.
         let _ = cx.send(conn, &self.question());
     }
 

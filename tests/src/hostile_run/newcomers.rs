@@ -109,7 +109,7 @@ impl Handler for Clients {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The window has room, because the connection is new.
+        // There is a credit for this send, because it is the first one on the connection.
         let _ = cx.send(conn, b"hello");
     }
 

@@ -26,7 +26,7 @@ pub struct Recording {
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Returns the length of an MPA request or reply, which its first bytes give. Returns `None` if `octets` has too few bytes.
+/// Returns the length of the MPA request or reply that begins with the bytes `octets`. Returns `None` if `octets` has too few bytes.
 #[must_use]
 pub fn startup_len(octets: &[u8]) -> Option<usize> {
     let len = octets.get(18..MPA_HEADER)?;
@@ -73,7 +73,7 @@ impl Recording {
     }
 }
 
-/// Accepts one connection and relays it in both directions until both have ended. Returns the bytes that the client has sent.
+/// Accepts one connection and relays it in both directions until both directions have ended. Returns the bytes that the client has sent.
 fn relayed(listener: &TcpListener, server: SocketAddr) -> io::Result<Vec<u8>> {
     let (client, _) = listener.accept()?;
     let server = TcpStream::connect(server)?;

@@ -144,9 +144,9 @@ impl Row {
         matches!(self.attack, Attack::Scribbles)
     }
 
-    /// Returns true if the attack must hardly affect the honest clients. For this, the attackers must have established connections, or a
-    /// single address that no honest client uses. The server must also have a real-time priority, so that it does not wait for a processor
-    /// that an attacker uses.
+    /// Returns true if the attack may slow the honest clients down only slightly. For this, the attackers must have established
+    /// connections, or a single address that no honest client uses. The server must also have a real-time priority, so that it does not
+    /// wait for a processor that an attacker uses.
     #[must_use]
     pub const fn is_unnoticed(&self) -> bool {
         let is_elsewhere = match self.attack {
@@ -192,8 +192,8 @@ pub const fn scribbles(count: usize) -> Row {
 pub fn short() -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};
     let mut rows = Vec::new();
-    // Attackers with a single address can occupy at most half of the server's slots. The clients start so slowly that a slow machine
-    // completes their handshakes.
+    // Attackers with a single address can occupy at most half of the server's slots for handshakes. The honest clients start at long
+    // intervals, so that even a slow machine completes their handshakes.
     for (source, warm) in [(Source::One, 600), (Source::Many, 1100)] {
         rows.push(row(Plain, holding(Stage::Started, 1000, source), 1500));
         rows.push(row(Tls, holding(Stage::HalfSecured, 500, source), warm));
@@ -207,7 +207,8 @@ pub fn short() -> Vec<Row> {
     rows
 }
 
-/// Returns all attacks. If `may_be_first` is true, the server has a real-time priority in all rows except for the last ones.
+/// Returns all attacks. If `may_be_first` is true, the server has a real-time priority in all rows except for the last five: a second row
+/// for each flood of messages, and the attack with the most connections.
 #[must_use]
 pub fn all(may_be_first: bool) -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};

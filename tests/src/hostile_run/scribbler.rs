@@ -85,8 +85,8 @@ impl Scribbler {
         }
     }
 
-    /// Returns true if the reactor may send. It returns false while the other thread writes records to the ring, because two writers would
-    /// disturb each other.
+    /// Returns true if the attacker's reactor may send. Returns false while the attacker's other thread writes records to the ring, because
+    /// two writers would disturb each other.
     fn is_talking(&self) -> bool {
         self.grips.plan().means != Means::Records
     }

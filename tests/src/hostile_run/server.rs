@@ -147,7 +147,7 @@ impl Handler<Order> for Server {
             other => Ok(Some(other.to_vec())),
         };
         match answer {
-            // The result is ignored: an attacker may have closed its window.
+            // The result is ignored: the send fails if an attacker grants no credits.
             Ok(Some(answer)) => drop(cx.send(conn, &answer)),
             Ok(None) => {}
             Err(error) => {

@@ -8,12 +8,12 @@ use super::newcomers::Outcome;
 use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
-/// The fraction of newcomers that must connect, except in rows whose attack must hardly affect the honest clients: in those rows all must
+/// The fraction of newcomers that must connect, except in rows for which [`Row::is_unnoticed`] returns true: in those rows all must
 /// connect. Some may fail if the attackers have many addresses or share the honest clients' address, or if the server waits for a
 /// processor.
 pub const SHARE: f64 = 0.9;
-/// The largest accepted ratio of the honest clients' p99 to their p99 in the control, for attacks that must hardly affect the honest
-/// clients.
+/// The largest accepted ratio of the honest clients' p99 to their p99 in the control. It applies to rows for which [`Row::is_unnoticed`]
+/// returns true.
 pub const RATIO: f64 = 3.0;
 /// The largest accepted ratio of the p99 values, instead of [`RATIO`], if the attackers use shared memory.
 pub const RATIO_WITHIN_HOST: f64 = 2.0;

@@ -9,7 +9,7 @@
 //!   refused to release a region, the program gets no access.
 //! - The reactor counts exactly the objects that a device has failed to release. All other objects are released.
 //! - Messages and buffers that the program holds never share memory, and their bytes do not change.
-//! - A connection accepts a buffer only if it comes from the same device, and from the time since the device was last added.
+//! - A connection accepts a buffer only if the buffer belongs to the connection's device, and was taken after this device was last added.
 //! - In the end, all buffers are in their pools. The memory of a device that the reactor has given up is released when the last message or
 //!   buffer in this memory is dropped.
 

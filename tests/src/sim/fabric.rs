@@ -460,7 +460,7 @@ impl Fabric {
         port.paused - port.paused_until.saturating_sub(self.now)
     }
 
-    /// Pauses a node for some time.
+    /// Pauses a node for the next `time` ns. A pause that lasts longer already is not shortened.
     pub fn pause(&mut self, node: usize, time: u64) {
         let until = self.now + time;
         let port = &mut self.ports[node];

@@ -17,7 +17,7 @@ use super::threads::Said;
 
 /// The bit that marks the tokens of stream timers. The other bits are the number of the stream.
 const OF_FLOW: u64 = 1 << 62;
-/// The token of the timer at which the program stops making pauses, and reads and writes all streams to their ends.
+/// The token of the timer that ends the pauses: when it fires, the program reads and writes all streams to their ends.
 pub const SETTLE: u64 = u64::MAX;
 
 /// The state of one end of a stream.

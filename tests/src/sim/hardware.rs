@@ -82,8 +82,8 @@ pub struct Hardware {
     cm_late: Vec<Late<CmEvent>>,
     /// The remote keys that the device has refused to release.
     kept: BTreeSet<u32>,
-    /// The memory of the queue pairs that the device has refused to release. Each piece is a pair of addresses: the first one, and the one
-    /// after the last.
+    /// The memory of the queue pairs that the device has refused to release. Each piece of memory is a pair: the address of its first byte,
+    /// and the address after its last byte.
     kept_memory: Vec<(usize, usize)>,
     /// The number of queue pairs, and the number of registrations, that the device has refused to release.
     refused: (u64, usize),
@@ -221,8 +221,8 @@ impl Outstanding {
     /// Records that a completion was polled.
     fn done(&mut self, wr_id: u64) {
         match self.sends.iter().position(|&(of, ..)| of == wr_id) {
-            // The completion of this send also completes the earlier sends, except for those that need an answer of the peer. These have
-            // their own completions.
+            // The completion of this send also completes the earlier sends, except for those that need an answer of the peer. Each of those
+            // sends has its own completion.
             Some(at) => {
                 let mut nth = 0;
                 self.sends.retain(|&(.., answered, _)| {

@@ -88,7 +88,7 @@ struct Server {
 impl Handler for Server {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if message.first() == Some(&b'p') && message.len() == 9 {
-            // The result is ignored: the request may come from the hostile peer, which may have closed its window.
+            // The result is ignored: the request may come from the hostile peer, and the send fails if this peer grants no credits.
             let _ = cx.send(conn, &message);
         } else {
             self.messages += 1;

@@ -88,7 +88,7 @@ impl Threads {
     }
 
     /// Removes all reactors. Their wakers hold a reference to the network, and the network holds a reference to these threads. This call
-    /// breaks the cycle, so that all of them are dropped.
+    /// breaks the cycle, so that the network and the threads are dropped.
     pub fn disperse(&self) {
         self.listeners().clear();
     }

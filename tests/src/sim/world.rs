@@ -93,8 +93,8 @@ pub struct World {
     futile: u64,
 }
 
-/// Returns the number of receives that all connections of a node share, or `None` if each connection has its own receives. Only some worlds
-/// share receives, and no world with simulated hardware.
+/// Returns the number of receives that all connections of a node share, or `None` if each connection has its own receives. Connections
+/// share receives only in some worlds, and never in worlds with simulated hardware.
 fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "shared");
     (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
