@@ -80,7 +80,7 @@ impl Capture {
         if rc == 0 { Ok(Self(fd)) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Returns the packets that were captured since the last call.
+    /// Returns the packets that were captured since the previous call of this function.
     #[must_use]
     pub fn take(&self) -> Vec<Packet> {
         let mut seen = Vec::new();

@@ -87,7 +87,7 @@ pub fn all() -> Vec<(String, Capture)> {
     names.into_iter().map(|name| (name.clone(), load(&name))).collect()
 }
 
-/// Removes the first `len` bytes, and returns them. Returns an error that names `what` if there are fewer.
+/// Removes the first `len` bytes, and returns them. Returns an error that names `what` if there are fewer bytes.
 fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], String> {
     let (front, rest) = bytes.split_at_checked(len).ok_or_else(|| format!("cut short in {what}"))?;
     *bytes = rest;

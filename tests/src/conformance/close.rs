@@ -53,7 +53,7 @@ pub fn a_full_window_has_room_for_a_goodbye(setup: &Setup) {
     p.finish();
 }
 
-/// A handler may call `close` in every callback. Afterwards only completions and one disconnect may follow.
+/// A handler may call `close` in every callback. After the close, only completions and one disconnect may follow.
 pub fn close_in_every_callback(setup: &Setup) {
     type Condition = fn(&Event) -> bool;
     let conditions: [Condition; 5] = [

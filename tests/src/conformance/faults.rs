@@ -642,7 +642,7 @@ pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
             drop((server, s));
         }
         let (deadline, mut further) = (now() + PATIENCE, None::<Vec<u64>>);
-        // The loop also continues until the neighbour has received echoes after the disconnects.
+        // The loop ends when all connections have ended and the neighbour has received echoes after their disconnects.
         while c.live() > 0
             || witness.as_ref().zip(further.as_ref()).is_some_and(|(witness, further)| !witness.has(further))
         {

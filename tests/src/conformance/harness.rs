@@ -37,7 +37,7 @@ pub struct Setup {
     pub flushes: bool,
     /// True if the device supports datagrams and multicast groups.
     pub datagrams: bool,
-    /// The number of receives that all connections share; `None` if each has its own.
+    /// The number of receives that all connections share; `None` if each connection has its own receives.
     pub shared: Option<u32>,
     /// The completion vector; `None` to distribute the reactors over all vectors of the device.
     pub vector: Option<u32>,
@@ -99,7 +99,7 @@ impl Setup {
         Self { reactor: |config| Ok(Forward::with_open_sinks(config)), ..Self::iwarp() }
     }
 
-    /// Returns the setup of a kernel device. `tests/vm/run.sh` sets its address in the environment.
+    /// Returns the setup of a kernel device. `tests/vm/run.sh` sets the device's address in the environment.
     ///
     /// # Panics
     /// Panics if the device is missing, because then a test that needs it must fail.

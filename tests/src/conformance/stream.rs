@@ -418,7 +418,7 @@ fn until_at_home((client, c): &mut (Reactor, Streams<Script>)) {
     }
 }
 
-/// A handler may call `close` in every callback. Afterwards only the last callback may follow.
+/// A handler may call `close` in every callback. After the close, only the last callback of the stream may follow.
 pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     type Condition = fn(&News, bool) -> bool;
     let conditions: [Condition; 6] = [

@@ -110,7 +110,7 @@ pub enum Said {
     Failed(&'static str),
     /// All completion queues have overrun, so their further completions are lost.
     Overrun,
-    /// The time-wait of all connections has ended, so the numbers of their queue pairs may be used again.
+    /// The time-wait of all connections has ended, so their queue pair numbers may be used again.
     Timewait,
     /// The device is being removed. It is unavailable until [`Gate::plug_in`] is called.
     Removal,
@@ -172,7 +172,7 @@ impl Gate {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes one call fail: call number `nth` of the kind `call`. The first call on this gate has the number 0.
+    /// Makes one call fail: call number `nth` of the kind `call`. The first call of this kind on this gate has the number 0.
     pub fn fail_nth(&self, call: Call, nth: u32, failure: Failure) {
         self.state().faults.insert(call, Fault { nth, failure, lasting: false });
     }

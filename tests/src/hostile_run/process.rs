@@ -143,7 +143,7 @@ impl Process {
     /// `/proc` does not report it.
     pub fn processor_time(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The program's name is in parentheses and may contain blanks. The fields after it are numbered from 3.
+        // In `/proc/PID/stat`, the program's name is in parentheses and may contain blanks. The first field after it has the number 3.
         let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok()).ok_or("no time");
         // Linux reports these times to all programs in hundredths of a second.

@@ -363,7 +363,7 @@ pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> 
     Ok(Measured { row, control, attacked, left })
 }
 
-/// Waits until the pool of the server has shrunk to the size of an idle server's.
+/// Waits until the pool of the server has shrunk to the size of an idle server's pool.
 fn left(server: &mut Process) -> Result<Left> {
     until("all connections have ended", || {
         let report: server::Report = server.report()?;

@@ -434,7 +434,7 @@ impl World {
         }
     }
 
-    /// Revokes the rights to a region of the server, or drops it.
+    /// Revokes the rights to a region of the server, or drops the region.
     fn revoke(&mut self) {
         let nth = self.rng.index(self.server.0.borrow().lent.len().max(1));
         let drops = self.rng.chance(500);

@@ -557,7 +557,7 @@ impl Fabric {
         }
     }
 
-    /// Reads all bytes from a descriptor that a program has registered. Returns their number.
+    /// Reads all bytes from a descriptor that a program has registered. Returns the number of bytes.
     pub fn read_own(&mut self, node: usize, fd: RawFd) -> u64 {
         let own = self.ports[node].own.iter_mut().find(|own| own.fd == fd);
         own.map_or(0, |own| std::mem::take(&mut own.bytes))

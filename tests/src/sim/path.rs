@@ -35,7 +35,7 @@ impl Fabric {
         }
     }
 
-    /// Kills the process of a node. Its sockets are closed, as the kernel does it, and no goodbye is sent.
+    /// Simulates that the process of a node is killed: closes the node's sockets, as the kernel does, and sends no goodbye.
     pub fn kill(&mut self, node: usize) {
         self.close_all(node);
     }

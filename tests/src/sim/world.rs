@@ -148,7 +148,7 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     settings.extensions = options.extensions;
     let budget = &mut Rng::new(mix(seed) ^ node as u64, "receive budget");
     if budget.chance(300) {
-        // With such a small budget, a poll often leaves received bytes in the socket.
+        // With a small receive budget, a poll often leaves received bytes in the socket.
         settings.receive_budget = budget.skewed(1..=64 << 10) as usize;
     }
     if lock(fabric).one_host {
