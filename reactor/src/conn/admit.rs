@@ -36,7 +36,7 @@ pub(super) enum Stage {
     Accepted,
     /// The handshake is in progress, on a connection that will be encrypted. The hello cannot arrive now, for one of three reasons:
     /// - The local side is active, so the peer sends no hello.
-    /// - The peer's messages are not encrypted yet.
+    /// - The peer's messages are not encrypted yet, and a peer encrypts its hello.
     /// - The hello has arrived already, before the local handshake ended.
     Proving,
     /// The peer has opened the connection, and has ended its handshake. The peer's messages are encrypted. Its hello may arrive before the
@@ -54,8 +54,8 @@ pub(super) enum Stage {
     Ending,
     /// The connection was up, and is ending. Some fragments of a message have arrived, and others have not.
     EndingJoining,
-    /// The peer has opened the connection, which is ending, and the peer's hello was not processed. The hello may still arrive, if the peer
-    /// sent it before the transport ended.
+    /// The peer has opened the connection. The connection is ending, and the peer's hello was not processed. A hello that the peer sent
+    /// before the transport ended may still arrive.
     Unopened,
     /// The connection is ending and will not come up.
     NeverUp,

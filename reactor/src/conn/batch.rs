@@ -1,8 +1,8 @@
 //! Posts the pieces of lists: the RDMA Reads or Writes that the program has requested as one transfer.
 //!
-//! The pieces of a new list enter the send queue later, in order and in batches. A batch has at most as many pieces as a third of the send
-//! queue, and only its last piece is signaled. At most two batches are posted at a time. So lists never fill the send queue, need no
-//! buffers of the library, and leave slots for other sends between two batches.
+//! The pieces of a list are added to the send queue in order and in batches, each batch when slots are free. A batch has at most as many
+//! pieces as a third of the send queue, and only its last piece is signaled. At most two batches of a connection are posted at a time. So
+//! lists never fill the send queue, need no buffers of the library, and leave slots for other sends between two batches.
 //!
 //! If a send of the program is refused while lists wait for slots, the next free slots are reserved for the lists. The send gets the slots
 //! that become free after those. So neither lists nor sends starve.
@@ -21,8 +21,8 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, TransferEnd, TransferNotification};
 use crate::memory::operations::Locals;
 
-/// The largest number of batches that one flush posts for a list. The next batch is posted after an earlier one has ended. If only one
-/// batch were in flight, the peer would have nothing to do from the end of a batch until the next one arrives.
+/// The largest number of batches that one flush posts for a list. The next batch is posted after one of these has ended. If only one batch
+/// were in flight, the peer would be idle from the end of that batch until the next one arrives.
 const BATCHES: usize = 2;
 
 impl Connection {
@@ -75,8 +75,8 @@ impl Connection {
         true
     }
 
-    /// Ends the lists whose deadline has passed. If pieces of such a list are in the send queue, the whole connection ends, because posted
-    /// work requests cannot be withdrawn.
+    /// Ends the lists whose deadline has passed. If a work request of such a list is in the send queue, the whole connection ends, because
+    /// a posted work request cannot be withdrawn.
     pub(crate) fn lists_due(&mut self, env: &mut Env<'_>) {
         let mut late = false;
         let mut at = 0;
@@ -107,8 +107,8 @@ impl Connection {
         }
     }
 
-    /// Keeps the memory of posted pieces registered permanently, because the queue pair could not be destroyed, and the device may still
-    /// access that memory.
+    /// Makes sure that the memory of posted pieces is never deregistered, because the queue pair could not be destroyed, so the device may
+    /// still access that memory.
     pub(super) fn forsake_lists(&mut self) {
         for list in self.sends.lists.waiting.iter_mut().filter(|list| list.is_posted()) {
             list.order.leases = Leases::default();
@@ -116,13 +116,14 @@ impl Connection {
     }
 
     /// Adds pieces to the send queue while slots are free, the oldest list first. After the last piece of a list, adds the Read that
-    /// confirms it and the message that notifies the peer, if the program requested them.
+    /// confirms the list and the message that notifies the peer, if the program requested them.
     #[inline(never)]
     pub(crate) fn pump_lists(&mut self, env: &mut Env<'_>) {
         if !matches!(self.state, State::Open | State::Draining) {
             return;
         }
-        // While `self.sends.lists` is empty, `self.sends.room` also counts the free slots that are reserved for lists.
+        // The lists are taken out of `self.sends` while this function runs. In this time, `self.sends.room` counts the slots that are
+        // reserved for lists as free.
         let mut lists = std::mem::take(&mut self.sends.lists);
         let (places, queued) = (self.transfers.places(), self.sends.len());
         lists.missing = (0, 0);
@@ -173,8 +174,8 @@ impl Connection {
         self.sends.lists = lists;
     }
 
-    /// Queues the confirmation: a Read after the last piece. When this Read ends, the peer's memory has all bytes. Returns the new state of
-    /// the confirmation: `Posted`, or `Ended` if nothing was queued because all pieces are empty.
+    /// Queues the confirmation: a Read after the last piece. When this Read ends, the peer's memory has all bytes of the list. Returns the
+    /// new state of the confirmation: `Posted`, or `Ended` if nothing was queued because all pieces are empty.
     fn push_confirmation(&mut self, order: &mut Order) -> PartState {
         let Order { pieces, confirmation: Some(region), .. } = order else { return PartState::Ended };
         let Some(last) = pieces.iter().rfind(|piece| !piece.is_empty()) else {

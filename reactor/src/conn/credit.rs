@@ -1,7 +1,7 @@
 //! Credits: a side sends a message only if the peer has posted a receive for it. This file does no I/O.
 //!
 //! Both sides count messages from the start of the connection, modulo 2^32. A grant is an absolute count: the number of messages that the
-//! peer may have sent in total. So a grant that is repeated, lost or overtaken by another does no harm.
+//! peer may have sent in total. So a grant may be repeated, lost or overtaken by another grant without harm.
 //!
 //! Control messages (grants, pings and pongs) need credits too. Three rules guarantee that both sides can always grant, ping and answer, in
 //! whatever order their messages cross:
@@ -13,8 +13,8 @@
 //!   grant.
 //! - A grant message is due if at least two credits can be granted, and one of two conditions holds: the peer's remaining credits are at
 //!   most as many as the grant would add, or the peer has no credit left for data ([`ReceiveWindow::update_due`]). A side with one credit
-//!   left therefore always receives a grant. Since each grant needs two messages of the peer, two sides that have nothing else to send stop
-//!   granting.
+//!   left therefore always receives a grant. Between two grant messages of a side, at least two messages of the peer arrive. So two sides
+//!   that have nothing else to send stop granting.
 //!
 //! After a message was processed, its receive is not posted again immediately. The free receives are posted together when they are a
 //! quarter of the window, or earlier if posting them makes a grant due ([`ReceiveWindow::worth_posting`]).
@@ -148,7 +148,7 @@ impl ReceiveWindow {
         self.update_due_after(0)
     }
 
-    /// Returns true if a separate grant message would be due once `more` receives were posted.
+    /// Returns true if a separate grant message would be due after `more` additional receives were posted.
     #[must_use]
     #[inline]
     pub(crate) const fn update_due_after(&self, more: u32) -> bool {
@@ -168,7 +168,8 @@ impl ReceiveWindow {
     #[must_use]
     #[inline]
     pub(crate) const fn grant_due(&self, free: u32, depth: u32) -> bool {
-        // If a grant is due without the free receives, it is also due with them. So one check covers both.
+        // If a grant is due before the free receives are posted, a grant is also due after they are posted. So `update_due_after` covers
+        // both cases.
         (free > 0 && free >= depth.div_ceil(4)) || self.update_due_after(free)
     }
 
@@ -265,7 +266,7 @@ mod tests {
         held: u32,
         /// The number of receives to post again.
         free: u32,
-        /// True if the side has something to post. As in the reactor, only a marked side is flushed.
+        /// True if the side may have something to post. As in the reactor, a flush skips a side that is not marked.
         marked: bool,
         /// True if the side must send a ping.
         asks: bool,
@@ -333,8 +334,8 @@ mod tests {
             }
         }
 
-        /// Flushes a side as the reactor flushes a connection: posts receives, sends data, and sends one control message unless data
-        /// replaces it. Returns the number of messages sent.
+        /// Flushes a side as the reactor flushes a connection: posts receives, sends data, and sends a control message if one is due and no
+        /// data message makes it unnecessary. Returns the number of messages sent.
         fn flush(&mut self, end: usize) -> u32 {
             let side = &mut self.ends[end];
             if !std::mem::take(&mut side.marked) {
@@ -391,8 +392,8 @@ mod tests {
             } else {
                 side.free += 1;
             }
-            // The grant in this message may allow this side to send messages that wait for credits. A control message may have become due,
-            // even if the program keeps this message.
+            // The grant in this message may allow this side to send messages that wait for credits. This message may also make a control
+            // message due, even if the program keeps this message.
             side.marked |= side.wants > 0 || side.owes_answer || side.asks;
             side.marked |= side.rx.update_due() || side.rx.worth_posting(side.free, side.depth);
             true

@@ -40,7 +40,7 @@ pub(crate) enum Event {
     Sent { send: SendId, count: u32, outcome: Outcome },
     /// A list, which is a transfer of many Reads or Writes, has ended.
     Transferred(Box<(TransferId, TransferEnd)>),
-    /// A send was refused for lack of capacity, and there is enough capacity for it now. The program may try again.
+    /// A send was refused for lack of capacity, and enough capacity for that send is available now. The program may repeat the send.
     Writable,
     /// The last callback of a connection that was up.
     Disconnected(Box<DisconnectReason>),
@@ -90,7 +90,7 @@ pub(crate) enum Action {
     Flush,
     /// Add the connection to the list of ending connections.
     Ending,
-    /// Remove the connection from the unfinished handshakes: the peer opened it, and it is up now.
+    /// Remove the connection from the list of unfinished handshakes. The peer has opened the connection, and the connection is up now.
     Settled,
     /// The peer has sent a Send with Invalidate, which has invalidated this remote key on this device. The driver must update the key's
     /// region.
@@ -102,17 +102,17 @@ pub(crate) enum Action {
     Discard(Box<Region>),
     /// Remove the connection from the connections that wait for memory.
     NoMemory,
-    /// Trigger a turn, because there is something to post and no turn is running.
+    /// Trigger a turn, because the connection has something to post and no turn is running.
     Ring,
 }
 
 /// The outputs of all connections of a reactor. The allocations are reused from turn to turn.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// The pending callbacks in order. If `arrived` is set, the callback for it precedes them.
+    /// The pending callbacks in order. If `arrived` is set, the callback for that message is made before all of these.
     pub(crate) events: VecDeque<(ConnectionId, Event)>,
-    /// A message that arrived while no other callback was pending, which is the usual case. Such a message is not put into `events`,
-    /// because this field is cheaper.
+    /// A message that arrived while no other callback was pending, which is the usual case. Such a message is stored here and not in
+    /// `events`, because that costs less time.
     pub(crate) arrived: Option<(ConnectionId, Arrived)>,
     /// The actions in order.
     pub(crate) actions: VecDeque<(ConnectionId, Action)>,

@@ -1,7 +1,7 @@
 //! The evidence of why a connection ends, and the rule for choosing between two reports.
 //!
-//! Devices, connection managers and peers report the same end in several ways and in any order. The first report is kept, unless a later
-//! one is better:
+//! Devices, connection managers and peers report the same end of a connection in several ways and in any order. The first report is kept,
+//! unless a later one is better:
 //!
 //! | kept so far | is replaced by | because |
 //! |---|---|---|
@@ -151,8 +151,8 @@ mod tests {
         each
     }
 
-    /// A row for each kind of evidence that is kept so far, with a letter for each kind that is found later. `h`: the kept one stays. `f`:
-    /// the found one replaces it. `c`: the kept one stays, and later evidence no longer replaces it.
+    /// One row for each kind of evidence that is kept so far. A row has a letter for each kind of evidence that is found later. `h`: the
+    /// kept one stays. `f`: the found one replaces it. `c`: the kept one stays, and later evidence no longer replaces it.
     const TABLE: [&str; KINDS] = [
         "hhffffhfffh",
         "hhccffhfffh",
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn an_end_waits_for_better_evidence_only_while_there_can_be_some() {
         for (held, row) in each(1).into_iter().zip(TABLE) {
-            // Evidence is a guess if a later `Disconnected`, which is in column 2, changes it. The connection manager reports
-            // `Disconnected` at the end of each connection.
+            // Evidence is a guess if a later `Disconnected` replaces it. The letters for `Disconnected` are in column 2, counted from 0.
+            // The connection manager reports `Disconnected` at the end of each connection.
             let corrected = row.chars().nth(2).is_some_and(|letter| letter != 'h');
             assert_eq!(held.is_guess(), corrected, "{held:?}");
         }

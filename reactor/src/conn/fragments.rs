@@ -1,10 +1,11 @@
 //! Messages in several buffers. The sender cuts such a message into fragments, each of which uses a credit. The receiver joins the
 //! fragments.
 //!
-//! A message in fragments arrives sooner than an offered message, which the receiver must first read from the sender's memory. All its
-//! fragments are queued together, without other messages between them, so they need no sequence number. Fragments stay in their receive
-//! buffers until the last one has arrived. So a peer that never sends the last one occupies only its own receives. The sender needs the
-//! credits for all fragments before it sends the first one. Without these credits, the message is offered ([`super::transfer`]).
+//! A message in fragments arrives sooner than an offered message, which the receiver must first read from the sender's memory. All
+//! fragments of a message are queued together, without other messages between them, so a fragment needs no sequence number. Fragments stay
+//! in their receive buffers until the last one has arrived. So a peer that never sends the last fragment occupies only the receives that
+//! were granted to that peer. The sender needs the credits for all fragments before it sends the first one. Without these credits, the
+//! message is offered ([`super::transfer`]).
 
 use std::ops::Range;
 
@@ -46,7 +47,7 @@ impl Connection {
     }
 
     /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a range of the payload into a buffer, or returns false if it
-    /// cannot read the payload. `told`: the end of the message is always reported to the program.
+    /// cannot read the payload. If `told` is true, the end of the message is always reported to the program.
     pub(crate) fn send_cut(
         &mut self,
         len: usize,
@@ -119,8 +120,8 @@ impl Connection {
         let violation = if len == 0 || !expected {
             Some(PeerViolation::MalformedMessage)
         } else if following > self.rx.left() {
-            // More fragments follow than the peer has credits for. An honest sender has the credits for all of them before it sends the
-            // first one.
+            // The header announces more fragments than the peer has credits for. An honest peer has the credits for all fragments before it
+            // sends the first one.
             Some(PeerViolation::CreditOverrun)
         } else {
             ((so_far + len) as u64 > env.config.large.max_message).then_some(PeerViolation::InvalidOffer)
@@ -170,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// Keeps the allocation of the list of buffers for the next message in several buffers.
+    /// Keeps the allocation of `joined`, to reuse it for the next message in several buffers.
     pub(crate) fn recycle(&mut self, joined: Box<Fragments>) {
         self.transfers.recycle(joined);
     }

@@ -9,7 +9,7 @@ use crate::memory::region::RemoteRegion;
 pub(crate) enum MessageKind {
     /// A message of the program.
     Data = 0,
-    /// The first message of the active side. It opens the connection on the passive side.
+    /// The first message of the active side. On the passive side, the connection is not up before this message has arrived.
     Hello = 1,
     /// A message with a grant of credits in its header, sent if no other message can carry the grant.
     Credit = 2,
@@ -21,8 +21,8 @@ pub(crate) enum MessageKind {
     Immediate = 5,
     /// A message longer than one buffer, which the receiver will read from the sender's memory. The payload is an [`Offer`].
     Offer = 6,
-    /// A notification that an offered message was fetched, so that its memory can be reused. The payload is the number of the transfer,
-    /// four bytes.
+    /// A notification that an offered message was fetched, so that the sender of the message can reuse its memory. The payload is the
+    /// number of the transfer, four bytes.
     Fetched = 7,
     /// The last message that a side sends after its program has closed the connection.
     Goodbye = 8,
@@ -32,8 +32,8 @@ pub(crate) enum MessageKind {
     Fragment = 10,
     /// A notification that a part of an offered message was fetched. The payload is a [`TransferProgress`].
     Progress = 11,
-    /// A notification that the receiving program does not want an offered message, so that its memory can be reused. The payload is the
-    /// number of the transfer, four bytes.
+    /// A notification that the receiving program does not want an offered message, so that the sender of the message can reuse its memory.
+    /// The payload is the number of the transfer, four bytes.
     Refused = 12,
 }
 
@@ -107,7 +107,7 @@ impl FrameHeader {
         self.emit_before(0)
     }
 
-    /// Encodes the header of a fragment. `following`: the number of fragments after this one, at most [`MAX_FOLLOWING`].
+    /// Encodes the header of a fragment. `following` is the number of fragments after this one, at most [`MAX_FOLLOWING`].
     #[inline]
     pub(crate) const fn emit_before(self, following: u32) -> [u8; HEADER_LEN] {
         let word = self.kind as u64 | (following as u64) << 8 | (self.grant as u64) << 32;
@@ -135,7 +135,7 @@ impl FrameHeader {
             .then_some(Self { kind: MessageKind::Fragment, grant: (word >> 32) as u32 })
     }
 
-    /// Returns the number of fragments that follow a fragment. Its header contains this number.
+    /// Returns the number of fragments that follow a fragment, as its header contains it.
     pub(crate) fn following(message: &[u8]) -> u32 {
         message.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) >> 8)
     }

@@ -11,7 +11,7 @@ const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 2;
 /// The feature bit of immediate data and atomics on the embedded provider.
 const EXTENSIONS: u8 = 1;
-/// The feature bit of a side that joins messages which arrive in several buffers.
+/// The feature bit of a side that accepts messages in several buffers and joins them.
 const FRAGMENTS: u8 = 2;
 /// The feature bit of a side that wants progress reports from its peer while the peer fetches a large message.
 const PROGRESS: u8 = 4;
@@ -26,8 +26,7 @@ const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
 /// The reject reason for a different security mode is encoded as this number plus the number of the mode that the rejecting side uses.
 const SECURITY: u8 = 5;
-/// The encoded reject reason of a draining reactor. The smaller numbers, from `SECURITY` on, encode the reason of a different security
-/// mode.
+/// The encoded reject reason of a draining reactor. The numbers from `SECURITY` to `DRAINING - 1` encode that the security modes differ.
 const DRAINING: u8 = 8;
 const GREETING_LEN: usize = 20;
 
@@ -72,14 +71,15 @@ pub(crate) struct Greeting<'a> {
     pub(crate) buffer_size: u32,
     /// The largest message that the sender fetches, in KiB; 0 if it fetches none.
     pub(crate) max_message: u32,
-    /// True if the sender supports immediate data and atomics on the embedded provider. They are used if both sides support them.
+    /// True if the sender supports immediate data and atomics on the embedded provider. The connection uses them if both sides support
+    /// them.
     pub(crate) extensions: bool,
-    /// True if the sender joins messages that arrive in several buffers.
+    /// True if the sender of the greeting accepts messages in several buffers and joins them.
     pub(crate) fragments: bool,
     /// True if the sender wants progress reports from its peer while the peer fetches a large message.
     pub(crate) progress: bool,
-    /// True if the sender ends the connection when it receives a goodbye. Then a peer that has sent a goodbye can wait until the sender
-    /// ends the connection.
+    /// True if the sender ends the connection when it receives a goodbye. After a goodbye to such a sender, the local side can wait until
+    /// the sender ends the connection.
     pub(crate) parting: bool,
     /// True if the sender accepts reports that its peer lacks the memory to fetch a message.
     pub(crate) waiting: bool,

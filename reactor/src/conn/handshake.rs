@@ -13,7 +13,7 @@ pub(crate) struct Securing {
     /// The number of handshake bytes that the peer has sent.
     pub(super) taken: usize,
     pub(super) progress: SecuringProgress,
-    /// The keys that decrypt the peer's messages. Set once the peer has proven its identity. They are moved to the connection when the
+    /// The keys that decrypt the peer's messages. Set once the peer has proven its identity. The keys are moved to the connection when the
     /// peer's last unencrypted message arrives.
     pub(super) opener: Option<Box<Opener>>,
     /// True if the peer's hello arrived before the local handshake ended.

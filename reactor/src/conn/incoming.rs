@@ -13,15 +13,15 @@ use crate::security::channel::{SEGMENT, Segments, TAG, segment, tail};
 /// The longest Read, in bytes.
 const PIECE: u64 = 1 << 20;
 
-/// The shortest last Read of a message that needs several Reads, in bytes. Shorter Reads are avoided, because the siw driver of Linux 6.1
-/// answers a Read of at most 32 bytes that crosses a page with wrong bytes.
+/// The minimum length of the last Read of a message that needs several Reads, in bytes. Shorter Reads are avoided, because the siw driver
+/// of Linux 6.1 answers a Read of at most 32 bytes that crosses a page with wrong bytes.
 const CRUMB: u64 = 64;
 
 /// The largest number of Reads for large messages that a connection has in flight.
 pub(super) const PIECES: usize = 4;
 
-/// The local side reports its progress to the sender each time it has fetched this number of bytes. The end of the message is reported
-/// separately.
+/// The local side reports its progress to the sender each time it has fetched this number of bytes since the last report. The end of the
+/// message is reported separately.
 pub(super) const STRIDE: u64 = PIECE * PIECES as u64;
 
 /// Returns the length of the next Read, in bytes, if `left` bytes of the message are not read yet.
@@ -47,7 +47,7 @@ pub(super) enum Sink {
 pub(super) struct IncomingMessage {
     pub(super) offer: Offer,
     pub(super) sink: Sink,
-    /// The number of bytes that the posted Reads cover, finished or in flight.
+    /// The number of bytes that are covered by the Reads posted so far, whether these have ended or not.
     pub(super) asked: u64,
     pub(super) done: u64,
     /// The number of bytes that were reported to the peer as fetched. Equal to `total` if the peer does not want reports.
@@ -59,8 +59,8 @@ pub(super) struct IncomingMessage {
 }
 
 impl IncomingMessage {
-    /// Creates a message of which nothing is fetched yet. `sealed`: the messages of the connection are encrypted. `reports`: the peer wants
-    /// progress reports while the message is fetched.
+    /// Creates a message of which nothing is fetched yet. `sealed` is true if the messages of the connection are encrypted. `reports` is
+    /// true if the peer wants progress reports while the message is fetched.
     pub(super) const fn new(offer: Offer, sealed: bool, reports: bool) -> Self {
         let total = offer.region.len + if sealed { tail(offer.region.len) } else { 0 };
         let told = if reports { 0 } else { total };
@@ -131,8 +131,8 @@ impl IncomingMessage {
         (from, end - from)
     }
 
-    /// Decrypts the segments in the last `len` bytes that arrived. Returns false if a segment is not authentic, or if there is no memory
-    /// for a private copy of the message.
+    /// Decrypts the segments in the `len` bytes that have just arrived. Returns false if a segment is not authentic, or if there is no
+    /// memory for a private copy of the message.
     pub(super) fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
         let (whole, message) = (self.is_whole(), self.offer.region.len);
         let message_of = *self.segments.get_or_insert_with(|| opener.begin(message));

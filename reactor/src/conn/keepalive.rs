@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// withhold the first frame of a connection until a second frame arrives.
 const NUDGE: Duration = Duration::from_millis(100);
 
-/// The time until the next check of a peer that has exceeded its timeout but may have sent something.
+/// The time until the next check of a peer that has exceeded its timeout but may have sent something that was not processed yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The limits on a peer's silence.
@@ -26,7 +26,7 @@ pub(crate) struct Keepalive {
     since: Instant,
     /// The time of the last ping. `None` if the peer has answered it, or none was sent.
     asked: Option<Instant>,
-    /// True if the early ping is to be sent unless the peer sends something first.
+    /// True if an early ping will be sent, unless a message of the peer arrives first.
     nudges: bool,
     /// True if a ping must be sent.
     pub(crate) owes_ping: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Keepalive {
 pub(crate) enum Verdict {
     /// The peer may be silent until this time. The next check takes place then.
     Wait(Instant),
-    /// The peer has exceeded its timeout, but may have sent something that was not processed yet. The time is that of the next check.
+    /// The peer has exceeded its timeout, but may have sent something that was not processed yet. The next check takes place at this time.
     Suspect(Instant),
     /// The peer counts as lost.
     Lost,
@@ -57,8 +57,8 @@ impl Keepalive {
         now + if active { patience.interval.min(NUDGE) } else { patience.interval }
     }
 
-    /// Judges the silence of a peer whose last sign of life was at `heard`. `caught_up`: the reactor has processed everything that the peer
-    /// has sent.
+    /// Judges the silence of a peer whose last sign of life was at `heard`. `caught_up` is true if the reactor has processed everything
+    /// that the peer has sent.
     pub(crate) fn check(&mut self, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
         if std::mem::take(&mut self.nudges) && heard <= self.since {
             self.owes_ping = true;
@@ -66,14 +66,14 @@ impl Keepalive {
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
-        // The ping counts as answered if the peer's last sign of life is not older than the ping. On a coarse clock both may have the same
-        // time.
+        // The ping counts as answered if the peer's last sign of life is not older than the ping. On a coarse clock, the ping and the
+        // answer may have the same time.
         self.asked = self.asked.filter(|&asked| asked > heard);
         let asked = *self.asked.get_or_insert_with(|| {
             self.owes_ping = true;
             now
         });
-        // If the ping was sent late, the peer still gets the full time to answer.
+        // If the ping was sent late, the peer still gets the same time to answer as after a ping that was sent on time.
         let answer_time = patience.timeout.saturating_sub(patience.interval);
         let end = (heard + patience.timeout).max(asked + answer_time);
         if now < end {

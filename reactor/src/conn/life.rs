@@ -40,8 +40,8 @@ impl Config {
 impl Connection {
     // Start.
 
-    /// Sets the sizes of the queues once the connection has a device. `sends`: the number of slots in the send queue. `window`: the number
-    /// of receives that are granted to the peer. `immediate`: sends can complete when they are posted, which only some providers support.
+    /// Sets the sizes of the queues once the connection has a device. `sends` is the number of slots in the send queue. `window` is the
+    /// number of receives that are granted to the peer. `immediate` is true if the provider can complete sends when they are posted.
     pub(crate) fn set_queues(&mut self, (sends, immediate): (u32, bool), receives: RecvQueue, window: u32) {
         self.sends.reserve(sends, immediate && self.framing == Framing::Credits);
         self.receives = receives;
@@ -54,7 +54,7 @@ impl Connection {
         self.rx = ReceiveWindow::new(depth);
     }
 
-    /// Notes that the peer's address is resolved. Returns false if the connection is no longer waiting for that.
+    /// Notes that the peer's address is resolved. Returns false if the connection does not wait for the address any more.
     pub(crate) fn resolved(&mut self) -> bool {
         matches!(self.state, State::Resolving(_)) && self.state.connect()
     }
@@ -81,8 +81,8 @@ impl Connection {
         }
     }
 
-    /// Returns the private data of the connect request. If the connection will be secured, keeps a copy, because the handshake verifies
-    /// that the greeting was not changed in transit.
+    /// Returns the private data of the connect request. If the connection will be secured, keeps a copy of this data: the handshake
+    /// verifies that the greeting in it was not changed in transit.
     pub(crate) fn request(&mut self, buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
         let private_data = self.state.setup().map_or(&[][..], |setup| &setup.private_data);
         let request = self.greeting(private_data, buffer_size, extensions, config);
@@ -90,7 +90,7 @@ impl Connection {
         request
     }
 
-    /// Applies the peer's greeting. `own`: the largest payload in one local buffer, in bytes.
+    /// Applies the peer's greeting. `own` is the largest payload in one local buffer, in bytes.
     pub(crate) fn agree(&mut self, greeting: &Greeting<'_>, own: u32, extensions: bool, config: &Config) {
         self.tx = SendWindow::new(greeting.window);
         self.terms = match self.framing {
@@ -107,7 +107,7 @@ impl Connection {
         self.peer.private_data = greeting.user.to_vec();
     }
 
-    /// Notes that the transport is up. `own`: the largest payload in one local buffer, in bytes. Returns true if the peer supports the
+    /// Notes that the transport is up. `own` is the largest payload in one local buffer, in bytes. Returns true if the peer supports the
     /// extensions of the embedded provider. The caller must then check if the local side supports them too.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
@@ -146,7 +146,8 @@ impl Connection {
                     self.end(Ending::ConnectError(error), env);
                 }
             },
-            // This event is a duplicate, or the connection was already reported as up, because data arrived before the event.
+            // The event that the transport is up is a duplicate, or the connection was already reported as up, because data arrived before
+            // the event.
             _ => {}
         }
         false
@@ -162,8 +163,8 @@ impl Connection {
         let mut early = VecDeque::new();
         match &mut self.state {
             State::Closing(closing) => {
-                // The transport has ended, and the message with which the peer opens the connection is processed only now. The program
-                // still receives the connection and the peer's messages.
+                // The transport has ended, and the message with which the peer opens the connection is processed only after that. The
+                // program is still notified of the connection, and receives the peer's messages.
                 if !closing.opened() {
                     return;
                 }
@@ -308,8 +309,8 @@ impl Connection {
         match &mut self.state {
             State::Closing(closing) => return closing.learn(ending),
             // The program has already closed the connection, so `ending` only decides if the close is reported as complete. In `Draining`,
-            // sends have not ended. They count as sent only if the peer's program has closed the connection too. In `Leaving`, all sends
-            // ended before the goodbye, and the peer has ended the transport in response to the goodbye.
+            // some sends have not ended. These sends count as sent only if the peer's program has closed the connection too. In `Leaving`,
+            // all sends ended before the goodbye, and the peer has ended the transport in response to the goodbye.
             State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
             State::Leaving if !ending.is_local() => return self.flush_after(true, env),
             State::Refusing(_) if !ending.is_local() => return self.flush_after(false, env),
@@ -350,8 +351,8 @@ impl Connection {
         }
     }
 
-    /// Returns true if the sends of an ending connection have ended, so that the next step of the end can follow. In `Draining`, posted
-    /// sends without a signal count as ended, because the completion of the goodbye will end them.
+    /// Returns true if the sends of an ending connection have ended, so that [`Connection::leave`] can perform the next step. In
+    /// `Draining`, posted unsignaled sends count as ended, because the completion of the goodbye will end them.
     pub(crate) fn is_drained(&self) -> bool {
         let ended = match self.state {
             State::Draining => self.sends.is_settled(),
@@ -365,8 +366,8 @@ impl Connection {
     /// available. Without a goodbye, the peer would report the local side as lost. The goodbye may use the last credit, because no message
     /// follows it. The second step disconnects.
     ///
-    /// `abrupt`: on this transport, a disconnect may overtake messages that were sent before it. Then the second step is left to the peer,
-    /// if the peer disconnects when it receives a goodbye.
+    /// `abrupt` is true if a disconnect may overtake messages that were sent before it on this transport. In this case, the local side does
+    /// not disconnect itself if the peer disconnects on receipt of a goodbye.
     pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
@@ -380,8 +381,8 @@ impl Connection {
         }
     }
 
-    /// Handles the peer's goodbye. The transport may have ended already. The peer sends nothing after the goodbye, so the local side can
-    /// disconnect.
+    /// Handles the peer's goodbye, which may be processed after the transport has ended. The peer sends nothing after the goodbye, so the
+    /// local side can disconnect.
     pub(super) fn peer_left(&mut self, env: &mut Env<'_>) {
         self.end(Ending::disconnect(Evidence::Goodbye), env);
     }
@@ -392,7 +393,8 @@ impl Connection {
         self.flush_after(false, env);
     }
 
-    /// Flushes the queues, like [`Connection::flush`]. `complete`: all accepted sends were posted, and none of them has failed so far.
+    /// Flushes the queues, like [`Connection::flush`]. `complete` is true if all accepted sends were posted, and none of them has failed so
+    /// far.
     fn flush_after(&mut self, complete: bool, env: &mut Env<'_>) {
         if let State::Refusing(ending) = &self.state {
             let ending = (**ending).clone();
@@ -410,13 +412,14 @@ impl Connection {
         }
     }
 
-    /// Ends the connection because a work request has failed. If the work request was flushed, the connection manager will report the
-    /// cause.
+    /// Ends the connection because a work request has failed. If the work request was flushed, the reason is not known yet: the connection
+    /// manager will report it.
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let flushed = failure.status == WcStatus::Flushed;
         if flushed && self.state.is_securing() {
-            // Completions of messages are processed before the first flushed work request, so no message of the peer is missing. The queue
-            // pair receives nothing more. So the connection ends now, without waiting for the connection manager.
+            // A work request was flushed during the handshake. All messages of the peer were processed before this, because their
+            // completions precede the first flushed work request, and no more can arrive. So the connection ends now, without waiting for
+            // the connection manager.
             return self.disconnected(DisconnectCause::Peer, env);
         }
         let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };
@@ -438,7 +441,8 @@ impl Connection {
     /// Ends the connection because the peer has violated the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
         if matches!(self.state, State::Refusing(_)) {
-            // The refusal may not have reached the peer yet. All messages of the peer are ignored now, including illegal ones.
+            // The local side has refused the peer's identity, and the refusal may not have reached the peer yet. All messages of the peer
+            // are ignored, including illegal ones.
             return;
         }
         let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
@@ -524,14 +528,14 @@ impl Connection {
         }
     }
 
-    /// Never reuses the buffers and the memory of posted work requests: the queue pair could not be destroyed, so the device may still
-    /// access them. Returns the number of buffers that are lost for this reason.
+    /// Makes sure that the buffers and the memory of posted work requests are never reused: the queue pair could not be destroyed, so the
+    /// device may still access them. Returns the number of buffers that are lost in this way.
     pub(crate) fn forsake(&mut self) -> usize {
         self.forsake_lists();
         self.sends.forsake() + self.receives.forsake()
     }
 
-    /// If the program has closed the connection: notes that a send was not delivered. The reason that the program receives then has
+    /// If the program has closed the connection: notes that a send was not delivered. The reason that `on_disconnect` reports then has
     /// `complete: false`.
     pub(super) fn cut_off(&mut self) {
         if let State::Closing(closing) = &mut self.state {

@@ -14,22 +14,23 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, Piece, TransferNotification, TransferOutcome};
 use crate::memory::region::Region;
 
-/// The largest number of bytes in a batch of several pieces. After this number of bytes, other connections may post before the next batch.
+/// The largest number of bytes in a batch of several pieces. After a batch, other connections may post before the next batch of this one.
 const BATCH: usize = 256 << 10;
 
-/// The limit on the bytes of all posted pieces of a connection. When it is reached, the next pieces are posted only after some have ended.
+/// The limit on the total length of the posted pieces of a connection, in bytes. When it is reached, no more pieces are posted until posted
+/// pieces have ended.
 const MOST: usize = 4 << 20;
 
-/// The maximum length of a confirmation, in bytes. A confirmation is a Read after the last piece of a list. When the Read ends, the peer's
-/// memory has all bytes of the list.
+/// The maximum length of a confirmation, in bytes. A confirmation is a Read that is posted after the last piece of a list. When this Read
+/// has ended, all bytes of the list are in the peer's memory.
 pub(crate) const CONFIRMATION_LEN: usize = 8;
 
 /// The kind of a work request of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListPart {
-    /// A piece. `before`: the number of earlier pieces in the same batch. When this piece completes, those pieces have ended too.
+    /// A piece. `before` is the number of earlier pieces in the same batch. When this piece completes, those pieces have ended too.
     Piece { before: u16 },
-    /// The Read after the last piece. When this Read ends, the peer's memory has all bytes.
+    /// The Read after the last piece. When this Read has ended, all bytes of the list are in the peer's memory.
     Confirmation,
     /// The message that notifies the peer after the last piece.
     Notification,
@@ -55,13 +56,14 @@ pub(super) enum PartState {
 pub(crate) enum ListDirection {
     /// The bytes of the piece have arrived in local memory.
     Read,
-    /// The local transport guarantees delivery of the piece. The peer's memory may not have it yet, or never if the connection ends.
+    /// The local transport guarantees delivery of the piece. The bytes of the piece may not be in the peer's memory yet. If the connection
+    /// ends, they may never be.
     Write,
-    /// The peer's memory has the bytes of the piece.
+    /// The bytes of the piece are in the peer's memory.
     PlacedWrite,
 }
 
-/// The contents of a list. They were checked.
+/// The contents of a list that has passed all checks of the driver.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) pieces: Vec<Piece>,
@@ -78,7 +80,7 @@ pub(crate) struct Order {
 pub(super) struct List {
     pub(super) id: TransferId,
     pub(super) order: Order,
-    /// `posted`: the number of pieces that were added to the send queue. `ended`: the number of these that have ended.
+    /// `posted` is the number of pieces that were added to the send queue. `ended` is the number of posted pieces that have ended.
     pub(super) posted: usize,
     pub(super) ended: usize,
     /// The number of pieces that have succeeded.
@@ -121,8 +123,8 @@ impl List {
         self.order.pieces.len() - self.posted
     }
 
-    /// Returns the number of pieces in the next batch, and their total length in bytes. `most`: the number of pieces in a full batch.
-    /// `room`: the number of free slots. `(pieces, bytes)`: the number and the total length of the posted pieces of all lists of this
+    /// Returns the number of pieces in the next batch, and their total length in bytes. `most` is the number of pieces in a full batch, and
+    /// `room` is the number of free slots. `(pieces, bytes)` are the number and the total length of the posted pieces of all lists of this
     /// connection.
     ///
     /// The batch is full, unless fewer pieces remain, or the limit on its bytes is reached. A batch that does not fit into the free slots
@@ -164,7 +166,7 @@ impl List {
         self.failure.is_none()
     }
 
-    /// Records the end of the next `count` pieces. Returns their length in total, in bytes.
+    /// Records the end of the next `count` pieces. Returns the total length of these pieces, in bytes.
     pub(super) fn end_pieces(&mut self, count: usize, outcome: Outcome) -> usize {
         let succeeded = if self.succeeds(outcome) { count } else { 0 };
         let bytes = self.order.pieces[self.ended..self.ended + count].iter().map(Piece::len).sum();
@@ -186,7 +188,7 @@ impl List {
         }
     }
 
-    /// Returns the outcome of the list, and a number `n`: the first `n` pieces are certainly in the target memory.
+    /// Returns the outcome of the list, and the number of pieces, from the first one on, that are certainly in the target memory.
     pub(super) fn result(&self) -> (TransferOutcome, usize) {
         let outcome = match (self.stop, self.failure) {
             _ if self.is_done() => TransferOutcome::Done,
@@ -204,9 +206,9 @@ impl List {
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     pub(super) waiting: VecDeque<List>,
-    /// The number of the next list.
+    /// The number that identifies the next list.
     pub(super) next: u64,
-    /// `pieces`: the number of pieces of all lists in the send queue. `bytes`: their total length.
+    /// `pieces` is the number of pieces in the send queue, of all lists. `bytes` is the total length of these pieces.
     pub(super) pieces: usize,
     pub(super) bytes: usize,
     /// The number of slots and of credits that the next work request of a list lacks.

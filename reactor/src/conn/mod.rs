@@ -54,7 +54,8 @@ use crate::id::{ConnectionId, ListenerId};
 use crate::security::{Opener, PeerIdentity, Sealer, Security};
 use crate::stats::Stats;
 
-/// The context in which a connection processes an input: the time, the configuration, buffers, and the lists for its outputs.
+/// The context in which a connection processes an input: the time, the configuration, the buffers, and the lists to which the connection
+/// adds its outputs.
 #[derive(Debug)]
 pub(crate) struct Env<'a> {
     pub(crate) now: Instant,
@@ -80,15 +81,16 @@ impl Role {
     }
 }
 
-/// The capacity that a refused send needs. Each variant includes the needs of the variants above it.
+/// The capacity that a refused send needs. Each variant includes the capacity that the variants before it need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A slot in the send queue.
     Place,
     /// A slot and a credit.
     Message,
-    /// A message longer than one buffer. It can be sent in two ways. Sending it as fragments needs slots and credits for `parts` messages.
-    /// Offering it to the peer needs a slot, a credit, one of the limited transfers in flight, and `copy` bytes of memory for a copy.
+    /// A message longer than one buffer. It can be sent in two ways. To send it as fragments, slots and credits for `parts` messages are
+    /// needed. To offer it to the peer, a slot, a credit, one of the limited transfers in flight, and `copy` bytes of memory for a copy are
+    /// needed.
     Transfer { parts: usize, copy: usize },
 }
 
@@ -106,7 +108,7 @@ impl Need {
     }
 }
 
-/// The need of the sends that were refused for lack of capacity, while the program waits for `on_writable`.
+/// The state while the program waits for `on_writable`, because sends were refused for lack of capacity.
 #[derive(Clone, Copy, Debug)]
 struct SendRefusal {
     /// The smallest need of the sends that were refused since the last `on_writable`.
@@ -127,7 +129,7 @@ pub(crate) struct Terms {
     pub(crate) progress: bool,
     /// True if the peer ends the connection when it receives a goodbye.
     pub(crate) parting: bool,
-    /// True if the peer accepts reports that the local side waits for memory for a message of the peer.
+    /// True if the peer accepts reports that the local side waits for memory to fetch a message of the peer.
     pub(crate) waiting: bool,
     /// True if the peer accepts tags in offers, and refusals of its own offers.
     pub(crate) landings: bool,
@@ -185,7 +187,8 @@ pub(crate) struct Connection {
     refused: Option<SendRefusal>,
     transfers: Transfers,
     keepalive: Keepalive,
-    /// The total duration of the refusals that have ended with an `on_writable`.
+    /// The total time that the program has waited from a refused send to the following `on_writable`. A wait that has not ended is not
+    /// included.
     stalled: Duration,
     /// A number that the program has stored with the connection.
     user: u64,
@@ -305,8 +308,8 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Returns the number of posted sends, and the number of posted receives, whose completions have not arrived. Unsignaled sends are not
-    /// counted if no completion will report them.
+    /// Returns the number of posted sends, and the number of posted receives, whose completions have not arrived. An unsignaled send is not
+    /// counted if no later signaled send is posted, because no completion will report it.
     pub(crate) fn unflushed(&self) -> (usize, usize) {
         let planted = cfg!(planted = "an-end-waits-for-quiet-sends");
         let sends = if planted { self.sends.posted() } else { self.sends.awaited() };
@@ -318,7 +321,7 @@ impl Connection {
         self.unflushed() != (0, 0)
     }
 
-    /// Adds the connection to the list of connections with work requests to post, without duplicates.
+    /// Adds the connection to the list of connections with work requests to post, unless it is in that list already.
     #[inline]
     pub(crate) fn mark(&mut self, env: &mut Env<'_>) {
         if !std::mem::replace(&mut self.marked, true) {
@@ -351,7 +354,7 @@ impl Connection {
         env.effects.actions.push_back((self.id, action));
     }
 
-    /// If a send was refused, requests that the driver checks if the send would be accepted now.
+    /// If a send was refused, adds the connection to those for which the driver checks if that send would be accepted now.
     #[inline]
     fn ask_writable(&self, env: &mut Env<'_>) {
         if self.refused.is_some() {
@@ -413,12 +416,13 @@ impl Connection {
         refused.need = refused.need.either(need);
         self.sends.lists.reserve();
         if self.corked {
-            // The cork delays the sends in the chain. They are posted now, because they must end before the refused send can be accepted.
+            // The cork has delayed the sends in the chain. These sends are posted now, because they must end before the refused send can be
+            // accepted.
             self.mark(env);
         }
         if need == Need::Place && !self.sends.request_signal() {
-            // No completion will report the posted sends, because all of them are unsignaled. The completion of a signaled ping after them
-            // frees their slots.
+            // No completion will report the posted sends, because all of them are unsignaled. So a signaled ping is sent, and its
+            // completion frees the slots of these sends.
             self.keepalive.owes_ping = true;
             self.mark(env);
         }
@@ -431,7 +435,7 @@ impl Connection {
         let met = match need {
             Need::Place => self.has_place(),
             Need::Message => self.room_for_message().is_ok(),
-            // Fragments need neither a transfer nor memory for a copy.
+            // There is capacity to send the message as fragments. This needs neither a transfer in flight nor memory for a copy.
             Need::Transfer { parts, .. } if parts <= self.writable() => return Some(Need::Message),
             Need::Transfer { .. } => self.room_for_message().is_ok() && self.transfers.has_room(),
         };
@@ -448,7 +452,8 @@ impl Connection {
         }
     }
 
-    /// Returns the total time that the program has waited for `on_writable` after a refused send, including a wait that has not ended.
+    /// Returns the total time that the program has waited for `on_writable` after a refused send, including the current wait if it has not
+    /// ended.
     pub(crate) fn stall_time(&self, now: Instant) -> Duration {
         let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
         self.stalled + open
@@ -459,7 +464,7 @@ impl Connection {
         self.corked = true;
     }
 
-    /// Ends [`Connection::cork`]: the next flush posts all sends.
+    /// Ends the effect of [`Connection::cork`]: the next flush posts all collected sends.
     pub(crate) const fn uncork(&mut self) {
         self.corked = false;
     }

@@ -31,7 +31,7 @@ pub(crate) struct RecvQueue {
     source: ReceiveSource,
     /// The number of messages that the program keeps after their callback has returned. Their receives cannot be posted again yet.
     kept: u32,
-    /// The number of messages that wait in this queue until a large message before them is delivered.
+    /// The number of arrived messages that are not delivered yet, because an earlier large message must be delivered first.
     held: u32,
     /// The number of messages that the program kept in a callback and released before that callback returned.
     early: u32,
@@ -94,8 +94,8 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the buffer of a completed receive. `place`: the position of the receive in the shared queue, if the connection uses that
-    /// queue. `None` if no such receive is posted.
+    /// Returns the buffer of a completed receive. `place` is the position of the receive in the shared queue, if the connection uses that
+    /// queue. Returns `None` if no such receive is posted.
     #[inline]
     pub(crate) fn complete(&mut self, buffers: &mut Buffers, place: u16) -> Option<Buffer> {
         match &mut self.source {
@@ -104,7 +104,8 @@ impl RecvQueue {
         }
     }
 
-    /// Counts an arrived message that carries data of the program. The claim on the shared queue grows with the number of such messages.
+    /// Counts an arrived message that carries data of the peer's program. The claim on the shared queue grows with the number of such
+    /// messages.
     #[inline]
     pub(crate) const fn count(&mut self) {
         if let ReceiveSource::Shared(claim) = &mut self.source {
@@ -112,7 +113,7 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that a message waits for a large message before it, and occupies its receive meanwhile.
+    /// Notes that a message cannot be delivered before an earlier large message, so that it occupies its receive until then.
     pub(crate) const fn hold(&mut self) {
         self.held += 1;
         if let ReceiveSource::Shared(claim) = &mut self.source {
@@ -120,7 +121,7 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that a message does not wait any more, and releases its receive.
+    /// Notes that a message no longer waits for an earlier large message, and releases the receive of the message.
     pub(crate) const fn release(&mut self) {
         self.held = self.held.saturating_sub(1);
         if let ReceiveSource::Shared(claim) = &mut self.source {
@@ -140,8 +141,8 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that the program has released a message that it kept. If this happens inside the callback, the release precedes
-    /// [`RecvQueue::keep`].
+    /// Notes that the program has released a message that it kept. If the program does this inside the callback of the message, this
+    /// function is called before [`RecvQueue::keep`].
     pub(crate) const fn unkeep(&mut self) {
         if self.kept == 0 {
             self.early += 1;
@@ -153,7 +154,8 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the number of receives that can be posted to the own receive queue: those that are not posted, kept or waiting.
+    /// Returns the number of receives that can be posted to the connection's own receive queue: those that are not posted, and whose last
+    /// message is neither kept by the program nor waiting for delivery.
     pub(crate) fn to_post(&self) -> u32 {
         match &self.source {
             ReceiveSource::Own { posted, depth, .. } => {
@@ -163,7 +165,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns true if enough receives are free to post them to the own receive queue now.
+    /// Returns true if the number of free receives is large enough to post them to the connection's own receive queue now.
     #[inline]
     pub(crate) fn worth_posting(&self, window: &ReceiveWindow) -> bool {
         match &self.source {
@@ -209,14 +211,15 @@ impl RecvQueue {
         }
     }
 
-    /// Adjusts the claim on the shared queue. Returns the number of additional receives that may be granted to the peer.
+    /// Adjusts the claim on the shared queue. Returns the number of receives that were added to the claim, and that may be granted to the
+    /// peer.
     pub(crate) fn renew(&mut self, buffers: &mut Buffers, window: &ReceiveWindow, most: u32, now: Instant) -> u32 {
         let (ReceiveSource::Shared(claim), Some(shared)) = (&mut self.source, &mut buffers.shared) else { return 0 };
         shared.claims.renew(claim, window.outstanding(), most, now)
     }
 
-    /// Never reuses the buffers of the posted receives: the queue pair could not be destroyed, so the device may still write to them.
-    /// Returns the number of these buffers.
+    /// Makes sure that the buffers of the posted receives are never reused: the queue pair could not be destroyed, so the device may still
+    /// write to these buffers. Returns the number of these buffers.
     pub(super) fn forsake(&mut self) -> usize {
         match &mut self.source {
             ReceiveSource::Own { posted, .. } => posted.drain(..).count(),
@@ -245,7 +248,7 @@ pub(crate) struct Completed {
 }
 
 impl Connection {
-    /// Handles a completed receive. `place`: the position of the receive in the shared queue, if the connection uses that queue. Returns
+    /// Handles a completed receive. `place` is the position of the receive in the shared queue, if the connection uses that queue. Returns
     /// false if no such receive is posted.
     #[inline]
     pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
@@ -264,7 +267,7 @@ impl Connection {
             self.received_bare(buffer, (wc.len, wc.immediate), env);
             return true;
         }
-        // A message that cannot be decrypted may have been sent by an attacker. Its contents are ignored.
+        // A message that cannot be decrypted may have been sent by an attacker, so its contents are ignored.
         let opened = match &mut self.opener {
             Some(opener) => open(opener, &mut buffer, wc.len, &env.buffers.pool),
             None => Some(wc.len),
@@ -304,8 +307,8 @@ impl Connection {
         true
     }
 
-    /// Requests the steps that follow a message: a check if a refused send would be accepted now, and a flush if there is something to
-    /// post.
+    /// Requests the steps that follow an arrived message: a check if a refused send would be accepted now, and a flush if the connection
+    /// has something to post.
     #[inline]
     fn after_message(&mut self, env: &mut Env<'_>) {
         if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
@@ -337,7 +340,7 @@ impl Connection {
         self.after_message(env);
     }
 
-    /// Returns true if the next flush has something to post because a message arrived or the program released one.
+    /// Returns true if the next flush has something to post because a message arrived, or because the program released a message.
     #[inline]
     fn has_to_post(&self) -> bool {
         self.receives.is_shared()
@@ -479,7 +482,8 @@ impl Connection {
         parsed.ok_or(PeerViolation::MalformedMessage)
     }
 
-    /// Handles data that cannot be delivered now, because an earlier message must be delivered first, or the connection is ending.
+    /// Handles a data message that cannot be delivered now, because an earlier message must be delivered first, or the connection is
+    /// ending.
     fn received_data(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         if self.is_holding() {
             self.hold_message(buffer, len, env.now);
@@ -509,8 +513,8 @@ impl Connection {
             return self.violated(PeerViolation::CreditOverrun, env);
         }
         if early && self.is_active() {
-            // The peer has accepted the connection and has sent this message, but the local side was not notified yet that the transport is
-            // up.
+            // The peer has accepted the connection and has sent this message. The event that notifies the local side of the established
+            // transport has not arrived yet.
             return match self.state.setup_mut() {
                 Some(setup) => setup.early.push_back(Early { buffer, len, immediate }),
                 None => self.discard(buffer, env),
@@ -539,7 +543,7 @@ impl Connection {
         }
     }
 
-    /// Frees the messages that arrived early, on a connection that never came up.
+    /// Frees the buffers of the messages that arrived early, because the connection never came up.
     pub(super) fn drop_early(&mut self, env: &mut Env<'_>) {
         for early in self.state.setup_mut().map(|setup| mem::take(&mut setup.early)).into_iter().flatten() {
             self.discard(early.buffer, env);

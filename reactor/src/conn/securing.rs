@@ -4,7 +4,7 @@
 //! peer has proven its identity and the local program has accepted it. Before a side is done, it sends only handshake messages and grants,
 //! unencrypted. When it is done, it sends [`HandshakePart::Last`], and encrypts all later messages.
 //!
-//! So each direction changes to encryption at one point in its message order, and the receiver of a message knows if it is encrypted. The
+//! So in each direction, all messages after a certain one are encrypted, and a receiver knows of each message if it is encrypted. The
 //! connection is reported to the program when both directions are encrypted.
 
 use std::mem;
@@ -48,8 +48,8 @@ impl Connection {
         }
     }
 
-    /// Keeps a copy of a greeting as it was sent, if the connection will be secured. The handshake verifies that greetings were not changed
-    /// in transit.
+    /// If the connection will be secured, keeps a copy of a greeting as it was sent or received. The handshake verifies that the greetings
+    /// were not changed in transit.
     pub(crate) fn note_greeting(&mut self, private_data: &[u8]) {
         if !self.is_secured() {
             return;
@@ -109,7 +109,8 @@ impl Connection {
             self.peer.identity = Some(identity);
         }
         if part == HandshakePart::Last {
-            // If these keys are missing, the peer has not proven its identity, and `HandshakePart::Last` is a violation.
+            // If the keys that decrypt the peer's messages are missing, the peer has not proven its identity, and `HandshakePart::Last` is
+            // a violation.
             self.opener = Some(securing.opener.take().ok_or(PeerViolation::MalformedMessage)?);
         }
         if identified {
@@ -126,8 +127,8 @@ impl Connection {
         let active = self.is_active();
         let State::Closing(closing) = &mut self.state else { return };
         match part {
-            // The peer has accepted the local side, and then closed the connection. Only this message was missing, so the connection was up
-            // on the peer's side.
+            // The peer has accepted the local side, and has closed the connection after that. The handshake lacked only this message, so
+            // the connection was up on the peer's side.
             HandshakePart::Last if octets.is_empty() => {
                 let Some(opener) = closing.late.as_mut().and_then(|late| late.opener.take()) else { return };
                 self.opener = Some(opener);
@@ -146,7 +147,8 @@ impl Connection {
         }
     }
 
-    /// Handles a message in which the peer refuses the local side's identity. `why`: the peer's reason, as text.
+    /// Handles a message in which the peer refuses the local side's identity. `why` is the peer's reason, as text. Returns the error that
+    /// is reported to the program.
     fn refused(&self, why: &[u8], env: &mut Env<'_>) -> SecurityError {
         let error = SecurityError::Refused(readable(why));
         self.log_failure(&error, env);
@@ -170,7 +172,8 @@ impl Connection {
         self.peer.identity.as_ref()
     }
 
-    /// Handles the program's decision about the peer's identity. `refusal`: the reason if the program refuses the peer.
+    /// Handles the program's decision about the peer's identity. `refusal` is the reason if the program refuses the peer, or `None` if it
+    /// accepts the peer.
     pub(crate) fn judged(&mut self, refusal: Option<String>, env: &mut Env<'_>) {
         let State::Securing(securing) = &mut self.state else { return };
         if let Some(why) = refusal {
@@ -192,8 +195,8 @@ impl Connection {
         };
     }
 
-    /// Handles a decision that the program had postponed. `refusal`: the reason if the program refuses the peer. Returns false if the
-    /// connection does not wait for a decision.
+    /// Handles a decision that the program had postponed. `refusal` is the reason if the program refuses the peer, or `None` if it accepts
+    /// the peer. Returns false if the connection does not wait for a decision.
     pub(crate) fn judged_late(&mut self, refusal: Option<String>, env: &mut Env<'_>) -> bool {
         let State::Securing(securing) = &mut self.state else { return false };
         securing.progress = match mem::replace(&mut securing.progress, SecuringProgress::Proving) {
@@ -270,7 +273,7 @@ impl Connection {
         }
     }
 
-    /// Refuses the peer's identity. `error`: the reason for the local program. `told`: the reason as text for the peer.
+    /// Refuses the peer's identity. `error` is the reason that the local program receives, and `told` is the text that the peer receives.
     fn refuse_peer(&mut self, error: SecurityError, told: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;

@@ -44,17 +44,17 @@ pub(crate) struct SendQueueEntry {
     /// The buffer with the message. If the payload is in a region, the buffer contains only the header.
     buffer: Option<Posted>,
     role: SendRole,
-    /// The number of regions that the send uses. The holds of the oldest send are the first in `holds`. 0 for a piece of a list, because
+    /// The number of regions that the send uses. [`SendQueue`] has as many holds for the send in `holds`. 0 for a piece of a list, because
     /// the list itself keeps its regions registered.
     regions: u8,
-    /// The id of the send that the program knows. `None` for control messages.
+    /// The id under which the program knows the send. `None` for control messages.
     pub(crate) id: Option<SendId>,
-    /// True if the end of the send is not reported to the program. This is possible for messages whose payload was copied.
+    /// True if the end of the send is not reported to the program. Only sends with a copied payload can be quiet.
     quiet: bool,
     /// True for Reads and atomics, which end with the peer's answer. The completion of a later send does not prove that such an operation
     /// has ended: on siw, the later completion may arrive first.
     answered: bool,
-    /// The outcome of the send, if it has completed and an earlier send has not.
+    /// The outcome of the send, if it has completed while an earlier send has not. `None` otherwise.
     ended: Option<Outcome>,
 }
 
@@ -66,7 +66,7 @@ impl SendQueueEntry {
         Self { id: Some(id), ..Self::EMPTY }
     }
 
-    /// Creates an entry for a message. A message with an `id` is of the program. A message without an `id` is a control message.
+    /// Creates an entry for a message. The message is one of the program if `id` is set, and a control message otherwise.
     pub(super) const fn message(buffer: Posted, id: Option<SendId>) -> Self {
         Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
@@ -85,7 +85,8 @@ impl SendQueueEntry {
     }
 }
 
-/// The setting that decides if the ends of copied messages are reported to the program. Messages that are not reported need no signal.
+/// The setting that decides if the ends of copied messages are reported to the program. A message whose end is not reported needs no
+/// signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copies {
     Reported,
@@ -105,7 +106,7 @@ pub(crate) struct SendQueue {
     entries: VecDeque<SendQueueEntry>,
     /// The work requests that the next flush posts.
     chain: Vec<SendWr>,
-    /// The number of work requests at the front of the chain that must not be changed any more, because they are already encrypted, or must
+    /// The number of work requests at the front of the chain that must not be changed any more. Each of these is already encrypted, or must
     /// stay unencrypted.
     sealed: usize,
     /// The number of entries with `answered` set.
@@ -121,9 +122,9 @@ pub(crate) struct SendQueue {
     /// The number of posted work requests since the last signaled one. They cause no completion unless one of them fails.
     silent: usize,
     copies: Copies,
-    /// True if the next flush must signal its last work request, because an unsignaled one must be reported.
+    /// True if the next flush must signal its last work request, because the end of an unsignaled work request must be reported.
     wants_signal: bool,
-    /// True if a message in the chain has a header that can take a grant of credits.
+    /// True if the chain has a message with a header, which can carry a grant of credits.
     has_carrier: bool,
     /// True if the peer waits for a message in the chain. In this case, the chain is posted even while the program corks the connection.
     is_awaited: bool,
@@ -131,7 +132,7 @@ pub(crate) struct SendQueue {
     next: SendFlags,
     /// True if the provider can complete sends when they are posted.
     immediate: bool,
-    /// The number of messages and Writes that were completed when they were posted, since the doorbell was last rung.
+    /// The number of messages and Writes since the last doorbell that were completed when they were posted.
     unrung: usize,
     /// The lists of Reads and Writes whose pieces are added when slots become free.
     pub(super) lists: Lists,
@@ -162,14 +163,16 @@ impl SendQueue {
         }
     }
 
-    /// Allocates the memory for `slots` sends, the number of slots in the queue pair. `immediate`: sends can complete when they are posted.
+    /// Allocates the memory for `slots` sends, the number of slots in the queue pair. `immediate` is true if the provider can complete
+    /// sends when they are posted.
     pub(crate) fn reserve(&mut self, slots: u32, immediate: bool) {
         (self.slots, self.immediate) = (slots as usize, immediate);
         self.entries.reserve(self.slots);
         self.chain.reserve(self.slots);
     }
 
-    /// Returns the number of slots that sends of the program may use, if `reserved` more slots must stay free.
+    /// Returns the number of free slots that sends of the program may use. The slots for control messages, the slots that are reserved for
+    /// lists, and `reserved` more slots are not counted.
     #[inline]
     pub(crate) fn room(&self, reserved: usize) -> usize {
         self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved + self.lists.reserved_places())
@@ -180,8 +183,9 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// Returns the largest number of list pieces with one signal: a third of the queue. Up to half of the queue may be unsignaled sends
-    /// before these pieces. Both together are less than the queue, so the signaled piece always gets a slot.
+    /// Returns the number of pieces in a full batch of a list: a third of the slots of the send queue. Only the last piece of a batch is
+    /// signaled. Before a batch, unsignaled sends that no completion frees may occupy up to half of the slots. The other half always has a
+    /// slot for each piece of the batch, including the signaled one.
     pub(super) fn batch(&self) -> usize {
         (self.slots / 3).max(1)
     }
@@ -214,9 +218,9 @@ impl SendQueue {
         self.chain.len() + usize::from(self.is_unrung()) == 1
     }
 
-    /// Returns true if a send may be completed when it is posted, without overtaking earlier sends. `told`: the end of the send is reported
-    /// to the program. Such a send requires an empty queue, because the ends of sends are reported in order. Between two doorbells, at most
-    /// as many sends are completed in this way as the queue has slots.
+    /// Returns true if a send may be completed when it is posted, without overtaking earlier sends. `told` is true if the end of the send
+    /// is reported to the program. Such a send requires an empty queue, because the ends of sends are reported in order. Between two
+    /// doorbells, at most as many sends are completed in this way as the queue has slots.
     #[inline]
     fn takes_immediate(&self, told: bool) -> bool {
         let told = told && !cfg!(planted = "an-immediate-end-is-told-first");
@@ -225,7 +229,7 @@ impl SendQueue {
         self.immediate && first && self.next.is_empty() && self.unrung < self.slots
     }
 
-    /// Returns true if sends were completed when they were posted, and the doorbell was not rung since.
+    /// Returns true if sends were completed when they were posted, and the doorbell was not rung after that.
     #[inline]
     pub(crate) const fn is_unrung(&self) -> bool {
         self.unrung > 0
@@ -242,7 +246,7 @@ impl SendQueue {
         self.chain.len() * 2 >= self.slots
     }
 
-    /// Returns true if a message in the chain has a header that can take a grant of credits.
+    /// Returns true if the chain has a message with a header, which can carry a grant of credits.
     pub(crate) const fn has_carrier(&self) -> bool {
         self.has_carrier
     }
@@ -317,12 +321,12 @@ impl SendQueue {
         self.push(entry, op, locals.sges);
     }
 
-    /// Returns the flags of the next work request. `answered`: the work request completes with an answer of the peer. `message`: the work
-    /// request is a message of the program, and uses a receive of the peer.
+    /// Returns the flags of the next work request. `answered` is true if the work request completes with an answer of the peer. `message`
+    /// is true if the work request is a message of the program, which uses a receive of the peer.
     #[inline]
     fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
-        // An unsignaled send keeps its slot until a later signaled send completes. So at most half of the queue is consecutively
-        // unsignaled. With `quiet_sends` it is a quarter, because the chain may end with unsignaled sends.
+        // An unsignaled send keeps its slot until a later signaled send completes. So consecutive unsignaled sends occupy less than half of
+        // the slots. With `quiet_sends` they occupy less than a quarter, because the chain may end with unsignaled sends.
         self.unsignaled += 1;
         let mut flags = SendFlags::empty();
         if answered || self.unsignaled << self.run_shift() >= self.slots {
@@ -432,7 +436,7 @@ impl SendQueue {
         self.has_carrier = false;
     }
 
-    /// Makes encryption start behind the work requests that are in the chain now.
+    /// Excludes the work requests that are in the chain now from encryption. Work requests that are added later are encrypted.
     pub(super) fn seal_from_here(&mut self) {
         self.sealed = self.chain.len();
         self.has_carrier = false;
@@ -469,8 +473,8 @@ impl SendQueue {
         !matches!(self.copies, Copies::Quiet)
     }
 
-    /// Sets whether the ends of copied messages are reported from now on. If `telling` is true, they are always reported. If it is false,
-    /// `Config::quiet_sends` decides.
+    /// Sets whether the ends of copied messages are reported from now on. If `telling` is true, these ends are always reported. Otherwise,
+    /// they are reported if `Config::quiet_sends` is not set.
     pub(crate) const fn tell_of_next(&mut self, telling: bool) {
         self.copies = match (self.copies, telling) {
             (Copies::Reported, _) => Copies::Reported,
@@ -479,8 +483,8 @@ impl SendQueue {
         };
     }
 
-    /// Requests a report of the end of the last message, although its payload was copied. The program waits for that report before it uses
-    /// the region of the payload again.
+    /// Requests a report of the end of the last message, although its payload was copied. The program waits for that report before it
+    /// writes to the region with the payload again.
     pub(super) fn tell_of_last(&mut self) {
         if let Some(entry) = self.entries.back_mut() {
             (entry.quiet, self.wants_signal) = (false, true);
@@ -537,8 +541,8 @@ impl SendQueue {
         (count <= self.posted()).then_some(count)
     }
 
-    /// Returns true if entries in the queue wait for answers of the peer. In this case a completion is only recorded in the entries, and
-    /// the oldest send ends once [`SendQueue::front_ended`] returns its outcome.
+    /// Returns true if entries in the queue wait for answers of the peer. In this case, a completion is only recorded in the entries. The
+    /// oldest send ends when [`SendQueue::front_ended`] returns its outcome.
     #[inline]
     pub(crate) const fn has_answers(&self) -> bool {
         self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
@@ -569,9 +573,9 @@ impl SendQueue {
         self.entries.front()?.ended
     }
 
-    /// Removes up to `most` messages from the front of the queue, and returns their buffers to the pool. Stops before a message that
-    /// differs from the first one: the ends of all removed messages are reported to the program, with consecutive ids, or none is. Returns
-    /// the number of removed messages, and the id of the first one, or `None` if they are not reported.
+    /// Removes up to `most` messages from the front of the queue, and returns their buffers to the pool. Either the ends of all removed
+    /// messages are reported to the program, and their ids are consecutive, or none is reported. The removal stops before a message that
+    /// would break this rule. Returns the number of removed messages, and the id of the first one, or `None` if the ends are not reported.
     #[inline]
     fn pop_messages(&mut self, most: usize, pool: &mut Pool) -> (usize, Option<SendId>) {
         let (mut count, mut first) = (0, None::<SendId>);
@@ -608,8 +612,8 @@ impl SendQueue {
         Some(entry)
     }
 
-    /// Never reuses the buffers and the regions of the posted sends: the queue pair could not be destroyed, so the device may still access
-    /// them. Returns the number of these buffers.
+    /// Makes sure that the buffers and the regions of the posted sends are never reused: the queue pair could not be destroyed, so the
+    /// device may still access them. Returns the number of these buffers.
     pub(super) fn forsake(&mut self) -> usize {
         let posted = self.posted();
         let taken = self.entries.range_mut(..posted).map(|entry| usize::from(std::mem::take(&mut entry.regions)));
@@ -656,7 +660,7 @@ impl Connection {
     }
 
     /// Returns true if a message of `len` bytes may be completed when it is posted. This requires that the message overtakes no earlier
-    /// send, and that no message to the peer, such as a grant, is due before it.
+    /// send, and that no control message, such as a grant, is due before it.
     #[inline]
     fn may_send_now(&self, len: usize) -> bool {
         self.sends.takes_immediate(self.sends.tells_of_copies())
@@ -723,7 +727,7 @@ impl Connection {
     ) -> Result<SendId, SendErrorKind> {
         self.check_message(len, env)?;
         let mut buffer = buffer().ok_or(SendErrorKind::Closed)?;
-        // Until now the buffer was lent to the program.
+        // The buffer was lent to the program, which has filled it and passed it back.
         env.buffers.pool.unlend(&buffer);
         if self.framing == Framing::Raw {
             // A raw message has no header, so the payload moves to the beginning of the buffer.
@@ -742,8 +746,8 @@ impl Connection {
         let len = range.len();
         self.check_message(len, env)?;
         if self.is_secured() {
-            // Encryption would change the bytes of the region, which the program can still read. So a copy of the payload is encrypted and
-            // sent.
+            // Encryption in place would change the bytes of the region, and the program can still read these. So a copy of the payload is
+            // encrypted and sent.
             let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
             let room = &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..HEADER_LEN + len];
             if !region.try_copy_to(range.start, room) {
@@ -783,7 +787,8 @@ impl Connection {
         if let Some((message, sges)) = self.sends.open_message() {
             let written = sges.total_len();
             let bytes = message.unposted(env.buffers.pool.slabs());
-            // The last message in the chain may be a fragment. No bytes can be added to a fragment, because its message has a fixed length.
+            // If the last message in the chain is a fragment, no bytes can be added to it, because the message of the fragment has a fixed
+            // length.
             let whole = start == 0 || bytes[0] == MessageKind::Data as u8;
             if whole && (start + 1..end).contains(&written) {
                 let len = fill(&mut bytes[written..end]).min(end - written);
@@ -823,7 +828,7 @@ impl Connection {
         self.push_data(message, len, env)
     }
 
-    /// Queues a message of the program. `len`: the length of the payload, in bytes.
+    /// Queues a message of the program. `len` is the length of the payload, in bytes.
     #[inline(always)]
     fn push_data(&mut self, (posted, sge): (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Message);
@@ -859,7 +864,7 @@ impl Connection {
 
     // One-sided operations.
 
-    /// Checks that an operation of `places` work requests can be queued now. `credit`: the operation uses a receive of the peer.
+    /// Checks that an operation of `places` work requests can be queued now. `credit` is true if the operation uses a receive of the peer.
     pub(crate) fn check_operation(
         &mut self,
         places: usize,
@@ -942,9 +947,9 @@ impl Connection {
         }
     }
 
-    /// Returns true if the program corks the connection, and so the chain is not posted yet. Returns false in spite of the cork if the
-    /// chain fills half of the queue, a send was refused, the peer waits for a message in the chain, a control message is due, or a large
-    /// message or a list is in progress.
+    /// Returns true if the chain must not be posted yet, because the program has corked the connection. Returns false in spite of the cork
+    /// if the chain fills half of the queue, a send was refused, the peer waits for a message in the chain, a control message is due, or a
+    /// large message or a list is in progress.
     fn is_holding_back(&self) -> bool {
         self.corked
             && self.state.is_open()
@@ -955,8 +960,8 @@ impl Connection {
             && !self.feeds_itself()
     }
 
-    /// Returns true if the flush must post the send before the receives, so that the message leaves earlier. This is done for a single
-    /// message, if no grant becomes due when the receives are posted.
+    /// Returns true if the flush must post the sends before the receives, so that a message leaves earlier. This is the case if the flush
+    /// posts a single message, and no grant becomes due when the receives are posted.
     ///
     /// If there are several messages, the receives are posted first, and the messages carry the grant for them. Otherwise a peer that
     /// answers each message would use up its credits, and wait for a grant that is queued behind the messages.
@@ -1003,8 +1008,8 @@ impl Connection {
             State::Open | State::Leaving => true,
             State::Draining => {
                 if self.sends.is_chained() {
-                    // The end of the connection waits for the sends in the queue. No completion reports unsignaled sends, so the driver
-                    // checks the end again after the sends are posted.
+                    // The end of the connection waits for the sends in the queue. Unsignaled sends cause no completion, so the driver must
+                    // check after this flush if the connection can end.
                     self.want(env, Action::Ending);
                 }
                 true
@@ -1026,7 +1031,7 @@ impl Connection {
                 self.push_control(kind, &[], None, env);
             }
             if self.sends.has_carrier() {
-                // Any message shows that the local side is alive, so it also answers a ping.
+                // Any message shows that the local side is alive, so the message that is sent now also answers a ping.
                 self.keepalive.owes_pong = false;
                 self.sends.carry(&env.buffers.pool, self.rx.grant());
             }
@@ -1075,7 +1080,8 @@ impl Connection {
                 self.end_send(outcome, env);
             }
         } else {
-            // The sends before the last one were unsignaled. They have succeeded, even if the last one has failed.
+            // The completion is that of the last of `count` sends. The sends before it were unsignaled, and have succeeded, even if the
+            // last one has failed.
             let succeeded = if last.is_sent() { count } else { count - 1 };
             self.end_sends(succeeded, env);
             if succeeded < count {
@@ -1086,7 +1092,7 @@ impl Connection {
         if !self.is_marked()
             && (self.sends.is_chained() || self.feeds_itself() || self.owes_control() || self.state.is_securing())
         {
-            // A control message, or a Read of a large message or a list, may have waited for a slot.
+            // Slots are free now. A control message, or a Read of a large message or of a list, may wait for one.
             self.mark(env);
         }
         if let Err(failure) = result {

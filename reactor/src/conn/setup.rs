@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::device::pool::Buffer;
 
-/// The data of a connection that is not up yet. Each change of state passes this data on to the next state.
+/// The data of a connection that is not up yet. The states of such a connection pass this data on from one to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Setup {
     /// The host name of the peer, if the connection was opened by name.

@@ -1,11 +1,11 @@
-//! Rules for a shortage of memory for large messages: which message gets memory next, which peers must first answer a Read, and how the
-//! local side reports to the peer that it waits.
+//! The behaviour while memory for large messages is scarce: the order in which messages get memory, the peers that must first answer a
+//! Read, and the reports to a peer that the local side waits for memory.
 //!
 //! If memory is scarce, only peers that have answered a Read within the last 2 seconds get memory. Other peers must first answer a *probe*:
 //! a Read of a few bytes, which are dropped. So a peer that offers messages and answers no Reads holds no memory.
 //!
-//! A receiver that waits for memory reports this to the sender. The sender extends its time limit by the time of this wait, up to a
-//! maximum.
+//! A receiver that waits for memory reports this to the sender. The sender extends the time limit of the transfer by the time of this wait,
+//! up to a maximum.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ pub(crate) const PROBE: u64 = 64;
 /// If a peer has answered a Read within this time, it counts as a peer that answers.
 const PROOF: Duration = Duration::from_secs(2);
 
-/// The interval at which the local side sends a report and a probe to the peer, while it waits for memory. It is shorter than `PROOF`, so
-/// that the next answer arrives before the last answer is older than `PROOF`.
+/// The interval at which the local side sends a report and a probe to the peer while the local side waits for memory. It is shorter than
+/// `PROOF`, so that the next answer arrives before the last answer is older than `PROOF`.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A wait of the local side for memory.
@@ -87,8 +87,8 @@ fn report_interval(env: &Env<'_>) -> Duration {
 impl Connection {
     /// Returns the length of the next message that needs memory, in bytes. `None` if no message needs memory now.
     ///
-    /// This is usually the oldest message. A later message gets memory only if the Reads of all messages before it will be posted soon.
-    /// Otherwise its memory would not be used for a long time.
+    /// This is the oldest message that needs memory, if the Reads of all messages before it will be posted soon. Otherwise the memory of
+    /// this message would not be used for a long time.
     pub(crate) fn wants_memory(&self) -> Option<usize> {
         let active = self.transfers.active()?;
         let at = active.incoming.iter().position(IncomingMessage::wants_memory)?;
@@ -121,8 +121,8 @@ impl Connection {
             && self.sends.room(0) > 0
     }
 
-    /// If Reads are in flight: returns the time of their last progress, and the amount of the library's memory that is assigned to large
-    /// messages of this connection, in bytes. `None` if no Read is in flight, or if this amount is 0.
+    /// Returns the time of the last progress of the Reads in flight, and the size of the library's memory that is assigned to large
+    /// messages of this connection, in bytes. `None` if no Read is in flight, or if this size is 0.
     pub(crate) fn stalled(&self) -> Option<(Instant, usize)> {
         let active = self.transfers.active().filter(|active| active.pieces > 0)?;
         let held = active.incoming.iter().filter_map(IncomingMessage::region);
@@ -158,7 +158,8 @@ impl Connection {
         self.watch_transfers(env);
     }
 
-    /// Notes that the next message cannot get memory now. If the peer accepts reports of this, such a report becomes due.
+    /// Notes that the next message cannot get memory now. If the peer accepts reports that the local side waits for memory, such a report
+    /// becomes due.
     pub(crate) fn wait_for_memory(&mut self, env: &mut Env<'_>) {
         let owed = self.terms.waiting;
         let Some(active) = self.transfers.active_mut() else { return };
@@ -168,8 +169,8 @@ impl Connection {
         }
     }
 
-    /// If the interval since the last report to the peer has passed, schedules a report and a probe now. Returns the time of the next
-    /// report after that. `None` if the local side does not wait for memory.
+    /// If the interval since the last report to the peer has passed, schedules a report and a probe now. Returns the time at which the next
+    /// report becomes due. `None` if the local side does not wait for memory.
     pub(super) fn renew_wait(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         let (tells, every) = (self.terms.waiting, report_interval(env));
         let wait = self.transfers.active_mut()?.shortage.wait.as_mut()?;
@@ -181,7 +182,7 @@ impl Connection {
         Some(env.now + every)
     }
 
-    /// Ends the connection, because the peer answers no Reads, and other connections wait for the memory of its messages.
+    /// Ends the connection, because the peer answers no Reads, and other connections wait for the memory that the peer's messages occupy.
     pub(crate) fn give_way(&mut self, env: &mut Env<'_>) {
         log::info!("{}: {} answers no reads, and others wait for the memory", self.id, self.peer.address);
         self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
