@@ -33,8 +33,8 @@ pub(crate) enum State {
     /// The peer opens the connection, and the local side has accepted. The transport is not up yet, or it is up and the peer has not sent
     /// the first handshake message.
     Accepting(Box<Setup>),
-    /// The transport is up, and the two sides prove their identities. The program was not notified of the connection yet, except that it
-    /// may have been asked about the peer's identity.
+    /// The transport is up, and the two sides prove their identities. The program was not notified of the connection yet, but may have been
+    /// asked to accept the peer's identity.
     Securing(Box<Securing>),
     /// The peer opens the connection: the transport is up, and the peer's hello has not arrived.
     Greeting,
@@ -44,8 +44,8 @@ pub(crate) enum State {
     Draining,
     /// The program has closed the connection, all sends have ended, and the goodbye is in flight to the peer.
     Leaving,
-    /// The local side has refused the peer's identity, and the refusal is in flight to the peer. After that the connection ends with this
-    /// `Ending`.
+    /// The local side has refused the peer's identity, and the refusal is in flight to the peer. After the refusal was sent, the connection
+    /// ends with this `Ending`.
     Refusing(Box<Ending>),
     /// The queues are being flushed. After that the connection ends.
     Closing(Box<Closing>),
@@ -62,7 +62,8 @@ pub(crate) struct Closing {
 }
 
 /// The end of a connection that was up on the peer's side, but was not reported to the local program. The peer's opening message may have
-/// arrived without being processed yet. If it is processed now, the program still receives the connection and its messages.
+/// arrived without being processed yet. If that message is processed now, the program is still notified of the connection, and receives the
+/// messages of the peer.
 #[derive(Debug)]
 pub(super) struct Late {
     /// The evidence to report if the opening message is processed.
@@ -74,7 +75,8 @@ pub(super) struct Late {
 /// The way in which the program is notified of the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    /// The program receives an `on_disconnect`. If `delivers` is set, the messages that the peer has sent are delivered before it.
+    /// The program receives an `on_disconnect`. If `delivers` is set, the messages that the peer has sent are delivered before the
+    /// `on_disconnect`.
     Disconnect { evidence: Evidence, delivers: bool },
     /// The program receives an `on_connect_error`.
     ConnectError(ConnectError),
@@ -94,7 +96,8 @@ impl Ending {
         Self::disconnect(Evidence::Decided(reason))
     }
 
-    /// Creates the end of a connection that the program has closed. `complete`: all sends that were accepted before the close were sent.
+    /// Creates the end of a connection that the program has closed. `complete` is true if all sends that were accepted before the close
+    /// were sent.
     pub(super) const fn local(complete: bool) -> Self {
         Self::decided(DisconnectReason::Local { complete })
     }
@@ -114,7 +117,8 @@ impl Ending {
 }
 
 impl Closing {
-    /// Processes another cause of the end. Keeps the better of the two: the evidence so far, or that of `other`.
+    /// Processes another report of the end of the connection. Keeps the better evidence of the two: that of this `Closing`, or that of
+    /// `other`.
     pub(super) fn learn(&mut self, other: Ending) {
         if let (Ending::Disconnect { evidence, .. }, Ending::Disconnect { evidence: found, .. }) =
             (&mut self.ending, other)
@@ -131,8 +135,8 @@ impl Closing {
         }
     }
 
-    /// Notes that the peer's opening message has arrived, so the connection was up. Returns false if the connection does not wait for that
-    /// message.
+    /// Notes that the peer's opening message has arrived, which shows that the connection was up on the peer's side. Returns false if the
+    /// connection does not wait for that message.
     pub(super) fn opened(&mut self) -> bool {
         let Some(late) = self.late.take() else { return false };
         self.ending = Ending::disconnect(late.evidence);
@@ -141,7 +145,7 @@ impl Closing {
 
     /// Notes that the program has closed the connection. From now on, the only callback of the connection is the one that reports its end.
     pub(super) fn mute(&mut self) {
-        // The program has closed the connection, so it is not reported as up, even if the peer's opening message arrives now.
+        // The program has closed the connection, so the connection is not reported as up, even if the peer's opening message arrives now.
         let late = self.late.take().is_some();
         match &mut self.ending {
             Ending::Disconnect { delivers, .. } => *delivers = false,
@@ -159,8 +163,8 @@ impl Closing {
         }
     }
 
-    /// Returns true if the end has no other reason than an error of the transport while connecting. A refusal that the peer sent before
-    /// that error must then replace this reason.
+    /// Returns true if the only known reason of the end is an error of the transport while connecting. If the peer has refused the
+    /// connection before that error, the refusal must replace this reason.
     pub(super) const fn may_be_refused(&self) -> bool {
         matches!(self.ending, Ending::ConnectError(ConnectError::Transport(_)))
     }
@@ -171,7 +175,7 @@ impl Closing {
     }
 }
 
-/// The states without their data. A connection only changes to states that are later in this order.
+/// The states without their data. A connection never changes to a state that is before its current state in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum StateKind {
     Resolving,
@@ -205,7 +209,8 @@ impl StateKind {
     }
 }
 
-/// The transitions. If the current state does not permit a transition, its function returns false, or `None`.
+/// The transitions. Each function performs one transition. If the current state does not permit that transition, the function returns false
+/// or `None`.
 impl State {
     /// Changes to `Connecting`: the peer's address is resolved.
     pub(super) fn connect(&mut self) -> bool {
@@ -224,8 +229,8 @@ impl State {
         self.advance(StateKind::Greeting, |_| Self::Greeting)
     }
 
-    /// Changes to `Open`: the connection is up. Returns the messages that arrived before this change. `None` if the state does not permit
-    /// this change.
+    /// Changes to `Open`: the connection is up. Returns the messages that arrived before this change. Returns `None` if the state does not
+    /// permit this change.
     pub(super) fn open(&mut self) -> Option<VecDeque<Early>> {
         let mut early = VecDeque::new();
         let opened = self.advance(StateKind::Open, |setup| {

@@ -1,9 +1,9 @@
 //! Messages longer than one buffer. The sender offers its memory to the receiver. The receiver reads the message from that memory, and then
-//! reports to the sender that it was fetched.
+//! reports to the sender that the message was fetched.
 //!
-//! An offer has a position in the order of messages: later messages wait until the offered message was fetched. An offered message is
-//! fetched with several RDMA Reads, so that other messages and pings are not delayed. If a transfer makes no progress for
-//! `Timeouts::transfer`, its connection ends, because other connections need the memory that the transfer occupies.
+//! An offer has a position in the order of messages: messages that were sent after it are delivered only after the offered message was
+//! fetched. An offered message is fetched with several RDMA Reads, so that other messages and pings are not delayed. If a transfer makes no
+//! progress for `Timeouts::transfer`, its connection ends, because other connections need the memory that the transfer occupies.
 //!
 //! [`incoming`](super::incoming) has the state of one message that is being fetched. [`shortage`](super::shortage) manages the memory for
 //! such messages.
@@ -31,14 +31,14 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::memory::region_memory::Hold;
 use crate::security::channel::tail;
 
-/// A peer may report that it waits for memory for this number of transfer timeouts. During this time, the local side must keep the memory
-/// of the messages that it has offered.
+/// The largest number of transfer timeouts for which a peer may report that it waits for memory. During this time, the local side must keep
+/// the memory of the messages that it has offered to the peer.
 const WAITS: u32 = 4;
 
 /// The memory of a message that the local side offers.
 #[derive(Debug)]
 pub(crate) enum OfferSource {
-    /// A copy, which is freed when the peer has fetched the message. `told`: the end of the message is reported to the program.
+    /// A copy, which is freed when the peer has fetched the message. `told` is true if the end of the message is reported to the program.
     Copy { region: Box<Region>, told: bool },
     /// A region of the program.
     Lent(Key, Hold),
@@ -55,7 +55,7 @@ pub(super) struct OutgoingMessage {
     fetched: u64,
 }
 
-/// An arrived event that is delivered after the events before it.
+/// An event that has arrived, and that is delivered only after earlier events.
 #[derive(Debug)]
 enum Held {
     /// The position of an offered message among the waiting events. The offered message itself is in `incoming`, which has the same order.
@@ -76,23 +76,23 @@ pub(crate) struct Transfers(Option<Box<Active>>);
 /// The state of all large messages, of a connection that has had at least one.
 #[derive(Debug)]
 pub(super) struct Active {
-    /// The number of the next offer of the local side.
+    /// The number that identifies the next offer of the local side.
     next: u32,
     pub(super) outgoing: VecDeque<OutgoingMessage>,
     pub(super) incoming: VecDeque<IncomingMessage>,
     held: VecDeque<Held>,
     /// The numbers of messages that were fetched or refused, and for which no report was sent to the peer yet.
     fetched: VecDeque<(u32, MessageKind)>,
-    /// Memory of the program for messages that will not arrive. Reads in flight may still write to it, so it stays registered until the end
-    /// of the connection.
+    /// Memory of the program for messages that will not arrive. Reads in flight may still write to this memory, so it stays registered
+    /// until the end of the connection.
     lost: Vec<(Offered, Landing)>,
     /// The number of Reads in flight for large messages.
     pub(super) pieces: usize,
     /// The time of the last progress of the Reads: a Read ended, or one was posted while no other was in flight.
     pub(super) read: Instant,
     pub(super) shortage: Shortage,
-    /// The time at which the peer last reported that it has fetched something. It is also set when a message is offered while no other
-    /// offer is in flight.
+    /// The time at which the peer last reported that it has fetched something. The time is also set when a message is offered while no
+    /// other offer is in flight.
     answered: Instant,
     /// The time at which the peer last reported that it waits for memory.
     peer_waited: Option<Instant>,
@@ -152,7 +152,7 @@ impl Transfers {
         self.0.as_ref().is_none_or(|active| active.outgoing.len() < MAX_TRANSFERS)
     }
 
-    /// Returns true if a flush may have Reads or reports to post.
+    /// Returns true if a flush may have Reads of large messages, or reports about large messages, to post.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
@@ -180,8 +180,8 @@ impl Transfers {
         })
     }
 
-    /// Removes and returns the message whose last fragment has just arrived, so that it can be delivered. `None` if earlier events wait. In
-    /// this case the message is added after these events.
+    /// Removes and returns the message whose last fragment has just arrived, so that it can be delivered. If earlier events wait for
+    /// delivery, adds the message after these events and returns `None`.
     pub(super) fn take_joined(&mut self) -> Option<Box<Fragments>> {
         let active = self.0.as_mut()?;
         let joined = active.joining.take()?;
@@ -200,13 +200,14 @@ impl Transfers {
         }
     }
 
-    /// Returns the number of credits that are reserved for the reports to the peer that are due.
+    /// Returns the number of credits that are reserved for reports to the peer: one for each report that is due.
     #[inline]
     pub(crate) fn credits(&self) -> usize {
         self.0.as_ref().map_or(0, |active| active.due_reports())
     }
 
-    /// Returns the number of slots in the send queue that are reserved for reports to the peer that are due, and for the first Read.
+    /// Returns the number of slots in the send queue that are reserved: one for each report to the peer that is due, and one for a Read if
+    /// no Read of a large message is in flight and one must be posted.
     #[inline]
     pub(crate) fn places(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
@@ -215,8 +216,8 @@ impl Transfers {
         })
     }
 
-    /// Returns four numbers of messages: those that the peer has not fetched yet, those that are being fetched from the peer, the events
-    /// that wait for these, and the fetched messages that were not reported to the peer.
+    /// Returns four numbers: the messages that the peer has not fetched yet, the messages that are being fetched from the peer, the events
+    /// that wait for delivery, and the fetched messages that were not reported to the peer.
     #[cfg(test)]
     pub(super) fn queued(&self) -> [usize; 4] {
         self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
@@ -228,14 +229,15 @@ impl Transfers {
         (!active.outgoing.is_empty()).then_some(active.answered)
     }
 
-    /// Returns true if the last report of the peer was that it waits for memory.
+    /// Returns true if the peer's last report about an offer was that it waits for memory.
     pub(crate) fn peer_waits(&self) -> bool {
         self.0.as_ref().is_some_and(|active| active.peer_waited.is_some_and(|waited| waited >= active.answered))
     }
 
-    /// Returns the time since which a transfer makes no progress. `None` if no transfer waits for the peer.
+    /// Returns the time since which one of the transfers has made no progress, the earliest if there are several. `None` if no transfer
+    /// waits for the peer.
     ///
-    /// A peer that reports that it waits for memory does not count as stalled, for [`WAITS`] times `limit` in total.
+    /// While a peer reports that it waits for memory, it does not count as stalled. This holds for at most [`WAITS`] times `limit`.
     pub(crate) fn stands_since(&self, limit: Duration) -> Option<Instant> {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
@@ -268,7 +270,7 @@ impl Connection {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }
 
-    /// Checks that a message of `len` bytes can be offered now. `copy`: the message will be copied.
+    /// Checks that a message of `len` bytes can be offered now. `copy` is true if the message will be copied.
     pub(crate) fn check_offer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
             return Err(SendErrorKind::Closed);
@@ -345,7 +347,7 @@ impl Connection {
             active.peer_waited = Some(env.now);
             return Ok(());
         }
-        // Each report must cover at least `STRIDE` more bytes. Otherwise a peer could claim progress forever.
+        // Each report must cover at least `STRIDE` more bytes than the report before it. Otherwise a peer could report progress forever.
         let possible = outgoing.fetched + STRIDE..outgoing.len + tail(outgoing.len);
         if !possible.contains(&progress.done) {
             return Err(IMPOSSIBLE);
@@ -355,7 +357,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Schedules a check after the transfer timeout, because a transfer that is in flight may stall.
+    /// Schedules a check for the end of the transfer timeout, because a transfer is in flight and may stall.
     pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
         self.want(env, Action::LookBy(env.now + env.config.timeouts.transfer));
     }
@@ -386,7 +388,7 @@ impl Connection {
         for outgoing in std::mem::take(&mut active.outgoing) {
             self.end_offer(outgoing, Outcome::Failed(WcStatus::Flushed.into()), env);
         }
-        // The queue pair is destroyed, so no Read writes to the program's memory any more.
+        // The queue pair is destroyed, so no Read in flight can write to the program's memory any more.
         for (offered, landing) in
             self.transfers.0.as_mut().map(|active| std::mem::take(&mut active.lost)).into_iter().flatten()
         {
@@ -446,8 +448,8 @@ impl Connection {
         let open = self.state.is_open();
         let active = self.transfers.activate(env.now);
         if !open {
-            // The connection is ending, so the message cannot be fetched any more. All later messages wait for it, and are dropped at the
-            // end of the connection.
+            // The connection is ending, so the message cannot be fetched any more. All later messages wait for this message, and are
+            // dropped at the end of the connection.
             active.held.push_back(Held::Transfer);
             return Ok(());
         }
@@ -458,7 +460,7 @@ impl Connection {
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.iter().any(|&(number, _)| number == offer.number);
         // A transfer counts as in flight until the local side has reported to the peer that the message was fetched. No other offer may use
-        // its number before that.
+        // the same number before that report.
         let incoming = IncomingMessage::new(offer, self.opener.is_some(), self.terms.progress);
         let wraps = offer.region.address.checked_add(incoming.total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
@@ -495,8 +497,8 @@ impl Connection {
     pub(crate) fn refuse_offer(&mut self, offer: OfferId, env: &mut Env<'_>) -> bool {
         let Some(active) = self.transfers.active_mut() else { return false };
         let Some(at) = active.incoming.iter().position(|transfer| transfer.is_unanswered(offer)) else { return false };
-        // No Read was posted for the message. It is removed from `incoming` and from `held`, so that the peer can offer another message
-        // instead.
+        // No Read was posted for the message. The message is removed from `incoming` and from `held`, so that the peer can offer another
+        // message instead.
         active.incoming.remove(at);
         let mut places = (0..active.held.len()).filter(|&place| matches!(active.held[place], Held::Transfer));
         if let Some(place) = places.nth(at) {
@@ -522,8 +524,8 @@ impl Connection {
         self.transfers.activate(now).held.push_back(Held::Message { buffer, end });
     }
 
-    /// Makes immediate data wait until the events before it are delivered. Its buffer is already free. But its receive still counts as
-    /// occupied, so that the peer's credits limit the number of waiting events.
+    /// Makes immediate data wait until the events before it are delivered. The buffer of its receive is already free. But the receive still
+    /// counts as occupied, so that the peer's credits limit the number of waiting events.
     pub(super) fn hold_immediate(&mut self, immediate: Immediate, now: Instant) {
         self.receives.hold();
         self.transfers.activate(now).held.push_back(Held::Immediate(immediate));
@@ -590,7 +592,8 @@ impl Connection {
         }
     }
 
-    /// Handles the end of a Read of a large message. The caller marks the connection, so that the next Reads are posted.
+    /// Handles the end of a Read of a large message. The caller adds the connection to the list of those that have work requests to post,
+    /// so that the next Reads are posted.
     pub(super) fn piece_arrived(&mut self, len: u32, env: &mut Env<'_>) {
         self.heard = env.now;
         let Some(active) = &mut self.transfers.0 else { return };
@@ -599,7 +602,7 @@ impl Connection {
         if active.shortage.answered(env.now) {
             return;
         }
-        // Reads end in order, so this Read is part of the first message that is not complete.
+        // Reads end in the order of posting, so this Read belongs to the oldest message that is not complete.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
         if self.opener.as_mut().is_some_and(|opener| !transfer.open(u64::from(len), opener)) {

@@ -46,7 +46,7 @@ pub(crate) enum CmStep {
 #[derive(Debug)]
 pub(crate) struct IncomingRequest {
     pub(super) cm: Handle<CmId>,
-    /// The index in the group of the reactor that has the `listener`.
+    /// The reactor that has the `listener`, as its index in the group.
     pub(super) reactor: usize,
     pub(super) listener: ListenerId,
     pub(super) framing: Framing,
@@ -69,7 +69,8 @@ impl IncomingRequest {
         }
     }
 
-    /// Returns the properties that the program sees: the listener, the index of its reactor, the peer, and the peer's private data.
+    /// Returns the properties that the program sees: the listener, the index of the listener's reactor, the address of the peer, and the
+    /// peer's private data.
     pub(crate) fn parts(&self) -> (ListenerId, usize, SocketAddr, &[u8]) {
         let private_data = self.greeting().map_or(&[][..], |greeting| greeting.user);
         (self.listener, self.reactor, self.peer, private_data)
@@ -96,7 +97,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// Opens a connection by exchange of queue pair numbers, over a stream that the program has connected.
+    /// Opens a connection over a stream that the program has connected. The two sides exchange their queue pair numbers over this stream.
     pub(crate) fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
@@ -152,15 +153,15 @@ impl Driver {
         Ok(security.clone())
     }
 
-    /// After a failed attempt to connect, starts the next attempt. Returns false if no attempt remains, or if the connection must not be
-    /// attempted again. In this case the caller must report the end of the connection to the program.
+    /// After a failed attempt to connect, starts the next attempt. Returns false if no attempt remains, or if no other attempt is
+    /// permitted. In this case, the caller must report the end of the connection to the program.
     pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
         if self.refuses_all() {
             return false;
         }
         let Some(slot) = self.table.get(id) else { return false };
         let Some(error) = slot.conn.failed_attempt() else { return false };
-        // Completions of the failed attempt have not arrived yet. They could be mistaken for completions of the next attempt.
+        // Completions of the failed attempt are missing or not handled yet. They could be mistaken for completions of the next attempt.
         if slot.conn.is_outstanding() || !slot.allowance.backlog.is_empty() {
             return false;
         }
@@ -213,7 +214,7 @@ impl Driver {
         };
         log::trace!("connection manager: {event:?}");
         let CmEvent { id, kind } = event;
-        // The connection-manager id of a new connect request has no owner yet. So the event is for the owner of the listener's id.
+        // The connection-manager id of a new connect request has no owner yet. So the owner of the listener's id handles the event.
         let of = if let CmEventKind::ConnectRequest { listener, .. } = kind { listener } else { id };
         let owner = self.owners.owner(Handle { provider, id: of });
         let cm = Handle { provider, id };
@@ -262,8 +263,8 @@ impl Driver {
                 let own = self.buffer_size_of(id);
                 let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
                 self.note_carried(id);
-                // The peer has accepted the connection at this address. The shorter time limit of one attempt no longer applies, so the
-                // handshake gets the full connect timeout.
+                // The peer has accepted the connection at this address. The time limit of a single attempt, which is shorter, no longer
+                // applies, so the handshake gets the full connect timeout.
                 if self
                     .table
                     .get(id)
@@ -384,7 +385,7 @@ impl Driver {
 
     // Accepting.
 
-    /// Checks that a request can become a connection of this reactor. Otherwise refuses it and returns `None`.
+    /// Checks that a request can become a connection of this reactor. Otherwise refuses the request and returns `None`.
     pub(crate) fn screen(&mut self, request: IncomingRequest) -> Option<IncomingRequest> {
         let peer = request.peer;
         let refusal = match request.greeting() {
@@ -418,8 +419,8 @@ impl Driver {
     fn find_slot(&self, request: &IncomingRequest) -> Result<Option<ConnectionId>, Error> {
         let Config { max_connections, max_pending, max_handshakes_per_peer, .. } = self.config;
         let (host, pending) = (Host::of(request.peer.ip()), &self.table.pending);
-        // A handshake takes processor time, so one host may use only a part of the slots. If it uses all of them, a new connection evicts
-        // the oldest one of the same host.
+        // A handshake takes processor time, so one host may use only a part of the slots. If the host already uses this part, its new
+        // connection evicts the oldest of its connections.
         let most = max_handshakes_per_peer.unwrap_or((max_pending as usize).div_ceil(2));
         if !request.security.is_plain() && pending.count_of(host) >= most {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
@@ -433,13 +434,13 @@ impl Driver {
         pending.gives_way(host).map(Some).ok_or(Error::Limit { limit, value: value.into() })
     }
 
-    /// Accepts a request, as the program has decided. `answer`: the private data for the peer.
+    /// Accepts a request, as the program has decided. `answer` is the private data for the peer.
     pub(crate) fn accept(&mut self, request: IncomingRequest, answer: &[u8]) {
         let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
         if let Err(error) = self.try_accept(request, answer) {
             let (reason, level) = match error {
-                // The program has made a mistake, which would recur if the peer tried again. So the peer receives `Refused` as the reason,
-                // and not `Busy`.
+                // The program has passed too much private data, and would do so again if the peer tried again. So the peer receives the
+                // reason `Refused` and not `Busy`.
                 Error::PrivateDataTooLong { .. } => (RejectReason::Refused, Level::Error),
                 _ => (RejectReason::Busy, Level::Warn),
             };
@@ -455,7 +456,7 @@ impl Driver {
         complain!(limit, now, Complaint::Refused, level, peer, "{peer} is refused: {why}");
     }
 
-    /// Refuses a request, as the program has decided. `answer`: the private data for the peer.
+    /// Refuses a request, as the program has decided. `answer` is the private data for the peer.
     pub(crate) fn refuse(&mut self, request: &IncomingRequest, answer: &[u8]) {
         self.reject(request.cm, request.framing, RejectReason::Refused, answer);
         self.request_done(request.placed);
@@ -467,7 +468,7 @@ impl Driver {
             return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
         }
         let Ok(greeting) = request.greeting() else { return Err(Error::Gone("request")) };
-        // The program may have opened connections since the last check, so check again.
+        // The program may have opened connections after the first call of `find_slot`, so call it again.
         if let Some(oldest) = self.find_slot(&request)? {
             self.evict(oldest);
         }
@@ -478,8 +479,8 @@ impl Driver {
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: security.clone() };
         let id = self.insert(cm, service, Role::Passive, opening);
         let created = self.create_queue_pair(id, device).or_else(|error| {
-            // A slot was free, but the memory for buffers or the receives of the shared queue may be used up. Evicting another connection
-            // frees some of them.
+            // A slot was free, but the memory for buffers or the receives of the shared queue may be used up. The eviction of another
+            // connection frees memory and receives.
             let is_limit = matches!(error, Error::Limit { .. });
             let oldest = self.table.pending.gives_way(Host::of(peer.ip())).filter(|_| is_limit).ok_or(error)?;
             self.evict(oldest);
@@ -504,15 +505,15 @@ impl Driver {
         self.set_timeout(id, self.config.timeouts.handshake);
         let (provider, cm) = self.providers.of(cm);
         if let Err(error) = provider.accept(cm, &service.param(&reply), self.now) {
-            // The peer may have disconnected since it sent the request. That is no local fault, so it is only logged. The program was not
-            // notified of the connection.
+            // The peer may have disconnected after it sent the request. This is no local fault, so the error is only logged. The program
+            // was not notified of the connection.
             log::debug!("{id}: accepting {peer}: {error}");
             self.input(id, |conn, env| conn.end(Ending::Silent, env));
         }
         Ok(())
     }
 
-    /// Rejects a request and destroys its connection-manager id. `user`: the program's private data for the peer.
+    /// Rejects a request and destroys its connection-manager id. `user` is the program's private data for the peer.
     pub(super) fn reject(&mut self, cm: Handle<CmId>, framing: Framing, reason: RejectReason, user: &[u8]) {
         self.stats.connections.refused += 1;
         let fits = user.len() <= MAX_USER_PRIVATE_DATA;
@@ -533,15 +534,15 @@ impl Driver {
 
     // The features of a device.
 
-    /// Returns true if the device of a connection has extensions that can only be used if the peer agrees.
+    /// Returns true if the device of a connection has extensions, which can be used only if the peer supports them too.
     fn offers_extensions(&self, id: ConnectionId) -> bool {
         let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
         let info = device.and_then(|device| self.providers.get_of_device(device.index()).device(device.id));
         info.is_some_and(|info| info.capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT))
     }
 
-    /// Returns true if the program has declared that the peer supports the extensions. This is needed with raw framing, which has no
-    /// greeting in which the sides could agree on extensions.
+    /// Returns true if the program has declared that the peer supports the extensions. With `Framing::Raw`, only this declaration enables
+    /// the extensions, because there is no greeting in which the sides could agree on them.
     fn knows_extensions(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|slot| slot.conn.framing() == Framing::Raw && slot.link.service.extensions)
     }

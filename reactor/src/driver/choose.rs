@@ -78,15 +78,15 @@ fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Resul
 fn settings(config: &Config) -> IwarpConfig {
     let mut settings = config.iwarp.clone();
     // The reactor itself limits the handshakes in progress. The limit of the embedded provider must not be lower. Otherwise the embedded
-    // provider would evict connections that the reactor permits.
+    // provider would evict connections that are within the reactor's limit.
     settings.max_handshakes = settings.max_handshakes.max(config.max_pending as usize);
     settings.allowed_peers = settings.allowed_peers.or_else(|| config.allowed_peers.clone());
     settings.max_handshakes_per_peer = settings.max_handshakes_per_peer.or(config.max_handshakes_per_peer);
     settings
 }
 
-/// Returns the settings for TCP. TCP must not end a connection before the keepalive does. A peer that reads nothing for a while is not
-/// lost: its process may be stopped, or its machine busy.
+/// Returns the settings for TCP. TCP must not end a connection before the keepalive does. A peer that reads nothing for a while may still
+/// be alive: its process may be stopped, or its machine may be busy.
 fn tcp(config: &Config) -> TcpConfig {
     let mut tcp = TcpConfig::default();
     tcp.host_congestion.clone_from(&config.iwarp.within_host.congestion);

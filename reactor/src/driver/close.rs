@@ -20,8 +20,9 @@ use crate::providers::Providers;
 use crate::stats::Stats;
 
 impl ConnectionSlot {
-    /// Destroys the queue pair of a connection. After that the device does not access the posted buffers, so they are free. If the device
-    /// cannot destroy the queue pair, the buffers and other resources of the connection are lost, because the device may still access them.
+    /// Destroys the queue pair of a connection. After that, the device does not access the posted buffers any more, so they return to the
+    /// pool. If the device cannot destroy the queue pair, the buffers and other resources of the connection are lost, because the device
+    /// may still access them.
     pub(super) fn destroy(&mut self, providers: &mut Providers, owners: &mut Owners, stats: &mut Stats, now: Instant) {
         let (provider, cm) = providers.of(self.link.cm);
         let destroyed = provider.destroy_id(cm, now);
@@ -81,7 +82,7 @@ impl Driver {
 
     // Timeouts.
 
-    /// Handles the timer of a connection: the timeout of its state, or of the flush of its queues.
+    /// Handles the expired timer of a connection: the timeout of the connection's state, or the timeout of the flush of its queues.
     fn connection_due(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         slot.link.timer = None;
@@ -111,8 +112,8 @@ impl Driver {
         Silence { heard: liveness.and_then(|liveness| liveness.last_heard(qp)), caught_up: passed && !unread }
     }
 
-    /// Records if a peer is suspected to be lost. The first suspicion stores the position in the completion queue up to which completions
-    /// must be handled before the peer counts as lost.
+    /// Records that a peer is suspected to be lost, or, if `suspects` is false, that it is not. The first suspicion stores the position in
+    /// the completion queue up to which completions must be handled before the peer counts as lost.
     fn suspect(&mut self, id: ConnectionId, suspects: bool) {
         let Self { table, devices, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
@@ -152,8 +153,8 @@ impl Driver {
         self.ring();
     }
 
-    /// Handles the end of the flush timeout. If completions that arrived before it are still unhandled, the connection waits for these, but
-    /// not for later ones.
+    /// Handles the end of the flush timeout. If completions that arrived before the end of the timeout are still unhandled, the connection
+    /// waits for these completions, but not for later ones.
     fn flush_due(&mut self, id: ConnectionId) {
         let behind = self.has_unseen() || self.fair.is_behind() || self.is_noted(Stages::PROVIDERS);
         let Some(slot) = self.table.get_mut(id) else { return };
@@ -170,7 +171,7 @@ impl Driver {
             _ => false,
         };
         if waits || !slot.allowance.backlog.is_empty() {
-            // Handling the remaining completions takes the local side little time, so the next check is soon.
+            // The local side needs little time to handle the remaining completions, so the next check takes place soon.
             self.set_timeout(id, self.config.timeouts.flush.min(LOOK_AGAIN));
         } else {
             // The device has not flushed the queues within the flush timeout. Stage 10 releases the connection without waiting for more
@@ -182,8 +183,9 @@ impl Driver {
 
     // Stage 10.
 
-    /// Stage 10: returns the connections that can be released, because they wait for nothing any more or their flush timeout has expired.
-    /// Advances the other ending connections. Returns at most [`ENDS_PER_TURN`] connections; the next turn returns the remaining ones.
+    /// Stage 10: returns the connections that can be released, because their ends wait for nothing any more, or because their flush timeout
+    /// has expired. Performs the next steps of the other ending connections. Returns at most [`ENDS_PER_TURN`] connections; the next turn
+    /// returns the remaining ones.
     pub(crate) fn take_ended(&mut self) -> Vec<ConnectionId> {
         let mut ended = Vec::new();
         let mut list = std::mem::take(&mut self.table.ending);
@@ -207,7 +209,7 @@ impl Driver {
         ended
     }
 
-    /// Returns true if an ending connection waits for nothing any more. `None` if the connection does not exist any more.
+    /// Returns true if the end of a connection waits for nothing any more. `None` if the connection does not exist any more.
     fn is_over(&mut self, id: ConnectionId) -> Option<bool> {
         let Self { table, devices, stages, .. } = self;
         let slot = table.get(id)?;
@@ -224,8 +226,8 @@ impl Driver {
             return Some(false);
         }
         // `is_flushed` does not cover receives of the shared queue. Messages of this connection may still be in the completion queue, and
-        // must be handled first. The exception is a connection that did not come up and is not secured, because it delivers no messages. If
-        // it is secured, the messages may include the peer's refusal.
+        // must be handled first. The exception is a connection that did not come up and is not secured: it delivers no messages. On a
+        // secured connection that did not come up, one of the messages may be the peer's refusal.
         let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !slot.conn.is_secured();
         if !slot.conn.receives().is_shared() || never_up {
             return Some(true);
@@ -236,15 +238,15 @@ impl Driver {
         if cq.has_passed(begun) && slot.allowance.backlog.is_empty() {
             return Some(true);
         }
-        // An unarmed queue is polled in the next turn.
+        // The next turn polls each completion queue that is not armed.
         cq.armed = false;
         stages.insert(Stages::ENDS);
         Some(false)
     }
 
     /// Stage 10: ends a connection. Destroys its queue pair, and queues the callbacks for its remaining sends. Returns the callback that
-    /// reports the end of the connection, or `None` if there is none. The caller must make the queued callbacks, make the returned one, and
-    /// then call [`Driver::release`].
+    /// reports the end of the connection, or `None` if there is none. The caller must make the queued callbacks, then the returned
+    /// callback, and then call [`Driver::release`].
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
         let Self { table, providers, owners, now, stats, .. } = self;
         let slot = table.get_mut(id)?;
@@ -283,7 +285,7 @@ impl Driver {
         log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
         let qp = slot.link.qp;
         slot.destroy(providers, owners, stats, *now);
-        // `vacate` needs the id of the destroyed queue pair, to tell the shared queue that the remaining completions of this queue pair
+        // `vacate` needs the id of the destroyed queue pair, to notify the shared queue that the remaining completions of this queue pair
         // have no connection.
         slot.link.qp = qp;
         self.input(id, |conn, env| conn.finish(env));
@@ -296,7 +298,8 @@ impl Driver {
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.large.leave(id);
         let Some(slot) = self.table.remove(id) else { return };
-        // The program may keep messages of this connection. Their memory is not charged to the peer's host any more.
+        // The program may keep messages of this connection. From now on, the memory of these messages is not charged to the peer's host any
+        // more.
         self.large.relieve(&slot);
         if let Some(membership) = &self.membership {
             membership.lost();
@@ -320,11 +323,12 @@ impl Driver {
             match (slot.conn.receives().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = slot.link.qp {
-                        // Completions of this queue pair that are polled from now on have no connection.
+                        // From now on, completions of this queue pair that are polled belong to no connection.
                         shared.disown(qp);
                     }
                     for wc in slot.allowance.backlog.drain(..) {
-                        // The completion was polled but not passed to the connection, so the buffer of its receive is returned here.
+                        // This completion was polled, but was not passed to the connection. So the buffer of its receive is returned to the
+                        // shared queue here.
                         if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wc.wr_id) {
                             if let Some(buffer) = shared.take(place) {
                                 shared.give(buffer);
@@ -398,9 +402,9 @@ impl Driver {
         self.stats.memory.unreleased += kept.registrations;
     }
 
-    /// Stage 8: handles expired timers. Returns the next one that the caller must handle: a timer of the program, of an endpoint, or of a
-    /// drain. Returns `None` if no other timer has expired, or `budget` is 0, which is the number of timers that this turn may still
-    /// handle.
+    /// Stage 8: handles expired timers. Returns the next expired timer that the caller must handle: a timer of the program, of an endpoint,
+    /// or of a drain. `budget` is the number of timers that this turn may still handle. Returns `None` if no such timer has expired, or if
+    /// `budget` has become 0.
     pub(crate) fn next_due(&mut self, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
         while *budget > 0 {
             let (key, due) = self.timers.pop_due(self.now)?;

@@ -17,8 +17,8 @@ use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, WorkRequestId};
 
 impl Driver {
-    /// Sends a copy of `payload`. A payload that is too long for one buffer is sent in several buffers, or offered to the peer, which reads
-    /// it.
+    /// Sends a copy of `payload`. A payload that is too long for one buffer is sent in several buffers, or offered to the peer, which then
+    /// reads it from local memory.
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let Some((slot, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
         if let Some(qp) = slot.link.qp {
@@ -40,8 +40,8 @@ impl Driver {
     // Completions.
 
     /// Passes the completion `nth` of the batch to its connection. If the connection has reached its limit for this turn, a later turn
-    /// passes it. Returns `None`, except for the completion of an endpoint. In that case returns the endpoint's number, and the caller must
-    /// handle the completion.
+    /// passes the completion. Returns `None`, except if the completion is that of an endpoint. In this case, returns the endpoint's number,
+    /// and the caller must handle the completion.
     #[inline]
     pub(crate) fn complete(&mut self, nth: usize) -> Option<u64> {
         let Self { table, devices, queues, fair, config, now, effects, stats, stages, .. } = self;
@@ -118,14 +118,14 @@ impl Driver {
     fn post_all(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
         list.drain(..).for_each(|id| self.post(id, true));
-        // Posting must not add connections to the list. Then the emptied list can be put back, so that its allocation is reused.
+        // Posting must not add connections to the list, because the emptied list is put back here, so that its allocation is reused.
         debug_assert!(self.effects.to_post.is_empty(), "a connection was marked while others were posted");
         self.effects.to_post = list;
         self.act();
     }
 
     /// Posts the collected work requests of a connection. If the sends carry a grant for new receives, the receives are posted before the
-    /// sends. `ask`: if a large message of the connection needs memory, requests the memory first.
+    /// sends. If `ask` is true, first requests memory for a large message of the connection that needs memory.
     fn post(&mut self, id: ConnectionId, ask: bool) {
         let Self { table, devices, providers, config, now, effects, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
@@ -195,8 +195,8 @@ impl Driver {
     }
 }
 
-/// Returns true if a peer opened this connection, and it is ending without having been up. The program receives no callbacks for such a
-/// connection, and other connections may need its slot.
+/// Returns true if a peer opened this connection, and it is ending without having been up. The completions of such a connection are not
+/// limited, because they cause no callbacks, and because other connections may need its slot.
 const fn never_came_up(conn: &Connection, link: &ConnectionLink) -> bool {
     matches!(link.waits, Some(PendingSlot::ToEnd(_))) && !conn.state().is_announced()
 }
@@ -293,8 +293,8 @@ pub(super) fn post_own_receives(
     }
 }
 
-/// Returns the error of a failed post. If `waits` is set, a full queue is not an error, because the completion of a posted work request
-/// will free a slot.
+/// Returns the error of a failed post. If `waits` is true, a full queue is no error: a posted work request will complete and free a slot,
+/// and the post is tried again after that.
 fn full_or_failed(failed: PostError, waits: bool) -> Result<(), Error> {
     match failed.error {
         rdma_transport::TransportError::QueueFull { .. } if waits => Ok(()),

@@ -12,7 +12,8 @@ use crate::providers::device_index;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceEvent {
-    /// The name of the device, such as `mlx5_0`. It is `device N` if the device was removed before the reactor used it.
+    /// The name of the device, such as `mlx5_0`. If the device was removed before the reactor used it, the name is not known, and this is
+    /// `device N`.
     pub device: String,
     /// The kind of the event. Events of a single queue pair or receive queue are not reported: the reactor handles them.
     pub kind: DeviceEventKind,

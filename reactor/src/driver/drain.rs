@@ -1,4 +1,5 @@
-//! Draining a reactor: new connections are refused, the existing ones end before a deadline, and then `run` returns.
+//! Draining a reactor: new connections are refused, the existing connections end before a deadline or are aborted then, and `run` returns
+//! after that.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ pub(crate) enum Drain {
     No,
     /// A drain was requested, by a callback or another thread, and has not begun. The duration is the time until its deadline.
     Wanted(Duration),
-    /// The program has until the deadline to end its connections. The key is that of the timer for the deadline.
+    /// The drain has begun, and the program must end its connections before the deadline. The key is that of the timer for the deadline.
     Draining(Key),
     /// The deadline has passed. The remaining connections are aborted, and no new operation may begin.
     Overdue,
@@ -73,8 +74,8 @@ impl Driver {
         true
     }
 
-    /// Called after stage 10. Completes the drain if nothing prevents it: no connection exists, and `others` is false. `others`: an object
-    /// that is not a connection, such as an endpoint, still exists.
+    /// Called after stage 10. Completes the drain if no connection and no other object exists any more. `others` is true if an object that
+    /// is not a connection, such as an endpoint, still exists.
     #[inline]
     pub(crate) fn finish_drain(&mut self, others: bool) {
         if matches!(self.drain, Drain::Draining(_) | Drain::Overdue) {

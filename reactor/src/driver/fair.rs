@@ -12,14 +12,14 @@ use crate::id::ConnectionId;
 /// The limits on the work of one connection in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TurnLimits {
-    /// The number of the turn in which these limits apply.
+    /// The number of the turn for which these limits are valid.
     turn: u64,
     completions: u32,
     bytes: usize,
 }
 
 impl TurnLimits {
-    /// Returns true if there is no limit in this turn, so that nothing needs to be counted.
+    /// Returns true if there is no limit in this turn, so that completions and bytes need not be counted.
     #[inline]
     const fn are_none(&self) -> bool {
         self.completions == u32::MAX
@@ -38,8 +38,8 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Counts a completion. Returns false if the connection has used up its limits in this turn. The first completion of a connection in a
-    /// turn is always allowed.
+    /// Counts a completion and returns true, if the connection has not used up its limits in this turn. Otherwise returns false. The first
+    /// completion of a connection in a turn is always allowed.
     #[inline]
     fn take(&mut self, wc: &WorkCompletion, limits: &TurnLimits) -> bool {
         if self.turn != limits.turn {
@@ -54,7 +54,7 @@ impl Allowance {
     }
 
     /// Returns true if the connection may handle this completion now. Otherwise adds the completion to the backlog. If the backlog was
-    /// empty, also adds the connection to `waiting`. `spared`: a function that returns true if the connection may exceed its limits.
+    /// empty, also adds the connection to `waiting`. `spared` returns true if the connection may exceed its limits.
     #[inline]
     pub(crate) fn admit_or_defer(
         &mut self,
@@ -97,7 +97,7 @@ impl Driver {
         self.fair.is_behind()
     }
 
-    /// Records that everything that peers have sent until now was handled, or will be handled next in this turn.
+    /// Records that the reactor has handled everything that peers have sent until now, or will handle it in this turn.
     #[inline]
     pub(crate) const fn caught_up(&mut self) {
         self.table.pending.saw(self.now);
@@ -119,14 +119,15 @@ impl Driver {
         std::mem::take(&mut self.fair.waiting)
     }
 
-    /// Returns connections that could not handle their backlogs in this turn to the front of the list of connections with a backlog.
+    /// Puts connections back to the front of the list of connections with a backlog, because this turn could not handle their backlogs.
     pub(crate) fn put_waiting(&mut self, mut waiting: VecDeque<ConnectionId>) {
         waiting.append(&mut self.fair.waiting);
         self.fair.waiting = waiting;
     }
 
-    /// Removes and returns the next completion of a connection's backlog, if the limits of the connection allow it. Otherwise returns
-    /// `None`, and adds the connection to the list of connections with a backlog again. Also returns `None` if the backlog is empty.
+    /// Removes and returns the next completion of a connection's backlog, if the limits of the connection allow it. If the limits do not
+    /// allow it, returns `None`, and adds the connection to the list of connections with a backlog again. Also returns `None` if the
+    /// backlog is empty.
     pub(crate) fn next_deferred(&mut self, id: ConnectionId) -> Option<WorkCompletion> {
         let limits = self.fair.limits;
         let allowance = &mut self.table.get_mut(id)?.allowance;

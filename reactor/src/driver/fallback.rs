@@ -14,12 +14,11 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 /// The attempts that remain for one connection.
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// The addresses of the peer, in the order of the attempts. The first one stays in the list while a provider remains that was not tried
-    /// for it.
+    /// The addresses of the peer, in the order of the attempts. The first address stays in the list until all providers were tried for it.
     addresses: VecDeque<SocketAddr>,
     /// The number of providers that were tried for the first address in the list.
     tried: usize,
-    /// The time limit that applies to the current attempt once its address is resolved. A shorter limit applies to the resolution itself,
+    /// The deadline of the current attempt after its address is resolved. While the address is being resolved, an earlier deadline applies,
     /// because another provider can be tried if the resolution fails. `None` if no other provider remains for the address.
     limit: Option<Instant>,
     path: PathOptions,
@@ -60,7 +59,7 @@ impl Fallback {
         limit
     }
 
-    /// Starts the next attempt: makes a provider resolve an address. If the provider refuses immediately, tries the next combination of
+    /// Starts the next attempt: makes a provider resolve an address. If the provider returns an error, tries the next combination of
     /// address and provider.
     ///
     /// # Errors
@@ -103,8 +102,8 @@ impl Fallback {
                 }
                 Err(error) => {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
-                    // In an exchange, an error which only says that a provider does not support exchanges is replaced by the error of a
-                    // provider that does.
+                    // For a connection that is set up by exchange of queue pair numbers: a provider without support for this returns
+                    // `Unsupported`. The error of a provider with support replaces that one.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::TransportError::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);
@@ -125,7 +124,7 @@ impl Fallback {
 }
 
 /// Returns the addresses of a host in the order of the attempts. This is the order of the system's resolver, except that IPv4 and IPv6
-/// addresses alternate. So if one of the two families is unreachable, an address of the other one is tried soon (RFC 8305, section 4).
+/// addresses alternate. So if one address family is unreachable, an address of the other family is tried soon (RFC 8305, section 4).
 pub(super) fn by_turns(addresses: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut preferred, mut other): (VecDeque<_>, VecDeque<_>) =

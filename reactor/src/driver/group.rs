@@ -2,8 +2,8 @@
 //!
 //! The program creates the reactors and the threads, so it decides on thread names, priorities, scopes and handlers. [`Reactors::of`] makes
 //! a group of the reactors. At least one of them listens. A connect request is sent to the chosen reactor before anything is allocated for
-//! it. On the embedded provider, the socket is moved, with its MPA request already read. On devices, the connection-manager id is moved
-//! (`rdma_migrate_id`(3)).
+//! the request. On the embedded provider, the socket is moved, with its MPA request already read. On devices, the connection-manager id is
+//! moved (`rdma_migrate_id`(3)).
 //!
 //! So there is one listener and one order of arrival, and the choice depends on the current load. The alternative, `SO_REUSEPORT` with a
 //! listener for each reactor, would choose by a hash of the addresses, and exists only for TCP.
@@ -103,7 +103,7 @@ pub(crate) struct Arrival {
     pub(crate) framing: Framing,
     pub(crate) service: Service,
     pub(crate) security: Security,
-    /// The index in the group of the reactor that has the `listener`.
+    /// The reactor that has the `listener`, as its index in the group.
     pub(crate) reactor: usize,
     pub(crate) listener: ListenerId,
     pub(crate) peer: SocketAddr,
@@ -115,7 +115,8 @@ impl GroupMember {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that will be sent to this reactor. Returns false, and does not count it, if the reactor accepts no requests now.
+    /// Counts a request that will be sent to this reactor, and returns true. If the reactor accepts no requests now, returns false and does
+    /// not count the request.
     fn reserve(&self) -> bool {
         // This thread first increments `coming`, and then reads `open`. A reactor that stops accepting first clears `open`, and then reads
         // `coming`. So either this thread finds `open` cleared, or that reactor finds the request counted.
@@ -132,7 +133,7 @@ impl GroupMember {
 
 impl Reactors {
     /// Creates a group. Each member is given as a tuple: its wake flag, its number of connections, and the largest number of requests that
-    /// may be on their way to it. Returns the group, and for each member the part that its reactor keeps.
+    /// may be on their way to that member. Returns the group, and for each member the part of the group that its reactor keeps.
     pub(crate) fn form(members: Vec<(Arc<WakeFlag>, usize, usize)>) -> (Self, Vec<GroupMembership>) {
         let mut receivers = Vec::with_capacity(members.len());
         let members: Arc<[GroupMember]> = members
@@ -204,8 +205,8 @@ impl Reactors {
 
     /// Drains all reactors. All of them stop listening, and the `run` of each reactor returns when its connections have ended.
     pub fn drain_all(&self, deadline: Duration) {
-        // All reactors stop accepting before the first one begins its drain. Otherwise a draining reactor that listens would continue to
-        // listen for the reactors that still accept.
+        // All reactors stop accepting connections before the first reactor begins its drain. Otherwise a draining reactor that listens
+        // would continue to listen for the reactors that still accept connections.
         self.members.iter().for_each(|member| member.open.store(false, Ordering::SeqCst));
         self.members.iter().for_each(|member| member.wake.drain(deadline));
     }
@@ -243,7 +244,7 @@ pub(crate) struct GroupMembership {
     group: Reactors,
     pub(crate) index: usize,
     arrivals: Receiver<Arrival>,
-    /// True if the next new connection is already in `load`, because its request was sent here.
+    /// True if the next new connection is already counted in `load`, because its request was sent to this reactor and counted there.
     counted: bool,
 }
 
@@ -261,8 +262,8 @@ impl GroupMembership {
                 return Some(index);
             }
         }
-        // Between the choice of a reactor and its reservation, another thread may close or fill that reactor. This can happen at most once
-        // for each reactor.
+        // Between the choice of a reactor and its reservation, another thread may close or fill that reactor. Then another reactor is
+        // chosen. This happens at most once for each reactor.
         for _ in 0..members.len() {
             let open = members.iter().enumerate().filter(|(_, member)| {
                 member.open.load(Ordering::Relaxed) && member.coming.load(Ordering::Relaxed) < member.max_coming
@@ -295,8 +296,8 @@ impl GroupMembership {
         member.coming.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Notes that this reactor now handles a request that was sent to it. If the request becomes a connection, that connection is already
-    /// counted.
+    /// Notes that this reactor now handles a request that was sent to it. If the request becomes a connection, that connection is not
+    /// counted again.
     pub(crate) fn begin(&mut self) {
         self.counted = true;
     }

@@ -67,8 +67,8 @@ impl Driver {
         }
     }
 
-    /// Sends a request to the reactor with this index, to which it was assigned. If that fails, returns the request, and this reactor must
-    /// answer it.
+    /// Sends a request to the reactor with this index, to which it was assigned. If the request cannot be sent, returns it, and this
+    /// reactor must answer it.
     fn hand_over(&mut self, request: IncomingRequest, index: usize) -> Option<IncomingRequest> {
         let membership = self.membership.as_ref()?;
         let (provider, cm) = self.providers.of(request.cm);
@@ -95,8 +95,8 @@ impl Driver {
         }
     }
 
-    /// Stage 9: returns the next request that another reactor has sent to this one. `left`: the number of requests that this turn may still
-    /// handle.
+    /// Stage 9: returns the next request that another reactor has sent to this one. `left` is the number of requests that this turn may
+    /// still handle. Returns `None` if there is no request, or if `left` is 0.
     pub(crate) fn next_arrival(&mut self, left: &mut usize) -> Option<IncomingRequest> {
         while *left > 0 {
             let arrival = self.membership.as_ref()?.next_arrival()?;
@@ -134,7 +134,8 @@ impl Driver {
         }
     }
 
-    /// Notes that a request has become a connection, or was refused. `placed`: the group has assigned the request to this reactor.
+    /// Notes that a request has become a connection, or was refused. `placed` is true if the group has assigned the request to this
+    /// reactor.
     pub(super) fn request_done(&mut self, placed: bool) {
         if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.done();

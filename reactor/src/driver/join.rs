@@ -1,4 +1,4 @@
-//! Joins messages that arrived in several buffers, and hands them to the program as one.
+//! Joins the parts of messages that arrived in several buffers. The program receives such a message in one block of memory.
 
 use super::Driver;
 use crate::conn::effects::Fragments;
@@ -59,7 +59,7 @@ impl Driver {
         }
     }
 
-    /// Releases a joined message that the program had kept.
+    /// Releases a joined message that the program kept after its callback.
     pub(super) fn take_joined_home(&mut self, pool: PoolId, joined: JoinedMessage, of: Option<ConnectionId>) {
         let JoinedMessage { bytes, receives } = joined;
         if receives.is_empty() {

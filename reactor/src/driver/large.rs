@@ -22,8 +22,8 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
 
-/// The time after which a peer that answers no Read loses the memory of its messages, if other connections wait for memory. In this time, a
-/// path of 5 Mbit/s transfers a mebibyte.
+/// The time after which a peer that answers no Read loses the memory of its messages, if other connections wait for memory. A path of 5
+/// Mbit/s transfers more than a mebibyte in this time.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The interval at which the use of memory is checked while connections wait for memory.
@@ -80,7 +80,7 @@ impl LargePayload<'_> {
         }
     }
 
-    /// Copies a part of the payload to `out`. Returns false if the CPU cannot read the region, for example a dma-buf.
+    /// Copies a part of the payload to `out`. Returns false if the payload is a region that the CPU cannot read, such as a dma-buf.
     fn part(&self, range: Range<usize>, out: &mut [u8]) -> bool {
         match self {
             Self::Bytes(bytes) => {
@@ -103,7 +103,7 @@ impl LargePayload<'_> {
     fn copy_to(&self, to: &mut Region) -> bool {
         match self {
             Self::Bytes(bytes) => to.copy_from(0, bytes).is_ok(),
-            // The peer reads the region itself.
+            // A region is never copied here: the peer reads from the region.
             Self::Region(..) => false,
         }
     }
@@ -111,8 +111,8 @@ impl LargePayload<'_> {
 
 /// Writes the encrypted segments of a large message to a region, and their authentication tags after them. The peer, and everyone who knows
 /// the region's remote key, can read the region at any time, so plaintext is never written to it. Returns false if the payload cannot be
-/// read, the region cannot be written, or a segment cannot be encrypted. The caller must then end the connection, because the peer could
-/// not decrypt later large messages.
+/// read, the region `to` cannot be written, or a segment cannot be encrypted. The caller must then end the connection, because the peer
+/// could not decrypt later large messages.
 fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> bool {
     let len = payload.len() as u64;
     let message = sealer.begin(len);
@@ -251,7 +251,7 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Accepts an offered message: it will be read into a region of the program, starting at `offset`.
+    /// Accepts an offered message. The message will be read into a region of the program, to the position `offset`.
     pub(crate) fn land(
         &mut self,
         id: ConnectionId,
@@ -291,8 +291,9 @@ impl Driver {
         Claimant { who: slot.conn.id(), host, own: slot.link.fetched }
     }
 
-    /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. Every peer gets a part of the memory.
-    /// More memory than this part is only for peers that have answered a Read within the last 2 seconds: they get it, or wait for it.
+    /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. A certain part of the memory is
+    /// available to every peer. Only a peer that has answered a Read within the last 2 seconds gets more than this part, or waits until
+    /// more is free.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
         while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
             let Some(len) = slot.conn.wants_memory() else { return };
@@ -348,9 +349,9 @@ impl Driver {
         }
     }
 
-    /// Called while connections wait for memory. Ends connections whose peers have answered no Read for at least `GRACE`, if the memory of
-    /// their messages helps a waiting connection. Begins with the connections that have stalled longest, and ends no more of them than
-    /// necessary. Connections that make progress keep their memory.
+    /// Called while connections wait for memory. Ends connections whose peers have answered no Read for at least `GRACE`, if a waiting
+    /// connection can use the memory that is released in this way. Begins with the connections that have stalled longest, and ends no more
+    /// of them than necessary. Connections that make progress keep their memory.
     pub(super) fn relieve_shortage(&mut self) {
         self.large.looks = false;
         if self.large.fetched.in_line().next().is_none() {
@@ -434,9 +435,9 @@ impl Driver {
         }
     }
 
-    /// Notifies the program that it can send again, for the next connection on which a refused send would be accepted now. Returns false if
-    /// there is no such connection. Each refusal is reported once. The caller runs each callback before it calls this function again,
-    /// because the callback may use the capacity that another connection waits for.
+    /// Finds the next connection on which a send was refused and would be accepted now, and queues its `on_writable`. Returns false if
+    /// there is no such connection. `on_writable` is called once for each refusal. The caller runs each callback before it calls this
+    /// function again, because the callback may use the capacity that another connection waits for.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
         !self.effects.to_ask.is_empty() && self.ask_writable()

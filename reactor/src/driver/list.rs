@@ -15,7 +15,7 @@ use crate::memory::budget::MemoryUse;
 use crate::memory::list::{Piece, Transfer, TransferNotification, TransferOptions};
 
 impl Driver {
-    /// Checks a list of Reads or Writes, and starts it. Returns its id.
+    /// Checks a list of Reads or Writes, and starts the transfer of the list. Returns the id of the transfer.
     pub(crate) fn transfer(
         &mut self,
         id: ConnectionId,

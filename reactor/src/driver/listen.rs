@@ -15,7 +15,7 @@ use crate::id::ListenerId;
 use crate::options::{ListenOptions, check_security};
 use crate::providers::{EXCHANGE, Handle, role};
 
-/// The interval at which a listener that has failed to listen tries again.
+/// The interval between two attempts of a listener to listen, while no attempt succeeds.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
 /// The number of ports that are tried for an address with port 0. If a provider cannot use a port that another provider has chosen, the
@@ -78,7 +78,7 @@ impl Driver {
         }
     }
 
-    /// Recreates a listener, because its address has moved to another device or port.
+    /// Stops a listener and makes it listen again, because its address has moved to another device or to another port of a device.
     pub(super) fn listener_moved(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
             log::warn!("{address} has moved to another device or port: its listener is recreated");
@@ -167,7 +167,8 @@ impl Driver {
         Ok(Vec::new())
     }
 
-    /// Passes a stream that the program has accepted to a listener for connection exchange, as if the listener had accepted it.
+    /// Passes a stream that the program has accepted to a listener, as if the listener had accepted the stream. The connection is then set
+    /// up by exchange of queue pair numbers over this stream.
     pub(crate) fn take_stream(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
         let key = listener.key(self.tag()).and_then(|key| self.listeners.get(key));
         let id = *key.and_then(|listener| listener.ids.first()).ok_or(Error::Gone("listener"))?;
@@ -190,12 +191,12 @@ impl Driver {
         self.providers.get(id.provider).local_address(id.id)
     }
 
-    /// Listens on all providers, at the same port. If an iWARP device uses the TCP port with this number, the embedded provider cannot use
-    /// that port. In that case, only the other providers listen.
+    /// Listens on all providers, at the same port. If an iWARP device already uses this TCP port, the embedded provider cannot use it. In
+    /// this case, only the other providers listen.
     fn listen_on_all(&mut self, address: SocketAddr, options: &cm::ListenParam) -> Result<Vec<Handle<CmId>>, Error> {
         let tries = if address.port() == 0 { PORTS } else { 1 };
-        // The ids of the ports that are not used, because another provider could not listen there. These ids stay open until a port is
-        // found, so that each new attempt gets a different port.
+        // The listening ids of failed attempts: another provider could not listen on the same port. These ids stay open until an attempt
+        // succeeds, so that each new attempt gets a different port.
         let mut given_up = Vec::new();
         let listening = loop {
             let first = match self.listen_at(0, address, options) {

@@ -17,8 +17,8 @@ use crate::id::ConnectionId;
 use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
 
-/// The largest number of names that are resolved at the same time. More names are queued, and the connect timeout includes the time in the
-/// queue.
+/// The largest number of names that are resolved at the same time. Any further names are queued, and the connect timeout of a connection
+/// includes the time that its name spends in the queue.
 const THREADS: usize = 4;
 
 /// A name to resolve, for a connection.
@@ -90,7 +90,7 @@ impl Driver {
     pub(super) fn take_lookups(&mut self) {
         while let Ok(HostAddresses { query, addresses }) = self.lookups.answers.1.try_recv() {
             let HostQuery { of, host, path, exchange, .. } = query;
-            // The program may have closed the connection while the name was resolved, or the connect timeout may have expired.
+            // While the name was resolved, the program may have closed the connection, or the connect timeout may have expired.
             if !self.table.get(of).is_some_and(|slot| slot.link.cm == Handle::NONE && slot.conn.state().is_handshake())
             {
                 continue;

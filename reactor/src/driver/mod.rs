@@ -1,6 +1,6 @@
-//! The driver connects the state machines of connections with the providers, devices and timers. It passes events to the connection that
-//! they are for, and executes the actions that a connection requests. The driver does not call the handler of the program: callbacks are
-//! queued as events, and the turn delivers them.
+//! The driver connects the state machines of connections with the providers, devices and timers. It passes each event to its connection,
+//! and executes the actions that connections request. The driver does not call the handler of the program: callbacks are queued as events,
+//! and the turn delivers them.
 
 mod accept;
 pub(crate) mod choose;
@@ -72,13 +72,13 @@ pub(crate) enum TimerPurpose {
     Connection(ConnectionId),
     /// The deadline of a connection's lists.
     Lists(ConnectionId),
-    /// The end of the lifetime of a region: the access of peers is revoked.
+    /// The end of the time for which peers may access a region. After that, their access is revoked.
     Region(Key),
     /// The next attempt to listen, for a listener whose device was removed.
     Listen(Key),
     /// The deadline of a drain.
     Drain,
-    /// The next check if pools have memory that they do not need.
+    /// The next check if pools have memory that is not needed any more.
     Trim,
     /// The next check if peers that answer no Reads hold memory that other connections wait for.
     Shortage,
@@ -118,7 +118,7 @@ pub(crate) struct Driver {
     stats: Stats,
     drain: Drain,
     lookups: Lookups,
-    /// The part of a group that this reactor keeps, if it is in a group.
+    /// The part of its group that this reactor keeps. `None` if the reactor is in no group.
     membership: Option<GroupMembership>,
     /// True if the program has requested that `run` returns.
     stop: bool,
@@ -174,7 +174,7 @@ impl Driver {
         self.resume_turn();
     }
 
-    /// Continues the last turn, without reading the clock.
+    /// Continues the last turn. Does not read the clock.
     pub(crate) fn resume_turn(&mut self) {
         self.effects.outside = false;
         self.os.wake.enter();
@@ -186,7 +186,7 @@ impl Driver {
         self.os.wake.leave();
     }
 
-    /// Reads the clock. Called before deadlines are computed, because callbacks may have taken long.
+    /// Updates `now` from the clock. Called before deadlines are computed, because callbacks may have taken a long time.
     pub(crate) fn look_at_clock(&mut self) {
         self.now = self.os.clock.now();
     }
@@ -312,7 +312,7 @@ impl Driver {
                     self.forget_rights(ended);
                 }
                 Action::Unused(key) => self.deregister_unused(key),
-                // Dropping the region deregisters it, once no work request uses it.
+                // After this drop, the region is deregistered as soon as no work request uses it any more.
                 Action::Discard(region) => drop(region),
                 Action::NoMemory => self.large.leave(id),
                 Action::Ring => self.os.wake.wake(),
@@ -320,7 +320,7 @@ impl Driver {
         }
     }
 
-    /// Returns the next callback if it is one for a message that arrived while no other callback was pending. Otherwise returns `None`.
+    /// Returns the message in `Effects::arrived`, if there is one: the next callback is the one for this message. Otherwise returns `None`.
     #[inline]
     pub(crate) fn next_arrived(&mut self) -> Option<(ConnectionId, Arrived)> {
         self.effects.arrived.take()
@@ -332,7 +332,7 @@ impl Driver {
         self.effects.next_event()
     }
 
-    /// Returns a connection if the program was notified that the connection is up.
+    /// Returns the connection with this id. `None` if it does not exist, or if the program was not notified that it is up.
     pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
         self.table.get(id).map(|slot| &slot.conn).filter(|conn| conn.state().is_announced())
     }
@@ -342,7 +342,7 @@ impl Driver {
         self.table.get(id)?.conn.identity()
     }
 
-    /// Returns the capabilities of a connection. They are those of its device, except that the features are limited to those that can be
+    /// Returns the capabilities of a connection. These are the capabilities of the connection's device, without the features that cannot be
     /// used with this peer.
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
         let slot = self.table.get(id)?;
@@ -352,7 +352,8 @@ impl Driver {
         Some(capabilities)
     }
 
-    /// Returns the features that can be used on a connection: those of its device, except extensions that the peer does not support.
+    /// Returns the features that can be used on a connection: the features of its device, without those that the peer or the security of
+    /// the connection excludes.
     #[inline]
     pub(super) fn features(&self, slot: &ConnectionSlot) -> Features {
         let mut features = self.device_of(slot).map_or(Features::empty(), |device| device.features);
@@ -360,8 +361,8 @@ impl Driver {
             features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
         if slot.conn.is_secured() {
-            // A Write with Immediate has no header, so its notification cannot be authenticated. On a secured connection, an encrypted
-            // message notifies the peer instead.
+            // A Write with Immediate has no header, so the peer could not verify who has sent it. On a secured connection, the peer is
+            // notified by an encrypted message instead.
             features.remove(Features::WRITE_WITH_IMMEDIATE);
         }
         features
@@ -400,7 +401,7 @@ impl Driver {
         self.membership = Some(membership);
     }
 
-    /// Returns a connection if it is open. Otherwise returns the error with which a send on it is refused.
+    /// Returns the connection with this id if it is open. Otherwise returns the error with which a send on this connection is refused.
     pub(super) fn open_slot(&self, id: ConnectionId) -> Result<&ConnectionSlot, SendErrorKind> {
         self.table.get(id).filter(|slot| slot.conn.state().is_open()).ok_or(SendErrorKind::Closed)
     }
@@ -425,12 +426,12 @@ impl Driver {
         Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if the buffers of this channel are those of a device of this reactor.
+    /// Returns true if the buffers that return through this channel belong to a device of this reactor.
     pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
         self.devices.owns_buffers_of(channel)
     }
 
-    /// Checks that buffers of this channel are registered on the device of a connection.
+    /// Checks that the buffers that return through this channel are registered on the device of a connection.
     pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<(), SendErrorKind> {
         let slot = self.open_slot(id)?;
         let same = slot.link.place.is_some_and(|place| place.device == channel.pool.device);
@@ -448,7 +449,7 @@ impl Driver {
         Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if `slabs` is the current memory of the device's buffers. This memory changes when the pool grows.
+    /// Returns true if `slabs` are the current slabs of the device's buffers. These are replaced when the pool grows.
     #[inline]
     pub(crate) fn is_lender(&self, device: usize, slabs: &Arc<Slabs>) -> bool {
         self.devices.get(device).is_some_and(|device| Arc::ptr_eq(slabs, device.buffers.pool.slabs()))
@@ -475,8 +476,8 @@ impl Driver {
         }
     }
 
-    /// Frees a buffer that the program has released. If the pool of the buffer does not exist any more, the buffer is ignored. The memory
-    /// of such a pool is freed with the last reference to it.
+    /// Frees a buffer that the program has released. If the pool of the buffer does not exist any more, does nothing: the memory of that
+    /// pool is freed with the last reference to that memory.
     pub(crate) fn take_home(&mut self, pool: PoolId, buffer: Buffer, receive_of: Option<ConnectionId>) {
         if !self.devices.has_pool(pool) {
             return;
@@ -489,7 +490,8 @@ impl Driver {
             return;
         }
         let buffers = self.devices.buffers(pool.device);
-        // The connection has ended. If the shared queue still lacks receives that ended connections had used, it gets this buffer.
+        // The connection has ended. If the shared queue still lacks receives that ended connections had used, this buffer goes to the
+        // shared queue.
         let buffer = match &mut buffers.shared {
             Some(shared) if receive_of.is_some() => shared.return_orphan(buffer),
             _ => Some(buffer),
@@ -546,7 +548,7 @@ impl Driver {
         self.expect_trim();
     }
 
-    /// Schedules `Connection::timeout` for `at`, and cancels an earlier schedule.
+    /// Schedules `Connection::timeout` for `at`, and cancels the call that was scheduled before. `None` only cancels that call.
     fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
         let Some(slot) = self.table.get_mut(id) else { return };
         if let Some((timer, _)) = slot.link.timer.take() {

@@ -13,7 +13,7 @@ use crate::providers::{Handle, Providers};
 pub(crate) enum CmIdOwner {
     Connection(ConnectionId),
     Listener(Key),
-    /// An endpoint for datagrams. The endpoint has chosen this number itself.
+    /// An endpoint for datagrams. The number is one that the endpoint has chosen.
     Endpoint(u64),
 }
 

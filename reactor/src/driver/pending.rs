@@ -1,8 +1,8 @@
 //! Connections that were accepted and are not up yet. Their number is limited. If all slots are used, this file chooses the connection that
 //! is evicted when a new one arrives.
 //!
-//! An honest peer's connection is up within milliseconds. If a connection waits for longer, its peer most likely only wants to occupy the
-//! slot. The host with the most connections loses its oldest one first.
+//! The connection of an honest peer is up within milliseconds. If a connection takes much longer, its peer most likely only wants to occupy
+//! the slot. The host with the most connections loses its oldest one first.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,7 @@ use rdma_transport::newcomers::{Host, NewcomerEntry, Newcomers, Ticket};
 
 use crate::id::ConnectionId;
 
-/// A connection is not evicted until it is older than this, unless its host uses more slots than the host of the connection that needs a
-/// slot.
+/// A connection that is younger than this is evicted only if its host uses more slots than the host of the connection that needs a slot.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The slot that a connection uses while it is not up.
@@ -24,7 +23,7 @@ pub(super) enum PendingSlot {
     ToEnd(Ticket),
 }
 
-/// The connections that were accepted and are not up yet, and those of them that are ending.
+/// The connections that were accepted and are not up yet. Some of these are ending.
 #[derive(Debug)]
 pub(super) struct PendingConnections {
     coming: Newcomers<ConnectionId>,
@@ -74,12 +73,13 @@ impl PendingConnections {
         self.coming.count_of(host) + self.ending.count_of(host)
     }
 
-    /// Returns the oldest connection of a host if that connection has exceeded `GRACE`. A new connection of the same host may evict it.
+    /// Returns the oldest connection of a host if that connection [is slow](Self::is_slow). A new connection of the same host may evict it.
     pub(super) fn slow_of(&self, host: Host) -> Option<ConnectionId> {
         self.coming.oldest(Some(host)).filter(|oldest| self.is_slow(oldest)).map(|oldest| oldest.id)
     }
 
-    /// Returns true if a connection has exceeded `GRACE`, and everything that its peer has sent within `GRACE` was handled.
+    /// Returns true if a connection is older than `GRACE`, and the reactor has handled everything that its peer had sent before the
+    /// connection reached that age.
     fn is_slow(&self, connection: &NewcomerEntry<ConnectionId>) -> bool {
         connection.since + GRACE <= self.seen
     }
@@ -94,8 +94,8 @@ impl PendingConnections {
         let chosen = if self.is_slow(&of_largest) || is_majority && has_more {
             of_largest
         } else if self.is_slow(&of_all) && !(is_majority && own == most) {
-            // `of_all` may be a connection of any host. It is not chosen if the host of the new connection already uses more than half of
-            // the slots.
+            // `of_all` may be a connection of any host. `of_all` is not chosen if the host of the new connection already uses more than
+            // half of the occupied slots.
             of_all
         } else if has_more {
             of_largest
@@ -114,7 +114,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
 
-    /// `TIMEOUT`: a silent connection is closed after this time. `HANDSHAKE`: an honest peer comes up within this time. Both are in ms.
+    /// After `TIMEOUT` ms, a silent connection is closed. After `HANDSHAKE` ms, the connection of an honest peer is up.
     const TIMEOUT: u64 = 5_000;
     const HANDSHAKE: u64 = 10;
 
@@ -157,7 +157,7 @@ mod tests {
             Some(id)
         }
 
-        /// Removes a connection that is up or has ended. Returns false if it was removed before.
+        /// Removes a connection that is up or has ended. Returns false if the connection was removed before.
         fn leaves(&mut self, id: ConnectionId) -> bool {
             let held = self.held.remove(&id);
             held.map(|(_, _, place)| self.pending.remove(place)).is_some()
@@ -175,8 +175,9 @@ mod tests {
             }
         }
 
-        /// Simulates an attack: peers of `hosts` hosts connect `per_second` times a second and stay silent. Meanwhile an honest client
-        /// connects every 5 ms, from one of `honest` other hosts in turn. Returns the percentage of honest clients that come up.
+        /// Simulates an attack: peers on `hosts` hosts open `per_second` connections a second in total, and stay silent. Meanwhile an
+        /// honest client connects every 5 ms, from one of `honest` other hosts in turn. Returns the percentage of honest clients that come
+        /// up.
         fn attacked(&mut self, per_second: u64, hosts: u16, honest: u16) -> usize {
             let (mut due, mut nth, mut tried, mut up) = (0, 0, 0, 0);
             let mut clients = Vec::new();
@@ -201,7 +202,8 @@ mod tests {
         }
     }
 
-    /// One, some or many hosts connect repeatedly and stay silent. Honest clients still come up, from one other host or from several.
+    /// Peers on one, some or many hosts open connections all the time and stay silent. Connections of honest clients on one or several
+    /// other hosts still come up.
     #[test]
     fn honest_newcomers_come_up_beside_silent_ones() {
         for (per_second, hosts) in
@@ -214,7 +216,7 @@ mod tests {
         }
     }
 
-    /// If the silent connection and the new one are of the same host, the silent one is evicted. Connections of other hosts are not.
+    /// A new connection evicts a silent connection of the same host. The connections of other hosts are not evicted.
     #[test]
     fn a_host_pays_for_itself() {
         let mut model = PendingModel::new(10);
@@ -264,7 +266,7 @@ mod tests {
     }
 
     proptest! {
-        /// A connection is evicted only for a new one of a host with fewer connections, or after its grace time.
+        /// A connection that is younger than `GRACE` is evicted only by a connection of a host with fewer connections.
         #[test]
         fn nobody_pays_for_a_larger_host_at_once(steps in prop::collection::vec((0u16..5, 0u64..40), 1..300)) {
             let mut model = PendingModel::new(12);

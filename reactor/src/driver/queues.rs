@@ -28,7 +28,7 @@ pub(crate) const fn is_of_connection_manager(token: usize) -> bool {
     token < MAX_PROVIDERS
 }
 
-/// The completions that the last poll returned.
+/// The completions that the last poll of a queue has returned, in the order of the queue.
 #[derive(Debug)]
 struct CompletionBatch {
     completions: Vec<WorkCompletion>,
@@ -45,13 +45,13 @@ pub(crate) struct Queues {
     batch: CompletionBatch,
     /// The queues that stage 7 must still poll, in this order.
     ready: VecDeque<CqIndex>,
-    /// True during stage 7. If a send completes when it is posted during this stage, its queue is polled again.
+    /// True during stage 7. If a send is posted during this stage and completes when it is posted, its completion queue is polled again.
     polling: bool,
     /// True if stage 7 found all queues empty, and nothing has happened since that could have added a completion without an event.
     quiet: bool,
     /// The largest number of completions that are polled from a queue before stage 7.
     early_limit: usize,
-    /// The number of completions of the batch that do not count towards the limit of the turn, because their connections ended without
+    /// The number of completions of the batch that do not count towards the limit of the turn, because their connections are ending without
     /// having been up.
     pub(super) spared: usize,
 }
@@ -105,7 +105,7 @@ impl Queues {
         Some((self.batch.queue.0, self.batch.completions.get(nth)?))
     }
 
-    /// Adds a queue to the list of queues that are still to be polled, without duplicates.
+    /// Adds a queue to the list of queues that stage 7 must still poll, unless it is in that list already.
     #[inline]
     fn make_ready(&mut self, queue: CqIndex, cq: &mut CompletionQueue) {
         if !std::mem::replace(&mut cq.ready, true) {
@@ -119,14 +119,14 @@ impl Driver {
         &self.queues
     }
 
-    /// Returns true if there may be completions that were not assigned to their connections yet.
+    /// Returns true if there may be completions that were not passed to their connections or backlogs yet.
     #[inline]
     pub(crate) fn has_unseen(&self) -> bool {
         self.queues.batch.early || !self.queues.ready.is_empty()
     }
 
-    /// Registers the channels of new providers and devices with the poller. If that fails for a channel, the next call starts with that
-    /// channel.
+    /// Registers the channels of new providers and devices with the poller. If the registration of a channel fails, the next call starts
+    /// with that channel.
     pub(crate) fn watch_channels(&mut self) -> Result<(), Error> {
         if !self.is_noted(Stages::CHANNELS) {
             return Ok(());
@@ -141,7 +141,7 @@ impl Driver {
         while let Some(index) = self.devices.fresh() {
             let (number, id) = device_of(index);
             let provider = self.providers.get(number);
-            // A device without attributes was removed in the meantime.
+            // The device is not watched if its provider has no attributes of it any more, because it was removed in the meantime.
             if provider.device(id).is_some() {
                 self.watch(provider.channel(Channel::Completions(id))?, MAX_PROVIDERS + index)?;
             }
@@ -152,7 +152,7 @@ impl Driver {
     }
 
     /// Registers a channel with the poller. If the channel is already registered, because its device was closed and opened again, registers
-    /// it anew. Only a new registration reports a channel that is already readable.
+    /// it anew. Only a new registration reports a channel that was readable before.
     fn watch(&mut self, fd: RawFd, token: usize) -> Result<(), Error> {
         let poller = &mut self.os.poller;
         let watched = match poller.register(fd, token, Interest::READABLE) {
@@ -164,14 +164,16 @@ impl Driver {
         watched.map_err(Error::Poll)
     }
 
-    /// Polls like [`Driver::poll_any`]. Does nothing if all queues were found empty and nothing has happened since. If a device has added a
-    /// completion since, the poll after the arming of its queue finds it.
+    /// Polls like [`Driver::poll_any`]. Does not poll if all queues were found empty, and the reactor has done nothing since then that
+    /// could add a completion. If a device has added a completion since then, the poll that follows the arming of the queue finds this
+    /// completion.
     #[inline]
     pub(crate) fn poll_if_changed(&mut self) -> bool {
         !self.queues.quiet && self.poll_any()
     }
 
-    /// Polls the completion queues until one of them returns completions. Returns true if there is anything to handle.
+    /// Polls the completion queues until one of them returns completions. Returns true if there are completions, or ended connections, to
+    /// handle.
     #[inline]
     pub(crate) fn poll_any(&mut self) -> bool {
         self.has_unseen() || self.fair.is_behind() || self.poll_all()
@@ -199,9 +201,9 @@ impl Driver {
 
     /// Arms the completion queues for the wait that follows. Returns true if there is something to handle instead.
     ///
-    /// First, all completion events are read. A queue that has raised an event is not armed any more. Then each queue that is not armed is
-    /// armed, and polled once more, because a completion between the last poll and the arming has raised no event. A queue that is still
-    /// armed needs no poll: it raises an event when a completion arrives.
+    /// First, all completion events are read. A queue that has raised an event is not armed any more. After that, each queue that is not
+    /// armed is armed, and polled once more, because a completion that arrived between the last poll and the arming has raised no event. A
+    /// queue that is still armed is not polled: it raises an event when a completion arrives.
     pub(crate) fn arm(&mut self) -> bool {
         for index in 0..self.devices.len() {
             match self.arm_device(index) {
@@ -250,15 +252,15 @@ impl Driver {
         Ok(false)
     }
 
-    /// Sets the flags of stages 4 to 6 if the deadline of a provider has passed.
+    /// Sets the flags of stages 4 to 6, so that these stages run, if the deadline of a provider has passed.
     pub(crate) fn check_providers(&mut self) {
         if self.providers.next_deadline().is_some_and(|deadline| deadline <= self.now) {
             self.note(Stages::PROVIDERS | Stages::EVENTS);
         }
     }
 
-    /// Runs stage 6: the providers send and receive. Completion events are not read here: the next stage always polls the queues, and the
-    /// next arming reads the events.
+    /// Runs stage 6: the providers send and receive. Completion events are not read here: stage 7 polls all queues without them, and the
+    /// next arming reads them.
     pub(crate) fn drive(&mut self) {
         if self.providers.progress(self.now, Drive::Full) && !cfg!(planted = "rest-of-the-edges-forgotten") {
             self.note(Stages::PROVIDERS);
@@ -271,7 +273,8 @@ impl Driver {
     #[inline]
     pub(crate) fn spin(&mut self) {
         self.queues.quiet = false;
-        // If a provider has not read all bytes, the operating system reports no further edge for the rest. So stage 6 must run.
+        // A provider has not read all bytes that have arrived. The operating system reports no further edge for the remaining bytes, so
+        // stage 6 must run.
         if self.providers.progress(self.now, Drive::Spin) && !cfg!(planted = "busy-poll-hides-the-rest") {
             self.note(Stages::PROVIDERS);
         }
@@ -279,8 +282,8 @@ impl Driver {
 
     /// Begins stage 7. Returns true if a batch was polled before this stage. The caller must handle that batch first.
     ///
-    /// Selects the queues that this stage polls in turn: all that are not armed or may have raised an event. The queue of the earlier batch
-    /// is not selected if that poll emptied it.
+    /// Selects the queues that this stage polls in turn: all queues that are not armed, or may have raised an event. The queue of the
+    /// earlier batch is not selected if the earlier poll has emptied it.
     pub(crate) fn begin_polling(&mut self) -> bool {
         let Self { devices, queues, .. } = self;
         queues.polling = true;
@@ -297,8 +300,8 @@ impl Driver {
         early
     }
 
-    /// Runs stage 7 again after it has ended, for requests that were made since then. Returns true if a batch was polled before. The caller
-    /// must handle that batch first.
+    /// Begins stage 7 again after it has ended, because the program has made requests since then. Returns true if a batch was polled before
+    /// this call. The caller must handle that batch first.
     pub(crate) const fn resume_polling(&mut self) -> bool {
         self.queues.polling = true;
         std::mem::replace(&mut self.queues.batch.early, false)
@@ -343,9 +346,9 @@ impl Driver {
 
     /// Begins to handle the batch. Returns the number of its completions.
     ///
-    /// If the poll returned as many completions as its limit allowed, the queue is polled again later in this stage. Otherwise it is not
-    /// polled again in this stage, so that the sends that this batch causes are posted sooner. The poll before the next arming finds the
-    /// completions that arrive in the meantime.
+    /// If the poll returned as many completions as its limit allowed, the queue is polled again later in this stage. Otherwise the queue is
+    /// not polled again in this stage, so that the sends of the callbacks of this batch are posted sooner. Completions that arrive in the
+    /// meantime are found by the poll before the next arming.
     #[inline]
     pub(crate) fn begin_batch(&mut self) -> usize {
         let (queue, len) = (self.queues.batch.queue, self.queues.batch.completions.len());
@@ -356,8 +359,8 @@ impl Driver {
             self.queues.make_ready(queue, cq);
         }
         if cq.armed {
-            // These completions were in an armed queue. Either they have raised an event, which must be read. Or they arrived before the
-            // arming and raise no event. So the queue must be polled until it is empty before the reactor sleeps.
+            // The queue of this batch is armed. Either the batch has raised an event, which must be read, or the batch arrived before the
+            // arming and raises no event. So the queue must be polled until it is empty before the reactor sleeps.
             device.has_events = true;
             cq.awaited = true;
         }

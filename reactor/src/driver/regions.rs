@@ -30,8 +30,8 @@ pub(crate) type LocalRange<'a> = (&'a Region, Range<usize>);
 impl Driver {
     // Registering.
 
-    /// Registers memory on the device of a connection, which must have a queue pair. Without a queue pair, the access could not be
-    /// restricted to the peer of the connection, and would not be revoked when the connection ends.
+    /// Registers memory on the device of a connection, which must have a queue pair. Without a queue pair, remote access to the memory
+    /// could not be restricted to the peer of the connection, and would not be revoked when the connection ends.
     pub(crate) fn register(
         &mut self,
         id: ConnectionId,
@@ -113,7 +113,7 @@ impl Driver {
         Ok(region)
     }
 
-    /// Returns the device and the queue pair for which a connection registers memory.
+    /// Returns the device on which memory is registered for a connection, and the queue pair that may access this memory.
     fn registration_target(&self, id: ConnectionId) -> Result<RegistrationTarget, Error> {
         let slot = self.table.get(id).ok_or(Error::Gone("connection"))?;
         let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return Err(Error::Gone("connection")) };
@@ -125,7 +125,7 @@ impl Driver {
         self.devices.get(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))
     }
 
-    /// Returns a value that registers regions on the connection's device from other threads.
+    /// Returns a [`RegionMaker`], with which other threads register regions on the connection's device.
     pub(crate) fn region_maker(&mut self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
         let place = self.table.get(id).and_then(|slot| slot.link.place).ok_or(Error::Gone("connection"))?;
         let device = self.live_device(place.device)?.id;
@@ -159,14 +159,15 @@ impl Driver {
         Ok(())
     }
 
-    /// Revokes the peers' access to a region, because its lifetime or its connection has ended. A failure is logged and counted.
+    /// Revokes the peers' access to a region, because the time limit of the access has passed, or because the connection of the region has
+    /// ended. A failure is logged and counted.
     #[cold]
     pub(super) fn end_rights(&mut self, key: Key) {
         let _ = self.revoke_region(key);
     }
 
-    /// Cancels the timer of a region's access, and removes the region from its connection, because the peers' access has ended. Does
-    /// nothing for `None`.
+    /// Cancels the timer that would end the peers' access to a region, and removes the region from the list of its connection, because that
+    /// access has ended. Does nothing for `None`.
     pub(super) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
         let Some(RightsEnded { key, timer, connection }) = ended else { return };
         if let Some(timer) = timer {
@@ -253,7 +254,8 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Writes several local ranges to the start of `remote`, in their order. `immediate`: the peer is notified with this value.
+    /// Writes several local ranges to the start of `remote`, in their order. If `immediate` is set, the peer is notified, and receives this
+    /// value.
     pub(crate) fn write(
         &mut self,
         id: ConnectionId,
@@ -326,8 +328,8 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Returns true if one-sided operations are refused on this connection. They are not encrypted, so a secured connection refuses them
-    /// unless the configuration permits them.
+    /// Returns true if one-sided operations are refused on this connection. These operations are not encrypted, so a secured connection
+    /// refuses them, unless [`crate::Config::allow_plain_remote_memory`] is set.
     #[inline]
     pub(super) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
         !self.config.plain_remote_memory && slot.conn.is_secured()
@@ -343,7 +345,7 @@ impl Driver {
         SendErrorKind::Unsupported { provider: self.providers.get(provider).name(), feature }
     }
 
-    /// Checks that a region is on the connection's device, and that a range is inside the region.
+    /// Checks that a region is registered on the connection's device, and that a range is inside the region.
     #[inline]
     pub(super) fn check_local(
         &self,
@@ -357,7 +359,7 @@ impl Driver {
         if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
     }
 
-    /// Checks the local and the remote ranges of an operation. Returns the total length of the local ones, in bytes.
+    /// Checks the local and the remote ranges of an operation. Returns the total length of the local ranges, in bytes.
     #[inline]
     fn check_parts<'a>(
         &self,

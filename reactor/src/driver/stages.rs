@@ -10,7 +10,7 @@ bitflags::bitflags! {
     /// other threads.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Stages: u8 {
-        /// Channels of providers or devices are not registered with the poller yet.
+        /// There are channels of providers or devices that are not registered with the poller yet.
         const CHANNELS = 1;
         /// Stages 4 and 5: a connection manager or a device may have events.
         const EVENTS = 1 << 1;
@@ -24,7 +24,8 @@ bitflags::bitflags! {
         const OTHERS = 1 << 5;
         /// Stage 10: an ending connection or endpoint may be ready to be released.
         const ENDS = 1 << 6;
-        /// Stage 9: sends of other threads wait for capacity. Any turn may free capacity, so this flag does not trigger a turn.
+        /// Stage 9: sends of other threads wait for capacity. Any turn may free capacity and then executes these sends, so this flag
+        /// triggers no additional turn.
         const WAITING_SENDS = 1 << 7;
     }
 }
@@ -61,10 +62,10 @@ impl Driver {
         !self.stages.is_empty() || self.timers.may_be_due(self.now) || self.os.wake.is_pending()
     }
 
-    /// Returns true if another turn has work to do, so that the reactor must not sleep before that turn.
+    /// Returns true if the next turn already has work to do, so that the reactor must not sleep before that turn.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        // A send that was made outside of a turn may have completed when it was posted, and its callback is pending.
+        // If a send that was made outside of a turn has completed when it was posted, its callback is pending.
         let calls = !self.effects.events.is_empty();
         calls || self.stages.intersects(Stages::WORK) || self.has_unseen() || self.fair.is_behind()
     }

@@ -61,10 +61,10 @@ pub(crate) struct ConnectionLink {
     pub(super) fallback: Option<Fallback>,
     /// The queue pair. Set once the connection has a device; cleared when the queue pair is destroyed.
     pub(super) qp: Option<QpId>,
-    /// The device of the connection, and its reservation there. Set once the connection has a device.
+    /// The device of the connection, and the resources that are reserved there for the connection. Set once the connection has a device.
     pub(super) place: Option<DeviceBinding>,
-    /// The slab of buffers that the peer maps as shared memory. `None`: the slab was not requested yet. `Some(None)`: the provider has no
-    /// shared memory for this connection.
+    /// The slab of buffers that the peer maps as shared memory. `None` if the slab was not requested yet. `Some(None)` if the provider has
+    /// no shared memory for this connection.
     pub(super) apart: Option<Option<u16>>,
     /// The timer that calls `Connection::timeout`, and its time.
     pub(super) timer: Option<(Key, Instant)>,
@@ -83,7 +83,7 @@ pub(crate) struct ConnectionLink {
     pub(super) ending: bool,
     /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set while the peer is suspected to be lost. Cleared when everything that the peer may have sent was handled.
+    /// Set while the peer is suspected to be lost. Cleared by the next check which shows that the peer is alive or lost.
     pub(super) suspect: Option<Suspicion>,
     /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
@@ -109,10 +109,10 @@ pub(super) enum Flush {
     /// The flush has not begun.
     #[default]
     Before,
-    /// The device is flushing. The position is the end of the completion queue when the flush started.
+    /// The device is flushing. The position is the end of the completion queue at the time when the flush started.
     Waiting(CqPosition),
-    /// The flush timeout has expired, but completions up to the second position must still be handled. The first position is that of
-    /// `Waiting`.
+    /// The flush timeout has expired, but completions up to the second position must still be handled. The first position has the same
+    /// meaning as that of `Waiting`.
     Late(CqPosition, CqPosition),
     /// The flush timeout has expired, and no completion is awaited any more.
     Over,
@@ -124,7 +124,7 @@ pub(super) struct Suspicion {
     /// The end of the completion queue at the time of the suspicion.
     pub(super) mark: CqPosition,
     /// The number of checks for readiness that the reactor had made at the time of the suspicion. After one more check, the reactor knows
-    /// about everything that the peer had sent until then.
+    /// of everything that had arrived at the time of the suspicion.
     pub(super) waits: u64,
 }
 
@@ -177,8 +177,8 @@ impl ConnectionTable {
         slot.link.waits = Some(self.pending.add(id, Host::of(slot.conn.peer().ip()), now));
     }
 
-    /// Notes that a connection begins to end. If it has a slot among the connections that are not up, it keeps that slot until it is
-    /// removed.
+    /// Notes that a connection begins to end. If the connection has one of the slots for connections that are not up, it keeps that slot
+    /// until it is removed from the table.
     pub(super) fn will_end(&mut self, id: ConnectionId) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         slot.link.waits = slot.link.waits.map(|place| self.pending.will_end(place));
@@ -270,7 +270,8 @@ mod tests {
         ConnectionSlot::new(conn, Handle::NONE, Service::default())
     }
 
-    /// After more than a million connections in one entry, the id of the first one refers to none of the others.
+    /// More than a million connections use one entry of the table in sequence. The id of the first connection refers to none of the later
+    /// ones.
     #[test]
     fn a_name_is_never_that_of_another_connection() {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]

@@ -1,11 +1,11 @@
 //! The descriptors of the program that the reactor watches.
 //!
 //! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when a descriptor has become ready since the last call: bytes
-//! or a connection arrived, buffer space became available, or the other end closed. It is also called once after the registration, if the
-//! descriptor is ready then. One call may report several edges, and a call may be spurious.
+//! or a connection arrived, buffer space became available, or the other end closed. It is also called after the registration, if the
+//! descriptor is already ready at that time. One call may report several edges. A call may be spurious: the descriptor is then not ready.
 //!
-//! Therefore the descriptor must be non-blocking, and the program must read, write or accept until `WouldBlock` on each call. A program
-//! that stops earlier, to be fair to other descriptors, must set a timer of zero and continue from there.
+//! Therefore the descriptor must be non-blocking, and in each `on_io_ready` the program must read, write or accept until `WouldBlock`. A
+//! program that stops earlier, to be fair to other descriptors, must set a timer of zero and continue in `on_timer`.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -34,8 +34,8 @@ impl Default for Registrations {
 impl Registrations {
     pub(crate) fn add(&mut self, poller: &mut dyn Poller, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Key> {
         let fd = fd.as_raw_fd();
-        // The poller refuses a descriptor that it watches already. So if an older registration has the same number, its descriptor was
-        // closed, and the system has reused the number. The older registration is removed.
+        // The poller refuses a descriptor that it watches already. So if an older registration has the same descriptor number, its
+        // descriptor was closed, and the system has reused the number. In this case, the older registration is removed.
         let key = self.live.insert(fd);
         if let Err(error) = poller.register(fd, token(key), interest) {
             self.live.remove(key);

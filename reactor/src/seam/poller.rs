@@ -16,7 +16,7 @@ bitflags::bitflags! {
     /// The kinds of readiness to watch a descriptor for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Interest: u8 {
-        /// The descriptor can be read or accepted from, or has reached its end.
+        /// Data can be read from the descriptor, a connection can be accepted, or the end of the stream has been reached.
         const READABLE = 1;
         /// The descriptor can be written to, or a connect has ended.
         const WRITABLE = 2;
@@ -24,7 +24,7 @@ bitflags::bitflags! {
 }
 
 /// The readiness of a descriptor. At the end of a stream, and after an error, `readable` and `writable` are also set. The next read or
-/// write shows whether it was the end or an error.
+/// write shows whether the stream has ended or an error has occurred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {
@@ -32,7 +32,7 @@ pub struct Readiness {
     pub readable: bool,
     /// The descriptor is writable: write until `WouldBlock`.
     pub writable: bool,
-    /// The other end has closed, or there is an error. Bytes that have arrived can still be read. No more bytes will arrive.
+    /// The other end has closed the stream, or an error has occurred. Bytes that have arrived can still be read. No more bytes will arrive.
     pub closed: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Edge {
 
 /// Edge-triggered readiness of a few descriptors (EPOLLET, `epoll`(7)).
 pub trait Poller: Send + fmt::Debug {
-    /// Watches a descriptor that is not watched yet. Its edges are reported with `token`.
+    /// Watches a descriptor that is not watched yet. The edges of the descriptor are reported with `token`.
     ///
     /// # Errors
     /// The system's error; `InvalidInput` if `interest` is empty.
@@ -175,7 +175,8 @@ impl Clock for SystemClock {
 /// Returns a source of randomness that reads from the operating system.
 ///
 /// # Panics
-/// Panics if the system provides no randomness, which may happen very early at boot. Continuing without it would be unsafe.
+/// Panics if the system provides no randomness, which may happen very early at boot. Without randomness, keys and sequence numbers would be
+/// predictable.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads randomness")]
 pub fn system_entropy() -> Entropy {
     Box::new(|bytes| getrandom::fill(bytes).expect("the system provides randomness"))

@@ -1,5 +1,5 @@
-//! Timers: a heap of deadlines. Cancelling a timer takes amortized constant time, because its entry stays in the heap. The entry is removed
-//! when it reaches the top of the heap, or when the heap has too many cancelled entries.
+//! Timers: a heap of deadlines. Cancelling a timer takes amortized constant time, because the entry of the timer stays in the heap. The
+//! entry is removed when it reaches the top of the heap, or when the heap has too many cancelled entries.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,7 +15,7 @@ use rdma_transport::slab::{Key, Slab};
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
     live: Slab<T>,
-    /// A time that is not later than any deadline. `None` if there is no timer.
+    /// A time that is not later than the earliest deadline. `None` if there is no timer.
     earliest: Option<Instant>,
     /// The number of timers that were set so far. Timers with equal deadlines expire in the order in which they were set.
     sequence: u64,
@@ -48,7 +48,8 @@ impl<T> Timers<T> {
         value
     }
 
-    /// Returns `true` if a timer may have expired. This check is cheap, but it also returns `true` if the expired timer was cancelled.
+    /// Returns `true` if a timer may have expired. This check is cheap, but may also return `true` if all timers that would have expired
+    /// were cancelled.
     #[inline]
     pub(crate) fn may_be_due(&self, now: Instant) -> bool {
         self.earliest.is_some_and(|earliest| earliest <= now)

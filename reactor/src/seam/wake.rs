@@ -1,4 +1,4 @@
-//! Wake-ups of a reactor by other threads. Each wake-up sets the same flag. Only the first wake-up after the reactor has checked the flag
+//! Wake-ups of a reactor by other threads. Each wake-up sets the same flag. Only the first wake-up after the reactor has cleared the flag
 //! makes a system call.
 
 use std::fmt;
@@ -18,7 +18,7 @@ pub trait Wake: Send + Sync + fmt::Debug {
     fn wake(&self) -> io::Result<()>;
 }
 
-/// The requests of other threads to a reactor that need no queue: to wake up, to stop, and to drain.
+/// The requests of other threads to a reactor that need no queue: wake up, stop, and drain.
 #[derive(Debug)]
 pub(crate) struct WakeFlag {
     pending: AtomicBool,
@@ -59,7 +59,7 @@ impl WakeFlag {
         }
     }
 
-    /// Wakes the poller even if a wake-up is pending already. The poller may have consumed the event of that wake-up.
+    /// Wakes the poller even if a wake-up is pending already, because the poller may have consumed the event of the pending wake-up.
     pub(crate) fn wake_again(&self) {
         self.pending.store(true, Ordering::Release);
         self.wake_poller();
@@ -89,7 +89,7 @@ impl WakeFlag {
     /// Clears the flag. Returns `true` if a wake-up was pending. The reactor must check for requests after this call: a request that
     /// arrives later sets the flag again.
     pub(crate) fn take(&self) -> bool {
-        // Every turn calls this. A plain load comes first, because a swap would take the cache line from other threads.
+        // Every turn calls this function. A plain load precedes the swap, because a swap always takes the cache line from other threads.
         self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::AcqRel)
     }
 

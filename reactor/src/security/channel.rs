@@ -1,11 +1,11 @@
 //! The keys of a connection after its handshake. They encrypt (*seal*) and decrypt (*open*) messages in place.
 //!
-//! The transport is reliable and ordered, so a message carries no number: each side counts the messages. A message that was changed,
-//! repeated, dropped or reordered is not authentic, and its connection ends.
+//! The transport is reliable and ordered, so a message carries no sequence number: both sides count the messages. A message that was
+//! changed, repeated, dropped or reordered is not authentic, and its connection ends.
 //!
-//! Each direction has two sequences with separate keys. One is for messages. The other is for the segments of large messages, which are
-//! decrypted after they were fetched. A key is renewed after a fixed amount of work. Both sides count this work, so renewal needs no
-//! message.
+//! Each direction has two sequences with separate keys. One is for messages. The other is for the segments of large messages, because these
+//! are decrypted later, after they were fetched. A key is renewed after a fixed amount of work. Both sides count this work, so renewal
+//! needs no message.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,12 +16,12 @@ pub(crate) const TAG: usize = 16;
 /// The length of a segment, in bytes. A large message is encrypted in segments of this length.
 pub(crate) const SEGMENT: usize = 64 << 10;
 
-/// The number of units of work after which a key is renewed. A message counts as one unit, plus one for each 16 KiB, which are 1,024 cipher
-/// blocks. So a key encrypts at most 2^33 blocks, less than the 2^35 of RFC 9001 section B.1. The exception is a single message with more
-/// blocks.
+/// The number of units of work after which a key is renewed. A message counts as one unit, plus one unit for each 16 KiB, which are 1,024
+/// cipher blocks. So a key encrypts at most about 2^33 blocks, and RFC 9001 section B.1 permits 2^35. Only a single message with more than
+/// 2^33 blocks exceeds this number.
 const UNITS_PER_KEY: u64 = 1 << 22;
 
-/// The key of one sequence. The caller must not use a number twice with the same key.
+/// The key of one sequence. The caller must not encrypt two messages with the same number and the same key.
 pub(crate) trait CipherKey: Send {
     /// Encrypts `body`, and authenticates it together with `header`. Returns the tag, or `None` if `body` is too long.
     fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]>;
@@ -52,8 +52,8 @@ impl Sequence {
     fn take(&mut self, count: u64, len: usize) -> u64 {
         let units = count + (len as u64 >> 14);
         if self.spent + units > UNITS_PER_KEY && self.spent > 0 {
-            // The keys of a direction form a chain. One sequence uses the even keys of the chain, the other the odd ones. So each renewal
-            // skips one key.
+            // The keys of a direction form a chain. One sequence uses the keys at even positions of the chain, and the other sequence uses
+            // the keys at odd positions. So each renewal moves two keys ahead.
             self.key.renew();
             self.key.renew();
             self.spent = 0;
@@ -151,8 +151,8 @@ impl Opener {
         Self(Direction::new(first, second))
     }
 
-    /// Decrypts a message in place. The message consists of `header` bytes, the body, and the tag. Returns the length without the tag.
-    /// `None` if this is not the next message that the peer has encrypted.
+    /// Decrypts a message in place. The message consists of a header of `header` bytes, the body, and the tag. Returns the length of the
+    /// message without the tag. `None` if the message is not the next one that the peer has encrypted.
     #[inline]
     pub(crate) fn open(&mut self, message: &mut [u8], header: usize) -> Option<usize> {
         let end = message.len().checked_sub(TAG).filter(|&end| end >= header)?;
@@ -174,13 +174,14 @@ impl Opener {
         self.0.messages.key.open(number, header, body).then_some(end)
     }
 
-    /// Reserves the numbers of a large message of `len` bytes. The peer has encrypted its large messages in the same order.
+    /// Reserves the numbers of a large message of `len` bytes. The large messages must be begun in the order in which the peer has
+    /// encrypted them.
     pub(crate) fn begin(&mut self, len: u64) -> Segments {
         Segments { len, first: self.0.segments.take(segments(len), len as usize) }
     }
 
-    /// Decrypts segment `index` of a large message in place. `bytes` has the segment, followed by [`TAG`] other bytes, which are
-    /// overwritten and then restored. Returns `false` if the segment is not authentic.
+    /// Decrypts segment `index` of a large message in place. `bytes` has the segment, followed by [`TAG`] bytes that do not belong to the
+    /// segment. These are overwritten and then restored. Returns `false` if the segment is not authentic.
     #[must_use]
     pub(crate) fn open_segment(&self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
         let Some(rest) = bytes.last_chunk_mut::<TAG>() else { return false };
@@ -193,7 +194,7 @@ impl Opener {
     }
 }
 
-/// The numbers of a large message that is being encrypted or decrypted.
+/// The sequence numbers of the segments of a large message that is being encrypted or decrypted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segments {
     /// The length of the message, in bytes.

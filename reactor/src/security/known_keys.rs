@@ -1,4 +1,4 @@
-//! The public keys of accepted peers. They replace certificates if there is no certificate authority (RFC 7250).
+//! The public keys of accepted peers. If there is no certificate authority, peers present such keys instead of certificates (RFC 7250).
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use rustls::{
 #[error("its public key is not among those that are known here")]
 struct UnknownKey;
 
-/// rustls displays an [`OtherError`] with its `Debug` text, so that text must be readable.
+/// rustls displays an [`OtherError`] with the `Debug` text of the error in it, so this text must be readable.
 impl fmt::Debug for UnknownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// A verifier that accepts peers with one of these keys, both clients and servers.
+/// A verifier that accepts clients and servers which present one of these keys.
 #[derive(Debug)]
 pub(super) struct KnownKeys {
     keys: Vec<SubjectPublicKeyInfoDer<'static>>,

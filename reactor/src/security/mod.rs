@@ -1,8 +1,8 @@
 //! The authentication of peers, and the encryption of messages.
 //!
-//! A connection first uses a [`Handshake`], which consumes bytes of the peer and produces bytes for it, until both sides have proven their
-//! identities. The handshake then returns a [`Channel`], which encrypts and decrypts messages in place. There are two kinds of handshakes,
-//! [`tls`] and [`psk`]. This library implements no cryptography itself: it uses rustls, snow and ring.
+//! A connection first uses a [`Handshake`], which consumes bytes of the peer and produces bytes for the peer, until both sides have proven
+//! their identities. The handshake then returns a [`Channel`], which encrypts and decrypts messages in place. There are two kinds of
+//! handshakes, [`tls`] and [`psk`]. This library implements no cryptography itself: it uses rustls, snow and ring.
 
 pub(crate) mod channel;
 #[cfg(feature = "tls")]
@@ -31,8 +31,8 @@ pub(crate) use self::channel::{Channel, Opener, Sealer};
 /// with another kind is rejected ([`crate::RejectReason::Security`]). The kind is not negotiated, so an attacker cannot make the sides
 /// agree on a weaker one.
 ///
-/// With any kind but `Plain`, a handshake precedes `on_connect`. In it the peer proves its identity ([`PeerIdentity`]), and every later
-/// message is encrypted and authenticated. One-sided operations are not encrypted, so they are refused unless
+/// With any kind but `Plain`, a handshake precedes `on_connect`. In the handshake, the peer proves its identity ([`PeerIdentity`]). Every
+/// message after the handshake is encrypted and authenticated. One-sided operations are not encrypted, so they are refused unless
 /// [`crate::Config::allow_plain_remote_memory`] is set. See [the guide](crate::guide::security).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -88,9 +88,9 @@ impl fmt::Display for SecurityMode {
 pub enum PeerIdentity {
     /// The peer has presented no certificate, and the local TLS settings do not require one.
     Anonymous,
-    /// The certificates that the peer has presented, in DER; the peer's own certificate is the first. If the peer uses raw public keys: its
-    /// key, as SubjectPublicKeyInfo in DER. The local TLS settings have accepted the certificates or the key, and the peer has proven that
-    /// it has the private key. `PeerIdentity::names` returns the names in the certificates.
+    /// The certificates that the peer has presented, in DER; the peer's own certificate is the first. If the peer uses raw public keys,
+    /// this is only its key, as SubjectPublicKeyInfo in DER. The local TLS settings have accepted the certificates or the key, and the peer
+    /// has proven that it has the private key. `PeerIdentity::names` returns the names in the certificates.
     Certificates(Vec<Vec<u8>>),
     /// The peer has the pre-shared key with this name.
     Psk(String),
@@ -111,7 +111,8 @@ pub enum SecurityError {
     Settings(String),
 }
 
-/// Returns `true` if a character of untrusted text controls a terminal, changes the direction of text, or is invisible by itself.
+/// Returns `true` if a character must not be displayed as part of untrusted text: it controls a terminal, changes the direction of text, or
+/// is invisible.
 pub(crate) fn is_hidden(c: char) -> bool {
     // `escape_debug` replaces a character that cannot be printed by more than two characters. It replaces a quotation mark by two
     // characters, so quotation marks do not count as hidden.
@@ -132,7 +133,7 @@ pub(crate) enum HandshakeRole<'a> {
 
 /// The handshake of one connection. It does no I/O.
 pub(crate) trait Handshake: fmt::Debug + Send {
-    /// Appends the first bytes for the peer to `out`, if the local side sends first.
+    /// If the local side sends the first bytes of the handshake, appends them to `out`.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
     /// Consumes bytes of the peer, which may be split at any position, and appends the answer to `out`. After an error, `out` may end with
@@ -140,7 +141,7 @@ pub(crate) trait Handshake: fmt::Debug + Send {
     fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
     /// Returns the channel and the peer's identity, once the peer has proven its identity and all bytes of the handshake are consumed.
-    /// Returns `None` before that, and after the first call that returned them.
+    /// Returns `None` before that. Also returns `None` after a call has returned the channel and the identity.
     fn finish(&mut self) -> Option<(Channel, PeerIdentity)>;
 
     /// Returns the text that reports an error of [`Handshake::read`] to the peer.
@@ -162,7 +163,7 @@ impl Security {
         matches!(self, Self::Plain)
     }
 
-    /// Checks that the settings can be used. `connects`: they will be used to connect. Otherwise they will be used to listen.
+    /// Checks that the settings can be used to connect if `connects` is true, and to listen otherwise.
     pub(crate) fn check(&self, connects: bool) -> Result<(), SecurityError> {
         match self {
             #[cfg(feature = "tls")]
@@ -174,8 +175,8 @@ impl Security {
         }
     }
 
-    /// Starts a handshake. The handshake succeeds only if both sides pass the same `context`. So it verifies that data which was exchanged
-    /// before, and which both sides pass as `context`, was not changed in transit.
+    /// Starts a handshake. The handshake succeeds only if both sides pass the same `context`. So the handshake verifies that `context`,
+    /// which is data that the sides exchanged before the handshake, was not changed in transit.
     pub(crate) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<Box<dyn Handshake>, SecurityError> {
         match self {
             Self::Plain => {

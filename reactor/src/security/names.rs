@@ -27,7 +27,8 @@ pub enum PeerName {
     Ip(IpAddr),
     /// A URI in the subject alternative names, such as a SPIFFE ID.
     Uri(String),
-    /// A common name of the subject. If the certificate has subject alternative names, do not take the common name for a host name.
+    /// A common name of the subject. If the certificate has subject alternative names, the program must not interpret the common name as a
+    /// host name.
     CommonName(String),
 }
 
@@ -48,7 +49,8 @@ impl PeerIdentity {
     ///
     /// The authority has signed these names, but may have signed malicious ones. So some names are left out: empty names, names of more
     /// than 2,048 bytes, and names with invisible characters, such as those that control a terminal or change the direction of text. Names
-    /// of other kinds are left out too. If the certificate or its list of names cannot be parsed, that part has no names.
+    /// of other kinds are left out too. If the certificate cannot be parsed, the list is empty. If the subject alternative names cannot be
+    /// parsed, only the common names are returned.
     ///
     /// Example: [the guide](crate::guide::security).
     #[must_use]
@@ -163,7 +165,7 @@ mod tests {
         assert_eq!(identity(vec![uri(&longest)], &[]).names(), [PeerName::Uri(longest)]);
     }
 
-    /// A list of alternative names that contains a byte that is not ASCII cannot be parsed.
+    /// If a list of alternative names has a byte that is not ASCII, the list cannot be parsed.
     #[test]
     fn a_list_that_cannot_be_parsed_has_no_names() {
         let PeerIdentity::Certificates(mut chain) = identity(vec![dns("node1.example")], &["n".into()]) else {

@@ -5,7 +5,8 @@
 //! active:  name of the key | psk, e        passive:  e, ee        active:  an empty sealed message
 //! ```
 //!
-//! The last message proves that the active side takes part now. So an attacker who repeats a recorded first message gets no connection.
+//! The last message proves that the active side takes part now. So an attacker who only replays a recorded first message gets no
+//! connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -141,9 +142,9 @@ impl Noise {
     fn new(active: bool, name: &str, key: &[u8; KEY], context: &[u8]) -> Result<Self, SecurityError> {
         let failed = |error: snow::Error| settings(format!("noise: {error}"));
         // The prologue contains the name without its length, so the boundary between name and context is not authenticated. An attacker
-        // could exploit this only with a second key that has the same bytes, and whose name is a prefix of this name. The remainder of this
-        // name would have to be a prefix of a greeting, although a greeting contains its own length. Only those who choose the names and
-        // keys can cause that.
+        // could exploit this only if there were a second key with the same bytes, and with a name that is a prefix of this name. In
+        // addition, the remainder of this name would have to be a valid beginning of a greeting. Only those who choose the names and the
+        // keys can make both conditions true.
         let prologue = [name.as_bytes(), context].concat();
         let builder = Builder::new(PATTERN.parse().map_err(failed)?);
         let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;
@@ -156,7 +157,7 @@ impl Drop for Noise {
     fn drop(&mut self) {
         let overwritten = self.0.set_psk(0, &[0; KEY]);
         debug_assert!(overwritten.is_ok(), "the pattern has one key");
-        // Nothing reads the overwritten bytes, so the compiler could remove the write. `black_box` prevents this.
+        // Nothing reads the bytes after they were overwritten, so the compiler could remove the write. `black_box` prevents this.
         std::hint::black_box(&*self.0);
     }
 }
@@ -173,7 +174,7 @@ enum PskState {
     /// The peer has sent the name of this key. The local side waits for the proof that the peer has the key.
     AwaitingProof(String, Channel),
     Complete(String, Channel),
-    /// The results were returned, or the handshake has failed.
+    /// The channel and the identity were returned, or the handshake has failed.
     Finished,
 }
 
@@ -293,7 +294,7 @@ struct Cipher(LessSafeKey);
 
 impl Cipher {
     fn new(key: &[u8; KEY]) -> Self {
-        // ring checks only the length of the key, and that is correct.
+        // `UnboundKey::new` fails only if the key has a wrong length, and this key has the right length.
         Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes")))
     }
 }
@@ -315,8 +316,8 @@ impl CipherKey for Cipher {
         self.0.open_in_place(nonce(number), Aad::from(header), body).is_ok()
     }
 
-    /// Renews the key with REKEY of Noise, section 4.2. The new key is the first 32 bytes of 32 encrypted zeros, with a nonce that no
-    /// message uses.
+    /// Renews the key with REKEY of Noise, section 4.2. The new key is the ciphertext, without the tag, of 32 zero bytes. The nonce of this
+    /// encryption is one that no message uses.
     fn renew(&mut self) {
         let mut zeros = Zeroizing::new([0; KEY]);
         // If the encryption failed, the new key would consist of zeros, so the failure must not be ignored.

@@ -6,8 +6,8 @@ use super::SecurityError;
 /// The longest record that is sent, in bytes, before it is encrypted.
 const LONGEST: usize = 16 << 10;
 
-/// The largest number of records that a peer may send. An honest handshake of 64 KiB, the longest that a connection accepts, has about ten.
-/// Each record costs work, and the peer has not proven its identity yet.
+/// The largest number of records that a peer may send. An honest handshake of 64 KiB, which is the longest that a connection accepts, has
+/// about ten records. Each record costs work, and the peer has not proven its identity yet.
 const MAX_RECORDS: u32 = 64;
 
 /// The bytes that the peer has sent and that are not consumed yet. The connection limits their number.
@@ -51,7 +51,8 @@ impl Records {
     }
 }
 
-/// Splits bytes into records and appends these to `out`. `seal` may encrypt a record, and append up to 64 bytes to it.
+/// Splits bytes into records and appends the records to `out`. `seal` is called for each record, and may encrypt it and append up to 64
+/// bytes to it.
 pub(super) fn emit(octets: &[u8], out: &mut Vec<u8>, mut seal: impl FnMut(&mut Vec<u8>)) {
     for part in octets.chunks(LONGEST) {
         let mut record = part.to_vec();

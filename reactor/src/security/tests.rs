@@ -102,7 +102,7 @@ fn why(ends: &Ends, side: usize) -> String {
     ends[side].as_ref().expect_err("no peer was to be accepted").to_string()
 }
 
-/// Returns the two sides of a channel.
+/// Returns the channels of the two sides of a connection, after a successful handshake.
 fn channels(security: &Security) -> [Channel; 2] {
     shake(security, security, "node").map(|end| end.unwrap().0)
 }
@@ -215,7 +215,7 @@ fn raw_public_keys_stand_for_certificates() {
         let ends = shake(&active_side, &passive_side, "node");
         assert!(why(&ends, refuses).contains("not among those that are known"), "{ends:?}");
     }
-    // A public key is no secret: a peer that presents it may not have the private key.
+    // A public key is no secret. So a peer that presents an accepted public key, and does not have the private key, must be refused.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let own = PrivateKeyDer::try_from(other.serialize_der()).unwrap();
     let own = provider.key_provider.load_private_key(own).unwrap();
@@ -257,7 +257,7 @@ fn raw_public_keys_stand_for_certificates() {
     }
 }
 
-/// rustls settings may contain another clock, which decides if a certificate is valid.
+/// The settings of rustls may contain a different clock. The time of that clock decides if a certificate is valid.
 #[test]
 fn settings_of_rustls_s_own_are_taken() {
     #[derive(Debug)]
@@ -373,8 +373,8 @@ fn a_recorded_handshake_opens_nothing() {
     }
 }
 
-/// A peer that has not proven its identity sends 64 KiB of empty records, or of records with one byte. The first empty record ends the
-/// handshake, and so does the first record beyond the limit.
+/// A peer that has not proven its identity sends 64 KiB of empty records, or of records with one byte. The handshake ends with an error at
+/// the first empty record, or at the first record beyond the limit.
 #[test]
 fn a_handshake_in_crumbs_is_refused() {
     let empty = vec![0; 64 << 10];
@@ -402,14 +402,14 @@ fn messages_open_in_their_order_and_no_other() {
         assert_eq!(b.opener.open(&mut first, 8), Some(38));
         assert_eq!(first[..38], [&header[..], &[0; 30]].concat());
         for wrong in [0, 2] {
-            // These messages are not opened: one that was opened before, and one that precedes its turn. A failure ends the connection, so
-            // each attempt has a new opener.
+            // Message 0 is not opened again, and message 2 is not opened before message 1. A failure ends a connection, so each attempt
+            // uses new channels.
             let [mut c, mut d] = channels(&security);
             let messages: Vec<Vec<u8>> = (0..4_u8).map(|n| sealed(&mut c.sealer, header, &[n; 30])).collect();
             assert!(d.opener.open(&mut messages[0].clone(), 8).is_some());
             assert!(d.opener.open(&mut messages[wrong].clone(), 8).is_none(), "message {wrong}");
         }
-        // These messages are not opened either: one of the other direction, and one of another connection.
+        // A message that was encrypted for the other direction is not opened, and neither is a message of another connection.
         let mut own = sealed(&mut a.sealer, header, b"x");
         assert!(a.opener.open(&mut own, 8).is_none());
         let [_, mut other] = channels(&security);
@@ -467,7 +467,8 @@ fn large_messages_open_in_place_from_their_end() {
             let plain: Vec<u8> = (0..len).map(|at| (at * 31 + (at >> 8)) as u8).collect();
             let mut memory = sealed_large(&mut a.sealer, &plain);
             assert_ne!(memory[..len], plain);
-            // Ordinary messages that are sealed between two large ones use other numbers and another key.
+            // Ordinary messages that are encrypted between two large messages use the other sequence, with separate numbers and a separate
+            // key.
             let mut small = sealed(&mut a.sealer, [0; 8], b"small");
             assert!(b.opener.open(&mut small, 8).is_some());
             assert!(opened_large(&mut b.opener, &mut memory, len as u64), "{len} bytes");
@@ -488,7 +489,7 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
         let before = sealed_large(&mut a.sealer, &plain);
         assert!(opened_large(&mut b.opener, &mut before.clone(), 1000));
         for round in 0..3 {
-            // `begin` counts a message of 64 GiB on both sides, which is enough work for a renewal of the key.
+            // On both sides, `begin` counts the work for a message of 64 GiB. This is enough for a renewal of the key.
             let (of_a, of_b) = (a.sealer.begin(1 << 36), b.opener.begin(1 << 36));
             let _ = (of_a, of_b);
             let memory = sealed_large(&mut a.sealer, &plain);
@@ -561,7 +562,7 @@ fn a_logged_secret_opens_messages() {
     assert_eq!(key.open_in_place(nonce, Aad::from(&*header), body).unwrap(), b"read along");
 }
 
-/// A key that records its numbers. Each number must be used only once.
+/// A test key records the numbers that are used with it. Each number must be used only once with the same key.
 #[test]
 fn a_number_is_used_once_with_a_key() {
     use std::collections::BTreeSet;
@@ -603,7 +604,7 @@ fn a_number_is_used_once_with_a_key() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 256 }))]
 
-    /// Whatever a peer sends, alone or behind a valid beginning, nothing panics, and the peer is not accepted.
+    /// A peer sends random bytes, alone or after a valid beginning of a handshake. Nothing panics, and the peer is not accepted.
     #[test]
     fn no_octets_panic_or_let_anybody_in(
         kind in 0..2_usize,

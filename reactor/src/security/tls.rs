@@ -1,7 +1,8 @@
 //! TLS 1.3 as QUIC uses it (RFC 9001). rustls produces the handshake and the keys, and messages of the reactor carry the handshake bytes.
 //!
-//! These bytes are sent in records. The records after the ServerHello are encrypted with the handshake keys, so certificates cannot be read
-//! in transit. The greetings of both sides are passed as transport parameters. So the handshake fails if the greetings were changed.
+//! The handshake bytes are sent in records. The records after the ServerHello are encrypted with the handshake keys, so certificates cannot
+//! be read in transit. The greetings of both sides are passed as transport parameters. So the handshake fails if the greetings were
+//! changed.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -34,8 +35,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// The certificates and the private key of the local side, or only a key pair. A clone shares its contents with the original. So
-/// [`TlsIdentity::replace`] on a clone takes effect in every listener and connection with this identity, for all handshakes that begin
-/// later.
+/// [`TlsIdentity::replace`] on a clone affects every listener and every connect with this identity, for all handshakes that begin later.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity(Arc<KeyResolver>);
 
@@ -48,8 +48,8 @@ struct KeyResolver {
 }
 
 impl TlsIdentity {
-    /// Parses certificates and a private key in PEM. The first certificate is that of the local side. The intermediate certificates up to
-    /// the authority follow.
+    /// Parses certificates and a private key in PEM. The first certificate is that of the local side. It is followed by the intermediate
+    /// certificates up to the authority.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
@@ -69,7 +69,7 @@ impl TlsIdentity {
     }
 
     /// Returns the first certificate in DER. For a [raw](TlsIdentity::raw) identity, returns the public key as SubjectPublicKeyInfo in DER.
-    /// The peer receives it in [`PeerIdentity::Certificates`].
+    /// The peer's program receives the same bytes in [`PeerIdentity::Certificates`].
     #[must_use]
     pub fn end_entity(&self) -> Vec<u8> {
         self.0.now().cert.first().map(|first| first.to_vec()).unwrap_or_default()
@@ -95,8 +95,8 @@ impl TlsIdentity {
         Ok(())
     }
 
-    /// Returns the resolver of the identity. Returns an error if the identity has certificates and `raw` is true, or has no certificates
-    /// and `raw` is false.
+    /// Returns the resolver of the identity. `raw` is true if a raw public key is required, and false if certificates are. Returns an error
+    /// if the identity is of the other kind.
     fn of_kind(&self, raw: bool) -> Result<Arc<KeyResolver>, SecurityError> {
         match (self.0.raw, raw) {
             (true, false) => Err(settings("this identity has no certificate: use Tls::public_keys with it")),
@@ -218,7 +218,8 @@ impl Tls {
     /// Returns settings to connect and to listen if there is no certificate authority. Both sides present public keys without certificates
     /// (RFC 7250). `peers` (in PEM, `PUBLIC KEY`) are the keys of the accepted peers.
     ///
-    /// A key is not bound to a name, so each accepted peer can claim any name. [`crate::Context::identity`] returns the key of a peer.
+    /// A key is not bound to a name, so the library cannot verify which of the accepted peers has which name. [`crate::Context::identity`]
+    /// returns the key of a peer.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -253,7 +254,8 @@ impl Tls {
         Ok(Self::from_rustls(Some(client), Some(server)))
     }
 
-    /// Returns settings to connect. Only the side that listens presents a certificate. It must be signed by `authorities` (in PEM).
+    /// Returns settings to connect. Only the side that listens presents a certificate. This certificate must be signed by one of
+    /// `authorities` (in PEM).
     ///
     /// # Errors
     /// [`SecurityError::Settings`] if the authorities cannot be used.
@@ -273,8 +275,8 @@ impl Tls {
         Ok(Self::from_rustls(None, Some(server)))
     }
 
-    /// Uses settings of rustls, for other verifiers, another clock or other cryptography. Session tickets, resumption and early data are
-    /// turned off.
+    /// Creates settings from settings of rustls, for programs that need other verifiers, another clock or other cryptography. Session
+    /// tickets, resumption and early data are turned off.
     ///
     /// ```
     /// use rdma_reactor::{Security, Tls};
@@ -313,7 +315,7 @@ impl Tls {
     /// names the file, which has the format of NSS. Does nothing if the variable is not set.
     ///
     /// This is for debugging only: anybody who can read the file can decrypt the connections. [The guide](crate::guide::security) names
-    /// tools that use it. Needs the feature `keylog`.
+    /// tools that use the file. Needs the feature `keylog`.
     #[cfg(feature = "keylog")]
     #[must_use]
     pub fn log_keys(mut self) -> Self {
@@ -383,7 +385,7 @@ fn server_name(name: &str) -> Result<ServerName<'static>, SecurityError> {
     })
 }
 
-/// The keys that encrypt the records of the handshake, and the numbers of records that were encrypted and decrypted with them.
+/// The keys that encrypt the records of the handshake, and the number of records that each of these keys has encrypted or decrypted.
 struct HandshakeKeys {
     keys: Keys,
     sealed: u64,
@@ -438,7 +440,7 @@ impl TlsHandshake {
             let handshake_keys = &mut self.handshake_keys;
             emit(&octets, out, |record| {
                 if let Some(handshake_keys) = handshake_keys {
-                    // Encryption fails only for a record that is too long, and `emit` makes no such record.
+                    // The encryption of a record fails only if the record is too long, and `emit` makes no such record.
                     if let Ok(tag) =
                         handshake_keys.keys.local.packet.encrypt_in_place(handshake_keys.sealed, &[], record)
                     {

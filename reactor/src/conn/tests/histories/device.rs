@@ -68,7 +68,7 @@ struct Send {
 }
 
 impl Send {
-    /// Returns true if the send ends with an answer of the peer.
+    /// Returns true if the send ends only when an answer of the peer arrives.
     const fn is_answered(&self) -> bool {
         matches!(self.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
@@ -193,8 +193,8 @@ impl DeviceModel {
         for sge in send.sges.as_slice() {
             let len = sge.len();
             let out = &mut message.bytes[message.len..message.len + len];
-            // Only memory of the buffer pool is copied, because it contains headers. The tests do not check the bytes of regions, so any
-            // value will do.
+            // Only memory of the buffer pool is copied, because that memory contains headers. The tests do not check the bytes of regions,
+            // so these bytes can have any value.
             if let Some(at) = self.offset(sge) {
                 assert!(self.memory.copy_out(at, out));
             } else {
@@ -217,8 +217,8 @@ impl DeviceModel {
             self.completions.push_back(Completion::Send { sequence: send.sequence, status: WcStatus::Flushed });
             return true;
         }
-        // Reads complete in the order of posting, and all other sends do so too. But a Write or a message may complete before an earlier
-        // Read that waits for its answer.
+        // Reads complete in the order in which they were posted, and so do all other sends. But a Write or a message may complete before an
+        // earlier Read whose answer has not arrived.
         let done = |send: &Send| send.progress == SendProgress::Done;
         let at = if self.in_order {
             self.sends.front().is_some_and(done).then_some(0)
@@ -267,7 +267,7 @@ impl DeviceModel {
     }
 
     /// Handles the next item in flight from the peer. Returns false if there is no item, or if the item must wait for a receive or an
-    /// answer. `honest`: the test fails if no receive is posted for a message.
+    /// answer. If `honest` is true, the test fails if a message arrives for which no receive is posted.
     pub(super) fn arrive(&mut self, peer: &mut Self, honest: bool) -> bool {
         let Some(&item) = peer.wire.front() else { return false };
         if self.up && matches!(item, Item::Message(_) | Item::WriteWithImmediate { .. }) && self.receives.is_empty() {

@@ -29,7 +29,8 @@ use crate::error::DisconnectReason;
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
-/// The number of turns in which both sides must complete all their work. If a side still has something to do after that, the test fails.
+/// The largest number of turns in which both sides must complete all their work. If a side still has work after these turns, the test
+/// fails.
 const PATIENCE: usize = 20_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +72,7 @@ enum EnvironmentStep {
     EndEvent,
     Fail(WcStatus),
     PostingFails,
-    /// Everything in flight to this side is lost, and the connection breaks.
+    /// Everything that is in flight to this side is lost, and the connection of the transport breaks.
     Cut,
     DeviceRemoved,
     ConnectFails,
@@ -89,8 +90,8 @@ enum HistoryStep {
 }
 
 impl HistoryStep {
-    /// Returns the step that a number encodes. proptest shrinks a failing case towards small numbers, so small numbers are steps with
-    /// little effect.
+    /// Returns the step that a number encodes. proptest shrinks a failing case towards small numbers, so small numbers encode the steps
+    /// with the least effect.
     fn of(word: u64) -> Self {
         let (end, n, m) = ((word & 1) as usize, (word >> 8) as usize & 0xff, word >> 16);
         let len = n % (BUFFER + 1);
@@ -365,8 +366,8 @@ impl History {
         panic!("they never come to rest: {:?}", self.sides);
     }
 
-    /// Checks the conditions that must hold after every step. One of them: each message that was received is the next one that the peer has
-    /// sent.
+    /// Checks the conditions that must hold after every step. One of these conditions: the messages that a side has received are those that
+    /// the peer has sent, in the same order.
     fn check(&mut self) {
         for end in 0..2 {
             self.sides[end].check();
@@ -567,7 +568,7 @@ fn an_end_does_not_overtake_what_was_sent() {
         side.conn.as_mut().expect("it is up").terms.parting = parting;
         (0..3).for_each(|_| side.send(4));
         side.close();
-        // The side completes all its sends, including the goodbye, before anything has arrived at the peer.
+        // All sends of the side complete, including the goodbye, before any of them has arrived at the peer.
         for _ in 0..2 {
             while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
             side.end();
@@ -583,8 +584,8 @@ fn an_end_does_not_overtake_what_was_sent() {
     }
 }
 
-/// The program releases the first `gone` messages, and keeps all later ones. The peer must always get the credits that are due. It may
-/// stall only when all but four receives are kept.
+/// The program releases the first `gone` messages, and keeps all later ones. The peer must always get the credits that are due. The peer
+/// may stall only if the program keeps all but four receives.
 #[test]
 fn kept_messages_withhold_no_grant_that_is_due() {
     for depth in 5..40 {
@@ -601,7 +602,7 @@ fn kept_messages_withhold_no_grant_that_is_due() {
     }
 }
 
-/// A control message that finds no free slot in the send queue is sent later, when a slot is free.
+/// If the send queue has no free slot for a control message, the message is sent as soon as a slot is free.
 #[test]
 fn a_control_message_that_found_no_place_is_tried_again() {
     let mut history = connected(16, 1);
@@ -637,8 +638,8 @@ impl History {
     }
 }
 
-/// Messages that wait behind an offer that can never be fetched occupy receives. So the peer runs out of credits, and cannot send more of
-/// them.
+/// The peer offers a message that can never be fetched, and sends further messages. These wait for the offered message and occupy receives,
+/// so the peer runs out of credits and can send no more messages.
 #[test]
 fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
@@ -651,7 +652,8 @@ fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
-/// A message whose last fragment never arrives occupies only its own receives. Its connection ends after the transfer timeout.
+/// If the last fragment of a message never arrives, the message occupies only the receives of its fragments, and the connection ends after
+/// the transfer timeout.
 #[test]
 fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
     let mut history = connected(16, 8);
@@ -703,7 +705,7 @@ fn a_message_that_moves_slowly_is_not_given_up() {
     }
 }
 
-/// A peer must not report impossible progress. Otherwise the peer could pretend forever that it is fetching a message.
+/// A peer that reports impossible progress violates the protocol. Otherwise a peer could pretend forever that it is fetching a message.
 #[test]
 fn news_of_parts_that_cannot_be_is_refused() {
     const STRIDE: u64 = 4 << 20;
@@ -715,7 +717,7 @@ fn news_of_parts_that_cannot_be_is_refused() {
         ("an unknown message", &[progress(1, STRIDE)]),
     ] {
         let mut history = connected(16, 8);
-        // `attack` delivers its messages to the passive side, so that side must be the one that offers.
+        // `attack` delivers its messages to the passive side, so the passive side must be the side that offers a message.
         history.sides[1].offer(2 * STRIDE as usize, false);
         for (kind, payload) in end_event {
             assert!(history.sides[1].is_open(), "{what}");
@@ -774,8 +776,8 @@ fn parts_that_do_not_belong_together_are_refused() {
     }
 }
 
-/// A peer may grant no credit for the reports that its messages were fetched. The number of its messages that are fetched but not reported
-/// is limited by the limit of transfers in flight.
+/// A peer offers messages, and grants no credits for the reports that these messages were fetched. The number of messages that are fetched
+/// and not reported never exceeds the maximum number of transfers in flight.
 #[test]
 fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
@@ -783,7 +785,7 @@ fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     for number in 0..1000 {
         let offer = Offer { number, region: RemoteRegion { address: 0, len: 100, key: 1 }, tag: None };
         let [victim, attacker] = pair(&mut history.sides, 1);
-        // The Reads are answered. The credits are enough for control messages only.
+        // The peer answers the Reads. The credits that it grants are enough for control messages only.
         attacker.device.wire.push_back(Item::Response);
         limit = limit.max(limit - victim.credits() + CONTROL_CREDITS);
         history.attack(MessageKind::Offer, limit, offer.emit(&mut [0; MAX_CONTROL]));

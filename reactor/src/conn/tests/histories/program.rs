@@ -30,7 +30,7 @@ impl Side {
         self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) && self.device.up
     }
 
-    /// Returns true if the ends of messages that this side copies now are not reported to its program.
+    /// Returns true if the ends of copied messages that this side sends now are not reported to its program.
     fn is_quiet(&self) -> bool {
         self.config.quiet_sends
             && !self.telling
@@ -92,7 +92,7 @@ impl Side {
             self.device.send_now(&message);
         }
         self.copied(sent, said);
-        // The message may have completed already. An empty input makes the side call the pending callbacks.
+        // The message may have completed already. This empty input makes the side call the pending callbacks.
         self.tell(|_, _| ());
     }
 
@@ -135,8 +135,8 @@ impl Side {
             }
             Some(Ok(more)) => match self.said.back_mut() {
                 Some(Said::Message { tag, len }) => {
-                    // Bytes are added to a message that may be shorter than a tag. The tag of such a message is not contiguous, so the test
-                    // does not check the tag.
+                    // Bytes are added to a message. If the message was shorter than a tag, its first four bytes are not the bytes of one
+                    // tag, so the test does not check the tag of this message.
                     *tag = if *len < 4 { 0 } else { *tag };
                     *len += more;
                 }
@@ -158,8 +158,8 @@ impl Side {
         self.taken(sent, Some(Said::Message { tag: 0, len }));
     }
 
-    /// Sends a message in several buffers, if there is capacity for all its fragments. `copy`: the payload is copied, and not read from the
-    /// program's region.
+    /// Sends a message in several buffers, if there is capacity for all its fragments. If `copy` is true, the payload is copied. Otherwise
+    /// it is read from the program's region.
     pub(super) fn send_cut(&mut self, len: usize, copy: bool) {
         let len = if copy { len } else { len.min(self.source.len()) };
         if !self.conn.as_ref().is_some_and(|conn| conn.may_cut(len)) {
@@ -186,7 +186,7 @@ impl Side {
         assert!(taken, "there was capacity for all of it");
     }
 
-    /// Offers a message longer than one buffer. `copy`: the payload is copied, and not read from the program's region.
+    /// Offers a message longer than one buffer. If `copy` is true, the payload is copied. Otherwise it is read from the program's region.
     pub(super) fn offer(&mut self, len: usize, copy: bool) {
         let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, copy, env)) else { return };
         let key = self.source.key();
@@ -206,7 +206,7 @@ impl Side {
         }
     }
 
-    /// Checks if there is capacity for a send, and records a refusal. Returns the result of `check`, or `None` if the connection has ended.
+    /// Checks if there is capacity for a send, and records a refusal. Returns the result of `check`. `None` if the connection has ended.
     fn checked(
         &mut self,
         check: impl FnOnce(&mut Connection, &mut Env<'_>) -> Result<(), SendErrorKind>,
@@ -261,8 +261,8 @@ impl Side {
         Locals::to_read(&[(&self.source, 0..1)]).expect("the range is inside")
     }
 
-    /// Does what `Context::write_with_immediate` does. `native`: the device has this operation. The immediate value is the number of Writes
-    /// that this side has queued so far.
+    /// Does what `Context::write_with_immediate` does. `native` is true if the device has a Write with Immediate. The immediate value is
+    /// the number of Writes that this side has queued so far.
     pub(super) fn write_and_tell(&mut self, native: bool) {
         let places = if native { 1 } else { 2 };
         if !matches!(self.checked(|conn, env| conn.check_operation(places, true, env)), Some(Ok(()))) {
@@ -281,8 +281,8 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
-    /// Does what `Context::told_of` does, which the library's futures use. `telling`: the ends of all sends of this side are reported from
-    /// now on.
+    /// Does what `Context::told_of` does, which the library's futures use. If `telling` is true, the ends of all sends of this side are
+    /// reported from now on.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
         self.telling = telling;
         self.input(|conn, _| conn.sends_mut().tell_of_next(telling));

@@ -125,7 +125,7 @@ pub(super) struct Side {
     /// The number of buffers that the connection and the shared queue may use.
     pub(super) promised: usize,
     pub(super) drop_channel: DropChannel,
-    // This field and the fields below it are the state of the program. `manner`: how the program treats the messages that it receives.
+    // The way in which the program treats the messages that it receives. This field and the fields below it are the state of the program.
     pub(super) manner: Manner,
     pub(super) kept: Vec<Buffer>,
     /// True if the side has no memory to fetch large messages.
@@ -138,7 +138,8 @@ pub(super) struct Side {
     pub(super) refused: bool,
     /// True if the ends of all sends are reported to the program now, even those of copied messages.
     pub(super) telling: bool,
-    /// True if the peer has not violated the protocol. Then each message that arrives must be one that the peer's program has sent.
+    /// True if the peer has not violated the protocol. In this case, each message that arrives must be one that the peer's program has
+    /// sent.
     pub(super) trusts: bool,
     /// The sends that have not ended, in order, except large messages. An id is `None` if the program does not know it.
     pub(super) sends: VecDeque<Option<SendId>>,
@@ -460,7 +461,7 @@ impl Side {
         }
         self.deadline = None;
         if self.conn.as_ref().is_some_and(|conn| matches!(conn.state(), State::Closing(_))) {
-            // The flush timeout has expired. The completions that are in the queue now are handled, and no later ones are waited for.
+            // The flush timeout has expired. The side handles the completions that are in the queue now, and does not wait for later ones.
             while self.poll() {}
             return self.finish();
         }
@@ -561,7 +562,8 @@ impl Side {
         self.conn.as_ref().map_or(0, |conn| conn.tx.available())
     }
 
-    /// Checks that the program of an idle side waits for nothing.
+    /// Checks that the program of an idle side waits for nothing: neither for the end of a send or of a large message, nor for an
+    /// `on_writable`.
     pub(super) fn check_quiet(&self, why: &str) {
         assert!(
             self.sends.is_empty() && self.offers.is_empty() && self.landings.is_empty(),
