@@ -143,8 +143,8 @@ impl Noise {
         let failed = |error: snow::Error| settings(format!("noise: {error}"));
         // The prologue contains the name without its length, so the boundary between name and context is not authenticated. An attacker
         // could exploit this only if there were a second key with the same bytes, and with a name that is a prefix of this name. In
-        // addition, the remainder of this name would have to be a valid beginning of a greeting. Only those who choose the names and the
-        // keys can make both conditions true.
+        // addition, the remainder of this name, followed by `context`, would have to consist of valid greetings. Only those who choose the
+        // names and the keys can make both conditions true.
         let prologue = [name.as_bytes(), context].concat();
         let builder = Builder::new(PATTERN.parse().map_err(failed)?);
         let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;

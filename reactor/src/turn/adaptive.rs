@@ -2,15 +2,18 @@
 //!
 //! It estimates two times. The *gap* is the time from empty queues to the next completion. The *cost* is the delay of a completion that
 //! must wake a sleeping thread. To measure the cost, one idle time in [`PROBE`] (one in [`FAR_PROBE`] if gaps are long) is a probe: the
-//! reactor polls where it would sleep, or sleeps where it would poll. The difference between the two times is the cost.
+//! reactor polls where it would otherwise sleep, or sleeps where it would otherwise poll. The cost is the length of an idle time with sleep
+//! minus that of one without.
 //!
-//! If polling finds a completion after the time `t`, it has used `t - cost` more processor time than sleeping. If a share `s` of a
-//! processor may be used for this, polling is worthwhile up to `cost / (1 - s)`: the *limit*. If the estimated gap is not longer than the
-//! limit, the reactor polls up to the limit before it sleeps. Otherwise it sleeps immediately. A measured gap counts as at most [`LONG`]
-//! limits. So one long pause does not stop the polling, but two do. Short gaps that alternate with pauses stop it too.
+//! If polling finds a completion after the time `t`, it has used `t - cost` more processor time than sleeping would have used. If a share
+//! `s` of a processor may be used for this, polling is worthwhile up to `cost / (1 - s)`: the *limit*. If the estimated gap is not longer
+//! than the limit, the reactor polls up to the limit before it sleeps. Otherwise it sleeps immediately. A measured gap counts as at most
+//! [`LONG`] times the limit. So one long pause does not stop the polling, but two do. Short gaps that alternate with long pauses also stop
+//! it.
 //!
-//! If the reactor slept, the measured gap includes the cost, which is subtracted. The result counts as at least [`MISSED`] times the
-//! polling before the sleep. Otherwise, a cost that is estimated too high and a gap that is estimated too short could confirm each other.
+//! If the reactor slept, the measured gap includes the cost, which is subtracted. The result counts as at least [`MISSED`] times the time
+//! that the reactor polled before the sleep. Otherwise, a cost that is estimated too high and a gap that is estimated too short could
+//! confirm each other.
 //!
 //! Regardless of the estimates, a credit limits the processor time that polling uses in addition to sleeping. The credit grows by the share
 //! `s` of the time that passes. If the credit is smaller than the estimated gap, the reactor sleeps until the credit is large enough.
@@ -23,21 +26,21 @@ const PROBE: u32 = 128;
 const FAR_PROBE: u32 = 8 * PROBE;
 /// The upper limit on a measured gap, as a multiple of the polling limit.
 const LONG: f64 = 4.0;
-/// The lower limit on a measured gap in which the reactor slept, as a multiple of the time that it polled before the sleep.
+/// The lower limit on a measured gap in which the reactor slept, as a multiple of the time that the reactor polled before this sleep.
 const MISSED: f64 = 1.5;
 /// The weight of a new measurement in the estimates of times.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// The weight of a probe in the estimate of the cost.
+/// The weight of a new probe in the estimate of the cost of a wake-up.
 const PROBE_WEIGHT: f64 = 1.0 / 4.0;
 /// The initial estimate of the cost of a wake-up, in ns.
 const COST: f64 = 20_000.0;
-/// The smallest and the largest estimate of the cost, in ns.
+/// The smallest and the largest permitted estimate of the cost of a wake-up, in ns.
 const COSTS: (f64, f64) = (2_000.0, 200_000.0);
-/// The largest limit, in ns: no idle time is polled for longer.
+/// The largest value of the polling limit, in ns. The reactor never polls for longer than this in one idle time.
 const LONGEST: f64 = 1_000_000.0;
 /// The share of a processor that polling may use in addition to the time that sleeping would have used.
 const SHARE: f64 = 0.5;
-/// The largest credit is `SHARE` of this time, in ns.
+/// The largest credit is `SHARE` times this time, in ns.
 const SAVED: f64 = 4_000_000.0;
 
 /// The plan for one idle time.
@@ -45,7 +48,7 @@ const SAVED: f64 = 4_000_000.0;
 enum Plan {
     Poll,
     Sleep,
-    /// Poll for an idle time in which the reactor would otherwise sleep, to measure the cost of a wake-up.
+    /// Poll in an idle time in which the reactor would otherwise sleep, to measure the cost of a wake-up.
     ProbePoll,
     ProbeSleep,
 }
@@ -53,7 +56,7 @@ enum Plan {
 #[derive(Clone, Copy, Debug)]
 struct Idle {
     since: Instant,
-    /// The end of the polling, after which the reactor sleeps.
+    /// The time at which the polling ends and the reactor sleeps.
     until: Instant,
     plan: Plan,
     slept: bool,
@@ -114,7 +117,7 @@ impl Adaptive {
         budget
     }
 
-    /// Subtracts the time of polling from the credit. `hit`: the polling found a completion.
+    /// Subtracts the time of polling from the credit. `hit` is true if the polling found a completion.
     pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
         // Polling that found a completion has saved a wake-up. Polling that found none has saved nothing, because the reactor sleeps next.
         let saved = if hit { self.cost } else { 0.0 };
@@ -150,7 +153,7 @@ impl Adaptive {
     }
 
     fn learn_cost(&mut self, cost: f64) {
-        // A pause of the peer must not be mistaken for the cost of a wake-up, so the measured cost is limited.
+        // A long pause of the peer must not be mistaken for a high cost of a wake-up, so the measured cost is limited.
         let cost = cost.clamp(0.0, LONG * self.cost);
         self.cost = (self.cost + (cost - self.cost) * PROBE_WEIGHT).clamp(COSTS.0, COSTS.1);
     }
@@ -195,7 +198,8 @@ mod tests {
             self.start + Duration::from_nanos(self.now)
         }
 
-        /// Simulates one round: the queues are empty for `gap`, then a completion arrives, and its callback takes `busy`.
+        /// Simulates one round: the queues are empty for the time `gap`, then a completion arrives, and its callback runs for the time
+        /// `busy`.
         fn cycle(&mut self, gap: u64, busy: u64) {
             let due = self.now + gap;
             let budget = self.adaptive.budget(self.at()).as_nanos() as u64;
@@ -242,7 +246,7 @@ mod tests {
         }
     }
 
-    /// The gap is steady and slightly longer than the limit, and a wake-up costs much less than the initial estimate.
+    /// All gaps are equal and slightly longer than the limit, and a wake-up costs much less than the initial estimate of the cost.
     #[test]
     fn a_first_guess_does_not_stay() {
         let mut trial = Trial::new(2_000);

@@ -1,4 +1,4 @@
-//! Makes a callback, and contains its panic if the program has requested that: [`Config::contain_panics`](crate::Config::contain_panics).
+//! Makes a callback. If [`Config::contain_panics`](crate::Config::contain_panics) is set, a panic of the callback is caught.
 
 use std::any::Any;
 use std::fmt;
@@ -17,7 +17,8 @@ pub(super) enum CallbackSubject {
     Connection(ConnectionId),
     #[cfg(feature = "datagram")]
     Endpoint(EndpointId),
-    /// No connection or endpoint. The callback is for a timer, a descriptor, a request, a device or a message of another thread.
+    /// Neither a connection nor an endpoint: the callback is for a timer, a descriptor, a connect request, a device or a message of another
+    /// thread.
     Other,
 }
 
@@ -32,7 +33,7 @@ impl fmt::Display for CallbackSubject {
     }
 }
 
-/// Makes a callback. Returns its result, or `None` if it panicked and the panic was contained.
+/// Makes a callback. Returns the result of the callback, or `None` if the callback panicked and the panic was caught.
 #[inline]
 pub(super) fn call<R>(
     (driver, endpoints): (&mut Driver, &mut Endpoints),
@@ -52,8 +53,9 @@ fn contained<R>(
     (of, name): (CallbackSubject, &'static str),
     callback: impl FnOnce(&mut Context<'_>) -> R,
 ) -> Option<R> {
-    // A callback can change the reactor only through its context. Only one method of the context calls the program back, `Context::append`,
-    // and a panic in its `fill` leaves the reactor consistent. So a panic never interrupts a change of the reactor.
+    // A callback can change the reactor only through its context. Of the methods of the context, only `Context::append` calls code of the
+    // program, its argument `fill`, and a panic in `fill` leaves the reactor consistent. So a panic never interrupts a change of the
+    // reactor.
     let made = catch_unwind(AssertUnwindSafe(|| callback(&mut Context { driver, endpoints })));
     match made {
         Ok(result) => Some(result),

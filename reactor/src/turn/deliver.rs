@@ -28,19 +28,20 @@ use crate::seam::poller::Readiness;
 /// that the callback can borrow the driver at the same time.
 pub(super) type Lender = (usize, Arc<Slabs>, Arc<ReturnChannel>);
 
-/// The state for the stages of a turn that make callbacks: the driver, the endpoints and the handler.
+/// The state that the stages of a turn need to make callbacks: the driver, the endpoints and the handler.
 pub(super) struct Delivery<'a, M, H: ?Sized> {
     pub(super) driver: &'a mut Driver,
     pub(super) endpoints: &'a mut Endpoints,
     pub(super) receiver: &'a mut CommandReceiver<M>,
     pub(super) handler: &'a mut H,
-    /// The lender of the last message. The next message most likely needs the same one.
+    /// The lender of the last message. The next message most likely needs the same lender.
     pub(super) lender: &'a mut Option<Lender>,
     /// True if a callback ran, or the reactor made progress, in this turn.
     pub(super) progressed: bool,
 }
 
-/// Makes a callback of the handler. Evaluates to its result, or to `None` if it panicked and the panic was contained.
+/// Makes a callback of the handler. Evaluates to `Some` with the result of the callback, or to `None` if the callback panicked and the
+/// panic was caught.
 macro_rules! callback {
     ($self:ident.$name:ident($of:expr $(, $argument:expr)*)) => {{
         let handler = &mut *$self.handler;
@@ -49,7 +50,8 @@ macro_rules! callback {
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Lets the program choose the reactor for a peer's connect request, with `on_place`. If this reactor is chosen, answers the request.
+    /// Calls `on_place`, in which the program chooses the reactor for a peer's connect request. If the program chooses this reactor,
+    /// answers the request.
     pub(super) fn place(&mut self, request: IncomingRequest) {
         let request = if self.driver.asks_for_place(&request) {
             match callback!(self.on_place(CallbackSubject::Other, told(&request))) {
@@ -64,7 +66,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Lets the program accept or refuse a peer's connect request, with `on_connect_request`.
+    /// Calls `on_connect_request`, in which the program accepts or refuses a peer's connect request.
     pub(super) fn answer(&mut self, request: IncomingRequest) {
         let Some(request) = self.driver.screen(request) else { return };
         match callback!(self.on_connect_request(CallbackSubject::Other, told(&request))) {
@@ -75,29 +77,29 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Reports an event of a device, with `on_device_event`.
+    /// Calls `on_device_event` with an event of a device.
     pub(super) fn device_event(&mut self, event: &DeviceEvent) {
         callback!(self.on_device_event(CallbackSubject::Other, event));
     }
 
-    /// Reports that a timer of the program has expired, with `on_timer`.
+    /// Calls `on_timer`, because a timer of the program has expired.
     pub(super) fn timer(&mut self, key: Key, token: u64) {
         let timer = TimerId::new(self.driver.tag(), key);
         callback!(self.on_timer(CallbackSubject::Other, timer, token));
     }
 
-    /// Reports that a descriptor of the program has become ready, with `on_io_ready`.
+    /// Calls `on_io_ready`, because a descriptor of the program has become ready.
     pub(super) fn io_ready(&mut self, key: Key, readiness: Readiness) {
         let io = IoId::new(self.driver.tag(), key);
         callback!(self.on_io_ready(CallbackSubject::Other, io, readiness));
     }
 
-    /// Delivers a message that another thread has sent with a `ReactorHandle`, with `on_wake`.
+    /// Calls `on_wake` with a message that another thread has sent through a `ReactorHandle`.
     pub(super) fn woken(&mut self, message: M) {
         callback!(self.on_wake(CallbackSubject::Other, message));
     }
 
-    /// Reports that the reactor is draining, with `on_drain`.
+    /// Calls `on_drain`, because the reactor is draining.
     pub(super) fn drain(&mut self, deadline: Duration) {
         callback!(self.on_drain(CallbackSubject::Other, deadline));
     }
@@ -127,8 +129,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[inline]
     pub(super) fn event(&mut self, id: ConnectionId, event: Event) {
         let of = CallbackSubject::Connection(id);
-        // The result is ignored: it is `None` if the callback panicked and the panic was contained, and then the connection is already
-        // ending.
+        // The result is ignored. If it is `None`, the callback has panicked and the panic was caught, so the connection is already ending.
         let _ = match event {
             Event::Message(arrived) => return self.message(id, arrived),
             Event::Sent { send, count, outcome } => return self.sent(id, (send, count), outcome),
@@ -176,7 +177,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     fn identified(&mut self, id: ConnectionId) {
         let Some(peer) = self.driver.identity(id).cloned() else { return };
         let judged = callback!(self.on_identity(CallbackSubject::Connection(id), id, &peer));
-        // If the callback panicked, the connection is ending already, and the text is not used.
+        // If the callback has panicked, the connection is already ending, so this text is never sent.
         let refusal = judged.map_or(Some("the local side has failed".to_owned()), Result::err);
         self.driver.input(id, |conn, env| conn.judged(refusal, env));
     }
@@ -196,8 +197,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Lets the program choose the memory for a large message, with `on_offer`. If the program has not decided, the library provides the
-    /// memory.
+    /// Calls `on_offer`, in which the program chooses the memory for a large message, or refuses the message. If the program does neither,
+    /// the library provides the memory.
     #[cold]
     fn offered(&mut self, id: ConnectionId, offered: Offered) {
         callback!(self.on_offer(CallbackSubject::Connection(id), id, offered));

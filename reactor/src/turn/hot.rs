@@ -1,5 +1,5 @@
-//! The stages that run in every turn. They wait, poll completions, make the callbacks for these completions, and post the work requests
-//! that the callbacks have queued. The other stages run only if [`Driver::is_due`](crate::driver::Driver::is_due) returns true.
+//! The stages that run in every turn. These stages wait, poll completions, make the callbacks for these completions, and post the work
+//! requests that the callbacks have queued. The other stages run only if [`Driver::is_due`](crate::driver::Driver::is_due) returns true.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 
 impl<M> Reactor<M> {
     /// Runs the stages of a turn. `docs/loop.md` describes them and their order. Returns true if the reactor made progress. If a stage
-    /// fails, its remaining work is done in the next turn.
+    /// returns an error, the next turn does the remaining work of that stage.
     #[inline]
     pub(super) fn stages<H: Handler<M> + ?Sized>(
         &mut self,
@@ -20,7 +20,7 @@ impl<M> Reactor<M> {
         let Self { driver, endpoints, receiver, lender, .. } = self;
         driver.counters().turns.taken += 1;
         let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
-        // Posts the requests that were made outside of a turn, before the reactor may sleep.
+        // Posts the work requests that the program has queued outside of a turn. The reactor must not sleep before that.
         delivery.flush();
         // Stages 1 to 3: poll without sleeping, arm the completion queues, and sleep.
         self.idle_wait.wait(delivery.driver, timeout)?;
@@ -45,7 +45,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs stage 7. It handles, in this order:
     /// - the backlogs of connections, the oldest first,
     /// - the completion queues in turn, until all are empty or the turn's limit is reached,
-    /// - the collected work requests, which it posts, and then the queues to which posting has added completions.
+    /// - the collected work requests, which this stage posts, and after that the completion queues to which this posting has added
+    ///   completions.
     ///
     /// Returns true if the queues had completions.
     #[inline]
@@ -54,7 +55,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let mut budget = self.driver.config().completions.per_turn as usize;
         if self.driver.is_behind() {
             self.progressed = true;
-            // Backlogs get at most half of the turn's limit, because the completions of other connections wait in the queues meanwhile.
+            // Backlogs use at most half of the turn's limit. The other half is for the completions of other connections, which wait in the
+            // queues.
             let mut left = budget.div_ceil(2);
             budget -= left;
             self.backlogs(&mut left);
@@ -62,9 +64,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         let early = self.driver.begin_polling();
         let found = self.batches(early, &mut budget);
-        // A call outside of a turn may have queued callbacks. They are made here, even if there was no completion.
+        // A call outside of a turn may have queued callbacks. These callbacks are made here, even if there was no completion.
         self.events();
-        // Posting happens here and not only in stage 11, so that replies do not wait for timers and later stages.
+        // Work requests are posted here, and not only in stage 11, so that replies to messages do not wait for stages 8 to 10.
         self.post_and_look(&mut budget) || found
     }
 
@@ -77,8 +79,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.post_and_look(&mut budget) || found
     }
 
-    /// Posts the collected work requests, and handles the completions that this posting has caused. Completions that are caused by further
-    /// posts are left for later, so that the later stages are not delayed. Returns true if there were such completions.
+    /// Posts the collected work requests, and handles the completions that this posting has caused. The callbacks of these completions may
+    /// cause further posts. The completions of those posts are handled in a later stage or turn, so that the next stages are not delayed.
+    /// Returns true if this function has handled completions.
     #[inline]
     fn post_and_look(&mut self, budget: &mut usize) -> bool {
         self.flush();
@@ -90,11 +93,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         found
     }
 
-    /// Handles the completions of the queues that are ready, while `budget` lasts. Then reports capacity for sends, with `on_writable`.
-    /// Returns true if there were completions.
+    /// Handles the completions of the queues that stage 7 must still poll, up to `budget` completions. After that, calls `on_writable` for
+    /// connections on which a refused send would be accepted now. Returns true if there were completions.
     ///
-    /// `early`: a batch was polled earlier. This batch is handled even if `budget` is exceeded, because its completions were already
-    /// removed from the queue.
+    /// If `early` is true, a batch was polled before this stage. This batch is handled even if it exceeds `budget`, because its completions
+    /// were already removed from the queue.
     #[inline]
     fn batches(&mut self, early: bool, budget: &mut usize) -> bool {
         let any = early || (*budget > 0 && self.driver.next_batch(*budget));
@@ -127,7 +130,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Handles the backlogs of connections, the oldest first, while `budget` lasts. Each connection handles at most its own limit.
+    /// Handles the backlogs of connections, the oldest first, up to `budget` completions. Each connection handles at most as many
+    /// completions as its limits permit.
     #[cold]
     fn backlogs(&mut self, budget: &mut usize) {
         let mut waiting = self.driver.take_waiting();

@@ -39,7 +39,7 @@ use crate::stats::Stats;
 pub struct Turn {
     /// True if a callback ran, or a connection made progress.
     pub progressed: bool,
-    /// True if a stage has reached its limit and has more work. The program should run another turn soon. Until then, the reactor's
+    /// True if a stage has ended at its limit with work left. The program should run another turn soon. Until then, the reactor's
     /// descriptor is readable.
     pub more: bool,
 }
@@ -100,7 +100,8 @@ pub struct Reactor<M = ()> {
     endpoints: Endpoints,
     receiver: CommandReceiver<M>,
     idle_wait: IdleWait,
-    /// The device, the memory and the return channel of the last message's buffer. Most messages have the same ones as the last message.
+    /// The device, the memory and the return channel of the last message's buffer. The buffers of most messages have the same device,
+    /// memory and return channel as that of the last message.
     lender: Option<Lender>,
     phase: TurnPhase,
 }
@@ -112,13 +113,13 @@ enum TurnPhase {
     Outside,
     /// [`Reactor::step`] has run a turn and has left it open.
     Open,
-    /// A turn is running. If a panic has ended a turn early, the phase stays `Inside`, because nothing is known about the work that the
-    /// turn has not done.
+    /// A turn is running. If a panic has ended a turn early, the phase stays `Inside`, because it is not known which work of the turn was
+    /// not done.
     Inside,
 }
 
 impl Reactor {
-    /// Creates a reactor on the providers that `config` names.
+    /// Creates a reactor with the providers that `config` selects.
     ///
     /// # Errors
     /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
@@ -173,8 +174,8 @@ impl<M> Reactor<M> {
     }
 
     /// Returns a context with the operations that a callback has, for use outside of a turn. The reactor's descriptor becomes readable, and
-    /// the next turn executes the operations that the program has requested. While a turn is open after [`Reactor::step`], this is
-    /// [`Reactor::quiet_context`].
+    /// the next turn executes the operations that the program has requested. While a turn is open after [`Reactor::step`], returns the same
+    /// context as [`Reactor::quiet_context`].
     pub fn context(&mut self) -> Context<'_> {
         if self.phase == TurnPhase::Open {
             return self.quiet_context();
@@ -185,8 +186,8 @@ impl<M> Reactor<M> {
     }
 
     /// Returns a context with the same operations as that of [`Reactor::context`], but the requested operations do not make the reactor's
-    /// descriptor readable. So the caller must run a turn before it waits for the descriptor. A loop of [`Reactor::turn`] with a timeout
-    /// does so, because a turn posts requests before it waits.
+    /// descriptor readable. So the caller must run a turn before it waits for the descriptor. A loop that only calls [`Reactor::turn`] with
+    /// a timeout meets this condition, because a turn posts the requests before it waits.
     ///
     /// While a turn is open after [`Reactor::step`], the time of the context is that of this turn, as in a callback.
     pub fn quiet_context(&mut self) -> Context<'_> {
@@ -216,8 +217,8 @@ impl<M> Reactor<M> {
         self.driver.stats()
     }
 
-    /// Returns two numbers of pooled buffers: all of them, and those that are free. Buffers that are posted to a shared receive queue count
-    /// as free.
+    /// Returns the number of buffers in the pools, and the number of those that are free. Buffers that are posted to a shared receive queue
+    /// count as free.
     #[must_use]
     pub fn pool_levels(&self) -> (usize, usize) {
         let memory = self.driver.stats().memory;
@@ -234,7 +235,7 @@ impl<M> Reactor<M> {
     ///
     /// # Errors
     /// The poller, or a provider as a whole, has failed. If only a connection fails, `run` returns no error: the failure is reported to the
-    /// handler. After an error, nothing is lost, and the program may continue with another turn.
+    /// handler. After such an error, the reactor is still usable, and the program may continue with another turn.
     ///
     /// [`Error::Panicked`] if a callback has panicked and the program has caught the panic. In this case, the reactor can only be dropped,
     /// see [`Config::contain_panics`].
@@ -262,11 +263,12 @@ impl<M> Reactor<M> {
     }
 
     /// Runs one turn of limited length, and leaves it open. [`Reactor::turn`] is the same, followed by [`Reactor::arm`]. This method is for
-    /// executors and other loops whose code runs between turns as if it were a callback. It waits like [`Reactor::turn`].
+    /// executors and other loops whose code runs between turns and uses the reactor as a callback does. If there is nothing to do, it waits
+    /// like [`Reactor::turn`].
     ///
     /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. Before the program waits for
-    /// anything, it must do one of three things. It calls [`Reactor::resume`], which posts the requests, or [`Reactor::arm`], which closes
-    /// the turn. Or it runs another turn of any kind, which does both. A loop that waits only in `step` needs no `arm`.
+    /// the descriptor, it must call [`Reactor::resume`], which posts the requests, and then [`Reactor::arm`], which closes the turn. A
+    /// further turn of any kind does both. A loop that waits only in `step` needs no `arm`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -295,8 +297,8 @@ impl<M> Reactor<M> {
     }
 
     /// Continues the turn that [`Reactor::step`] has left open, without waiting. Posts the requests that were made since [`Reactor::step`]
-    /// returned. Handles completions that arrive immediately, as a turn does after its callbacks. This takes a fraction of the time of a
-    /// turn. The turn stays open. If no turn is open, begins one.
+    /// returned. After that, handles the completions that are already available, as a turn does after its callbacks. `resume` takes a
+    /// fraction of the time of a turn. The turn stays open. If no turn is open, begins one.
     ///
     /// Example: [`Reactor::step`].
     ///
@@ -320,11 +322,11 @@ impl<M> Reactor<M> {
         Ok(Turn { progressed, more: self.driver.has_work() })
     }
 
-    /// Closes the turn that [`Reactor::step`] has left open. The caller may then wait for the descriptor: all new work makes it readable.
-    /// For this, the completion queues are armed, and all sources of events are checked once more. Requests are not posted: call
-    /// [`Reactor::resume`] first.
+    /// Closes the turn that [`Reactor::step`] has left open. After that, the caller may wait for the descriptor: all new work makes the
+    /// descriptor readable. For this purpose, `arm` arms the completion queues, and checks all sources of events once more. `arm` posts no
+    /// requests: call [`Reactor::resume`] first.
     ///
-    /// Returns `turn`, with `more` set if there is something to do already.
+    /// Returns `turn`. Its `more` is also set if the check has found something to do.
     ///
     /// Example: [`Reactor::step`].
     ///
@@ -335,7 +337,7 @@ impl<M> Reactor<M> {
             self.driver.leave_turn();
             self.phase = TurnPhase::Outside;
         }
-        // The system reports each edge only once. So arm the queues, and then check everything once more.
+        // The system reports each edge only once. So `look_before_sleep` arms the completion queues, and then checks for events once more.
         let more = turn.more || self.idle_wait.look_before_sleep(&mut self.driver)?;
         let more = more || self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
         if more {
@@ -344,15 +346,16 @@ impl<M> Reactor<M> {
         Ok(Turn { more, ..turn })
     }
 
-    /// Returns true if a drain has been requested, with [`Context::drain`], [`ReactorHandle::drain`] or [`crate::Reactors::drain`], and has
-    /// taken effect. New connections are refused with [`crate::RejectReason::Draining`]. Still returns true after the drain has ended.
+    /// Returns true if a drain was requested with [`Context::drain`], [`ReactorHandle::drain`] or [`crate::Reactors::drain`], and the
+    /// reactor has processed this request. New connections are refused with [`crate::RejectReason::Draining`]. Still returns true after the
+    /// drain has ended.
     #[must_use]
     pub const fn is_draining(&self) -> bool {
         self.driver.is_draining()
     }
 
-    /// Returns true if a drain has ended: no connection and no endpoint is left, see [`Context::drain`]. This is for programs that call
-    /// [`Reactor::turn`].
+    /// Returns true if a drain has ended: no connection and no endpoint is left, see [`Context::drain`]. This function is for programs that
+    /// call [`Reactor::turn`]: [`Reactor::run`] returns after a drain.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.driver.is_drained()
@@ -390,8 +393,8 @@ impl<M> Reactor<M> {
         self.idle_wait.end_turn(&mut self.driver);
         self.driver.leave_turn();
         self.phase = TurnPhase::Outside;
-        // The turn that ends a drain returns `more`, so that the caller checks `is_drained`. Otherwise the caller would wait for an event
-        // that never comes.
+        // The turn that ends a drain sets `more`, so that the caller does not wait, but checks `is_drained`. Otherwise the caller would
+        // wait for an event that never arrives.
         Ok(Turn { progressed: progressed?, more: self.driver.has_work() || self.is_drained() != was_drained })
     }
 }

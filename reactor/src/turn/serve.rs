@@ -15,7 +15,7 @@ const COMMANDS_PER_TURN: usize = 1024;
 #[derive(Debug)]
 pub(super) struct CommandReceiver<M> {
     pub(super) commands: Commands<M>,
-    /// The sends that wait for capacity, for each connection in order.
+    /// The sends that wait for capacity, separately for each connection, in the order of the commands.
     waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
     /// The number of commands that may still be handled in this turn.
     left: usize,
@@ -26,7 +26,7 @@ impl<M> CommandReceiver<M> {
         Self { commands, waiting: BTreeMap::new(), left: 0 }
     }
 
-    /// Begins the handling of commands in a turn. First, sends that have waited for capacity are tried again.
+    /// Begins the handling of commands in a turn. Tries again to send what has waited for capacity.
     pub(super) fn begin(&mut self, driver: &mut Driver) {
         self.left = COMMANDS_PER_TURN;
         if !self.waiting.is_empty() {
@@ -36,8 +36,8 @@ impl<M> CommandReceiver<M> {
         }
     }
 
-    /// Returns the next message for the program. Sends that precede it in the queue are executed. `None` if the queue is empty, or the
-    /// limit of the turn is reached.
+    /// Returns the next message for the program. Executes the sends that precede this message in the queue. `None` if the queue is empty,
+    /// or the limit of the turn is reached.
     pub(super) fn next_message(&mut self, driver: &mut Driver) -> Option<M> {
         while self.left > 0 {
             let command = self.commands.next()?;
@@ -60,7 +60,7 @@ impl<M> CommandReceiver<M> {
         None
     }
 
-    /// Ends the handling of commands in a turn. Returns true if there were any.
+    /// Ends the handling of commands in a turn. Returns true if at least one command was handled.
     pub(super) fn end(&self, driver: &mut Driver) -> bool {
         let taken = (COMMANDS_PER_TURN - self.left) as u64;
         let turns = &mut driver.counters().turns;
@@ -75,7 +75,7 @@ impl<M> CommandReceiver<M> {
         taken > 0
     }
 
-    /// Sends the payloads in `queue` while there is capacity. Returns true if none is left.
+    /// Sends the payloads in `queue` while there is capacity. Returns true if `queue` is empty after that.
     fn pump(&self, driver: &mut Driver, conn: ConnectionId, queue: &mut VecDeque<Vec<u8>>) -> bool {
         while let Some(payload) = queue.front() {
             if driver.is_coming_up(conn) {

@@ -7,7 +7,7 @@ use crate::driver::{CmStep, TimerPurpose};
 use crate::error::Error;
 use crate::seam::poller::Edge;
 
-/// The largest number of connection-manager events that are handled in one turn. The same limit holds for device events.
+/// The largest number of connection-manager events that are handled in one turn. Device events have a separate limit of the same size.
 const EVENTS_PER_TURN: usize = 256;
 
 /// The largest number of expired timers that are handled in one turn.
@@ -47,7 +47,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             self.ends();
         }
         self.driver.finish_drain(!self.endpoints.is_empty());
-        // The cached lender may be of a device that was removed. The cache would then keep the memory of that device allocated.
+        // The cached lender may belong to a device that was removed. It would keep the memory of that device allocated, so the cache is
+        // cleared.
         *self.lender = None;
         self.flush();
         Ok(())
@@ -55,7 +56,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Runs stage 4, the events of connection managers. If all were handled, also runs stage 5, the events of devices.
     fn connection_managers(&mut self) -> Result<(), Error> {
-        // If an error or the limit ends this stage early, the flag stays set, so that the next turn handles the remaining events.
+        // If an error or the limit ends this stage early, the flag for events stays set, so that the next turn handles the remaining
+        // events.
         self.driver.note(Stages::EVENTS);
         for _ in 0..EVENTS_PER_TURN {
             match self.driver.next_cm()? {
@@ -113,7 +115,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs the first part of stage 9: descriptors of the program that have become ready.
     fn descriptors(&mut self, edges: &mut Vec<Edge>) {
         for Edge { token, readiness } in edges.drain(..) {
-            // A callback may have deregistered the descriptor meanwhile.
+            // A callback may have deregistered the descriptor after the edge was reported.
             if let Some(key) = self.driver.os().io.find(token) {
                 self.progressed = true;
                 self.driver.counters().turns.io_edges += 1;

@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::seam::io::is_of_program;
 use crate::seam::poller::{Edge, give_way};
 
-/// `look_interval / FIRST` is the shortest interval between two checks for edges under load. While the checks find nothing, the interval
-/// doubles, up to [`Config::look_interval`](crate::Config::look_interval).
+/// `look_interval / FIRST` is the shortest interval between two checks for edges under load. Each check that finds nothing doubles the
+/// interval, up to [`Config::look_interval`](crate::Config::look_interval).
 const FIRST: u32 = 20;
 
 /// The number of rounds of polling, without a completion, between two readings of the clock.
@@ -25,17 +25,18 @@ const GIVE_WAY: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(super) struct IdleWait {
     adaptive: Adaptive,
-    /// A buffer for the edges of one check. It is empty between two checks.
+    /// A buffer for the edges that one check returns. The buffer is empty between two checks.
     edges: Vec<Edge>,
     /// The edges of the program's descriptors that stage 9 has not handled yet.
     program_edges: Vec<Edge>,
-    /// The time of the next check for edges, even if the reactor has other work.
+    /// The time at which the next check for edges takes place, even if the reactor has other work.
     look_at: Instant,
     /// The time from the last check for edges to the next one, as long as the reactor has other work.
     interval: Duration,
     /// True if this turn has checked for edges.
     looked: bool,
-    /// The number of completions that had been polled when this turn found edges. `None` if it has found no edges.
+    /// The total number of completions that the reactor had polled at the time when this turn found edges. `None` if this turn has found no
+    /// edges.
     woken: Option<u64>,
 }
 
@@ -52,7 +53,7 @@ impl IdleWait {
         }
     }
 
-    /// Runs stages 1 to 3: polls, arms and sleeps. `timeout`: the longest time to sleep.
+    /// Runs stages 1 to 3: polls, arms and sleeps. `timeout` is the longest time to sleep.
     #[inline]
     pub(super) fn wait(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         self.looked = false;
@@ -60,7 +61,7 @@ impl IdleWait {
         if !driver.has_work() {
             self.spin(driver, timeout)?;
         }
-        // Polling precedes arming, because a completion that was polled raises no event any more.
+        // The queues are polled before they are armed, because a completion that was polled raises no event any more.
         let idle = !driver.has_work() && !driver.poll_if_changed() && !driver.arm();
         if idle && !driver.os().wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
@@ -73,8 +74,8 @@ impl IdleWait {
             }
         }
         if idle && !driver.is_noted(Stages::PROVIDERS) {
-            // The reactor had nothing to do, and no provider has received anything. So everything that peers have sent until now was
-            // handled.
+            // The reactor had nothing to do, and no provider has received anything. So the reactor has handled everything that has arrived
+            // from peers until now.
             driver.caught_up();
         }
         Ok(())
@@ -88,8 +89,8 @@ impl IdleWait {
         let budget = match wait {
             Wait::Event => return Ok(()),
             Wait::Spin(budget) => budget,
-            // With a timeout of zero, the caller does not want the reactor to wait, so it does not poll for long. If posts before this
-            // stage have caused completions, the idle time has not begun.
+            // With a timeout of zero, the caller does not want the reactor to wait, so the reactor does not poll for longer. If posts
+            // before this stage have caused completions, the idle time has not begun, so the reactor does not poll here either.
             Wait::Adaptive if timeout == Some(Duration::ZERO) || driver.poll_if_changed() => return Ok(()),
             Wait::Adaptive => self.adaptive.budget(from),
         };
@@ -184,8 +185,8 @@ impl IdleWait {
         Ok(())
     }
 
-    /// Arms the completion queues and checks everything once more. Called before the program waits for the reactor's descriptor. Returns
-    /// true if there is something to do.
+    /// Arms the completion queues, and checks for completions and edges once more. Called before the program waits for the reactor's
+    /// descriptor. Returns true if there is something to do.
     pub(super) fn look_before_sleep(&mut self, driver: &mut Driver) -> Result<bool, Error> {
         if driver.arm() {
             return Ok(true);
