@@ -39,10 +39,10 @@ pub(super) enum Stage {
     /// - The peer's messages are not encrypted yet, and a peer encrypts its hello.
     /// - The hello has arrived already, before the local handshake ended.
     Proving,
-    /// The peer has opened the connection, and has ended its handshake. The peer's messages are encrypted. Its hello may arrive before the
-    /// local handshake ends.
+    /// The peer has opened the connection. The peer's side of the handshake has ended, so the peer's messages are encrypted. The peer's
+    /// hello may arrive before the local side of the handshake ends.
     PeerDone,
-    /// The peer has opened the connection, and both sides have ended the handshake. The peer's hello has not arrived.
+    /// The peer has opened the connection, and the handshake has ended on both sides. The peer's hello has not arrived.
     Proven,
     /// The local side has refused the peer's identity. Until the refusal reaches the peer, the peer may send any message.
     Refusing,
@@ -91,7 +91,7 @@ pub(super) const fn admit(stage: Stage, kind: MessageKind) -> Admission {
         },
         MessageKind::Credit => match stage {
             Up | Ending => Take,
-            // A `Credit` message has no content except the grant in its header, and the grant was processed before this call.
+            // A `Credit` message has no content except the grant in its header, and the grant was processed before the call of `admit`.
             RequestedSecured | Proving | PeerDone | Proven | Refusing => Ignore,
             Requested | Accepted | Joining | EndingJoining | Unopened | NeverUp => Violation,
         },
@@ -218,8 +218,9 @@ mod tests {
         state
     }
 
-    /// States, each with the expected stages. A state has three rows: without security, with security before the peer's messages are
-    /// encrypted, and with security after that. A row has two stages: that of the active side, and that of the passive side.
+    /// States, each with the expected stages. A state has three rows of expected stages: without security, with security while the peer's
+    /// messages are not encrypted, and with security while they are. A row has the stage of the active side and the stage of the passive
+    /// side.
     fn stages() -> Vec<(State, [[Stage; 2]; 3])> {
         use Stage::{
             Accepted, Ending as End, NeverUp, PeerDone, Proven, Proving, Refusing, Requested, RequestedSecured,

@@ -43,7 +43,7 @@ impl Connection {
         self.transfers.offers() || self.has_lists()
     }
 
-    /// Starts the transfer of a checked list, and returns its id.
+    /// Starts the transfer of a list that has passed all checks. Returns the id of the transfer.
     pub(crate) fn begin_list(&mut self, order: Order, env: &mut Env<'_>) -> TransferId {
         let lists = &mut self.sends.lists;
         let id = TransferId::new(lists.next);

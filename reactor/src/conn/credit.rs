@@ -93,7 +93,7 @@ pub(crate) struct InvalidGrant {
     pub(crate) sent: u32,
 }
 
-/// The credits of the peer: the messages that the local side allows it to send.
+/// The credits of the peer: the messages that the local side allows the peer to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveWindow {
     /// The number of receives posted since the start, modulo 2^32.
@@ -111,7 +111,7 @@ impl ReceiveWindow {
         Self { posted: depth, granted: depth, received: 0 }
     }
 
-    /// Counts receives that were posted again. They can now be granted to the peer.
+    /// Counts receives that were posted again, and can now be granted to the peer.
     #[inline]
     pub(crate) fn posted(&mut self, count: u32) {
         self.posted = self.posted.wrapping_add(count);

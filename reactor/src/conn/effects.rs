@@ -71,7 +71,7 @@ pub(crate) struct Fragments {
     pub(crate) len: usize,
     /// The number of parts that have not arrived.
     pub(crate) following: u32,
-    /// The time at which the first part arrived. The time limit for the whole message starts here.
+    /// The time at which the first part arrived. The time limit for the whole message starts at this time.
     pub(crate) since: Instant,
     /// The index of the device.
     pub(crate) device: usize,
@@ -80,11 +80,11 @@ pub(crate) struct Fragments {
 /// An action that a connection requests from the driver.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Call [`super::Connection::timeout`] at this time, or not at all if `None`. This replaces the earlier schedule.
+    /// Call [`super::Connection::timeout`] at this time. A call that was scheduled before is cancelled. If `None`, only cancel that call.
     Deadline(Option<Instant>),
     /// Call [`super::Connection::timeout`] at this time, unless a call is already scheduled for an earlier time.
     LookBy(Instant),
-    /// Call [`super::Connection::lists_due`] at this time. This replaces the earlier schedule.
+    /// Call [`super::Connection::lists_due`] at this time. A call that was scheduled before is cancelled.
     ListsBy(Instant),
     /// Disconnect, so that the device flushes the queues of the queue pair, and wait for the flushed completions.
     Flush,

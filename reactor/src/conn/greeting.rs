@@ -134,10 +134,10 @@ impl<'a> Greeting<'a> {
         out
     }
 
-    /// Returns the greeting if its window and its buffer size are in the range of the protocol.
+    /// Returns the greeting if its window and its buffer size are in the ranges that the protocol permits.
     ///
     /// # Errors
-    /// [`RejectReason::Limits`] if one of them is out of range.
+    /// [`RejectReason::Limits`] if one of the two is out of range.
     pub(crate) fn checked(self) -> Result<Self, RejectReason> {
         let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&self.window) && self.buffer_size > 0;
         if sound { Ok(self) } else { Err(RejectReason::Limits) }

@@ -35,7 +35,7 @@ pub(super) enum SecuringProgress {
     Asking(Sealer),
     /// The program has postponed its decision about the peer.
     Postponed(Sealer),
-    /// The program has accepted the peer. The peer is notified of this together with the last handshake bytes.
+    /// The program has accepted the peer. The message with the last handshake bytes notifies the peer of the acceptance.
     Accepted(Sealer),
     /// The peer was notified that it is accepted.
     Done,

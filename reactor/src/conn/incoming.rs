@@ -139,8 +139,8 @@ impl IncomingMessage {
         let Sink::Library(region) = &mut self.sink else { return false };
         let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
         if region.is_open() {
-            // The peer can write to this memory as long as it is registered. So once the whole message has arrived, it is copied to private
-            // memory, and the copy is decrypted.
+            // The peer can write to the memory of the message while that memory is registered. So when the whole message has arrived, it is
+            // copied to memory that is not registered, and the copy is decrypted.
             if !whole {
                 return true;
             }

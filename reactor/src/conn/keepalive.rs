@@ -37,7 +37,7 @@ pub(crate) struct Keepalive {
 /// The result of a check of a peer's silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The peer may be silent until this time. The next check takes place then.
+    /// The peer may be silent until this time. The next check takes place at this time.
     Wait(Instant),
     /// The peer has exceeded its timeout, but may have sent something that was not processed yet. The next check takes place at this time.
     Suspect(Instant),

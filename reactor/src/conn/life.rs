@@ -136,7 +136,7 @@ impl Connection {
                 }
                 Ok(greeting) => {
                     self.agree(&greeting, own, false, env.config);
-                    // The hello opens the connection on the peer's side, so it precedes everything that the program sends.
+                    // The hello opens the connection on the peer's side, so the hello precedes all messages of the program.
                     self.push_control(MessageKind::Hello, &[], None, env);
                     self.announce(env);
                     return greeting.extensions;
@@ -578,7 +578,8 @@ impl Connection {
     }
 }
 
-/// Returns true if this pending callback is dropped because the program has closed the connection. Frees the buffers of a dropped message.
+/// Returns true if this pending callback must be dropped, because the program has closed the connection. In this case, frees the buffers of
+/// the message in the callback.
 fn is_muted(event: &mut Event, buffers: &mut Buffers, shared: bool) -> bool {
     match event {
         Event::Message(arrived) => {

@@ -218,7 +218,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// Returns true if there is a list.
+    /// Returns true if the connection has a list that has not ended.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         !self.waiting.is_empty()

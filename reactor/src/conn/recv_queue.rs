@@ -201,7 +201,7 @@ impl RecvQueue {
         count
     }
 
-    /// Returns the buffers of the last `count` prepared receives to the pool, because they could not be posted.
+    /// Returns the buffers of the last `count` prepared receives to the pool, because these receives could not be posted.
     pub(crate) fn unprepare(&mut self, pool: &mut Pool, count: usize) {
         let ReceiveSource::Own { posted, .. } = &mut self.source else { return };
         for _ in 0..count {

@@ -237,7 +237,7 @@ impl Connection {
                 self.sends.seal_from_here();
                 self.sealer = Some(Box::new(sealer));
                 if self.is_active() {
-                    // The hello opens the connection on the peer's side, so it precedes everything that the program sends.
+                    // The hello opens the connection on the peer's side, so the hello precedes all messages of the program.
                     self.push_hello(env);
                 }
                 self.secured(env);
@@ -245,7 +245,7 @@ impl Connection {
         }
     }
 
-    /// Queues the hello. A credit and a slot are available, because the last ones are reserved for control messages.
+    /// Queues the hello. A credit and a slot are available, because the last credits and the last slots are reserved for control messages.
     fn push_hello(&mut self, env: &mut Env<'_>) {
         debug_assert!(self.tx.available() > 0 && self.sends.has_control_room(), "data leaves the last ones to it");
         self.push_control(MessageKind::Hello, &[], None, env);
@@ -258,7 +258,7 @@ impl Connection {
             return;
         }
         let greeted = securing.greeted;
-        // The passive side also needs the peer's hello, which may have arrived already.
+        // The connection comes up on the active side now. On the passive side, it comes up only if the peer's hello has arrived already.
         if self.is_active() || (self.state.greet() && greeted) {
             self.announce(env);
         }

@@ -117,7 +117,7 @@ pub(crate) struct SendQueue {
     first: u16,
     /// The number of ids that were assigned to sends of the program.
     named: u64,
-    /// The number of unsignaled work requests since the last signaled one, in the whole queue.
+    /// The number of unsignaled work requests in the queue, posted or not, since the last signaled one.
     unsignaled: usize,
     /// The number of posted work requests since the last signaled one. They cause no completion unless one of them fails.
     silent: usize,
@@ -262,7 +262,7 @@ impl SendQueue {
         self.entries.len() - self.chain.len()
     }
 
-    /// Returns the number of posted sends that a completion will report. Unsignaled sends after the last signaled one are not among them.
+    /// Returns the number of posted sends that a completion will report. Unsignaled sends after the last signaled send are not counted.
     pub(crate) fn awaited(&self) -> usize {
         self.posted().saturating_sub(self.silent)
     }
@@ -366,7 +366,7 @@ impl SendQueue {
         self.chain.push(SendWr { wr_id: send_wr_id(self.connection, sequence), op, sges, flags });
     }
 
-    /// Adds a batch of pieces of a list. Only the last one is signaled.
+    /// Adds a batch of pieces of a list. Only the last piece of the batch is signaled.
     pub(super) fn push_batch(&mut self, order: &Order, pieces: Range<usize>) {
         let pieces = order.pieces.get(pieces).unwrap_or_default();
         let (first, reads) =
@@ -467,7 +467,7 @@ impl SendQueue {
         1 + !matches!(self.copies, Copies::Reported) as u32
     }
 
-    /// Returns true if the end of a message that is copied now is reported to the program.
+    /// Returns true if the ends of messages whose payload is copied now are reported to the program.
     #[inline]
     pub(super) const fn tells_of_copies(&self) -> bool {
         !matches!(self.copies, Copies::Quiet)
@@ -496,8 +496,8 @@ impl SendQueue {
         self.awaited() == 0 && self.chain.is_empty()
     }
 
-    /// Makes sure that a completion frees the slots of the sends in the queue, because the program waits for slots. Returns false if the
-    /// caller must add another, signaled send for this, because all sends are already posted and unsignaled.
+    /// Makes sure that a completion frees the slots of the sends in the queue, because the program waits for slots. Returns false if all
+    /// sends are already posted and unsignaled. In this case, the caller must add a signaled send.
     pub(super) fn request_signal(&mut self) -> bool {
         self.wants_signal |= !self.chain.is_empty();
         self.entries.is_empty() || !self.is_settled()
@@ -983,7 +983,7 @@ impl Connection {
             && (control || self.framing == Framing::Raw || self.receives.worth_posting(&self.rx))
     }
 
-    /// Counts receives that were posted, or claimed from the shared queue. They can now be granted to the peer.
+    /// Counts receives that were posted, or claimed from the shared queue, and can now be granted to the peer.
     #[inline]
     pub(crate) fn receives_posted(&mut self, count: u32) {
         if !cfg!(planted = "credit-at-completion") {

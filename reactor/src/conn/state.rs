@@ -91,7 +91,7 @@ impl Ending {
         Self::Disconnect { evidence, delivers }
     }
 
-    /// Creates an end for which the local side has decided the reason.
+    /// Creates the end of a connection that the local side has ended for this reason.
     pub(crate) const fn decided(reason: DisconnectReason) -> Self {
         Self::disconnect(Evidence::Decided(reason))
     }

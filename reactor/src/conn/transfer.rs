@@ -264,8 +264,8 @@ impl Connection {
         })
     }
 
-    /// Returns true if a message of `len` bytes may be offered: the connection is open, the peer accepts this length, and fewer than the
-    /// maximum of offers are in flight.
+    /// Returns true if a message of `len` bytes may be offered: the connection is open, the peer accepts this length, and the number of
+    /// offers in flight is below the maximum.
     pub(crate) fn may_offer(&self, len: usize) -> bool {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }

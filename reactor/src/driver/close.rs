@@ -94,7 +94,7 @@ impl Driver {
         self.suspect(id, suspects == Some(true));
     }
 
-    /// Returns what is known about the silence of a peer. `caught_up` is false when the peer is first suspected to be lost. It becomes true
+    /// Returns the facts about the silence of a peer. `caught_up` is false when the peer is first suspected to be lost. It becomes true
     /// when everything was handled that had arrived in the completion queue and in the operating system at the time of that first
     /// suspicion.
     fn silence(&self, id: ConnectionId) -> Silence {

@@ -85,7 +85,7 @@ impl Driver {
         None
     }
 
-    /// Passes a completion that was deferred to this turn from the connection's backlog to the connection.
+    /// Passes a completion from the backlog of a connection to that connection.
     pub(crate) fn complete_deferred(&mut self, id: ConnectionId, wc: &WorkCompletion) {
         let Some((slot, mut env)) = self.at(id) else { return };
         take(slot, WorkRequestId::of(wc.wr_id), wc, &mut env);

@@ -50,7 +50,7 @@ impl Driver {
 
     #[cold]
     fn begin_drain_of(&mut self, deadline: Duration) -> Duration {
-        // The callback that requested the drain may have taken long, so `now` may be old.
+        // The callback that requested the drain may have run for a long time, so `now` may be out of date.
         self.look_at_clock();
         log::info!("draining {} connections within {deadline:?}", self.table.len());
         if let Some(membership) = &self.membership {

@@ -39,7 +39,7 @@ pub enum Place {
     Reactor(usize),
 }
 
-/// A group of reactors, usable from any thread. Nothing here blocks.
+/// A group of reactors. Any thread may use it. None of its methods blocks.
 ///
 /// ```
 /// use std::time::Duration;
@@ -182,8 +182,8 @@ impl Reactors {
 
     /// Drains one reactor, like [`crate::ReactorHandle::drain`]. The other reactors accept the new connections from now on.
     ///
-    /// If the drained reactor listens, it continues to listen for the others. Its `run` then returns when every other reactor is draining
-    /// or was dropped. An `index` out of range is ignored.
+    /// If the drained reactor listens, it continues to listen for the other reactors. In this case, its `run` returns only when every other
+    /// reactor is draining or was dropped. An `index` out of range is ignored.
     ///
     /// ```
     /// use std::time::Duration;

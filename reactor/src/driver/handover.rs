@@ -142,7 +142,7 @@ impl Driver {
         }
     }
 
-    /// Handles calls of other threads: resolved host names, and the request of a drain.
+    /// Checks for results and requests from other threads: resolved host names, and the request of a drain.
     pub(crate) fn check_inbox(&mut self) {
         self.take_lookups();
         if let Some(deadline) = self.os.wake.take_drain() {

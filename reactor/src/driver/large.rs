@@ -45,7 +45,7 @@ impl LargeMessages {
         Self { copied: Budget::new(limit), fetched: Budget::new(limit), looks: false, joins: Joins::new(keep) }
     }
 
-    /// Returns two numbers of bytes: those in use for fetched messages, and those in use for copies.
+    /// Returns the number of bytes that fetched messages use, and the number of bytes that copies use.
     pub(super) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
     }
@@ -417,8 +417,8 @@ impl Driver {
         }
     }
 
-    /// Handles the release of the memory of a large message: returns it to the budget, and notifies the connections that wait for memory.
-    /// `id`: the connection that the message was sent on.
+    /// Handles the release of the memory of a large message: returns the memory to the budget, and notifies the connections that wait for
+    /// memory. `id` is the connection of the message.
     pub(super) fn settle(&mut self, account: MemoryUse, len: usize, id: Option<ConnectionId>) {
         match account {
             MemoryUse::Program => {}

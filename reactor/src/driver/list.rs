@@ -72,7 +72,8 @@ impl Driver {
 
     /// Cancels a list, so that no more of its pieces are posted. Returns false if there is no such list.
     pub(crate) fn cancel_transfer(&mut self, id: ConnectionId, transfer: TransferId) -> bool {
-        // If the program has closed the connection, the close may have waited for this list.
+        // If the program has closed the connection, the close may have waited for this list, so stage 10 checks if the connection can end
+        // now.
         self.note(Stages::ENDS);
         self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
     }
@@ -91,7 +92,8 @@ impl Driver {
         let Some(slot) = self.table.get_mut(id) else { return };
         slot.link.lists = None;
         self.input(id, |conn, env| conn.lists_due(env));
-        // If the program has closed the connection, the close may have waited for these lists.
+        // If the program has closed the connection, the close may have waited for these lists, so stage 10 checks if the connection can end
+        // now.
         self.note(Stages::ENDS);
     }
 }

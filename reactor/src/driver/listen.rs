@@ -143,8 +143,8 @@ impl Driver {
         self.listen_from(first, address, options)
     }
 
-    /// Tries the providers from `first` on, until one can listen. A provider that has no device with the address cannot, and neither can a
-    /// provider without a connection manager for the device.
+    /// Tries the providers from `first` on, until one can listen. A provider cannot listen if it has no device with the address, or no
+    /// connection manager for that device.
     fn listen_from(
         &mut self,
         first: usize,

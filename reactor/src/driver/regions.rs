@@ -24,7 +24,7 @@ use crate::memory::registry::{RegistrationTarget, RightsEnded};
 use crate::providers::device_index;
 use crate::security::{SecurityError, channel};
 
-/// A region, and the range of it that an operation reads.
+/// A region, and the range of this region that an operation reads.
 pub(crate) type LocalRange<'a> = (&'a Region, Range<usize>);
 
 impl Driver {

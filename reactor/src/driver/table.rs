@@ -74,7 +74,7 @@ pub(crate) struct ConnectionLink {
     pub(super) waits: Option<PendingSlot>,
     /// The regions that only this peer can access.
     pub(super) regions: Vec<Key>,
-    /// The memory of fetched messages that is charged to the connection, in bytes. It includes messages that the program keeps.
+    /// The number of bytes that are charged to the connection for fetched messages, including the messages that the program keeps.
     pub(super) fetched: usize,
     /// The part of `fetched` that is also charged to the peer's host, in bytes. Messages that count as small in the memory budget are not
     /// charged to the host.
@@ -130,7 +130,7 @@ pub(super) struct Suspicion {
 
 #[derive(Debug)]
 struct TableEntry {
-    /// The id of the connection in this entry, or of the next one if the entry is empty.
+    /// The id of the connection in this entry. If the entry is empty, the id of the next connection in this entry.
     id: ConnectionId,
     slot: Option<ConnectionSlot>,
 }

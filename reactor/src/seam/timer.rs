@@ -67,7 +67,7 @@ impl<T> Timers<T> {
         self.earliest
     }
 
-    /// Removes the earliest timer and returns its key and value, if it has expired.
+    /// If the earliest timer has expired, removes it and returns its key and value. Otherwise returns `None`.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Key, T)> {
         if self.next()? > now {
             return None;

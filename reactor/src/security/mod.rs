@@ -114,8 +114,8 @@ pub enum SecurityError {
 /// Returns `true` if a character must not be displayed as part of untrusted text: it controls a terminal, changes the direction of text, or
 /// is invisible.
 pub(crate) fn is_hidden(c: char) -> bool {
-    // `escape_debug` replaces a character that cannot be printed by more than two characters. It replaces a quotation mark by two
-    // characters, so quotation marks do not count as hidden.
+    // For a character that cannot be printed, `escape_debug` returns more than two characters. For a quotation mark it returns two, so
+    // quotation marks do not count as hidden.
     c.is_control() || c.escape_debug().len() > 2
 }
 

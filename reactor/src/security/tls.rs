@@ -505,7 +505,7 @@ impl Handshake for TlsHandshake {
     }
 }
 
-/// The key of one sequence.
+/// The key of one sequence of messages or segments in one direction.
 struct QuicKey {
     key: Box<dyn PacketKey>,
     /// The secrets from which the next keys are derived.

@@ -24,8 +24,8 @@ use crate::memory::landing::Offered;
 use crate::memory::region::Region;
 use crate::seam::poller::Readiness;
 
-/// The index of a device, the slabs of its buffers, and their return channel. A message borrows the slabs and the channel from here, so
-/// that the callback can borrow the driver at the same time.
+/// The index of a device, the slabs of its buffers, and their return channel. A message borrows the slabs and the channel from this tuple,
+/// and not from the driver, so that the callback can borrow the driver.
 pub(super) type Lender = (usize, Arc<Slabs>, Arc<ReturnChannel>);
 
 /// The state that the stages of a turn need to make callbacks: the driver, the endpoints and the handler.

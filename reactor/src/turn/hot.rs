@@ -70,7 +70,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.post_and_look(&mut budget) || found
     }
 
-    /// Runs the last part of stage 7 again, for requests that the program has made after the turn. Returns true if the queues had
+    /// Runs the last part of stage 7 again, because the program may have made requests after the turn. Returns true if the queues had
     /// completions.
     pub(super) fn resume(&mut self) -> bool {
         let mut budget = self.driver.config().completions.per_turn as usize;

@@ -67,7 +67,7 @@ impl IdleWait {
             self.sleep(driver, begun, timeout)?;
         } else {
             // The reactor checks for edges regularly, even if it has other work, or completions were deferred to this turn. So a connection
-            // with very many completions cannot delay the edges of others.
+            // with very many completions cannot delay the handling of other connections' edges.
             let is_due = driver.now() >= self.look_at && !cfg!(planted = "no-look-under-load");
             if is_due || driver.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
