@@ -78,7 +78,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) fragments: bool,
     /// True if the sender wants progress reports from its peer while the peer fetches a large message.
     pub(crate) progress: bool,
-    /// True if the sender ends the connection when it receives a goodbye. After a goodbye to such a sender, the local side can wait until
+    /// True if the sender ends the connection when it receives a goodbye. A side that has sent a goodbye to such a sender can wait until
     /// the sender ends the connection.
     pub(crate) parting: bool,
     /// True if the sender accepts reports that its peer lacks the memory to fetch a message.

@@ -366,7 +366,7 @@ impl Connection {
     /// available. Without a goodbye, the peer would report the local side as lost. The goodbye may use the last credit, because no message
     /// follows it. The second step disconnects.
     ///
-    /// `abrupt` is true if a disconnect may overtake messages that were sent before it on this transport. In this case, the local side does
+    /// `abrupt` is true if, on this transport, a disconnect may overtake messages that were sent earlier. In this case, the local side does
     /// not disconnect itself if the peer disconnects on receipt of a goodbye.
     pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
@@ -417,9 +417,9 @@ impl Connection {
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let flushed = failure.status == WcStatus::Flushed;
         if flushed && self.state.is_securing() {
-            // A work request was flushed during the handshake. All messages of the peer were processed before this, because their
-            // completions precede the first flushed work request, and no more can arrive. So the connection ends now, without waiting for
-            // the connection manager.
+            // A work request was flushed during the handshake. All messages of the peer were processed before it, because their completions
+            // precede the first flushed work request. No more messages can arrive. So the connection ends now, without waiting for the
+            // connection manager.
             return self.disconnected(DisconnectCause::Peer, env);
         }
         let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };

@@ -14,7 +14,7 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, Piece, TransferNotification, TransferOutcome};
 use crate::memory::region::Region;
 
-/// The largest number of bytes in a batch of several pieces. After a batch, other connections may post before the next batch of this one.
+/// The largest number of bytes in a batch of several pieces. Between two batches of a connection, other connections may post.
 const BATCH: usize = 256 << 10;
 
 /// The limit on the total length of the posted pieces of a connection, in bytes. When it is reached, no more pieces are posted until posted
@@ -57,7 +57,7 @@ pub(crate) enum ListDirection {
     /// The bytes of the piece have arrived in local memory.
     Read,
     /// The local transport guarantees delivery of the piece. The bytes of the piece may not be in the peer's memory yet. If the connection
-    /// ends, they may never be.
+    /// ends, these bytes may never arrive there.
     Write,
     /// The bytes of the piece are in the peer's memory.
     PlacedWrite,

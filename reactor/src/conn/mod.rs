@@ -354,7 +354,7 @@ impl Connection {
         env.effects.actions.push_back((self.id, action));
     }
 
-    /// If a send was refused, adds the connection to those for which the driver checks if that send would be accepted now.
+    /// If a send was refused, requests that the driver checks whether that send would be accepted now.
     #[inline]
     fn ask_writable(&self, env: &mut Env<'_>) {
         if self.refused.is_some() {

@@ -165,7 +165,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns true if the number of free receives is large enough to post them to the connection's own receive queue now.
+    /// Returns true if enough receives of the connection's own receive queue are free, so that they should be posted now.
     #[inline]
     pub(crate) fn worth_posting(&self, window: &ReceiveWindow) -> bool {
         match &self.source {

@@ -184,8 +184,8 @@ impl SendQueue {
     }
 
     /// Returns the number of pieces in a full batch of a list: a third of the slots of the send queue. Only the last piece of a batch is
-    /// signaled. Before a batch, unsignaled sends that no completion frees may occupy up to half of the slots. The other half always has a
-    /// slot for each piece of the batch, including the signaled one.
+    /// signaled. Unsignaled sends before a batch may occupy up to half of the slots until the batch completes. The batch fits into the
+    /// other half, so its signaled piece always gets a slot.
     pub(super) fn batch(&self) -> usize {
         (self.slots / 3).max(1)
     }
@@ -436,7 +436,7 @@ impl SendQueue {
         self.has_carrier = false;
     }
 
-    /// Excludes the work requests that are in the chain now from encryption. Work requests that are added later are encrypted.
+    /// Leaves the work requests unencrypted that are in the chain now. Work requests that are added later are encrypted.
     pub(super) fn seal_from_here(&mut self) {
         self.sealed = self.chain.len();
         self.has_carrier = false;

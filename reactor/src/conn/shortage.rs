@@ -87,8 +87,8 @@ fn report_interval(env: &Env<'_>) -> Duration {
 impl Connection {
     /// Returns the length of the next message that needs memory, in bytes. `None` if no message needs memory now.
     ///
-    /// This is the oldest message that needs memory, if the Reads of all messages before it will be posted soon. Otherwise the memory of
-    /// this message would not be used for a long time.
+    /// The next message is the oldest message without memory. It needs memory now only if the Reads of all messages before it will be
+    /// posted soon. Otherwise its memory would be unused for a long time.
     pub(crate) fn wants_memory(&self) -> Option<usize> {
         let active = self.transfers.active()?;
         let at = active.incoming.iter().position(IncomingMessage::wants_memory)?;

@@ -44,8 +44,8 @@ pub(crate) enum State {
     Draining,
     /// The program has closed the connection, all sends have ended, and the goodbye is in flight to the peer.
     Leaving,
-    /// The local side has refused the peer's identity, and the refusal is in flight to the peer. After the refusal was sent, the connection
-    /// ends with this `Ending`.
+    /// The local side has refused the peer's identity, and the refusal is in flight to the peer. When the refusal has been sent, the
+    /// connection ends with this `Ending`.
     Refusing(Box<Ending>),
     /// The queues are being flushed. After that the connection ends.
     Closing(Box<Closing>),

@@ -234,8 +234,7 @@ impl Transfers {
         self.0.as_ref().is_some_and(|active| active.peer_waited.is_some_and(|waited| waited >= active.answered))
     }
 
-    /// Returns the time since which one of the transfers has made no progress, the earliest if there are several. `None` if no transfer
-    /// waits for the peer.
+    /// Returns the earliest time since which a transfer has made no progress. `None` if no transfer waits for the peer.
     ///
     /// While a peer reports that it waits for memory, it does not count as stalled. This holds for at most [`WAITS`] times `limit`.
     pub(crate) fn stands_since(&self, limit: Duration) -> Option<Instant> {

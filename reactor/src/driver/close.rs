@@ -112,8 +112,8 @@ impl Driver {
         Silence { heard: liveness.and_then(|liveness| liveness.last_heard(qp)), caught_up: passed && !unread }
     }
 
-    /// Records that a peer is suspected to be lost, or, if `suspects` is false, that it is not. The first suspicion stores the position in
-    /// the completion queue up to which completions must be handled before the peer counts as lost.
+    /// Records whether a peer is suspected to be lost. If `suspects` is false, removes an earlier suspicion. The first suspicion stores the
+    /// position in the completion queue up to which completions must be handled before the peer counts as lost.
     fn suspect(&mut self, id: ConnectionId, suspects: bool) {
         let Self { table, devices, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
@@ -238,7 +238,7 @@ impl Driver {
         if cq.has_passed(begun) && slot.allowance.backlog.is_empty() {
             return Some(true);
         }
-        // The next turn polls each completion queue that is not armed.
+        // Marks the completion queue as not armed, so that the next turn polls it.
         cq.armed = false;
         stages.insert(Stages::ENDS);
         Some(false)

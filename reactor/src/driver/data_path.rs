@@ -125,7 +125,7 @@ impl Driver {
     }
 
     /// Posts the collected work requests of a connection. If the sends carry a grant for new receives, the receives are posted before the
-    /// sends. If `ask` is true, first requests memory for a large message of the connection that needs memory.
+    /// sends. If `ask` is true and a large message of the connection needs memory, requests this memory first.
     fn post(&mut self, id: ConnectionId, ask: bool) {
         let Self { table, devices, providers, config, now, effects, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };

@@ -103,7 +103,7 @@ impl Fallback {
                 Err(error) => {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
                     // For a connection that is set up by exchange of queue pair numbers: a provider without support for this returns
-                    // `Unsupported`. The error of a provider with support replaces that one.
+                    // `Unsupported`. The error of a provider with support replaces this error.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::TransportError::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);

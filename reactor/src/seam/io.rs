@@ -2,7 +2,8 @@
 //!
 //! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when a descriptor has become ready since the last call: bytes
 //! or a connection arrived, buffer space became available, or the other end closed. It is also called after the registration, if the
-//! descriptor is already ready at that time. One call may report several edges. A call may be spurious: the descriptor is then not ready.
+//! descriptor is already ready at that time. One call may report several edges. A call may be spurious, so that the descriptor is not
+//! ready.
 //!
 //! Therefore the descriptor must be non-blocking, and in each `on_io_ready` the program must read, write or accept until `WouldBlock`. A
 //! program that stops earlier, to be fair to other descriptors, must set a timer of zero and continue in `on_timer`.

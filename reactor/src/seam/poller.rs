@@ -175,7 +175,7 @@ impl Clock for SystemClock {
 /// Returns a source of randomness that reads from the operating system.
 ///
 /// # Panics
-/// Panics if the system provides no randomness, which may happen very early at boot. Without randomness, keys and sequence numbers would be
+/// Panics if the system provides no randomness, which may happen very early at boot. Without randomness, values such as keys would be
 /// predictable.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads randomness")]
 pub fn system_entropy() -> Entropy {

@@ -95,8 +95,8 @@ impl TlsIdentity {
         Ok(())
     }
 
-    /// Returns the resolver of the identity. `raw` is true if a raw public key is required, and false if certificates are. Returns an error
-    /// if the identity is of the other kind.
+    /// Returns the resolver of the identity. `raw` is true if the caller requires a raw public key, and false if it requires certificates.
+    /// Returns an error if the identity is of the other kind.
     fn of_kind(&self, raw: bool) -> Result<Arc<KeyResolver>, SecurityError> {
         match (self.0.raw, raw) {
             (true, false) => Err(settings("this identity has no certificate: use Tls::public_keys with it")),

@@ -2,8 +2,8 @@
 //!
 //! It estimates two times. The *gap* is the time from empty queues to the next completion. The *cost* is the delay of a completion that
 //! must wake a sleeping thread. To measure the cost, one idle time in [`PROBE`] (one in [`FAR_PROBE`] if gaps are long) is a probe: the
-//! reactor polls where it would otherwise sleep, or sleeps where it would otherwise poll. The cost is the length of an idle time with sleep
-//! minus that of one without.
+//! reactor polls where it would otherwise sleep, or sleeps where it would otherwise poll. The cost is the length of an idle time in which
+//! the reactor slept, minus the length of one in which it only polled.
 //!
 //! If polling finds a completion after the time `t`, it has used `t - cost` more processor time than sleeping would have used. If a share
 //! `s` of a processor may be used for this, polling is worthwhile up to `cost / (1 - s)`: the *limit*. If the estimated gap is not longer

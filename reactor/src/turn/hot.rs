@@ -80,7 +80,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     }
 
     /// Posts the collected work requests, and handles the completions that this posting has caused. The callbacks of these completions may
-    /// cause further posts. The completions of those posts are handled in a later stage or turn, so that the next stages are not delayed.
+    /// queue further work requests, which are also posted. Their completions are handled later, so that the next stages are not delayed.
     /// Returns true if this function has handled completions.
     #[inline]
     fn post_and_look(&mut self, budget: &mut usize) -> bool {

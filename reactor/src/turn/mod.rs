@@ -100,8 +100,8 @@ pub struct Reactor<M = ()> {
     endpoints: Endpoints,
     receiver: CommandReceiver<M>,
     idle_wait: IdleWait,
-    /// The device, the memory and the return channel of the last message's buffer. The buffers of most messages have the same device,
-    /// memory and return channel as that of the last message.
+    /// The device, the memory and the return channel of the last message's buffer. They are kept here, because the buffer of the next
+    /// message most likely has the same ones.
     lender: Option<Lender>,
     phase: TurnPhase,
 }

@@ -705,7 +705,8 @@ fn a_message_that_moves_slowly_is_not_given_up() {
     }
 }
 
-/// A peer that reports impossible progress violates the protocol. Otherwise a peer could pretend forever that it is fetching a message.
+/// A peer that reports impossible progress violates the protocol. If such reports were accepted, a peer could pretend forever that it is
+/// fetching a message.
 #[test]
 fn news_of_parts_that_cannot_be_is_refused() {
     const STRIDE: u64 = 4 << 20;
