@@ -95,8 +95,8 @@ impl IncomingMessage {
     }
 
     /// Returns a scatter/gather entry for a Read of `len` bytes at offset `from`, and the holds that keep the entry's memory registered
-    /// until the Read ends. Memory of the program needs no hold here, because the `Landing` has one. `None` if the message has no memory
-    /// yet.
+    /// until the Read ends. For memory of the program, no hold is returned, because the `Landing` already has one. `None` if the message
+    /// has no memory yet.
     pub(super) fn lend(&mut self, from: u64, len: u64) -> Option<(Sge, Holds)> {
         let mut holds = Holds::default();
         let sge = match &mut self.sink {

@@ -108,7 +108,7 @@ impl Connection {
     }
 
     /// Notes that the transport is up. `own` is the largest payload in one local buffer, in bytes. Returns true if the peer supports the
-    /// extensions of the embedded provider. The caller must then check if the local side supports them too.
+    /// extensions of the embedded provider. In this case, the caller must check if the local side supports them too.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
             // The connection will be secured. The first handshake message of the peer changes the state.
@@ -366,8 +366,8 @@ impl Connection {
     /// available. Without a goodbye, the peer would report the local side as lost. The goodbye may use the last credit, because no message
     /// follows it. The second step disconnects.
     ///
-    /// `abrupt` is true if, on this transport, a disconnect may overtake messages that were sent earlier. In this case, the local side does
-    /// not disconnect itself if the peer disconnects on receipt of a goodbye.
+    /// `abrupt` is true if, on this transport, a disconnect may overtake messages that were sent earlier. In this case, the local side
+    /// waits for the peer to disconnect, if the peer does so on receipt of a goodbye.
     pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
@@ -535,8 +535,8 @@ impl Connection {
         self.sends.forsake() + self.receives.forsake()
     }
 
-    /// If the program has closed the connection: notes that a send was not delivered. The reason that `on_disconnect` reports then has
-    /// `complete: false`.
+    /// If the program has closed the connection: notes that a send was not delivered. In this case, the reason that `on_disconnect` reports
+    /// has `complete: false`.
     pub(super) fn cut_off(&mut self) {
         if let State::Closing(closing) = &mut self.state {
             closing.cut_off();

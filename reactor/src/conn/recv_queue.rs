@@ -29,7 +29,8 @@ use crate::security::Opener;
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     source: ReceiveSource,
-    /// The number of messages that the program keeps after their callback has returned. Their receives cannot be posted again yet.
+    /// The number of messages that the program keeps after their callback has returned. The receives of these messages cannot be posted
+    /// again yet.
     kept: u32,
     /// The number of arrived messages that are not delivered yet, because an earlier large message must be delivered first.
     held: u32,

@@ -119,7 +119,7 @@ pub(crate) struct SendQueue {
     named: u64,
     /// The number of unsignaled work requests in the queue, posted or not, since the last signaled one.
     unsignaled: usize,
-    /// The number of posted work requests since the last signaled one. They cause no completion unless one of them fails.
+    /// The number of posted work requests since the last signaled one. None of these causes a completion unless it fails.
     silent: usize,
     copies: Copies,
     /// True if the next flush must signal its last work request, because the end of an unsignaled work request must be reported.
@@ -251,7 +251,7 @@ impl SendQueue {
         self.has_carrier
     }
 
-    /// Notes that the peer waits for the last message in the chain. The chain is then posted even while the program corks the connection.
+    /// Notes that the peer waits for the last message in the chain. So the chain is posted even while the program corks the connection.
     pub(super) const fn hurry(&mut self) {
         self.is_awaited = true;
     }

@@ -403,8 +403,8 @@ impl Connection {
         self.tell(env, Event::Landed(Box::new((offered, result))));
     }
 
-    /// Frees all messages that wait or are being fetched, because nothing more is delivered to the program. Memory of the program stays
-    /// registered until the end of the connection, because Reads into it may still be in flight.
+    /// Frees all messages that wait for delivery or are being fetched, because nothing more is delivered to the program. Memory of the
+    /// program stays registered until the end of the connection, because Reads into it may still be in flight.
     pub(super) fn discard_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let Some(active) = &mut self.transfers.0 else { return };

@@ -1,5 +1,5 @@
-//! Draining a reactor: new connections are refused, the existing connections end before a deadline or are aborted then, and `run` returns
-//! after that.
+//! Draining a reactor: new connections are refused, the existing connections end before a deadline or are aborted at the deadline, and
+//! `run` returns after that.
 
 use std::time::Duration;
 

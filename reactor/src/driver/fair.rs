@@ -1,6 +1,6 @@
 //! Fairness between connections in stage 7 of a turn, which handles completions. The number of completions that a connection handles in one
-//! turn is limited. The remaining ones wait in the connection's *backlog*, in order, for the next turn. So a connection with many
-//! completions does not delay the others.
+//! turn is limited. Its remaining completions wait in the connection's *backlog*, in order, for the next turn. So a connection with many
+//! completions does not delay other connections.
 
 use std::collections::VecDeque;
 

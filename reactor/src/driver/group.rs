@@ -262,8 +262,8 @@ impl GroupMembership {
                 return Some(index);
             }
         }
-        // Between the choice of a reactor and its reservation, another thread may close or fill that reactor. Then another reactor is
-        // chosen. This happens at most once for each reactor.
+        // Between the choice of a reactor and its reservation, another thread may close or fill that reactor. In this case, another reactor
+        // is chosen. This happens at most once for each reactor.
         for _ in 0..members.len() {
             let open = members.iter().enumerate().filter(|(_, member)| {
                 member.open.load(Ordering::Relaxed) && member.coming.load(Ordering::Relaxed) < member.max_coming

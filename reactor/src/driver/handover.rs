@@ -15,7 +15,7 @@ use crate::providers::{HANDOVER, Handle, role};
 
 impl Driver {
     /// Returns the connect request with the connection-manager id `cm`, which arrived on a listener of this reactor. `None` if the listener
-    /// was closed meanwhile.
+    /// was closed before this call.
     pub(super) fn request(
         &mut self,
         cm: Handle<CmId>,

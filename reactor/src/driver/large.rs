@@ -111,8 +111,8 @@ impl LargePayload<'_> {
 
 /// Writes the encrypted segments of a large message to a region, and their authentication tags after them. The peer, and everyone who knows
 /// the region's remote key, can read the region at any time, so plaintext is never written to it. Returns false if the payload cannot be
-/// read, the region `to` cannot be written, or a segment cannot be encrypted. The caller must then end the connection, because the peer
-/// could not decrypt later large messages.
+/// read, the region `to` cannot be written, or a segment cannot be encrypted. After false, the caller must end the connection, because the
+/// peer could not decrypt later large messages.
 fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> bool {
     let len = payload.len() as u64;
     let message = sealer.begin(len);

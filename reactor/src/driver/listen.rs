@@ -18,8 +18,8 @@ use crate::providers::{EXCHANGE, Handle, role};
 /// The interval between two attempts of a listener to listen, while no attempt succeeds.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// The number of ports that are tried for an address with port 0. If a provider cannot use a port that another provider has chosen, the
-/// next port is tried.
+/// The number of ports that are tried for an address with port 0. If a provider cannot use the port that the first provider has chosen,
+/// another port is tried.
 const PORTS: usize = 4;
 
 /// A listener of the reactor.

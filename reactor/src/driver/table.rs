@@ -204,7 +204,7 @@ impl ConnectionTable {
         self.live -= 1;
         let generation = id.generation() + 1;
         // An entry whose generation number would overflow is never used again. Otherwise the id of an earlier connection would refer to a
-        // new one.
+        // later connection.
         if generation < 1 << GENERATION_BITS {
             entry.id = ConnectionId::new(self.reactor, id.slot() as u32, generation);
             self.vacant.push(id.slot() as u32);

@@ -178,8 +178,8 @@ pub struct Tls {
     client: Option<Arc<ClientConfig>>,
     /// The settings of the side that listens. `None` if these settings are only for connecting.
     server: Option<Arc<ServerConfig>>,
-    /// The name that the peer's certificate must contain if the local side connects. `None`: the certificate must contain the host name or
-    /// the address that the local side connects to.
+    /// The name that the peer's certificate must contain if the local side connects. If this is `None`, the certificate must contain the
+    /// host name or the address that the local side connects to.
     name: Option<Box<ServerName<'static>>>,
 }
 

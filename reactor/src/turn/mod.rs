@@ -262,9 +262,9 @@ impl<M> Reactor<M> {
         self.arm(turn)
     }
 
-    /// Runs one turn of limited length, and leaves it open. [`Reactor::turn`] is the same, followed by [`Reactor::arm`]. This method is for
-    /// executors and other loops whose code runs between turns and uses the reactor as a callback does. If there is nothing to do, it waits
-    /// like [`Reactor::turn`].
+    /// Runs one turn of limited length, and leaves it open. [`Reactor::turn`] does the same, and then calls [`Reactor::arm`]. This method
+    /// is for executors and other loops whose code runs between turns and uses the reactor as a callback does. If there is nothing to do,
+    /// `step` waits like [`Reactor::turn`].
     ///
     /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. Before the program waits for
     /// the descriptor, it must call [`Reactor::resume`], which posts the requests, and then [`Reactor::arm`], which closes the turn. A

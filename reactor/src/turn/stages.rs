@@ -47,7 +47,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             self.ends();
         }
         self.driver.finish_drain(!self.endpoints.is_empty());
-        // The cached lender may belong to a device that was removed. It would keep the memory of that device allocated, so the cache is
+        // The cached lender may belong to a device that was removed. The cache would keep the memory of that device allocated, so it is
         // cleared.
         *self.lender = None;
         self.flush();

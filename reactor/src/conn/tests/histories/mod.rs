@@ -556,9 +556,9 @@ fn connected(receive_depth: u32, send_depth: u32) -> History {
     history
 }
 
-/// On some devices, such as iWARP, a disconnect loses everything in flight. On such a device, a side does not disconnect itself, but waits
-/// until the peer has received everything and disconnects. A peer of an older version does not disconnect, so the side does not wait for
-/// such a peer.
+/// On some devices, such as iWARP, a disconnect loses everything in flight. On such a device, the side that closes the connection does not
+/// disconnect. It waits until the peer has received everything and disconnects. A peer of an older version would not disconnect, so the
+/// side does not wait for such a peer.
 #[test]
 fn an_end_does_not_overtake_what_was_sent() {
     for (parting, lost) in [(true, 0), (false, 3)] {
