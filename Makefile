@@ -159,8 +159,9 @@ lint: ## Format, English, clippy, documentation, the Rust version. Needs no set-
 	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
-lint-all: vm-setup lint audit ## That, rdma-sys, and make audit: what CI runs
+lint-all: vm-setup lint audit ## That, rdma-sys, loom's models, make audit: what CI runs
 	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
+	RUSTFLAGS="--cfg loom_model" $(CARGO) check --target-dir target/loom -p rdma-transport -p rdma-reactor --lib --profile test
 
 audit: ## Licences, sources, advisories of crates; the API against the last release
 	tests/audit.sh

@@ -59,7 +59,7 @@ impl ModelReactor {
         Self { eventfd, flag, commands, taken: Vec::new(), stopped: false }
     }
 
-    fn remote(&self) -> ReactorHandle<u32> {
+    fn handle(&self) -> ReactorHandle<u32> {
         self.commands.handle()
     }
 
