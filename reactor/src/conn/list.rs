@@ -202,7 +202,7 @@ impl List {
     }
 }
 
-/// The lists of a connection, oldest first, and the slots and credits that they use.
+/// The transfers of lists of one connection, oldest first, and the slots and credits that their pieces use.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     pub(super) waiting: VecDeque<List>,

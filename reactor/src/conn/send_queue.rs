@@ -163,8 +163,8 @@ impl SendQueue {
         }
     }
 
-    /// Allocates the memory for `slots` sends, the number of slots in the queue pair. `immediate` is true if the provider can complete
-    /// sends when they are posted.
+    /// Allocates the memory for as many sends as the queue pair has slots: `slots`. `immediate` is true if the provider can complete sends
+    /// when they are posted.
     pub(crate) fn reserve(&mut self, slots: u32, immediate: bool) {
         (self.slots, self.immediate) = (slots as usize, immediate);
         self.entries.reserve(self.slots);

@@ -154,7 +154,8 @@ impl Closing {
         }
     }
 
-    /// If the program has closed the connection: notes that a send was not delivered. `complete` becomes false in the reported reason.
+    /// Notes that a send was not delivered before the end. If the program has closed the connection, `on_disconnect` reports
+    /// [`DisconnectReason::Local`] with `complete: false`. Otherwise, nothing changes.
     pub(super) const fn cut_off(&mut self) {
         if let Ending::Disconnect { evidence: Evidence::Decided(DisconnectReason::Local { complete }), .. } =
             &mut self.ending

@@ -38,7 +38,7 @@ struct Sequence {
     key: Box<dyn CipherKey>,
     /// The number of the next message or segment.
     next: u64,
-    /// The units of work that were done with the current key.
+    /// The amount of data that was encrypted or decrypted with the current key, in the units of [`UNITS_PER_KEY`].
     spent: u64,
 }
 

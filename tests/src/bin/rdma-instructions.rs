@@ -75,8 +75,8 @@ const STATES: [(&str, Work, Side, Way); 31] = [
     ("alone: 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(false)),
     ("alone: quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(true)),
 ];
-/// The number of rounds in the short run of a state, and in the long run. The difference between the counts of the two runs excludes the
-/// instructions for setup.
+/// Each row is measured by two runs: a short one and a long one, with these numbers of rounds. The difference between the counts of the two
+/// runs excludes the instructions for setup.
 const RUNS: [u64; 2] = [2_000, 12_000];
 /// The number of times that a run is repeated if its first count is too high. The lowest count of the repetitions is used. The counts
 /// differ because another program may interrupt a run: a turn may then find less work, so that the run needs more turns.

@@ -8,9 +8,8 @@ use super::newcomers::Outcome;
 use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
-/// The fraction of newcomers that must connect, except in rows for which [`Row::is_unnoticed`] returns true: in those rows all must
-/// connect. Some may fail if the attackers have many addresses or share the honest clients' address, or if the server waits for a
-/// processor.
+/// The fraction of the honest newcomers that must connect. In rows for which [`Row::is_unnoticed`] returns true, all of them must connect.
+/// In the other rows the attackers have many addresses or the address of the honest clients, or the server waits for a processor.
 pub const SHARE: f64 = 0.9;
 /// The largest accepted ratio of the honest clients' p99 to their p99 in the control. It applies to rows for which [`Row::is_unnoticed`]
 /// returns true.

@@ -85,7 +85,7 @@ pub struct End {
     pub goal: u64,
     /// True if a send was refused, so that `on_writable` must follow.
     pub blocked: bool,
-    /// True if one of the sends that were refused needed a slot of the send queue, but no credit.
+    /// True if an operation that takes no credit was refused because the send queue had no free slot.
     pub for_slot: bool,
     /// The length of the largest message that fits in one buffer, in bytes.
     pub max: usize,

@@ -124,8 +124,8 @@ impl Srq {
         }
     }
 
-    /// Destroys the queue, which no queue pair in the table uses. A private thread may still hold a queue pair that has used the queue and
-    /// that is in the error state. In this case, the call succeeds, and that thread destroys the queue pair and the queue later.
+    /// Destroys the queue. No queue pair in the provider's table uses the queue any more. On iWARP, a thread of the provider may still
+    /// have to destroy an id whose queue pair has used the queue. In this case, the call succeeds, and that thread destroys both later.
     pub(super) fn destroy(&mut self) -> Result<()> {
         self.raw.as_mut().and_then(Arc::get_mut).map_or(Ok(()), RawSrq::destroy)?;
         self.raw = None;

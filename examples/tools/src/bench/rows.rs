@@ -19,7 +19,7 @@ const STREAM_SIZES: [u32; 5] = [4 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20];
 const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// The longest block that `iperf3` can send, in bytes.
 const IPERF3_LONGEST: u32 = 1 << 20;
-/// The target against programs of other projects: this library must not be slower.
+/// The target in comparisons with programs of other projects: the ratio of the speed of this library to theirs must be at least 1.
 const NO_SLOWER: f64 = 1.0;
 
 /// Returns all contests.

@@ -15,7 +15,7 @@ const LOOKS: u32 = 1000;
 pub const BLOCKS: u32 = 16;
 /// A turn may sleep if no block has arrived for this time.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// The longest sleep in a turn while the handler polls.
+/// The longest time for which a turn of the reactor may sleep while the handler has something to poll.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A handler that polls memory or the clock.
