@@ -40,6 +40,7 @@
 #[doc = "[ownership.md]: self::ownership"]
 #[doc = "[reliability.md]: self::reliability"]
 #[doc = "[secured-connections.md]: self::secured_connections"]
+#[doc = "[same-host.md]: self::same_host"]
 #[doc = "[security.md]: self::security"]
 #[doc = "[shared-receives.md]: self::shared_receives"]
 #[doc = "[testing.md]: self::testing"]
