@@ -57,7 +57,8 @@ pub(super) enum Stage {
     /// The peer has opened the connection. The connection is ending, and the peer's hello was not processed. A hello that the peer sent
     /// before the transport ended may still arrive.
     Unopened,
-    /// The connection is ending and will not come up.
+    /// The connection is ending, and the peer's hello cannot arrive any more. If the peer's last handshake message still arrives, the
+    /// connection may be reported to the program before its end.
     NeverUp,
 }
 

@@ -1,8 +1,9 @@
 //! Posts the pieces of lists: the RDMA Reads or Writes that the program has requested as one transfer.
 //!
 //! The pieces of a list are added to the send queue in order and in batches, each batch when slots are free. A batch has at most as many
-//! pieces as a third of the send queue, and only its last piece is signaled. At most two batches of a connection are posted at a time. So
-//! lists never fill the send queue, need no buffers of the library, and leave slots for other sends between two batches.
+//! pieces as a third of the send queue, and only its last piece is signaled. The pieces of all lists of a connection use at most two thirds
+//! of the send queue. So lists never fill the send queue, and leave slots for other sends between two batches. Pieces need no buffers of
+//! the library.
 //!
 //! If a send of the program is refused while lists wait for slots, the next free slots are reserved for the lists. The send gets the slots
 //! that become free after those. So neither lists nor sends starve.
@@ -32,7 +33,8 @@ impl Connection {
         self.sends.lists.is_active()
     }
 
-    /// Returns true if a large message or a list is in progress: both add work requests to the send queue without a call of the program.
+    /// Returns true if a large message of the peer or a list is in progress: both add work requests to the send queue without a call of the
+    /// program.
     #[inline]
     pub(super) fn feeds_itself(&self) -> bool {
         self.transfers.is_active() || self.has_lists()

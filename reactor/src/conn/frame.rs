@@ -97,7 +97,7 @@ pub(crate) const MAX_FOLLOWING: u32 = (1 << 24) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub(crate) kind: MessageKind,
-    /// The number of messages that the peer may have sent in total since the start of the connection, modulo 2^32.
+    /// The number of messages that the receiver of this header may have sent in total since the start of the connection, modulo 2^32.
     pub(crate) grant: u32,
 }
 

@@ -291,7 +291,8 @@ impl Connection {
         self.flush(env);
     }
 
-    /// Drops the pending callbacks, except those that report the ends of sends and of the connection.
+    /// Drops the pending callbacks for messages, offers and immediate data, and `on_writable`. The callbacks for the ends of sends, lists
+    /// and landings, and for the start and the end of the connection, stay pending.
     fn mute(&mut self, env: &mut Env<'_>) {
         self.refused = None;
         self.discard_held(env);
@@ -310,7 +311,7 @@ impl Connection {
             State::Closing(closing) => return closing.learn(ending),
             // The program has already closed the connection, so `ending` only decides if the close is reported as complete. In `Draining`,
             // some sends have not ended. These sends count as sent only if the peer's program has closed the connection too. In `Leaving`,
-            // all sends ended before the goodbye, and the peer has ended the transport in response to the goodbye.
+            // all sends before the goodbye have ended or were posted. If one of them fails now, `cut_off` makes the close incomplete.
             State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
             State::Leaving if !ending.is_local() => return self.flush_after(true, env),
             State::Refusing(_) if !ending.is_local() => return self.flush_after(false, env),
@@ -393,8 +394,8 @@ impl Connection {
         self.flush_after(false, env);
     }
 
-    /// Flushes the queues, like [`Connection::flush`]. `complete` is true if all accepted sends were posted, and none of them has failed so
-    /// far.
+    /// Flushes the queues, like [`Connection::flush`]. `complete` is the value that the reason of the end reports, unless
+    /// [`Connection::cut_off`] or [`Connection::finish`] finds a send that was not delivered.
     fn flush_after(&mut self, complete: bool, env: &mut Env<'_>) {
         if let State::Refusing(ending) = &self.state {
             let ending = (**ending).clone();

@@ -14,7 +14,8 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, Piece, TransferNotification, TransferOutcome};
 use crate::memory::region::Region;
 
-/// The largest number of bytes in a batch of several pieces. Between two batches of a connection, other connections may post.
+/// The number of bytes that ends a batch: the piece with which the batch reaches this number is the last one of the batch. Between two
+/// batches of a connection, other connections may post.
 const BATCH: usize = 256 << 10;
 
 /// The limit on the total length of the posted pieces of a connection, in bytes. When it is reached, no more pieces are posted until posted
@@ -211,7 +212,7 @@ pub(crate) struct Lists {
     /// `pieces` is the number of pieces in the send queue, of all lists. `bytes` is the total length of these pieces.
     pub(super) pieces: usize,
     pub(super) bytes: usize,
-    /// The number of slots and of credits that the next work request of a list lacks.
+    /// The number of slots and of credits that the next batch, or the notification, of a list waits for.
     pub(super) missing: (usize, usize),
     /// The number of slots and of credits that sends of the program must leave free for the lists.
     pub(super) reserved: (usize, usize),
@@ -247,8 +248,8 @@ impl Lists {
         self.waiting.iter().filter_map(|list| list.order.deadline).min()
     }
 
-    /// Removes and returns the list at index `at`, which has ended. `None` if there is no such list. If no other list needs the reserved
-    /// slots and credits, they are released.
+    /// Removes and returns the list at index `at`, because it has ended or its connection ends. `None` if there is no such list. If no
+    /// other list needs the reserved slots and credits, they are released.
     pub(super) fn take_over(&mut self, at: usize) -> Option<List> {
         let list = self.waiting.remove(at)?;
         if !self.waiting.iter().any(|list| list.is_going() && (list.unposted() > 0 || list.wants_notification())) {

@@ -341,7 +341,7 @@ impl Connection {
         self.after_message(env);
     }
 
-    /// Returns true if the next flush has something to post because a message arrived, or because the program released a message.
+    /// Returns true if the next flush may have something to post because a message arrived, or because the program released a message.
     #[inline]
     fn has_to_post(&self) -> bool {
         self.receives.is_shared()

@@ -273,7 +273,8 @@ impl Connection {
         }
     }
 
-    /// Refuses the peer's identity. `error` is the reason that the local program receives, and `told` is the text that the peer receives.
+    /// Refuses the peer's identity. `error` is the reason for the log and, on the active side, for the program. On the passive side, the
+    /// program receives no callback. `told` is the text that the peer receives, if a credit and a slot are available.
     fn refuse_peer(&mut self, error: SecurityError, told: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;

@@ -425,8 +425,8 @@ impl SendQueue {
         Some((entry.buffer.as_mut()?, &mut wr.sges))
     }
 
-    /// Writes the newest grant into the header of the first message of the chain. So the peer receives the grant before it answers any
-    /// message of the chain.
+    /// Writes the newest grant into the header of the first message of the chain that may still be changed. So the peer receives the grant
+    /// before it answers this message or a later one.
     #[inline]
     pub(crate) fn carry(&mut self, pool: &Pool, grant: u32) {
         let chained = self.entries.range_mut(self.posted() + self.sealed..);
@@ -938,7 +938,7 @@ impl Connection {
     // Posting.
 
     /// Returns true if the connection still sends control messages and posts receives: while it is open or in its handshake, and after a
-    /// close while the peer fetches large messages.
+    /// close while the peer fetches large messages or a list is in progress.
     pub(crate) fn exchanges(&self) -> bool {
         match self.state {
             State::Open | State::Securing(_) => true,

@@ -42,7 +42,7 @@ pub(crate) enum State {
     Open,
     /// The program has closed the connection. The sends that were accepted before the close are still being sent.
     Draining,
-    /// The program has closed the connection, all sends have ended, and the goodbye is in flight to the peer.
+    /// The program has closed the connection, all sends have ended or were posted, and the goodbye is in flight to the peer.
     Leaving,
     /// The local side has refused the peer's identity, and the refusal is in flight to the peer. When the refusal has been sent, the
     /// connection ends with this `Ending`.
@@ -143,7 +143,8 @@ impl Closing {
         true
     }
 
-    /// Notes that the program has closed the connection. From now on, the only callback of the connection is the one that reports its end.
+    /// Notes that the program has closed the connection. From now on, no messages are delivered, and the connection is not reported as up.
+    /// The ends of sends and of the connection are still reported.
     pub(super) fn mute(&mut self) {
         // The program has closed the connection, so the connection is not reported as up, even if the peer's opening message arrives now.
         let late = self.late.take().is_some();
@@ -246,7 +247,7 @@ impl State {
         self.advance(StateKind::Draining, |_| Self::Draining)
     }
 
-    /// Changes to `Leaving`: all sends have ended, and the goodbye is being sent.
+    /// Changes to `Leaving`: all sends have ended or were posted, and the goodbye is being sent.
     pub(super) fn leave(&mut self) -> bool {
         self.advance(StateKind::Leaving, |_| Self::Leaving)
     }
@@ -365,7 +366,8 @@ impl State {
         }
     }
 
-    /// Returns true if messages are delivered to the program: while the connection is open, and after the peer has ended it.
+    /// Returns true if messages are delivered to the program: while the connection is open, and while it ends, unless the program has
+    /// closed it, a callback has panicked, or the peer has violated the protocol.
     #[inline]
     pub(crate) const fn delivers(&self) -> bool {
         match self {

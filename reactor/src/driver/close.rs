@@ -226,8 +226,8 @@ impl Driver {
             return Some(false);
         }
         // `is_flushed` does not cover receives of the shared queue. Messages of this connection may still be in the completion queue, and
-        // must be handled first. The exception is a connection that did not come up and is not secured: it delivers no messages. On a
-        // secured connection that did not come up, one of the messages may be the peer's refusal.
+        // must be handled first. The exception is a connection that the local side opened, that did not come up, and that is not secured:
+        // it delivers no messages. On a secured connection that did not come up, one of the messages may be the peer's refusal.
         let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !slot.conn.is_secured();
         if !slot.conn.receives().is_shared() || never_up {
             return Some(true);

@@ -20,7 +20,7 @@ pub(crate) enum Drain {
     Draining(Key),
     /// The deadline has passed. The remaining connections are aborted, and no new operation may begin.
     Overdue,
-    /// All connections have ended.
+    /// All connections and endpoints have ended.
     Done,
 }
 
@@ -99,7 +99,7 @@ impl Driver {
         }
     }
 
-    /// Returns true if the deadline of a drain has passed, so that no new operation may begin.
+    /// Returns true if the deadline of a drain has passed, or the drain has ended, so that no new operation may begin.
     pub(crate) const fn refuses_all(&self) -> bool {
         matches!(self.drain, Drain::Overdue | Drain::Done)
     }

@@ -14,7 +14,8 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 /// The attempts that remain for one connection.
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// The addresses of the peer, in the order of the attempts. The first address stays in the list until all providers were tried for it.
+    /// The addresses of the peer, in the order of the attempts. The first address stays in the list until one provider has resolved it, or
+    /// all providers were tried for it.
     addresses: VecDeque<SocketAddr>,
     /// The number of providers that were tried for the first address in the list.
     tried: usize,

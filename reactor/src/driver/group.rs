@@ -35,7 +35,8 @@ pub enum Place {
     #[default]
     LeastLoaded,
     /// The reactor with this index in the group. If that reactor accepts no connections, the least loaded reactor is chosen. A reactor
-    /// accepts no connections if it is draining or was dropped, or if the index is out of range.
+    /// accepts no connections if it is draining or was dropped, if the index is out of range, or while [`crate::Config::max_pending`]
+    /// connect requests are on their way to it.
     Reactor(usize),
 }
 

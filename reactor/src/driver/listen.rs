@@ -144,7 +144,7 @@ impl Driver {
     }
 
     /// Tries the providers from `first` on, until one can listen. A provider cannot listen if it has no device with the address, or no
-    /// connection manager for that device.
+    /// connection manager for that device. Any other error ends the attempts, and is returned.
     fn listen_from(
         &mut self,
         first: usize,

@@ -100,7 +100,7 @@ pub(crate) struct Os {
 #[derive(Debug)]
 pub(crate) struct Driver {
     config: Config,
-    /// The time, as read at the start of the turn or after a slow callback.
+    /// The time of the last reading of the clock: at the start of a turn, during and after a wait, or before a deadline is computed.
     now: Instant,
     providers: Providers,
     owners: Owners,

@@ -166,7 +166,7 @@ impl Driver {
 
     /// Polls like [`Driver::poll_any`]. Does not poll if all queues were found empty, and the reactor has done nothing since then that
     /// could add a completion. If a device has added a completion since then, the poll that follows the arming of the queue finds this
-    /// completion.
+    /// completion. If the queue was armed already, it raises an event.
     #[inline]
     pub(crate) fn poll_if_changed(&mut self) -> bool {
         !self.queues.quiet && self.poll_any()
@@ -203,7 +203,8 @@ impl Driver {
     ///
     /// First, all completion events are read. A queue that has raised an event is not armed any more. After that, each queue that is not
     /// armed is armed, and polled once more, because a completion that arrived between the last poll and the arming has raised no event. A
-    /// queue that is still armed is not polled: it raises an event when a completion arrives.
+    /// queue that is still armed raises an event when a completion arrives, so it is not polled. The exception is a queue that must be
+    /// found empty first (`awaited`): it is polled too.
     pub(crate) fn arm(&mut self) -> bool {
         for index in 0..self.devices.len() {
             match self.arm_device(index) {

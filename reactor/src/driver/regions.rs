@@ -194,8 +194,9 @@ impl Driver {
         }
     }
 
-    /// Deregisters a region that the program has dropped, if neither a work request nor a peer uses it any more. If the region is still in
-    /// use, only the peers' access is revoked.
+    /// Handles a region that the program has dropped. If the region was memory of a finished message, it is kept for a later message.
+    /// Otherwise the region is deregistered, if no work request uses it. If one does, only the peers' access is revoked. Nothing happens
+    /// while the region contains a message that a peer has not fetched yet.
     pub(super) fn deregister_unused(&mut self, key: Key) {
         if let Some(retired) = self.registry.retire(&mut self.providers, key) {
             self.forget_rights(retired.rights);

@@ -15,7 +15,8 @@ use rdma_transport::slab::{Key, Slab};
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
     live: Slab<T>,
-    /// A time that is not later than the earliest deadline. `None` if there is no timer.
+    /// A time that is not later than the earliest deadline. `None` if no timer was set. After timers were cancelled, this time may be too
+    /// early.
     earliest: Option<Instant>,
     /// The number of timers that were set so far. Timers with equal deadlines expire in the order in which they were set.
     sequence: u64,

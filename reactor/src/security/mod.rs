@@ -90,7 +90,7 @@ pub enum PeerIdentity {
     Anonymous,
     /// The certificates that the peer has presented, in DER; the peer's own certificate is the first. If the peer uses raw public keys,
     /// this is only its key, as SubjectPublicKeyInfo in DER. The local TLS settings have accepted the certificates or the key, and the peer
-    /// has proven that it has the private key. `PeerIdentity::names` returns the names in the certificates.
+    /// has proven that it has the private key. `PeerIdentity::names` returns the names in the peer's own certificate.
     Certificates(Vec<Vec<u8>>),
     /// The peer has the pre-shared key with this name.
     Psk(String),

@@ -63,7 +63,7 @@ impl TlsIdentity {
     /// [`Tls::public_keys`].
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] if there is no key.
+    /// [`SecurityError::Settings`] if there is no key, or if the key cannot be used.
     pub fn raw(key: &[u8]) -> Result<Self, SecurityError> {
         Ok(Self(Arc::new(KeyResolver { raw: true, now: Mutex::new(uncertified(key)?) })))
     }
@@ -496,7 +496,8 @@ impl Handshake for TlsHandshake {
     }
 
     fn alert(&self, error: &SecurityError) -> String {
-        // The peer receives only the alert that TLS would send (RFC 8446, section 6.2), and no local details.
+        // The peer receives the alert that TLS would send (RFC 8446, section 6.2). Without an alert, it receives the text of an error that
+        // the peer has caused. The text of a local error is never sent.
         match (self.conn.alert(), error) {
             (Some(alert), _) => format!("{alert:?}"),
             (None, SecurityError::Peer(why)) => why.clone(),

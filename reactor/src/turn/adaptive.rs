@@ -36,7 +36,8 @@ const PROBE_WEIGHT: f64 = 1.0 / 4.0;
 const COST: f64 = 20_000.0;
 /// The smallest and the largest permitted estimate of the cost of a wake-up, in ns.
 const COSTS: (f64, f64) = (2_000.0, 200_000.0);
-/// The largest value of the polling limit, in ns. The reactor never polls for longer than this in one idle time.
+/// The largest value of the polling limit, in ns. A probe may poll for longer: up to [`LONG`] times the limit, or for this time if gaps are
+/// long.
 const LONGEST: f64 = 1_000_000.0;
 /// The share of a processor that polling may use in addition to the time that sleeping would have used.
 const SHARE: f64 = 0.5;
@@ -67,11 +68,11 @@ struct Idle {
 pub(crate) struct Adaptive {
     /// The estimated time from empty queues to the next completion, without the cost of a wake-up, in ns.
     gap: f64,
-    /// The estimated time from the start of a sleep to the handling of a completion, in ns.
+    /// The estimated length of an idle time in which the reactor slept, in ns. It includes the polling before the sleep.
     slept: f64,
     /// The estimated cost of a wake-up, in ns.
     cost: f64,
-    /// The polling time that may be spent now, in ns.
+    /// The processor time that polling may use now in addition to the time that sleeping would use, in ns.
     credit: f64,
     credited: Instant,
     idle: Option<Idle>,
@@ -117,7 +118,8 @@ impl Adaptive {
         budget
     }
 
-    /// Subtracts the time of polling from the credit. `hit` is true if the polling found a completion.
+    /// Subtracts the time of polling, without the cost of a wake-up that it has saved, from the credit. `hit` is true if the polling found
+    /// a completion.
     pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
         // Polling that found a completion has saved a wake-up. Polling that found none has saved nothing, because the reactor sleeps next.
         let saved = if hit { self.cost } else { 0.0 };

@@ -53,9 +53,9 @@ fn contained<R>(
     (of, name): (CallbackSubject, &'static str),
     callback: impl FnOnce(&mut Context<'_>) -> R,
 ) -> Option<R> {
-    // A callback can change the reactor only through its context. Of the methods of the context, only `Context::append` calls code of the
-    // program, its argument `fill`, and a panic in `fill` leaves the reactor consistent. So a panic never interrupts a change of the
-    // reactor.
+    // A callback can change the reactor only through its context. Two methods of the context call code of the program: `Context::append`
+    // and `Context::reporting`. A panic in that code leaves the reactor consistent, so a panic never interrupts a change of the reactor.
+    // (After a panic in `Context::reporting`, the connection continues to report the ends of copied messages.)
     let made = catch_unwind(AssertUnwindSafe(|| callback(&mut Context { driver, endpoints })));
     match made {
         Ok(result) => Some(result),

@@ -50,8 +50,8 @@ macro_rules! callback {
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Calls `on_place`, in which the program chooses the reactor for a peer's connect request. If the program chooses this reactor,
-    /// answers the request.
+    /// Assigns a peer's connect request to a reactor. If this reactor is in a group, calls `on_place`, in which the program chooses the
+    /// reactor. If this reactor is chosen, or no other reactor can have the request, answers the request.
     pub(super) fn place(&mut self, request: IncomingRequest) {
         let request = if self.driver.asks_for_place(&request) {
             match callback!(self.on_place(CallbackSubject::Other, told(&request))) {

@@ -173,9 +173,9 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
-    /// Returns a context with the operations that a callback has, for use outside of a turn. The reactor's descriptor becomes readable, and
-    /// the next turn executes the operations that the program has requested. While a turn is open after [`Reactor::step`], returns the same
-    /// context as [`Reactor::quiet_context`].
+    /// Returns a context with the operations that a callback has, for use outside of a turn. When the program requests an operation, the
+    /// reactor's descriptor becomes readable, and the next turn executes the operation. While a turn is open after [`Reactor::step`],
+    /// returns the same context as [`Reactor::quiet_context`].
     pub fn context(&mut self) -> Context<'_> {
         if self.phase == TurnPhase::Open {
             return self.quiet_context();
@@ -267,8 +267,8 @@ impl<M> Reactor<M> {
     /// `step` waits like [`Reactor::turn`].
     ///
     /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. Before the program waits for
-    /// the descriptor, it must call [`Reactor::resume`], which posts the requests, and then [`Reactor::arm`], which closes the turn. A
-    /// further turn of any kind does both. A loop that waits only in `step` needs no `arm`.
+    /// the descriptor, it must call [`Reactor::resume`], which posts the requests, and then [`Reactor::arm`], which closes the turn.
+    /// [`Reactor::turn`] does both instead. A loop that waits only in `step` needs neither, because each `step` first posts the requests.
     ///
     /// ```
     /// use std::time::Duration;

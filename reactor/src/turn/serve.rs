@@ -75,7 +75,8 @@ impl<M> CommandReceiver<M> {
         taken > 0
     }
 
-    /// Sends the payloads in `queue` while there is capacity. Returns true if `queue` is empty after that.
+    /// Sends the payloads in `queue` while there is capacity. A payload that is refused for another reason than capacity is dropped and
+    /// counted. Returns true if `queue` is empty after that.
     fn pump(&self, driver: &mut Driver, conn: ConnectionId, queue: &mut VecDeque<Vec<u8>>) -> bool {
         while let Some(payload) = queue.front() {
             if driver.is_coming_up(conn) {

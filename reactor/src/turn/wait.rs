@@ -185,8 +185,8 @@ impl IdleWait {
         Ok(())
     }
 
-    /// Arms the completion queues, and checks for completions and edges once more. Called before the program waits for the reactor's
-    /// descriptor. Returns true if there is something to do.
+    /// Arms the completion queues, and polls those that were not armed once more. Checks for edges, unless this turn has done so already.
+    /// Called before the program waits for the reactor's descriptor. Returns true if there is something to do.
     pub(super) fn look_before_sleep(&mut self, driver: &mut Driver) -> Result<bool, Error> {
         if driver.arm() {
             return Ok(true);

@@ -281,7 +281,7 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
-    /// Does what `Context::told_of` does, which the library's futures use. If `telling` is true, the ends of all sends of this side are
+    /// Does what `Context::reporting` does before and after its closure. If `telling` is true, the ends of all sends of this side are
     /// reported from now on.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
         self.telling = telling;
