@@ -22,8 +22,8 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, TransferEnd, TransferNotification};
 use crate::memory::operations::Locals;
 
-/// The largest number of batches that one flush posts for a list. The next batch is posted after one of these has ended. If only one batch
-/// were in flight, the peer would be idle from the end of that batch until the next one arrives.
+/// The largest number of batches that one flush posts for a list. A later flush posts the next ones, at the latest when one of these has
+/// ended. If only one batch were in flight, the peer would be idle from the end of that batch until the next one arrives.
 const BATCHES: usize = 2;
 
 impl Connection {

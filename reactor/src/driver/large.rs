@@ -291,9 +291,9 @@ impl Driver {
         Claimant { who: slot.conn.id(), host, own: slot.link.fetched }
     }
 
-    /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. A certain part of the memory is
-    /// available to every peer. Only a peer that has answered a Read within the last 2 seconds gets more than this part, or waits until
-    /// more is free.
+    /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. While at most a quarter of all memory
+    /// is in use, every peer gets memory. Beyond that, only a peer that has answered a Read within the last 2 seconds gets memory, or waits
+    /// until more is free.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
         while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
             let Some(len) = slot.conn.wants_memory() else { return };

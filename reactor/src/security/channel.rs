@@ -1,7 +1,7 @@
 //! The keys of a connection after its handshake. They encrypt (*seal*) and decrypt (*open*) messages in place.
 //!
-//! The transport is reliable and ordered, so a message carries no sequence number: both sides count the messages. A message that was
-//! changed, repeated, dropped or reordered is not authentic, and its connection ends.
+//! The transport is reliable and ordered, so a message carries no sequence number: both sides count the messages. If a message was changed,
+//! repeated, dropped or reordered, the next message that arrives is not authentic, and the connection ends.
 //!
 //! Each direction has two sequences with separate keys. One is for messages. The other is for the segments of large messages, because these
 //! are decrypted later, after they were fetched. A key is renewed after a fixed amount of work. Both sides count this work, so renewal

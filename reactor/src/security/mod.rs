@@ -26,10 +26,10 @@ pub(crate) use self::channel::{Channel, Opener, Sealer};
 
 /// The security of a connection: authentication of the peer, and encryption of all messages, on every provider.
 ///
-/// Both sides must use the same kind of security. [`crate::ConnectOptions::security`] sets it for the side that connects,
-/// [`crate::ListenOptions::security`] for the side that listens, and [`crate::Config::security`] for all connections of a reactor. A peer
-/// with another kind is rejected ([`crate::RejectReason::Security`]). The kind is not negotiated, so an attacker cannot make the sides
-/// agree on a weaker one.
+/// Both sides must use the same kind of security. [`crate::Config::security`] sets it for all connections of a reactor.
+/// [`crate::ConnectOptions::security`] replaces it for one connection that the local side opens, and [`crate::ListenOptions::security`] for
+/// the connections of one listener. A peer with another kind is rejected ([`crate::RejectReason::Security`]). The kind is not negotiated,
+/// so an attacker cannot make the sides agree on a weaker one.
 ///
 /// With any kind but `Plain`, a handshake precedes `on_connect`. In the handshake, the peer proves its identity ([`PeerIdentity`]). Every
 /// message after the handshake is encrypted and authenticated. One-sided operations are not encrypted, so they are refused unless

@@ -39,8 +39,8 @@ use crate::stats::Stats;
 pub struct Turn {
     /// True if a callback ran, or a connection made progress.
     pub progressed: bool,
-    /// True if a stage has ended at its limit with work left. The program should run another turn soon. Until then, the reactor's
-    /// descriptor is readable.
+    /// True if a stage has ended at its limit with work left. The program should run another turn soon. After [`Reactor::turn`] and
+    /// [`Reactor::arm`], the reactor's descriptor is readable until then.
     pub more: bool,
 }
 
