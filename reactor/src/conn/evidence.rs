@@ -10,6 +10,8 @@
 //! | `Disconnected`, `Truncated` | `Goodbye` | the goodbye was sent before the transport ended |
 //! | `Terminated` | `Failed` | both report one fault, and the work request names it |
 //! | all others | nothing | |
+//!
+//! A `Disconnected` after `Unposted` makes the kept report final, so that no later report replaces it.
 
 use rdma_transport::cm::DisconnectCause;
 use rdma_transport::wc::Failure;

@@ -512,8 +512,8 @@ impl Connection {
         self.state.closing().is_some_and(|closing| !closing.is_guess()) && !self.is_outstanding()
     }
 
-    /// Returns the error of an attempt to connect, if another address of the peer may work. `None` if the peer has refused the connection,
-    /// or the program has closed it.
+    /// Returns the error of an attempt to connect, if another address of the peer may work. `None` if it cannot, for example because the
+    /// peer has refused the connection, or the program has closed it.
     pub(crate) fn failed_attempt(&self) -> Option<&ConnectError> {
         let Ending::ConnectError(error) = &self.state.closing()?.ending else { return None };
         match error {

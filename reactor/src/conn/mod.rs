@@ -119,8 +119,8 @@ struct SendRefusal {
 /// The terms that the two sides have agreed on in their greetings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
-    /// The largest payload of a message in one buffer, in bytes: the smaller of the limits of the two sides. With `Framing::Raw`, that of
-    /// the local side.
+    /// The largest payload of a message in one buffer, in bytes: the smaller of the limits of the two sides. `Framing::Raw` uses the limit
+    /// of the local side.
     pub(crate) buffer_size: usize,
     /// The largest message that the peer reads from the local side's memory, in bytes.
     pub(crate) max_message: u64,

@@ -22,7 +22,7 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
 
-/// The time after which a peer that answers no Read loses the memory of its messages, if other connections wait for memory. A path of 5
+/// A connection whose peer has answered no Read for this time ends, if its messages use memory that other connections wait for. A path of 5
 /// Mbit/s transfers more than a mebibyte in this time.
 const GRACE: Duration = Duration::from_secs(2);
 
