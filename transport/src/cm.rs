@@ -302,8 +302,8 @@ pub enum CmEventKind {
     /// The number of the id's queue pair may be reused from now on. This event may never arrive.
     TimewaitExit,
     /// A local address has moved to another device or port, for example because a bond has failed over. If the id is a
-    /// listener on the old device, it receives no further requests and no further event: listen again with a new id. If
-    /// the id is a connection, the connection is about to fail.
+    /// listener on the old device, it receives no further requests, and no other event reports this: listen again with
+    /// a new id. If the id is a connection, the connection is about to fail.
     AddressChange,
     /// An event that this library does not know. The number is the code of the event in librdmacm.
     Other(u32),

@@ -105,9 +105,10 @@ pub enum Drive {
 /// 1. *Work requests.* The entries of a work request name bytes in memory. The provider and its device use these bytes
 ///    from the post of the work request until it is done, and at no other time. They only read the bytes for sends and
 ///    writes, and only write them for receives, reads and atomics. The bytes of an inline send are not used after
-///    [`post_send`](Provider::post_send) has returned, and those of a send without a work request are not used after
-///    [`send_now`](ImmediateSends::send_now) has returned. The bytes of work requests that a failed post has not posted
-///    ([`PostError::posted`]) are not used at all. A work request is done:
+///    [`post_send`](Provider::post_send) has returned. The bytes of a send or write without a work request are not used
+///    after [`send_now`](ImmediateSends::send_now) or [`write_now`](ImmediateSends::write_now) has returned. The bytes
+///    of work requests that a failed post has not posted ([`PostError::posted`]) are not used at all. A work request is
+///    done:
 ///    - when [`poll_cq`](Provider::poll_cq) has returned its completion;
 ///    - for an unsignaled send or write, when `poll_cq` has returned the completion of a later send or write of the
 ///      same queue pair;
@@ -177,7 +178,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// logs their names in one line.
     ///
     /// # Errors
-    /// [`TransportError::Listen`](crate::TransportError::Listen) if the address is in use or is not of this host.
+    /// [`TransportError::Listen`](crate::TransportError::Listen) if the address is in use or is not of this host. An
+    /// error also if an option is outside its range.
     fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId>;
 
     /// Returns the local address of an id. For a listener, the address includes its port. Returns `None` if the id does
@@ -189,7 +191,8 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// logs their names in one line.
     ///
     /// # Errors
-    /// The provider cannot use the local address or device that [`PathOptions::source`] requires.
+    /// The provider cannot use the local address or device that [`PathOptions::source`] requires, or an option is
+    /// outside its range.
     fn resolve(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId>;
 
     /// Connects a resolved id that has a queue pair. The result is the event `Established`, `Rejected` or

@@ -248,13 +248,17 @@ pub trait ImmediateSends {
     /// - The send window to the peer is full.
     fn send_now(&mut self, qp: QpId, header: &[u8], payload: &[u8]) -> bool;
 
-    /// Writes the bytes of `local` to the peer's memory, like an RDMA Write without flags. The provider does not use
-    /// the entry after the call. Returns `false` in the same cases as [`ImmediateSends::send_now`].
+    /// Writes the bytes of `local` to the peer's memory, like an RDMA Write without flags. The provider does not use the entry after the
+    /// call. The provider may hold the write like a message of [`ImmediateSends::send_now`], so call [`ImmediateSends::ring`] or
+    /// [`post_send`](crate::Provider::post_send) at the end of a batch.
+    ///
+    /// Returns `false`, and writes nothing, in the same cases as [`ImmediateSends::send_now`]. Also returns `false` if the provider cannot
+    /// write to this peer without a work request, for example because the connection uses shared memory.
     fn write_now(&mut self, qp: QpId, local: &Sge, remote: RemoteAddress) -> bool;
 
-    /// Passes the messages of [`ImmediateSends::send_now`] to the network. If the network does not accept all of them now, the provider
-    /// sends the remaining messages later, without another call. Returns [`Posted::Completed`] if the call may have completed earlier work
-    /// requests.
+    /// Passes the messages of [`ImmediateSends::send_now`], and the writes of [`ImmediateSends::write_now`], to the network. If the network
+    /// does not accept all of them now, the provider sends the remaining ones later, without another call. Returns [`Posted::Completed`] if
+    /// the call may have completed earlier work requests.
     fn ring(&mut self, qp: QpId) -> Posted;
 }
 

@@ -108,9 +108,9 @@ impl AsyncConnection {
 
     // Operations on messages.
 
-    /// Queues a copy of `payload` for sending. Waits while the connection has no room for the message: no free slot in the send queue, or
-    /// no credit from the peer. Tasks that wait for the same kind of room get it in the order of arrival. The reactor posts the message in
-    /// its next turn. If the future is dropped before it is done, the message is not sent.
+    /// Queues a copy of `payload` for sending. Waits while the connection has no room for the message, for instance no free slot in the
+    /// send queue, or no credit from the peer. Tasks that wait for the same kind of room get it in the order of arrival. The reactor posts
+    /// the message in its next turn. If the future is dropped before it is done, the message is not sent.
     ///
     /// # Errors
     /// The errors of [`Context::send`], except `WouldBlock`.
@@ -275,7 +275,8 @@ impl AsyncConnection {
     }
 
     /// Fills `range` of `local` with the first bytes of `remote` by RDMA Read, and waits for the completion. If the future is dropped after
-    /// the read was posted, the read continues. Until the read completes, the program cannot access that range of `local`.
+    /// the read was posted, the read continues. Until the read completes, that range of `local` is lent: the program cannot change it, and
+    /// [`Region::bytes`] returns `None`.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -300,7 +301,8 @@ impl AsyncConnection {
     }
 
     /// Writes `range` of `local` to the first bytes of `remote` by RDMA Write, and waits for the completion. If the future is dropped after
-    /// the write was posted, the write continues. Until the write completes, the program cannot access that range of `local`.
+    /// the write was posted, the write continues. Until the write completes, that range of `local` is lent: the program can read it, but
+    /// cannot change it.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -320,7 +322,7 @@ impl AsyncConnection {
 
     /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. The closure `begin` requests the operation. If
     /// `begin` fails with `WouldBlock`, `begin` is called again when the connection may have room for the operation. If the future is
-    /// dropped after the operation was posted, the operation continues.
+    /// dropped after the operation was posted, the operation continues, and its memory is lent until it completes.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -363,7 +365,7 @@ impl AsyncConnection {
 
     /// Reads or writes a list of pieces, and waits for the end of the transfer. The wait takes at most the time limit of `options` plus
     /// `Timeouts::flush`. If the future is dropped, the transfer is cancelled: no more pieces are posted. Until the posted pieces have
-    /// completed, the program cannot access their bytes in the regions.
+    /// completed, the regions are lent: the program cannot change the lent bytes.
     ///
     /// ```
     /// use std::time::Duration;

@@ -86,7 +86,8 @@ impl SharedConnection {
         Rc::new(Self { id, state, inbox, carries_calls: Cell::new(false), requests })
     }
 
-    /// Waits until `look` returns `Some` for the connection's state, and returns that value. `look` is called again after each change.
+    /// Waits until `look` returns `Some` for the connection's state, and returns that value. `look` is called again when the connection is
+    /// established and when it ends, but not after other changes of the state.
     pub(super) async fn watch<R>(&self, look: impl Fn(&WaitState) -> Option<R>) -> R {
         let mut watch = Watch { shared: self, waiter: None };
         poll_fn(|task| watch.poll(task, &look)).await

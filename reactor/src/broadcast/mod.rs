@@ -9,6 +9,9 @@
 //! - `Close`: the connection is closed.
 //! - `Wait`: publishing is refused.
 //!
+//! While no slot is free (see the next section), every queue counts as full, and the policy `Drop` drops the new message instead of the
+//! oldest message.
+//!
 //! A receiver with the policy `Drop` or `Close` never delays the publisher or another receiver.
 //!
 //! # Memory
@@ -38,7 +41,7 @@ use crate::{Access, ConnectionId, Context, Error, Outcome, RegionOptions, SendId
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OverflowPolicy {
-    /// Drops the oldest message of the queue. The receiver never gets that message.
+    /// Drops the oldest message of the queue, or the published message if no slot is free. The receiver never gets that message.
     Drop,
     /// Closes the connection ([`Context::close`]). Until the close, the receiver gets the messages without a gap.
     Close,
@@ -66,14 +69,15 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// The number of receivers whose connections have accepted the message.
+    /// The number of receivers whose connections have accepted the message. It includes receivers for which the message was lost, because
+    /// the connection is ending or can never send the message ([`Tally::lost`]).
     pub accepted: usize,
     /// The number of receivers for which the message was queued.
     pub queued: usize,
     /// The number of receivers for which a message was dropped: the published message, or the oldest message of the queue. If the oldest
     /// message was dropped, the published message was queued, so `queued` counts the receiver, too.
     pub dropped: usize,
-    /// The number of receivers that were closed because their queues were full.
+    /// The number of receivers that were closed, because their queues were full or because no slot was free.
     pub closed: usize,
 }
 

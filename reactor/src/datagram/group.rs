@@ -36,8 +36,8 @@ impl Endpoints {
         true
     }
 
-    /// Handles a connection-manager event of an endpoint: the result of joining a group, or the removal of the
-    /// endpoint's address or device.
+    /// Handles a connection-manager event of an endpoint: the result of joining a group, the loss of a membership, or an
+    /// event that ends the endpoint (its device is removed, its address has moved, or its id has failed).
     pub(super) fn endpoint_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
         let Some(id) = self.all.get(key).map(|endpoint| endpoint.id) else { return };
         match kind {

@@ -80,9 +80,10 @@ impl Caller {
         Self { handle }
     }
 
-    /// Makes a call, waits for the answer for at most `within`, and returns the payload of the answer. While 64 messages and calls of the
-    /// connection are queued, the call waits before its request is queued. If the deadline passes during this wait, the request is not
-    /// sent. If the future is dropped, the call is cancelled.
+    /// Makes a call, waits for the answer, and returns the payload of the answer. The deadline of the call is `within` after the first poll
+    /// of the future. While 64 messages and calls of the connection are queued, the call waits before its request is queued. The deadline
+    /// does not end this first wait: if the deadline has passed when the request can be queued, the request is not sent, and the call fails
+    /// with [`CallError::Deadline`]. If the future is dropped, the call is cancelled.
     ///
     /// Example: [`Caller`].
     ///

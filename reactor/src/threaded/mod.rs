@@ -90,8 +90,8 @@ use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, 
 /// The largest number of queued messages and calls of one connection.
 const MAX_QUEUED: u32 = 64;
 
-/// The length of the command queue of the reactor's thread. `ThreadedReactor::start` limits the queued messages of all connections together
-/// to 15/16 of this length, so the queue always has room for other commands.
+/// The length of the command queue of the reactor's thread. `ThreadedReactor::start` limits the queued messages and calls of all
+/// connections together to 15/16 of this length, so they leave room for other commands.
 const COMMAND_QUEUE: u32 = 1 << 24;
 
 /// A handle of a reactor on a separate thread; see the [module](self). Clones share the reactor.
@@ -108,8 +108,8 @@ impl fmt::Debug for ThreadedReactor {
 
 impl ThreadedReactor {
     /// Creates a reactor and starts its thread. Sets [`Config::quiet_sends`] to true, and [`Config::handle_queue`] to its maximum. Each
-    /// connection may have at most 64 queued messages, or fewer if [`Config::max_connections`] is above 245,760. The lower limit keeps the
-    /// queued messages of all connections together within the capacity of the command queue.
+    /// connection may have at most 64 queued messages and calls, or fewer if [`Config::max_connections`] is above 245,760. The lower limit
+    /// keeps the queued messages and calls of all connections together within the capacity of the command queue.
     ///
     /// # Errors
     /// The errors of [`Reactor::new`]; [`Error::Thread`] if the system could not start the thread.
@@ -285,7 +285,8 @@ impl ThreadedReactor {
     }
 
     /// Drains the reactor, as [`Context::drain`] does: the reactor accepts no more connections, and closes the existing connections. The
-    /// connections have the time `deadline` to send their queued messages. When all connections have ended, the reactor's thread ends.
+    /// connections have the time `deadline` to send their queued messages: connections that remain then are aborted. When all connections
+    /// have ended, the reactor's thread ends.
     pub fn drain(&self, deadline: Duration) {
         self.link.drain(deadline);
     }

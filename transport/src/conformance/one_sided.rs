@@ -131,8 +131,8 @@ pub(super) fn atomics_return_the_old_value(harness: &mut Harness) {
     assert_eq!(harness.side(PASSIVE).bytes(&(target.start + 8..target.end)), [0; 56]);
 }
 
-/// If the extensions must be enabled on both sides, the provider refuses an operation of the extensions until both
-/// sides have enabled them.
+/// If a provider has the role `Extensions`, it refuses an operation of the extensions before the program has enabled
+/// them. After both sides have enabled them, the operation succeeds.
 pub(super) fn extensions_need_an_agreement(harness: &mut Harness) {
     let pair = harness.pair();
     let active = pair[0];

@@ -101,8 +101,8 @@ impl Memory {
     /// # Safety
     /// Until the result is dropped, the bytes stay mapped for reading and writing at the same address, and are used
     /// only as the rule of the [module](super) allows. A provider that registers the result keeps an `Arc` of it until
-    /// the region is deregistered or the provider is dropped. So the result is dropped when the program and all
-    /// providers have dropped their `Arc`s.
+    /// the region is deregistered or the provider is dropped, and longer if a device can still access the memory. So
+    /// the result is dropped when the program and all providers have dropped their `Arc`s, which may never happen.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
         if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
             let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");

@@ -19,8 +19,9 @@
 //! aligned word of 8 bytes of a [`Memory`] is used in one of two ways.
 //!
 //! - *Exclusive use.* The word has one user: a reference of the program, or a work request whose entry is from
-//!   [`Sge::new`]. Making the reference or the entry is unsafe: the code that makes it promises that nothing else uses
-//!   the word in the meantime.
+//!   [`Sge::new`]. It may have several such users while all of them only read it. Making the reference or the entry is
+//!   unsafe: the code that makes it promises that nothing else uses the word in the meantime, or that nothing changes
+//!   the word.
 //! - *Shared use.* The word has any number of users. The program uses the word through the functions of [`Memory`], on
 //!   any thread. Peers and work requests use it through a device, which is the embedded provider or the kernel.
 //!   Accesses by this process are atomic on whole words, so they are no data race. Accesses from outside the process
@@ -58,7 +59,8 @@ pub use span::Span;
 
 /// Memory that can be registered: zeroed pages, the bytes of a vector, a memory file, or memory that the program has
 /// allocated itself. The system allocates zeroed pages when they are first used. The memory begins at a multiple of 8
-/// bytes, and its length is a multiple of 8 bytes.
+/// bytes. Only a memory that is made of a vector may have a length that is not a multiple of 8. Then the remaining bytes
+/// of its last word also belong to the memory, and nothing else uses them.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
@@ -73,7 +75,8 @@ pub struct Memory {
 enum Backing {
     /// A mapping with this length, in bytes.
     Mapping(usize),
-    /// A vector with this capacity, in bytes. Its length is rounded up to whole words, all of which are initialised.
+    /// A vector with this capacity, in bytes. All words that contain a byte of the memory are inside the capacity, and
+    /// are initialised.
     Vector(usize),
     /// Memory that the program has allocated. `Memory` does not free it.
     Foreign,
@@ -251,8 +254,8 @@ impl Memory {
     ///
     /// # Safety
     /// The caller promises the following for the time from the post of a work request with this entry until the work
-    /// request's completion was polled, or until [`destroy_id`](crate::Provider::destroy_id) of its queue pair has
-    /// returned.
+    /// request is done. The first guarantee of [`Provider`](crate::Provider) lists when a work request is done. It is
+    /// not done if [`destroy_id`](crate::Provider::destroy_id) of its queue pair has failed.
     ///
     /// - The memory is not freed.
     /// - Only the functions of this type, peers and other work requests use the words of this part.
@@ -280,8 +283,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.backing {
-            // SAFETY: the pointer, the length and the capacity are those of the vector that `from_vec` has dismantled.
-            // Nothing uses the bytes any more.
+            // SAFETY: the pointer and the capacity are those of the vector that `from_vec` has dismantled, and the
+            // length is at most the vector's length. Nothing uses the bytes any more.
             Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
             Backing::Foreign => {}
             Backing::Mapping(len) => {

@@ -24,12 +24,12 @@ use crate::mr::LocalKey;
 pub struct Sge {
     base: NonNull<u8>,
     /// The length in bytes, in the lower 31 bits. The highest bit, [`SHARED`], is set in entries of
-    /// [`super::Memory::shared_entry`].
+    /// [`super::Memory::shared_entry`] and of [`Sge::of_device`].
     len: u32,
     key: LocalKey,
 }
 
-/// The bit of `Sge::len` that marks an entry of [`super::Memory::shared_entry`].
+/// The bit of `Sge::len` that marks an entry of [`super::Memory::shared_entry`] or of [`Sge::of_device`].
 const SHARED: u32 = 1 << 31;
 /// The size of the pieces in which [`visit_copies`] copies bytes that other users may change.
 const CHUNK: usize = 4096;
@@ -53,8 +53,8 @@ impl Sge {
     ///
     /// # Safety
     /// The caller promises the following for the time from the post of a work request with this entry until the work
-    /// request's completion was polled, or until [`destroy_id`](crate::Provider::destroy_id) of its queue pair has
-    /// returned.
+    /// request is done. The first guarantee of [`Provider`](crate::Provider) lists when a work request is done. It is
+    /// not done if [`destroy_id`](crate::Provider::destroy_id) of its queue pair has failed.
     ///
     /// - The bytes are valid and initialised.
     /// - If the work request is a send or a write, nothing changes the bytes.
@@ -237,8 +237,9 @@ impl Sge {
     pub(crate) fn fill_from(&self, from: Span<'_>) {
         let len = self.len().min(from.len());
         // SAFETY: the entry's bytes are valid, and no reference to them exists, by the promise of `new` or
-        // `shared_entry`. The bytes of `from` are a part of a borrowed `Memory`. Bytes that are a part of a `Memory`
-        // are used by atomic operations, devices and the kernel only.
+        // `shared_entry`. The bytes of `from` are a part of a borrowed `Memory` that the provider has mapped itself, so
+        // they do not overlap the entry. Only atomic operations, devices and the kernel use them, and the bytes of an
+        // entry of `shared_entry`.
         unsafe {
             if self.is_shared() {
                 words::transfer(from.base(), self.base, len);
@@ -255,7 +256,7 @@ impl Sge {
         let len = self.len().min(most);
         // SAFETY: the entry's bytes are valid by the promise of `new` or `shared_entry`. During this call nothing
         // changes the bytes of an entry of `new`. The bytes of an entry of `shared_entry`, and those at `to`, are a
-        // part of a `Memory`.
+        // part of a `Memory`. The provider has mapped the memory at `to` itself, so it does not overlap the entry.
         unsafe {
             if self.is_shared() {
                 words::transfer(self.base, to, len);

@@ -142,8 +142,8 @@ impl Window {
     }
 }
 
-/// Maps `len` bytes of a memory file. The caller has checked that the file has this size, and seals the size before or
-/// after this call.
+/// Maps `len` bytes of a memory file. The caller has set or checked the size of the file. The size is sealed already, or
+/// the caller seals it after this call.
 fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
     // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
     let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };

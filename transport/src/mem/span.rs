@@ -82,7 +82,8 @@ impl<'a> Span<'a> {
     #[inline]
     pub(crate) fn fill_from(self, from: Span<'_>) {
         // SAFETY: both spans are parts of borrowed `Memory`s, whose words only atomic operations, devices and the
-        // kernel use. If the spans overlap, they are identical, and each word keeps its value.
+        // kernel use. One of the spans is in memory that the provider has mapped itself, such as a segment or a window.
+        // The other span is in a region. So the spans are in different mappings, and do not overlap.
         unsafe { words::transfer(from.base, self.base, self.len.min(from.len)) };
     }
 
