@@ -52,7 +52,8 @@ impl fmt::Debug for AsyncConnection {
 pub enum OperationError {
     /// The operation was not posted.
     Refused(SendErrorKind),
-    /// The operation was posted, but the connection ended before the operation completed. The outcome is [`Outcome::Failed`].
+    /// The operation was posted, but did not succeed. The outcome is [`Outcome::Failed`] if the connection ended before the operation
+    /// completed. It is [`Outcome::Refused`] if the operation is a message that the peer's program has refused.
     Failed(Outcome),
 }
 
@@ -341,7 +342,7 @@ impl AsyncConnection {
     ///
     /// # Errors
     /// The error that `begin` returns, except `WouldBlock`. [`OperationError::Failed`] if the connection ended before the operation
-    /// completed.
+    /// completed, or if the peer's program has refused the message.
     pub async fn operate(
         &self,
         begin: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
@@ -397,6 +398,7 @@ impl AsyncConnection {
     // The end of the connection.
 
     /// Begins to close the connection: the reactor sends the accepted messages, then closes. [`AsyncConnection::closed`] waits for the end.
+    /// Messages that the reactor has not delivered before this call are dropped. [`AsyncConnection::recv`] still returns those that it has.
     pub fn close(&self) {
         self.core().with(|cx, _| cx.close(self.id()));
     }

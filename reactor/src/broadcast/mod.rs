@@ -58,8 +58,8 @@ pub struct Tally {
     pub sent: u64,
     /// The number of messages that were dropped because the queue of the receiver was full, or because no slot was free.
     pub dropped: u64,
-    /// The number of messages that were not sent for another reason: the connection had ended, the connection did not accept the message,
-    /// or the message was still queued when the receiver left or was closed.
+    /// The number of messages that were not sent for another reason: the connection had ended, the connection or the peer's program did not
+    /// accept the message, or the message was still queued when the receiver left or was closed.
     pub lost: u64,
     /// The number of messages that are queued or in flight.
     pub pending: u64,

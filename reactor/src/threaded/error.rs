@@ -29,8 +29,8 @@ pub enum DeliverError {
     /// The message was not sent.
     #[error(transparent)]
     NotSent(#[from] ConnectionEnd),
-    /// The connection ended before the send completed ([`Outcome::Failed`]). The peer may or may not have received the
-    /// message.
+    /// The connection ended before the send completed ([`Outcome::Failed`]): the peer may or may not have received the
+    /// message. Or the peer's program has refused the message ([`Outcome::Refused`]), and has not received it.
     #[error("the connection ended before the message was sent: {0:?}")]
     Unknown(Outcome),
 }

@@ -8,8 +8,9 @@
 //! [`Deviation`] describes a known deviation of a device from the contract: the case runs, and must fail.
 //!
 //! Each completion is checked against the outstanding work requests. No work request may complete twice, in a wrong
-//! queue, before an earlier one, or after its queue pair is destroyed. Only edges and deadlines drive the providers, so
-//! a case hangs if an edge or a deadline is lost.
+//! queue, before an earlier one, or after its queue pair is destroyed. The suite polls the completions that are in the
+//! queue when the queue pair is destroyed, and accepts these. Only edges and deadlines drive the providers, so a case
+//! hangs if an edge or a deadline is lost.
 //!
 //! `docs/writing-a-provider.md` lists the mistakes that each case finds.
 //!
