@@ -41,8 +41,8 @@ impl<N: Net> Iwarp<N> {
     /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive_round(now, drive);
-        // If all completion queues are armed, the caller may sleep after this call. So peers in shared memory must be able to wake the
-        // caller.
+        // The caller may sleep after a full call, and after any call if all completion queues are armed. So peers in shared memory must be
+        // able to wake the caller.
         let sleeps = self.links.unarmed && (drive == Drive::Full || self.resources.cqs.are_all_armed());
         (sleeps && self.arm_links()) || more
     }
@@ -326,9 +326,9 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a live connection: flushes its work queues and raises one event, `Disconnected` or `ConnectFailed`. Unless the stream is
-    /// already lost, the FPDUs that are already framed are sent before the socket is closed. After them, `terminate` is sent if it is
-    /// given.
+    /// Ends a live connection: flushes its work queues and raises one event, `Disconnected` or `ConnectFailed`. Unless the peer has ended
+    /// the stream or the path has failed, the FPDUs that are already framed are sent before the socket is closed. After them, `terminate`
+    /// is sent if it is given.
     pub(super) fn end(
         &mut self,
         key: Key,

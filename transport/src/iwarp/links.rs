@@ -280,7 +280,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends the lendings of a region: no peer may access the region through shared memory afterwards. Called before the region is revoked.
+    /// Ends the lendings of a region. No correct peer begins an access to the region through shared memory afterwards, but a peer that has
+    /// mapped the region keeps its pages ([`Access::DIRECT`](crate::Access::DIRECT)). Called before the region is deregistered.
     pub(super) fn revoke(&mut self, region: MrId) -> Result<()> {
         let (key, memory, _) = self.resources.keys.memory(region)?;
         if memory.file().is_some() {

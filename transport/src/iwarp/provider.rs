@@ -112,7 +112,8 @@ impl<N: Net> Iwarp<N> {
     /// Creates a provider on the sockets of `net`. `entropy` produces the STags of memory regions and other secrets. A peer must not be
     /// able to predict the output of `entropy`.
     ///
-    /// # Errors Returns an error if a setting is out of range.
+    /// # Errors
+    /// Returns an error if a setting is out of range.
     pub fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Result<Self> {
         config.check()?;
         let features = Features::SERVER_SENDS_FIRST
@@ -351,8 +352,9 @@ impl<N: Net> Iwarp<N> {
 //    written for receives, Reads and atomic operations.
 // 2. A completion is created when its work request leaves the queue. A receive is only filled within its entries.
 // 3. Work requests leave their queue in order, and completions leave the completion queue in order.
-// 4. The table of STags holds the memory of regions. For every access by a peer, the region is looked up in this table; the access ends
-//    within the same call.
+// 4. The table of STags holds the memory of regions. For every access that this provider makes for a peer, the region is looked up in this
+//    table, and the access ends within the same call. A direct region (`Access::DIRECT`) is the exception: peers on this host map it, and
+//    can access its pages even after `deregister`, as the documentation of that right says.
 // 5. The provider owns all these objects, and uses them only within calls of its methods.
 // 6. Handles are keys of slabs, which never reuse a key.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]

@@ -1,8 +1,8 @@
 //! The receive direction of a queue pair: cuts the byte stream into FPDUs, checks each FPDU and places its payload.
 //!
-//! The payload of Sends and Read Responses is placed as it arrives. The program cannot read the payload before the work request completes,
-//! and the work request completes only after the CRC of every segment was checked. A Write has no completion at its target. So with a CRC,
-//! each segment of a Write is held until the whole segment has arrived and its CRC is correct.
+//! The payload of Sends and Read Responses is placed as it arrives. The program must not read the payload before the work request
+//! completes, and the work request completes only after the CRC of every segment was checked. A Write has no completion at its target. So
+//! with a CRC, each segment of a Write is held until the whole segment has arrived and its CRC is correct.
 //!
 //! If the connection uses a CRC, an invalid header is reported only after the CRC of its FPDU was checked. So the reported fault does not
 //! depend on how many octets each receive call returns.

@@ -1,5 +1,5 @@
-//! The system's sockets for the embedded provider: TCP for streams, UDP for datagrams, Unix sockets for the setup of shared memory. Each of
-//! the two channels is an epoll set of its own.
+//! The system's sockets for the embedded provider: TCP for streams, UDP for datagrams, Unix sockets for connections in shared memory. Each
+//! of the two channels is a separate epoll set.
 
 use std::fmt;
 use std::io;
@@ -103,14 +103,16 @@ fn gone() -> io::Error {
 impl TcpNet {
     /// Creates an instance without sockets.
     ///
-    /// # Errors Returns an error if the system has no descriptors left.
+    /// # Errors
+    /// Returns an error if the system has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Self::with_config(TcpConfig::default())
     }
 
     /// Creates an instance with the given settings.
     ///
-    /// # Errors Returns an error if the system has no descriptors left.
+    /// # Errors
+    /// Returns an error if the system has no descriptors left.
     pub fn with_config(config: TcpConfig) -> io::Result<Self> {
         Ok(Self { config, cm: EventSet::new()?, completion: EventSet::new()?, sockets: Slab::with_generation_bits(31) })
     }

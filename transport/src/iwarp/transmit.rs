@@ -110,7 +110,8 @@ pub(crate) struct Transmitter {
     /// tagged segment.
     untagged_segment: usize,
     tagged_segment: usize,
-    /// True while nothing may be sent: before the stream starts, and on a responder until [`Transmitter::release`].
+    /// True while local messages are held: before the stream starts, and on a responder until [`Transmitter::release`]. Responses to the
+    /// peer's requests are not held.
     held: bool,
     /// The work requests that are completely framed but not completed. The work requests in `queue` were posted after these.
     framed: VecDeque<FramedSend>,
@@ -168,7 +169,7 @@ impl Transmitter {
         self.tagged_segment = (ulpdu - TAGGED_HEADER_LEN) & !3;
     }
 
-    /// Allows sending. Before this call, a responder holds its work requests, because the initiator must send first.
+    /// Allows local messages to be sent. Before this call, a responder holds its work requests, because the initiator must send first.
     pub(crate) fn release(&mut self) {
         self.held = false;
     }
@@ -213,9 +214,10 @@ impl Transmitter {
     }
 
     /// Adds a work request whose payload has `len` bytes. The caller has checked that the send queue is not full and that an inline payload
-    /// fits. A Send of at most [`COPY_MAX`] bytes, a Write or a Read is framed immediately under four conditions: nothing is queued before
-    /// the work request, it needs only one FPDU, it has exactly one scatter-gather entry, and it has neither an inline payload nor a fence.
-    /// Any other work request is queued.
+    /// fits. A Send of at most [`COPY_MAX`] bytes, a Write or a Read is framed immediately under four conditions: a new message can be
+    /// framed now ([`Transmitter::is_clear`]), the work request needs only one FPDU, it has exactly one scatter-gather entry, and it has
+    /// neither an inline payload nor a fence. A Read must also have a payload, and be within the limit of outstanding Reads. Any other work
+    /// request is queued.
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         match wr.sges.as_slice() {

@@ -82,7 +82,8 @@ impl Completions {
 
     /// Posts receives to the queue pair's own receive queue. If the connection has ended (`dead`), flushes them instead.
     ///
-    /// # Errors Returns an error if the queue pair uses a shared receive queue, or if its own receive queue is full. The error contains the
+    /// # Errors
+    /// Returns an error if the queue pair uses a shared receive queue, or if its own receive queue is full. The error contains the
     /// number of receives that were posted before the refused one.
     #[inline]
     pub(crate) fn post_recv(

@@ -48,7 +48,8 @@ impl CompletionQueues {
 
     /// Destroys a queue.
     ///
-    /// # Errors Returns an error if the queue does not exist, or if work queues still complete on it.
+    /// # Errors
+    /// Returns an error if the queue does not exist, or if work queues still complete on it.
     pub fn destroy(&mut self, cq: CqId) -> Result<()> {
         let queue = self.queues.get(cq.0).ok_or(STALE)?;
         if queue.users > 0 {
@@ -61,7 +62,8 @@ impl CompletionQueues {
 
     /// Reserves entries for a work queue with `depth` work requests, so that the completion queue can never overrun.
     ///
-    /// # Errors Returns an error if the completion queue does not exist, or if it has fewer than `depth` free entries.
+    /// # Errors
+    /// Returns an error if the completion queue does not exist, or if it has fewer than `depth` free entries.
     pub fn reserve(&mut self, cq: CqId, depth: u32) -> Result<()> {
         let queue = self.queues.get_mut(cq.0).ok_or(STALE)?;
         let reserved = queue.reserved + depth as usize;
@@ -113,8 +115,8 @@ impl CompletionQueues {
         self.pushed
     }
 
-    /// Appends up to `max` completions to `out` and returns their number. If `out` is empty and `max` covers all completions, the two
-    /// vectors are swapped, so that nothing is copied.
+    /// Appends up to `max` completions to `out` and returns their number. If `out` is empty, `max` covers all completions, and no polled
+    /// completion is still in the queue's vector, the two vectors are swapped, so that nothing is copied.
     #[inline]
     pub fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let Some(CompletionQueue { ring, polled, .. }) = self.queues.get_mut(cq.0) else { return Err(STALE) };
@@ -139,7 +141,8 @@ impl CompletionQueues {
 
     /// Arms a queue: its next completion raises an event.
     ///
-    /// # Errors Returns an error if the queue does not exist.
+    /// # Errors
+    /// Returns an error if the queue does not exist.
     pub fn arm(&mut self, cq: CqId) -> Result<()> {
         let Some(queue) = self.queues.get_mut(cq.0) else { return Err(STALE) };
         self.armed += usize::from(!std::mem::replace(&mut queue.armed, true));

@@ -1,7 +1,7 @@
 //! The table of memory regions. The table finds the memory that a peer may access with an STag.
 //!
 //! STags are 32 random bits, and their low bits are the hash of the table. Peers do not choose the STags, so no peer can make a search
-//! long. The memory is looked up for each access and no result is kept, so that a revoked region is never accessed.
+//! long. The memory is looked up for each access and no result is kept, so that this process never accesses a revoked region for a peer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -191,7 +191,8 @@ impl KeyTable {
 
     /// Revokes the right of all peers to use a region's STag.
     ///
-    /// # Errors Returns an error if the region does not exist, or is [direct](Access::DIRECT).
+    /// # Errors
+    /// Returns an error if the region does not exist, or is [direct](Access::DIRECT).
     pub fn invalidate(&mut self, id: MrId) -> Result<()> {
         self.revocable(id, "way to invalidate a direct region, whose pages its peers keep")?.valid = false;
         Ok(())
@@ -208,7 +209,8 @@ impl KeyTable {
 
     /// Returns the STag, the memory and the rights of a region.
     ///
-    /// # Errors Returns an error if the region does not exist.
+    /// # Errors
+    /// Returns an error if the region does not exist.
     pub(crate) fn memory(&self, id: MrId) -> Result<(u32, &Arc<Memory>, Access)> {
         self.regions.get(id.0).map(|region| (region.stag, &region.memory, region.access)).ok_or(STALE)
     }
@@ -261,8 +263,8 @@ impl KeyTable {
         region.span(offset, len).ok()
     }
 
-    /// Returns true if the peer of `connection` may invalidate an STag. Invalidation ends only the access of peers. Local requests can
-    /// still use an invalidated STag.
+    /// Returns true if the peer of `connection` may invalidate an STag. No peer may invalidate a direct region, because peers keep its
+    /// pages mapped. Invalidation ends only the access of peers. Local requests can still use an invalidated STag.
     pub fn may_invalidate(&self, connection: Key, stag: u32) -> bool {
         self.exposed(stag, connection).is_ok_and(|region| !region.access.contains(Access::DIRECT))
     }

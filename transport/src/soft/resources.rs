@@ -33,7 +33,8 @@ impl Resources {
 
     /// Returns a shared receive queue.
     ///
-    /// # Errors Returns an error if the queue does not exist.
+    /// # Errors
+    /// Returns an error if the queue does not exist.
     pub fn srq(&mut self, srq: SrqId) -> Result<&mut SharedReceiveQueue> {
         self.srqs.get_mut(srq.0).ok_or(STALE)
     }
@@ -57,7 +58,8 @@ impl Resources {
 
     /// Destroys a shared receive queue and drops its receives.
     ///
-    /// # Errors Returns an error if the queue does not exist, or if queue pairs use it.
+    /// # Errors
+    /// Returns an error if the queue does not exist, or if queue pairs use it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         if self.srq(srq)?.is_used() {
             return Err(TransportError::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });

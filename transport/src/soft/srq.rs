@@ -26,7 +26,8 @@ impl SharedReceiveQueue {
 
     /// Adds a receive.
     ///
-    /// # Errors Returns an error if the queue is full.
+    /// # Errors
+    /// Returns an error if the queue is full.
     pub fn post(&mut self, wr: RecvWr) -> Result<()> {
         if self.posted.len() + self.taken as usize >= self.depth as usize {
             return Err(TransportError::QueueFull { queue: "shared receive", depth: self.depth });
@@ -88,7 +89,8 @@ impl Targets {
     /// Adds a queue pair that completes its receives on `cq`. If no queue pair was added for `cq` before, calls `reserve` to reserve the
     /// entries.
     ///
-    /// # Errors Returns the error of `reserve`. In that case, the queue pair is not added.
+    /// # Errors
+    /// Returns the error of `reserve`. In that case, the queue pair is not added.
     fn attach<E>(
         &mut self,
         cq: CqId,

@@ -20,7 +20,8 @@ pub struct WorkQueues {
 impl WorkQueues {
     /// Checks the attributes, and reserves entries on the completion queues for both work queues. Shared receive queues are not supported.
     ///
-    /// # Errors Returns an error, and reserves no entries, if a depth or a size is out of range, or if a completion queue does not exist or
+    /// # Errors
+    /// Returns an error, and reserves no entries, if a depth or a size is out of range, or if a completion queue does not exist or
     /// is too small.
     pub fn new(qp: QpId, attr: &QpAttr, limits: &Capabilities, cqs: &mut CompletionQueues) -> Result<Self> {
         attr.check(limits)?;
@@ -32,7 +33,8 @@ impl WorkQueues {
 
     /// Posts a receive.
     ///
-    /// # Errors Returns an error if the queue is full.
+    /// # Errors
+    /// Returns an error if the queue is full.
     pub fn post_recv(&mut self, wr: &RecvWr) -> Result<()> {
         self.completions.check_recv_room(self.receives.len())?;
         self.receives.post(*wr);
@@ -41,7 +43,8 @@ impl WorkQueues {
 
     /// Checks that a send may be posted. After the check, the provider carries out the send and calls [`WorkQueues::send_done`].
     ///
-    /// # Errors Returns an error if the queue is full, or if the message of an inline send is too long.
+    /// # Errors
+    /// Returns an error if the queue is full, or if the message of an inline send is too long.
     pub fn check_send(&self, wr: &SendWr) -> Result<()> {
         self.completions.check_send_room(0)?;
         let max_inline = self.completions.attr.max_inline;
