@@ -39,8 +39,9 @@ pub(super) enum Consumed {
     All,
     /// The budget is used up.
     Budget,
-    /// The next record refers to a window that the local side has not mapped. The packet that announces the window must
-    /// be read first.
+    /// The payload of the next record is in no valid window: the local side has not mapped the window, its lending has
+    /// ended, or the payload is not within it. The packet that announces the window may be unread. If the result is the
+    /// same after all packets are read, the peer has violated the protocol.
     UnknownWindow,
 }
 
@@ -107,8 +108,7 @@ impl Incoming {
         }
     }
 
-    /// Returns the payload of a record. Returns `None` if the payload is in a window that the local side has not
-    /// mapped.
+    /// Returns the payload of a record. Returns `None` if the payload is in no valid window ([`Consumed::UnknownWindow`]).
     #[inline]
     fn payload<'a, S: Segment>(
         &mut self,
@@ -139,8 +139,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Executes a record of any kind except Send. Returns false if the payload is in a window that the local side has
-    /// not mapped.
+    /// Executes a record of any kind except Send. Returns false if the payload is in no valid window
+    /// ([`Consumed::UnknownWindow`]).
     #[inline(never)]
     fn consume_other<S: Segment>(
         &mut self,

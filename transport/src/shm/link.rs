@@ -38,8 +38,8 @@ pub(crate) struct ReceiveProgress {
     pub(crate) news: bool,
     /// True if the budget is used up. More records may be available in that case.
     pub(crate) more: bool,
-    /// True if the next record refers to a window that the local side has not mapped. The caller must read the packets
-    /// of the Unix socket first.
+    /// True if the payload of the next record is in no valid window ([`Consumed::UnknownWindow`]). The caller must read
+    /// the packets of the Unix socket, and then try again.
     pub(crate) unknown_window: bool,
 }
 
@@ -178,8 +178,9 @@ impl<S: Segment> Link<S> {
     }
 
     /// Sends a message that has no work request, so no completion follows. Returns false, and sends nothing, if the
-    /// ring or the staging buffer is full, the message is too long for one record, posted work requests wait, or the
-    /// connection has ended. The caller must call [`Link::transmit`] afterwards, in the same turn or in a later one.
+    /// ring or the staging buffer is full, the message is too long for one record, the peer has not mapped the staging
+    /// buffer that a long message needs, posted work requests wait, or the connection has ended. The caller must call
+    /// [`Link::transmit`] and [`Link::publish`] afterwards, in the same turn or in a later one.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         let len = header.len() + payload.len();

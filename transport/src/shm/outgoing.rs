@@ -1,14 +1,17 @@
 //! The outgoing direction of a queue pair. This direction turns work requests, and the responses to the peer's
 //! requests, into records.
 //!
-//! Work requests are transmitted and complete in the order of their posting. There are three ways to transmit a
-//! payload:
+//! Work requests are transmitted and complete in the order of their posting. Records carry a payload in one of three
+//! ways:
 //!
 //! - A small payload is part of its record. The work request is done once the record is written.
 //! - A large payload in memory that the peer has mapped is not copied. The work request is done once the peer has
 //!   consumed the record.
 //! - Any other payload is copied in parts to the *staging buffer*, which the peer has mapped, too. The work request is
-//!   done once the last part is copied.
+//!   done once the last part is copied. Until the peer has mapped the buffer, each part is small and part of its record.
+//!
+//! Writes, reads and atomic operations on a region that the local side has mapped need no record: the local side accesses
+//! the region directly.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +54,8 @@ struct QueuedSend {
 }
 
 impl QueuedSend {
-    /// Returns true if the work request is done only after the peer has responded to it.
+    /// Returns true if the work request is done only after the peer has responded to it. (If the local side has mapped the
+    /// region, it executes the work request directly, without a response.)
     fn is_answered(&self) -> bool {
         self.wr.op.answered() && (self.len > 0 || self.wr.op.class() != SendClass::Read)
     }
@@ -94,18 +98,18 @@ pub(super) enum PeerRequest {
 /// The reason why [`Outgoing::transmit`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TransmitProgress {
-    /// All records that can be written now are written. More records can be written only after the peer has consumed
-    /// records or has responded.
+    /// All records that can be written now are written: none is left, or the next one must wait until the peer consumes
+    /// records or responds, or a fault was found.
     All,
-    /// The budget is used up, but more records could be written.
+    /// The budget is used up. More records can possibly be written.
     More,
 }
 
-/// The result of writing one record.
+/// The result of one transmission step: of writing one record, or of one direct access to a region of the peer.
 enum TransmitStep {
-    /// The record was written. This number of bytes is subtracted from the budget.
+    /// The step is done. This number of bytes is subtracted from the budget.
     Sent(usize),
-    /// The record must wait until the peer consumes records, or responds.
+    /// The step must wait until the peer consumes records, or responds; or a fault was found.
     Blocked,
 }
 
@@ -117,7 +121,8 @@ struct SendPayload<'a> {
     left: usize,
 }
 
-/// The staging buffer: memory that the peer has mapped, and to which payloads are copied. The buffer is used as a ring.
+/// The staging buffer: memory that is lent to the peer, and to which payloads are copied once the peer has mapped the
+/// memory. The buffer is used as a ring.
 #[derive(Debug)]
 struct StagingBuffer {
     memory: Option<Arc<Memory>>,
@@ -187,7 +192,8 @@ pub(super) struct Outgoing {
     /// operations with smaller sequence numbers have their responses, too.
     answered: u64,
     requests: VecDeque<PeerRequest>,
-    /// The number of reads and atomic operations that the peer may have outstanding at the local side.
+    /// The number of reads and atomic operations that the peer may have outstanding at the local side: the IRD, rounded up
+    /// to a power of two, plus one, as on iWARP.
     limit: usize,
     /// True if a pending response is transmitted before the next work request. Responses and work requests alternate
     /// while both are pending.
@@ -329,8 +335,8 @@ impl Outgoing {
         true
     }
 
-    /// Returns true if the peer has mapped the staging buffer. The first call creates the buffer, lends it to the peer
-    /// and returns false.
+    /// Returns true if the peer has mapped the staging buffer. If there is no buffer yet, creates the buffer, lends it to
+    /// the peer and returns false.
     fn has_staging_buffer<S: Segment>(&mut self, segment: &S, lendings: &mut Lendings) -> bool {
         if self.staging.memory.is_some() {
             return lendings.state(self.staging.slot) == LendingState::Mapped;
@@ -485,7 +491,8 @@ impl Outgoing {
         !fenced && (!entry.is_answered() || self.awaited.len() < self.depth || self.depth == 0)
     }
 
-    /// Writes one record of the first work request in the queue.
+    /// Executes one step of the first work request in the queue: writes one record, or accesses a region of the peer
+    /// directly.
     fn step<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
         let Some(entry) = self.queue.pop_front() else { return TransmitStep::Blocked };
         let step = self.step_with(segment, cx, &entry);
@@ -507,9 +514,9 @@ impl Outgoing {
         }
     }
 
-    /// Writes one record of a work request. Returns `None` if the record must wait, and `Some(None)` if the work
-    /// request has more records. After the last record of the work request, returns `Some(Some(condition))`: the
-    /// condition under which the work request is done.
+    /// Executes one step of a work request, as [`Outgoing::step`] does. Returns `None` if the step must wait or a fault was
+    /// found, and `Some(None)` if the work request needs more steps. After the last step of the work request, returns
+    /// `Some(Some(condition))`: the condition under which the work request is done.
     fn step_with<S: Segment>(
         &mut self,
         segment: &S,
@@ -664,8 +671,8 @@ impl Outgoing {
     }
 
     /// Writes a part of a payload directly to a region of the peer that this side has mapped. Returns the number of
-    /// written bytes. Returns `None`, and writes nothing, if the region is not mapped or earlier records must take
-    /// effect first.
+    /// written bytes. Returns `None`, and writes nothing, if the payload is empty, if no window with the right to write
+    /// contains the bytes, or if earlier records must take effect first.
     fn write_through<S: Segment>(
         &self,
         segment: &S,
@@ -692,7 +699,8 @@ impl Outgoing {
     }
 
     /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer that this side has
-    /// mapped. Returns false, and does nothing, if the region is not mapped or earlier records must take effect first.
+    /// mapped. Returns false, and does nothing, if no window with the necessary right contains the bytes, or if earlier
+    /// records must take effect first.
     fn use_directly<S: Segment>(
         &mut self,
         segment: &S,

@@ -3,7 +3,7 @@
 //! record.
 //!
 //! A position is a number of bytes since the start of the connection. A side that loads the peer's position checks two
-//! things: the position is a multiple of 8, and it is within the outstanding bytes.
+//! things: the position is a multiple of 8, and it is in the range in which a correct peer can have stored it.
 
 use super::record::{RecordHeader, RecordKind};
 use super::segment::{CAPACITY, HEAD, RING, TAIL, Words};

@@ -4,7 +4,8 @@
 //! Each lending has a slot. In the half of the segment in which a side produces, a table has a word for each of its
 //! lendings. The upper half of the word is the generation of the slot, and the lower half is the key of the region.
 //! Before each use of a window, the side that uses it compares the word in the table with the word that was announced.
-//! So a window is not used after its lending has ended, even if its slot has a new lending.
+//! So no use of a window begins after its lending has ended, even if its slot has a new lending. A use that has begun
+//! before may end later. The comparison binds only a correct peer: a hostile peer can use the mapped pages at any time.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -85,7 +86,8 @@ impl Lendings {
         Some(slot)
     }
 
-    /// Ends all lendings of a region. The peer may keep the pages mapped, but no longer uses them.
+    /// Ends all lendings of a region. The peer may keep the pages mapped. A correct peer begins no further use of them, but
+    /// nothing prevents a hostile peer from using them.
     pub(super) fn take_back<W: Words>(&mut self, words: &W, key: u32) {
         let of_key = |slot: &LendingSlot| slot.lent.is_some() && slot.word as u32 == key;
         while let Some(at) = self.slots.iter().position(of_key) {
