@@ -2,9 +2,11 @@
 //! events.
 //!
 //! ```text
-//! active                        passive Request  ->                              the passive queue pair can receive <-  Accept or Refuse
-//! after Accept, the passive queue pair can also send Ready    ->                              the connection is established on both sides
-//! Goodbye  <->  Goodbye                    either side may send Goodbye at any time after Request
+//! active                        passive
+//!   Request  ->                              the active queue pair cannot receive or send yet (INIT)
+//!                 <-  Accept or Refuse       with Accept, the passive queue pair can receive and send (RTS)
+//!   Ready    ->                              the active queue pair can receive and send, too (RTS)
+//!   Goodbye  <->  Goodbye                    from Request on, either side may send Goodbye, once
 //! ```
 //!
 //! A conversation reads one message at a time and no byte behind that message. A peer may send at most three messages. So the local side
@@ -12,7 +14,8 @@
 
 use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Violation};
 
-/// The state of a conversation: the last message that was sent or received.
+/// The state of a conversation. It follows from the last message that was sent or received, except a sent Goodbye, which does not
+/// change the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConversationState {
     /// Active side: no message has been sent.
@@ -79,7 +82,7 @@ impl Conversation {
         Self::new(ConversationState::AwaitingRequest)
     }
 
-    // The methods below produce output: each appends at most one message to `output` and changes the state.
+    // Each of the next five methods appends at most one message to `output`. All but `disconnect` also change the state.
 
     pub(crate) fn request(&mut self, own: Endpoint, private_data: &[u8]) {
         debug_assert_eq!(self.state, ConversationState::Idle);

@@ -46,7 +46,7 @@ impl UdpPort {
     }
 
     /// Returns the length in octets of the largest payload of a datagram. This length is the largest InfiniBand MTU with which a payload
-    /// and all its headers fit into the MTU of the interface.
+    /// and all its headers fit into the MTU of the interface, or 256 if none fits.
     pub(crate) fn max_payload(&self) -> u32 {
         let fits = |payload: &&u32| **payload + OVERHEAD <= self.interface.mtu;
         PAYLOADS.iter().find(fits).copied().unwrap_or(PAYLOADS[PAYLOADS.len() - 1])

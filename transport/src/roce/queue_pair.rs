@@ -25,7 +25,7 @@ struct Sending {
     wr: SendWr,
     to: SocketAddr,
     header: DatagramHeader,
-    /// The copied payload of an inline send. `None` unless the send waits until the socket is writable.
+    /// The copied payload of an inline send. `None` until the send has to wait for a writable socket.
     copy: Option<Box<[u8]>>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct DatagramQueuePair {
     completions: Completions,
     receives: ReceiveQueue,
     sends: VecDeque<Sending>,
-    /// The sequence number of the packet that was sent last.
+    /// The sequence number of the packet that was put into a batch last. A packet that is put into a batch again has a new number.
     sequence: u32,
     phase: SendState,
 }
@@ -189,7 +189,8 @@ impl DatagramQueuePair {
     }
 
     /// Stops sending until the socket is writable. Copies the payloads of the queued inline sends, because the program may reuse their
-    /// memory.
+    /// memory after the post. The caller calls this again after each later post, until [`DatagramQueuePair::resume`]: so inline sends that
+    /// are posted while the queue pair waits are copied, too.
     pub(crate) fn wait(&mut self) {
         self.phase = SendState::Waiting;
         for sending in &mut self.sends {
@@ -213,8 +214,9 @@ impl DatagramQueuePair {
         self.phase == SendState::Waiting
     }
 
-    /// Copies a received datagram into the next receive and completes the receive. The datagram is dropped if no receive is posted or the
-    /// next receive is too short. A datagram that is too long is no error, because otherwise any peer could end the queue pair.
+    /// Copies a received datagram into the next receive and completes the receive. The datagram is dropped if no receive is posted, if the
+    /// next receive is too short for the route header and the payload, or if the payload is longer than `max`. A datagram that is too long
+    /// is no error, because otherwise any peer could end the queue pair.
     pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
         if payload.len() > self.max {
             return;
@@ -248,7 +250,8 @@ impl DatagramQueuePair {
         self.completions.flush_receives(&mut self.receives, cqs);
     }
 
-    /// Drops the work requests without completions, and releases the entries that the queue pair has reserved on its completion queues.
+    /// Drops the work requests without completions. Releases the entries that the queue pair has reserved on its completion queues, except
+    /// the entries of unpolled completions. Returns receives that were taken from a shared receive queue and not completed to that queue.
     pub(crate) fn release(&mut self, resources: &mut Resources) {
         self.sends.clear();
         self.completions.release(&mut self.receives, resources);
