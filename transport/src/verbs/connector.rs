@@ -298,9 +298,9 @@ mod tests {
         assert!((libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal));
         let used = (libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| disposition(signal) != Some(libc::SIG_DFL));
         assert_eq!(used.collect::<Vec<_>>(), [signal], "one is enough");
-        // If the program changes the handling of the chosen signal, the provider no longer sends it. SAFETY: the call
-        // changes the handling of the signal that the provider has chosen. The test installs the handler again
-        // afterwards.
+        // If the program changes the handling of the chosen signal, the provider no longer sends it.
+        // SAFETY: the call changes the handling of the signal that the provider has chosen. The test installs the handler
+        // again afterwards.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
         assert_eq!(super::signal(), None);
         install(signal).expect("a handler");

@@ -230,7 +230,7 @@ impl Verbs {
     }
 
     /// Returns the parameters that the local side offers to a peer. `asked` is the read depth that the peer has
-    /// requested; `None` if the local side connects.
+    /// requested; `None` if the local side connects, or answers a request for datagrams, which has no read depth.
     pub(super) fn offer(
         &self,
         id: &IdEntry,

@@ -141,7 +141,7 @@ impl<'a> Port<'a> {
         }
         let Some(index) = options.gid_index else {
             // If the port has no GID for the stream's address, the program has named a device on another network than the stream. Prefer a
-            // GID whose address has the same family as the stream's address. Never use the GID of a link-local address.
+            // GID whose address has the same family as the stream's address. In this case, never use the GID of a link-local address.
             let same_family = |gid: [u8; 16]| source.is_none_or(|source| is_v4(gid) == source.is_ipv4());
             let by_family = || {
                 let wide = |gid: [u8; 16]| !Ipv6Addr::from(gid).is_unicast_link_local();

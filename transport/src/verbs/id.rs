@@ -54,8 +54,9 @@ pub(super) struct RawId {
 }
 
 // SAFETY: librdmacm protects the data that several ids have in common by a lock. The calls of this type write only the fields of their id.
-// Two threads call on one id at the same time only while one of them is inside `connect` (see `connector`). During this time, the other
-// thread calls only `abandon`, `flush` and functions that post. None of these accesses the fields that `rdma_connect` writes.
+// Two threads call on one id at the same time only while one of them is inside `connect` (see `connector`). During this time, the driving
+// thread calls only `abandon`, functions that use the queue pair (`flush`, `query`, posts), and functions that read fields which do not
+// change any more (service, port, context, addresses). None of these accesses the fields that `rdma_connect` writes.
 unsafe impl Send for RawId {}
 // SAFETY: two threads use one id at the same time only while one of them is inside `connect`, and then access different
 // fields of it (see the implementation of `Send`).

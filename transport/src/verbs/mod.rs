@@ -26,10 +26,11 @@
 //! | `open` | [`Verbs::open`], and the search for a device by an address |
 //! | `provider` | the implementation of [`crate::Provider`] |
 //!
-//! This module and [`crate::mem`] contain all unsafe code of the crate except one block of [`crate::station`]. Each C object has one Rust
+//! This module and [`crate::mem`] contain all unsafe blocks of the crate except one of [`crate::station`]. Each C object has one Rust
 //! owner, which destroys it on drop. The owner also keeps the objects on which its object depends alive, by an `Arc` of each: an id keeps
 //! its queues, its device and the event channel; a queue or a region keeps its device. So every order of destruction is valid. No
-//! destruction waits for an event, because events are acknowledged when they are read.
+//! destruction waits for an event: events are acknowledged when they are read, those of a completion queue at the latest before
+//! it is destroyed.
 //!
 //! # Threads
 //!
@@ -38,8 +39,9 @@
 //! queue pair, connecting and accepting take up to a millisecond each. So does creating an address handle on RoCE.
 //!
 //! On iWARP, `rdma_connect` may block in the kernel until TCP has connected. Destroying an id waits for the end of its handshake. So both
-//! calls run on private threads (`connector`), and their results arrive as connection-manager events. If the program abandons a connect,
-//! the provider interrupts the thread by a signal: the highest real-time signal that the program does not use.
+//! calls run on private threads (`connector`), and the result of a connect arrives as a connection-manager event. If the program destroys
+//! the id of a connect, the provider interrupts the thread by a signal: the highest real-time signal that the program did not use at the
+//! first connect.
 //!
 //! # Removal of a device
 //!

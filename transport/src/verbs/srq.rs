@@ -124,8 +124,9 @@ impl Srq {
         }
     }
 
-    /// Destroys the queue. No queue pair in the provider's table uses the queue any more. On iWARP, a thread of the provider may still
-    /// have to destroy an id whose queue pair has used the queue. In this case, the call succeeds, and that thread destroys both later.
+    /// Destroys the queue. No queue pair in the provider's table uses the queue any more. A queue pair that has used the queue may still be
+    /// kept for its last shared receive, for its port or for a thread (iWARP). Such a queue pair is in the error state. In this case, the
+    /// call succeeds, and the queue is destroyed later, together with the last such queue pair.
     pub(super) fn destroy(&mut self) -> Result<()> {
         self.raw.as_mut().and_then(Arc::get_mut).map_or(Ok(()), RawSrq::destroy)?;
         self.raw = None;
