@@ -48,8 +48,8 @@ pub enum Error {
     /// The system could not start the reactor's thread.
     #[error("cannot start the thread of the reactor: {0}")]
     Thread(#[source] io::Error),
-    /// The reactor is being drained. After a drain has begun, the reactor cannot listen any more. After the deadline of the drain, it
-    /// cannot open connections or endpoints either.
+    /// The reactor is draining or has drained. After a drain was requested, the reactor cannot listen any more. After the deadline of the
+    /// drain, it can neither open connections and endpoints nor register memory without a connection.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,
     /// A thread could not be bound to a core.
@@ -95,10 +95,10 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Blocked {
-    /// A slot of the send queue. `Config::send_depth` sends are in flight, so no slot is free.
+    /// A slot of the send queue. None of the `Config::send_depth` slots is free.
     #[error("the send queue is full")]
     Queue,
-    /// A credit. The local side has used all credits that the peer has granted.
+    /// A credit. The local side has used all credits that the peer has granted for messages of the program.
     #[error("the peer's window is closed")]
     Window,
     /// A slot for a large message, that is, for a message longer than one buffer. All such slots of the connection are in use. A slot
@@ -117,12 +117,14 @@ pub enum SendErrorKind {
     /// A resource is used up. When it is available again, the reactor calls `on_writable` once.
     #[error("{0}: wait for on_writable")]
     WouldBlock(Blocked),
-    /// The message is longer than the longest message that the peer accepts.
+    /// The message is longer than the longest message that the peer accepts. A copied message that the peer would fetch must also fit into
+    /// the local `LargeMessageSettings::memory`. For a datagram, a one-sided operation or a piece of a transfer, the length exceeds the
+    /// limit of the local device.
     #[error("a message of {len} bytes: the peer accepts at most {max}")]
     TooLong {
-        /// The length of the message, in bytes.
+        /// The length of the message, the operation or the piece, in bytes.
         len: usize,
-        /// The length of the longest message that the peer accepts, in bytes.
+        /// The limit that the length exceeds, in bytes.
         max: usize,
     },
     /// The device or the peer does not support a feature that this call needs.
@@ -238,14 +240,15 @@ pub enum MemoryLocation {
 #[non_exhaustive]
 pub enum Outcome {
     /// The send has completed, and its buffer is free. With the embedded provider, the send of a short message completes when it is posted,
-    /// because the message is copied into the TCP stream. `Sent` does not prove that the peer's program has received the message: only an
-    /// answer of that program does.
+    /// because the message is copied into the TCP stream or the shared memory. `Sent` does not prove that the peer's program has received
+    /// the message: only an answer of that program does.
     Sent,
     /// The connection ended before the send completed. The peer may or may not have received the message. To report the device together
     /// with the failure, call [`crate::Context::device`].
     Failed(Failure),
-    /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse only messages that are
-    /// longer than one buffer.
+    /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse only messages that it
+    /// would fetch: those of [`crate::Context::offer`], and those that are longer than one buffer and are not sent in
+    /// several buffers.
     Refused,
 }
 
@@ -298,7 +301,8 @@ pub enum ConnectError {
     },
     /// Another operation failed on the local side. The text names the operation and the error.
     Local(String),
-    /// The program closed the connection before it was established.
+    /// The local side closed the connection before it was established: the program closed it, or the deadline of a drain or a shutdown has
+    /// passed. In `DatagramHandler::on_peer`, it means that the endpoint ended before the search.
     Cancelled,
 }
 

@@ -23,8 +23,8 @@ impl ReactorTag {
         self.0
     }
 
-    /// Returns the number for a new reactor. It is one more than the number of the previous new reactor. Numbers repeat after 2^20
-    /// reactors, which is about a million.
+    /// Returns the number for a new reactor. No other reactor of the process has this number, until the numbers repeat after 2^20 reactors,
+    /// which is about a million.
     pub(crate) fn next() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -182,8 +182,8 @@ impl fmt::Debug for SendId {
     }
 }
 
-/// The id of a large message that the peer of a connection offers ([`crate::Handler::on_offer`]). After the message has arrived or was
-/// refused, a new offer may get the same id.
+/// The id of a message that the peer of a connection offers ([`crate::Handler::on_offer`]). After the message has arrived or was refused, a
+/// new offer may get the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OfferId(pub(crate) u32);
 

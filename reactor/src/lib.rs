@@ -29,8 +29,8 @@
 //! | `bytes` | the conversion of `DetachedMessage` to `bytes::Bytes` |
 //! | `serde` | `serde::Serialize` for [`Stats`] |
 //!
-//! A reactor is used by one thread. Only its methods `run`, `turn`, `step` and `shutdown` wait for events. The [guide]
-//! begins with a first program, and ends with the wire protocol.
+//! A reactor is used by one thread at a time. Only its methods `run`, `turn`, `step` and `shutdown` wait for events. The
+//! [guide] begins with a first program, and ends with the wire protocol.
 
 #[cfg(feature = "async")]
 pub mod aio;

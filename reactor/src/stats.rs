@@ -27,11 +27,13 @@ pub struct Stats {
 pub struct TurnStats {
     /// Number of turns.
     pub taken: u64,
-    /// Number of times that the reactor waited in the operating system for an event.
+    /// Number of calls that waited in the operating system for an event. This includes calls with a timeout of 0, with
+    /// which a busy or polling reactor checks for events.
     pub waits: u64,
     /// Number of waits that returned no event.
     pub empty_waits: u64,
-    /// Number of rounds of busy polling. In each round the reactor polls every completion queue.
+    /// Number of rounds of busy polling. In each round the reactor polls the completion queues, until one of them has a
+    /// completion.
     pub spins: u64,
     /// Number of periods of busy polling that ended with a completion.
     pub spin_hits: u64,
@@ -45,8 +47,7 @@ pub struct TurnStats {
     /// Number of times that the poller reported that a descriptor of the program is ready. The program registers such
     /// descriptors with [`crate::Context::register_io`].
     pub io_edges: u64,
-    /// Number of turns that began because a descriptor became ready while the reactor waited, and that then found
-    /// completions.
+    /// Number of turns in which the poller reported a ready descriptor, and which then found completions.
     pub wakes: u64,
     /// Number of completions that were polled in the turns that the counter `wakes` counts.
     pub wake_completions: u64,
@@ -155,7 +156,8 @@ pub struct MessageStats {
     /// Number of sends that were refused because a resource was used up: credits, slots of the send queue, the allowed
     /// number of large messages, or the memory for large messages.
     pub send_stalls: u64,
-    /// Sum of the times, over all connections, from a refused send to the next `on_writable`.
+    /// Sum of the times, over all connections, from the first refused send to the next `on_writable`. A time that has
+    /// not ended yet is not included.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub stall_time: Duration,
     /// Number of sends, requested by other threads, that were dropped because the connection was not open or did not
@@ -180,6 +182,7 @@ pub struct MemoryStats {
     /// - The program called [`crate::Context::revoke`].
     /// - [`crate::RegionOptions::lifetime`] has passed since peers got access.
     /// - The connection of the region ended.
+    /// - The program dropped the region while an operation still used it.
     /// - The peer invalidated the key.
     pub unrevoked: usize,
     /// Number of buffers in the pools of all devices: the free buffers and the buffers in use.

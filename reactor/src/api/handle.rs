@@ -97,11 +97,12 @@ impl<M> ReactorHandle<M> {
     }
 
     /// Queues a message to send on a connection. The reactor sends the messages of one thread in the order in which the
-    /// thread has queued them. A message waits until the peer's window has room for it. After the reactor has sent it,
-    /// `on_send_complete` follows as for any send.
+    /// thread has queued them. A message waits until the connection is established, and until the peer's window and
+    /// the send queue have room for it. After the reactor has sent it, `on_send_complete` follows as for any send.
     ///
-    /// The reactor drops the message if the connection is closed, or if the message is longer than the peer accepts. In
-    /// these cases it increments [`crate::MessageStats::handle_sends_dropped`].
+    /// The reactor drops the message if the connection is closed, if the message is longer than the peer accepts, or if
+    /// there is no memory for a large message. In these cases it increments
+    /// [`crate::MessageStats::handle_sends_dropped`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, ReactorHandle};
@@ -134,7 +135,8 @@ impl<M> ReactorHandle<M> {
         self.flag.stop();
     }
 
-    /// Drains the reactor, as [`crate::Context::drain`] does. Ignored if the reactor is draining already.
+    /// Drains the reactor, as [`crate::Context::drain`] does. `deadline` is rounded down to whole milliseconds. Ignored
+    /// if the reactor is draining already.
     pub fn drain(&self, deadline: Duration) {
         self.flag.drain(deadline);
     }

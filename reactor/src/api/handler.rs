@@ -125,15 +125,12 @@ pub trait Handler<M = ()> {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {}
 
     /// The send of a message, or a one-sided operation, has ended with `outcome`. The calls are in the order of
-    /// sending, with two exceptions:
+    /// sending, with one exception: the send of a message that the peer fetches ends when the peer has fetched or
+    /// refused the message. Later sends may end earlier. When the connection ends, the reactor reports the messages
+    /// that the peer has not fetched after all other sends, even after later ones that were not sent.
     ///
-    /// - The send of a message that the peer fetches, because the message is longer than one buffer, ends when the peer
-    ///   has fetched the message. Later sends may end earlier.
-    /// - When the connection ends, the reactor may first report the sends that it has not posted, and afterwards the
-    ///   sends that it has posted.
-    ///
-    /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that were copied do not cause this call,
-    /// except for a message that the peer refuses.
+    /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that are not sent from regions do not cause
+    /// this call, except for a message that the peer refuses.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
     /// The connection is writable again: it has refused one or more sends with `WouldBlock`, and would now accept at

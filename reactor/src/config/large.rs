@@ -19,15 +19,17 @@ pub struct LargeMessageSettings {
     /// Memory for messages that are longer than [`Config::buffer_size`](crate::Config::buffer_size), in bytes. The
     /// reactor uses up to this many bytes for received messages: those that it fetches, and those that the program
     /// keeps. It uses up to the same number of bytes in addition for messages to send: copies that peers have yet to
-    /// fetch. If this memory is used up, further messages wait. Default: 256 MiB.
+    /// fetch. If the memory for received messages is used up, further ones wait in the memory of their senders. If the
+    /// memory for copies is used up, the reactor refuses sends with [`Blocked::Memory`](crate::Blocked::Memory).
+    /// Default: 256 MiB.
     pub memory: usize,
     /// Size of the cache of registered memory, in bytes. When a message longer than
     /// [`Config::buffer_size`](crate::Config::buffer_size) does not use its memory any more, the memory stays
     /// registered in this cache. Later messages of similar length use it again, and need no registration. This memory
     /// is in addition to `memory`. It consists of at most 256 blocks; each block is the memory of one message. A block
     /// is longer than its message by at most an eighth or one page, whichever is more. The reactor releases a block if
-    /// no message has used it for [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses to
-    /// register other memory. With 0, the reactor keeps no blocks. Default: 256 MiB.
+    /// no message has used it for [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses memory
+    /// for another message. With 0, the reactor keeps no blocks. Default: 256 MiB.
     pub cache: usize,
 }
 

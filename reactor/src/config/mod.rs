@@ -226,13 +226,15 @@ impl Config {
         self
     }
 
-    /// Suppresses [`on_send_complete`](crate::Handler::on_send_complete) for copied messages, except for a message that
-    /// the peer refuses. The device then reports their completions in batches of a quarter of the send queue, which
-    /// saves a completion and a callback per message. If such a message fails for another reason, the connection ends,
-    /// and the reactor calls `on_disconnect`.
+    /// Suppresses [`on_send_complete`](crate::Handler::on_send_complete) for messages in memory of the reactor: those
+    /// of [`send`](crate::Context::send), [`send_buffer`](crate::Context::send_buffer) and
+    /// [`append`](crate::Context::append). A message that the peer refuses still causes `on_send_complete`. The device
+    /// reports the completions of these messages in batches of a quarter of the send queue, which saves a completion
+    /// and a callback per message. If such a message fails for another reason, the connection ends, and the reactor
+    /// calls `on_disconnect`.
     ///
-    /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
-    /// program needs to know when it may reuse its memory.
+    /// Messages from regions and one-sided operations still cause `on_send_complete`, because the program needs to know
+    /// when it may reuse its memory. Connections with [`Framing::Raw`] ignore this setting.
     ///
     /// The cost is memory: up to a quarter of the sends in the send queue keep their buffers until later sends end. On
     /// the embedded provider, short messages do not have this cost, because their sends end when they are posted.
@@ -483,7 +485,8 @@ impl Config {
     /// Allows one-sided operations on secured connections, and regions that the peers of such connections may access.
     /// Adapters can neither encrypt nor authenticate the data of these operations. An attacker on the path can read and
     /// change the data, and can use the remote keys that are sent with it. Default: false. With false, such operations
-    /// fail with [`crate::SendErrorKind::PlainRemoteMemory`].
+    /// fail with [`crate::SendErrorKind::PlainRemoteMemory`], and the registration of such a region fails with
+    /// [`Error::Security`](crate::Error::Security).
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;

@@ -265,9 +265,9 @@ impl Device {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
-            // `all` is the number of shared receives. In each completion queue, the first connection claims entries for
-            // all of them (`entries + all`). Later connections in the same completion queue claim only their own
-            // `entries`.
+            // `all` is the number of shared receives. In each completion queue, the first connection with shared
+            // receives claims entries for all of them (`entries + all`). Later ones in the same completion queue claim
+            // only their own `entries`. The `all` entries stay claimed as long as the completion queue exists.
             Some(all) => match self.with_room(provider, entries, true) {
                 Some(index) => self.claim_of(index, entries),
                 None => {
@@ -383,8 +383,9 @@ impl Device {
         self.removed && self.claims == 0
     }
 
-    /// Takes a buffer out of the pool for the program to fill; `None` if the pool has reached its limit. If all buffers
-    /// are reserved for connections, the pool grows first.
+    /// Takes a buffer out of the pool for the program to fill. If all buffers are reserved for connections, the pool
+    /// grows first. Returns `None` if the pool has reached its limit, or if memory for more buffers cannot be allocated
+    /// or registered.
     pub(crate) fn take_for_program(&mut self, provider: &mut dyn Provider) -> Option<Buffer> {
         self.reserve(provider, 1).ok()?;
         let pool = &mut self.buffers.pool;

@@ -15,12 +15,14 @@ use rdma_transport::wr::Sge;
 
 use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 
-/// Smallest size of a slab, in bytes. The first slab is as large as its first user needs, but not smaller than this.
-/// Each further slab doubles the pool, but is not larger than [`LARGEST_SLAB`]. So the pool has few registrations, and
-/// little of the pinned memory is unused.
+/// Smallest size of an ordinary slab, in bytes. The first slab is as large as its first user needs, but not smaller
+/// than this. Each further slab doubles the pool. Only the pool's limit makes a slab smaller than this. A slab is longer
+/// than [`LARGEST_SLAB`] only if it has a single, longer buffer. So the pool has few registrations, and little of the
+/// pinned memory is unused.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
-/// Smallest number of buffers in a slab that a peer on the same host maps (see `MappedSlab`).
+/// The number of buffers in a slab that a peer on the same host maps (see `MappedSlab`), if [`LARGEST_SLAB`] has room
+/// for fewer, and if the connection needs that many.
 const MIN_MAPPED_BUFFERS: usize = 4;
 /// Largest number of buffers in one slab, because the index of a buffer has 16 bits.
 const PER_SLAB: usize = 1 << 16;
@@ -57,8 +59,8 @@ impl Posted {
     }
 }
 
-/// The memory of the pool's buffers. Each message that the program keeps holds a clone of the `Arc<Slabs>`, so the
-/// message stays readable after the pool was dropped.
+/// The memory of the pool's buffers. Each message and each send buffer that the program keeps holds a clone of the
+/// `Arc<Slabs>`, so its bytes stay valid after the pool was dropped.
 pub(crate) struct Slabs {
     stride: usize,
     memories: Vec<Arc<Memory>>,

@@ -25,8 +25,8 @@ pub(crate) struct Returned {
     /// The pool to which the memory belongs.
     pub(crate) pool: PoolId,
     pub(crate) memory: ReturnedMemory,
-    /// If the memory contained a received message: the connection that received it. This connection posts the buffers
-    /// as receives again. `None` for a send buffer.
+    /// If the memory contained a received message: the connection that received it. If this connection still exists,
+    /// the buffers are posted as receives again. `None` for a send buffer.
     pub(crate) receive_of: Option<ConnectionId>,
 }
 

@@ -8,8 +8,8 @@
 //!   uses any memory.
 //! - A connection that already has memory gets at most half of all memory in total: this is its *share*. All connections of one host
 //!   together have a share of the same size. Small messages do not count towards the share of the host.
-//! - A new peer, which has not answered an RDMA Read yet, gets memory only while at most a quarter of all memory is in use. Beyond this
-//!   quarter, a new peer neither gets memory nor is queued.
+//! - A peer that has not answered an RDMA Read recently (in the last 2 s) gets memory only while at most a quarter of all memory is in use.
+//!   Beyond this quarter, such a peer neither gets memory nor is queued. The caller applies this rule, with [`Budget::would_trust`].
 //! - A request that cannot be granted waits in a queue. When [`PATIENCE`] other requests were granted while a request was the first in the
 //!   queue, this first request holds back all others, so that a stream of small messages does not delay a large one for ever. But large
 //!   messages that make no progress must not block small ones. So the first request holds back the others only if it could be granted once
@@ -43,7 +43,7 @@ const SMALL: usize = 64;
 /// The last `1/MEDIUM` of the memory is reserved for messages of at most `1/MEDIUM` of the memory.
 const MEDIUM: usize = 8;
 
-/// Peers that have not answered an RDMA Read yet get memory only while at most `1/TRUST` of all memory is in use.
+/// Peers that have not answered an RDMA Read recently get memory only while at most `1/TRUST` of all memory is in use.
 const TRUST: usize = 4;
 
 /// A connection that requests memory for a message.
@@ -137,7 +137,7 @@ impl Budget {
     }
 
     /// Returns true if the request of a connection for `bytes` would be granted now although its peer has not answered
-    /// an RDMA Read yet.
+    /// an RDMA Read recently.
     pub(crate) fn would_trust(&self, claimant: Claimant, bytes: usize) -> bool {
         self.used.saturating_add(bytes) <= self.limit / TRUST && self.would_grant(claimant, bytes)
     }

@@ -18,7 +18,7 @@ use crate::providers::role;
 /// The memory from which a region is made.
 #[derive(Debug)]
 pub(crate) enum Material<'a> {
-    /// Memory that was allocated for the region, and the length of the region in bytes.
+    /// Memory that belongs to the region alone, and the length of the region in bytes.
     Own(Memory, usize),
     /// Memory that the program shares with the region, and may access at any time.
     Shared(Arc<Memory>),
@@ -70,7 +70,7 @@ const fn device_address(offset: u64, page: usize) -> u64 {
     Sge::DEVICE + offset % page as u64
 }
 
-/// Returns the [`RegionBytes`] of a region for which `memory` was allocated. The result is `Own`, except in three cases. In these cases it
+/// Returns the [`RegionBytes`] of a region to which `memory` belongs alone. The result is `Own`, except in three cases. In these cases it
 /// is `Shared`, so that the program gets no reference to the bytes:
 ///
 /// - The region is a sink of RDMA Reads (`READ_SINK`). Some devices let peers write to a sink even after its remote key is revoked.

@@ -198,7 +198,7 @@ pub(crate) struct DropChannel {
 }
 
 /// The error of an attempt to change bytes of a region that an unfinished operation uses. The program can try again
-/// after the operation's `on_send_complete`.
+/// after the callback that reports the end of the operation: `on_send_complete`, `on_transfer` or `on_landed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these bytes are lent to an operation: wait for its on_send_complete")]
 pub struct Lent;
@@ -313,8 +313,8 @@ impl Region {
         })
     }
 
-    /// If peers may still write to the memory of the region, replaces the memory with a copy that only the program can access. Operations
-    /// cannot use the copy, because it is not registered. Does nothing if the memory belongs to this region alone.
+    /// Replaces memory that is not [`RegionBytes::Own`](super::region_memory::RegionBytes::Own) with a copy that only the program can
+    /// access. Operations cannot use the copy, because it is not registered. Does nothing if the memory belongs to this region alone.
     pub(crate) fn make_private(&mut self) -> io::Result<()> {
         if let Some(copy) = self.memory.private_copy()? {
             (self.memory, self.device) = (copy, usize::MAX);
@@ -322,8 +322,8 @@ impl Region {
         Ok(())
     }
 
-    /// Returns true if peers, devices or other parts of the program may access the memory at any time, so that the
-    /// program never gets a reference to the memory.
+    /// Returns true if the memory does not belong to this region alone: others may change it at any time, so the program
+    /// never gets a reference to it. See [`RegionMemory::is_shared`].
     pub(crate) fn is_open(&self) -> bool {
         self.memory.is_shared()
     }

@@ -168,8 +168,9 @@ pub(crate) enum RegionBytes {
 }
 
 impl RegionBytes {
-    /// Returns the scatter/gather entry for a range inside the region. The caller must have a [`Hold`] on the range, or
-    /// a borrow of the region, for as long as the entry is in use.
+    /// Returns the scatter/gather entry for a range inside the region; `None` if the range is longer than
+    /// [`Sge::MAX_LEN`]. The caller must have a [`Hold`] on the range, or a borrow of the region, for as long as the
+    /// entry is in use.
     #[inline]
     fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         match self {
@@ -314,21 +315,21 @@ impl RegionMemory {
     }
 
     /// Lends a range to a work request that reads it. Returns the scatter/gather entry and the hold; `None` if the
-    /// range is not inside the region.
+    /// range is not inside the region, or is longer than [`Sge::MAX_LEN`].
     #[inline]
     pub(crate) fn lend(&self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Read, Some(range))))
     }
 
     /// Returns the scatter/gather entry of a range, without a hold. The entry is only for reading, and only for as long as the caller
-    /// borrows the region. Returns `None` if the range is not inside the region.
+    /// borrows the region. Returns `None` if the range is not inside the region, or is longer than [`Sge::MAX_LEN`].
     #[inline]
     pub(crate) fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         self.sge(range, key)
     }
 
     /// Lends a range to a work request that writes to it. Returns the scatter/gather entry and the hold; `None` if the
-    /// range is not inside the region.
+    /// range is not inside the region, or is longer than [`Sge::MAX_LEN`].
     pub(crate) fn lend_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Write, Some(range))))
     }

@@ -113,7 +113,8 @@ impl DatagramContext<'_> {
     ///   them).
     /// - The address belongs to no device, or is in use.
     /// - The device has no free resources.
-    /// - The reactor is draining.
+    /// - The deadline of a drain has passed ([`Error::Drained`]).
+    /// - An option is out of its range.
     pub fn open(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
         self.endpoints.open(self.driver, local, options)
     }

@@ -95,11 +95,13 @@ impl Context<'_> {
         self.driver.refuse_offer(conn, offer)
     }
 
-    /// Offers a part of a region as a message. A message of any length can be offered, even one that fits into one
-    /// buffer. The peer's device reads the message directly from the region. The peer's
+    /// Offers a part of a region as a message. The length is 1 byte to the peer's
+    /// [`LargeMessageSettings::max_message`](crate::LargeMessageSettings::max_message); even a message that fits into
+    /// one buffer can be offered. The peer's device reads the message directly from the region. The peer's
     /// [`Handler::on_offer`](crate::Handler::on_offer) receives `tag`. The reactor calls `on_send_complete` when the
-    /// peer has read the message. Until then the program cannot change this part of the region. If the peer runs a
-    /// version of this library without tags, the peer receives the message without the tag.
+    /// peer has read or refused the message, or when the connection has ended. Until then the program cannot change
+    /// this part of the region. If the peer runs a version of this library without tags, the peer receives the message
+    /// without the tag.
     ///
     /// Example: [`Context::land`].
     ///

@@ -75,6 +75,8 @@ impl Context<'_> {
     /// # Errors
     /// The connection does not exist any more, the provider does not support the options, or the system refuses to
     /// register the memory. If the reason is the limit on locked memory, the error says how to raise it.
+    /// [`Error::Security`] if the connection is secured and the options give rights to the peer, except with
+    /// [`crate::Config::allow_plain_remote_memory`].
     pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = options.memory(len)?;
         self.driver.register(conn, Material::Own(memory, len), options)

@@ -81,8 +81,8 @@ impl Context<'_> {
     }
 
     /// Takes a registered buffer out of the pool. The program fills the buffer, and sends it with
-    /// [`Context::send_buffer`] without a copy. Returns `None` if the connection is not open, or if the pool has
-    /// reached `Config::max_memory`.
+    /// [`Context::send_buffer`] without a copy. Returns `None` if the connection is not open, if the pool has reached
+    /// `Config::max_memory`, or if memory for more buffers cannot be allocated or registered.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
         let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
         Some(SendBuffer::new(capacity, buffer, slabs, channel))
@@ -127,6 +127,9 @@ impl Context<'_> {
     /// longer than [`crate::LargeMessageSettings::eager_limit`], or if there are not enough credits or send-queue
     /// slots. So the region of such a message must be registered with [`crate::Access::REMOTE_READ`], for this peer or
     /// for any peer.
+    ///
+    /// On a secured connection, the reactor sends an encrypted copy instead. The region then needs no
+    /// [`crate::Access::REMOTE_READ`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, SendErrorKind};
@@ -189,8 +192,8 @@ impl Context<'_> {
     }
 
     /// Calls `begin`, and returns its result. Each message that `begin` sends on the connection causes
-    /// `on_send_complete`, even with [`crate::Config::quiet_sends`]. Sends of regions always cause `on_send_complete`,
-    /// also without this method.
+    /// `on_send_complete`, even with [`crate::Config::quiet_sends`]. Sends of regions and one-sided operations always
+    /// cause `on_send_complete`, also without this method.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind, SendId};
@@ -286,12 +289,13 @@ impl Context<'_> {
     }
 
     /// Holds back the sends of a connection until [`Context::flush`], even if several turns end before that. `flush`
-    /// posts the held sends in one chain, which needs fewer doorbells than one post for each send. Use this if more
+    /// posts the held sends in one chain, which needs fewer doorbells than one chain for each turn. Use this if more
     /// sends will follow soon. The reactor posts the held sends before `flush` in these cases:
     ///
     /// - The held sends fill half of the send queue.
     /// - A send was refused.
     /// - The reactor has to send a control message: credits, a keepalive, or a part of a large message's protocol.
+    /// - A large message or a transfer is in progress.
     /// - The connection is closed.
     ///
     /// After such a post, the connection still holds back its next sends. This call is ignored if the connection does
@@ -308,7 +312,8 @@ impl Context<'_> {
     }
 
     /// Returns the total time during which the connection refused sends: the sum of all periods from the first refusal
-    /// of a send to the next `on_writable`. Returns `None` if the connection does not exist any more.
+    /// of a send to the next `on_writable`. A period that has not ended yet is included up to now. Returns `None` if
+    /// the connection does not exist any more.
     #[must_use]
     pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
         self.driver.connections().get(conn).map(|slot| slot.conn.stall_time(self.driver.now()))

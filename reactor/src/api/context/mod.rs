@@ -106,8 +106,9 @@ impl Context<'_> {
     /// `on_connect_error` if that fails.
     ///
     /// # Errors
-    /// A limit of the [`crate::Config`] has been reached, or the provider returned an error. After an error, no
-    /// callback follows.
+    /// A limit of the [`crate::Config`] has been reached, the deadline of a drain has passed ([`Error::Drained`]), the
+    /// connection cannot be secured with the settings, or the provider returned an error. After an error, no callback
+    /// follows.
     pub fn connect(&mut self, peer: SocketAddr) -> Result<ConnectionId, Error> {
         self.connect_with(peer, ConnectOptions::default())
     }
@@ -214,8 +215,10 @@ impl Context<'_> {
 
     /// Closes a connection. From the call of this method on, the reactor delivers no message of this connection, not
     /// even one that has already arrived. The reactor first posts the sends that it has accepted, and waits for their
-    /// completion for at most [`Timeouts::close`](crate::Timeouts::close). It calls `on_send_complete` for each of
-    /// them; the outcome says if the send succeeded. Afterwards it calls `on_disconnect`. A stale id is ignored.
+    /// completion. [`Timeouts::close`](crate::Timeouts::close) limits this wait. The reactor calls `on_send_complete`
+    /// for each of these sends; the outcome says if the send succeeded. Afterwards it calls `on_disconnect`. If the
+    /// connection is not established yet, the reactor calls `on_connect_error` on the side that opened it, and no
+    /// callback on the other side. A stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
         self.driver.look_at_clock();
         self.driver.close(conn);
@@ -260,8 +263,8 @@ impl Context<'_> {
         self.driver.connections().get(conn)?.conn.listener()
     }
 
-    /// Returns the private data that the peer sent with its connect request or its answer. Returns an empty slice if
-    /// the peer sent none, or if the connection does not exist any more.
+    /// Returns the private data that the peer sent with its connect request or its answer. Returns an empty slice
+    /// before `on_connect`, if the peer sent none, or if the connection does not exist any more.
     #[must_use]
     pub fn private_data(&self, conn: ConnectionId) -> &[u8] {
         self.driver.announced(conn).map_or(&[], |conn| conn.private_data())
@@ -366,11 +369,11 @@ impl Context<'_> {
     }
 
     /// Drains the reactor. From now on the reactor accepts no connection. Open connections continue until the program
-    /// closes them: they exchange messages, and timers still expire. The reactor calls [`crate::Handler::on_drain`].
-    /// The default of `on_drain` calls [`Context::close_all`]. [`crate::Reactor::run`] returns when all connections
-    /// have ended. When `deadline` has passed, counted in whole milliseconds from now, the reactor aborts the remaining
-    /// connections and endpoints. Each of them still gets its last callback. After the deadline, no connection or
-    /// endpoint can be opened. The call is ignored if the reactor is draining already.
+    /// closes them: they exchange messages, and timers still expire. The reactor calls [`crate::Handler::on_drain`] in
+    /// this turn or the next one. The default of `on_drain` calls [`Context::close_all`]. [`crate::Reactor::run`]
+    /// returns when all connections and endpoints have ended. When `deadline` has passed since `on_drain`, the reactor
+    /// aborts the remaining connections and endpoints. Each of them still gets its last callback. After the deadline,
+    /// no connection or endpoint can be opened. The call is ignored if the reactor is draining already.
     pub fn drain(&mut self, deadline: Duration) {
         self.driver.want_drain(deadline);
     }

@@ -14,10 +14,10 @@
 //! posted = receives - kept        sum(promised + kept) <= sum(claims) <= receives        =>  sum(promised) <= posted
 //! ```
 //!
-//! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. It grows with the messages that the
-//! connection has received in about the last second, and with those that the program keeps. It grows at most to half of
-//! the receives that are unclaimed or already belong to this claim. So a single busy connection leaves half of these
-//! receives unclaimed, and several busy connections get about equal claims.
+//! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. Beyond [`MIN_WINDOW`], it grows with
+//! the messages that the connection has received in about the last second, and with those that the program keeps. This
+//! part grows at most to half of the receives that are unclaimed or already belong to it. So a single busy connection
+//! leaves half of these receives unclaimed, and several busy connections get about equal claims.
 //!
 //! A promise cannot be withdrawn. To shrink a claim, the connection does not renew the promises that its peer has used.
 
