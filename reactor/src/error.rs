@@ -301,8 +301,8 @@ pub enum ConnectError {
     },
     /// Another operation failed on the local side. The text names the operation and the error.
     Local(String),
-    /// The local side closed the connection before it was established: the program closed it, or the deadline of a drain or a shutdown has
-    /// passed. In `DatagramHandler::on_peer`, it means that the endpoint ended before the search.
+    /// The local side closed the connection before it was established: the program closed it or shut the reactor down, or the deadline of a
+    /// drain has passed. In `DatagramHandler::on_peer`, it means that the endpoint ended before the search.
     Cancelled,
 }
 
@@ -466,7 +466,7 @@ impl fmt::Display for PeerViolation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The peer's program refused the connection.
+    /// The peer's program refused the connection, or the peer's `Config::allowed_peers` does not contain the local address.
     Refused,
     /// The private data of the connect request is not a greeting of this library.
     NotOurs,

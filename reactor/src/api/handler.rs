@@ -72,9 +72,10 @@ pub enum Decision {
 /// | uses datagrams (feature `datagram`) | also `datagrams`, which returns a `DatagramHandler` |
 ///
 /// For each established connection, `on_connect` is the first callback after `on_connect_request` and `on_identity`,
-/// and `on_disconnect` is the last callback. Before `on_disconnect`, every accepted send has had its
-/// `on_send_complete`. If a connection is never established, `on_connect_error` is called on the side that opened it.
-/// On the side that accepted it, neither `on_connect` nor `on_disconnect` is called.
+/// and `on_disconnect` is the last callback. Before `on_disconnect`, every accepted send has had its `on_send_complete`
+/// (with [`Config::quiet_sends`](crate::Config::quiet_sends), not every send has one). If a connection is never
+/// established, `on_connect_error` is called on the side that opened it. On the side that accepted it, neither
+/// `on_connect` nor `on_disconnect` is called.
 ///
 /// `M` is the type of the messages that other threads send through a [`crate::ReactorHandle`]. A program without such
 /// messages omits `M`.

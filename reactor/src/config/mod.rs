@@ -392,10 +392,11 @@ impl Config {
     /// - on every provider, accepted connections that will be secured ([`Security`]) and are not established yet.
     ///
     /// If the limit is reached, a new connection evicts the oldest one of that host, provided that the oldest has
-    /// waited for 100 ms. Otherwise the new connection is rejected. IPv6 addresses with equal first 64 bits count as
-    /// one host. Default: `None`. With `None`, each host may have half of the connections that the limit for all hosts
-    /// allows: half of `IwarpConfig::max_handshakes` for the first kind, and half of [`Config::max_pending`] for the
-    /// second kind.
+    /// waited long enough: for `IwarpConfig::request_grace` (first kind) or 100 ms (second kind). Otherwise a new
+    /// connection of the first kind waits until the oldest can be evicted, and one of the second kind is rejected. IPv6
+    /// addresses with equal first 64 bits count as one host. Default: `None`. With `None`, each host may have half of
+    /// the connections that the limit for all hosts allows: half of `IwarpConfig::max_handshakes` for the first kind,
+    /// and half of [`Config::max_pending`] for the second kind.
     #[must_use]
     pub const fn max_handshakes_per_peer(mut self, connections: Option<usize>) -> Self {
         self.max_handshakes_per_peer = connections;

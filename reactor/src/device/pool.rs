@@ -36,8 +36,8 @@ pub(crate) struct Buffer {
     index: u16,
 }
 
-/// A buffer that belongs to a work request. Nothing in this process accesses the buffer until the work request has
-/// completed.
+/// A buffer that belongs to a work request. Only the provider and its device access the buffer until the work request
+/// has completed. The exception is a send that is prepared but not posted ([`Posted::unposted`]).
 #[derive(Debug)]
 #[must_use = "a dropped buffer does not return to its pool"]
 pub(crate) struct Posted(Buffer);

@@ -13,7 +13,8 @@ impl Context<'_> {
     /// directly into the region. Call this within [`Handler::on_offer`](crate::Handler::on_offer). The reactor calls
     /// [`Handler::on_landed`](crate::Handler::on_landed) once, when the message has arrived or the connection has
     /// ended. Until `on_landed` the region is lent: the program can drop the region, but the reactor deregisters it
-    /// only after `on_landed`. The memory of the region does not count towards [`crate::LargeMessageSettings::memory`].
+    /// only when no read into it is in flight. The memory of the region does not count towards
+    /// [`crate::LargeMessageSettings::memory`].
     ///
     /// ```
     /// use rdma_reactor::{
