@@ -441,7 +441,8 @@ pub enum PeerViolation {
     CreditOverrun,
     /// The peer granted more credits than the largest possible window contains.
     InvalidGrant,
-    /// The peer offered a large message that is too long, empty or already offered, or the peer offered too many messages at the same time.
+    /// The peer offered a message that is too long, empty or already offered, or the peer offered too many messages at the same time. Also:
+    /// the peer sent a message in several buffers that is too long.
     InvalidOffer,
     /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in this state.
     MalformedMessage,

@@ -129,8 +129,9 @@ impl<M> ReactorHandle<M> {
     }
 
     /// Makes [`crate::Reactor::run`] return after its current turn. If the program is not in a call of `run` now, its
-    /// next call of `run` returns immediately. A program that calls [`crate::Reactor::turn`] itself is not notified of
-    /// the stop. Such a program uses [`ReactorHandle::drain`] and [`crate::Reactor::is_drained`] instead.
+    /// next call of `run` returns after at most one turn, which does not wait. A program that calls
+    /// [`crate::Reactor::turn`] itself is not notified of the stop. Such a program uses [`ReactorHandle::drain`] and
+    /// [`crate::Reactor::is_drained`] instead.
     pub fn stop(&self) {
         self.flag.stop();
     }

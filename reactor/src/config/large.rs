@@ -29,7 +29,10 @@ pub struct LargeMessageSettings {
     /// is in addition to `memory`. It consists of at most 256 blocks; each block is the memory of one message. A block
     /// is longer than its message by at most an eighth or one page, whichever is more. The reactor releases a block if
     /// no message has used it for [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses memory
-    /// for another message. With 0, the reactor keeps no blocks. Default: 256 MiB.
+    /// for another message. With 0, the reactor keeps no blocks.
+    ///
+    /// The reactor keeps up to the same number of bytes in addition, for messages that arrive in several buffers. This
+    /// memory is not registered, and is freed in the same way. Default: 256 MiB.
     pub cache: usize,
 }
 
