@@ -13,7 +13,7 @@ use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures_util::future::select;
-use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor, Received};
+use rdma_reactor::aio::{AsyncCalls, AsyncConnection, AsyncListener, AsyncReactor, Received};
 use rdma_reactor::{Access, Blocked, Config, RegionOptions, RemoteRegion, SendErrorKind, SendId};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
@@ -565,6 +565,26 @@ fn tasks_that_wait_hear_of_a_close() {
     let late = world.begin(async move { conn.send(b"comes late").await });
     world.until("their errors", || waiting.borrow().is_some() && late.borrow().is_some());
     assert_eq!((waiting.take(), late.take()), (Some(Err(SendErrorKind::Closed)), Some(Err(SendErrorKind::Closed))));
+}
+
+/// A task waits for a message and is notified. Before the task is polled, the connection becomes one for calls, which takes the message
+/// away. The end of the connection wakes the task.
+#[test]
+fn a_task_whose_message_became_a_call_hears_of_the_end() {
+    let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
+    let (here, there) = world.pair();
+    let (conn, ended) = (there.clone(), Rc::new(Cell::new(false)));
+    let output = Rc::clone(&ended);
+    let bell = world.spawn(async move { output.set(conn.recv().await.is_err()) });
+    let caller = AsyncCalls::from(here.clone());
+    world.spawn(async move { drop(caller.call(b"a question", Duration::from_secs(60)).await) });
+    world.until("a message", || bell.wakes.load(Ordering::Relaxed) > 0);
+    let calls = AsyncCalls::from(there);
+    world.settle();
+    assert!(!ended.get(), "the connection is open");
+    here.close();
+    world.until("the end", || ended.get());
+    drop(calls);
 }
 
 /// Tasks that wait for messages of one connection receive them in the order in which they began to wait. If a woken task is dropped, the

@@ -78,6 +78,11 @@ impl<T> AsyncQueue<T> {
         // Waking or dropping a waker may run code of the program, which may use this queue. So `next` is woken and `old` is dropped only
         // after the borrow `this` has ended.
         let (old, next) = match waiter {
+            // A notified task finds no item if `take` has removed all items. The task then waits again.
+            Some(waiter) if is_next => {
+                this.waiters.requeue(waiter, task.waker());
+                (None, None)
+            }
             Some(waiter) => (this.waiters.set_waker(waiter, task.waker()), None),
             None => {
                 *waiter = Some(this.waiters.push(0, 1, task.waker()));
