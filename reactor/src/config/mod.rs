@@ -513,6 +513,9 @@ impl Config {
         check("large.max_message", self.large.max_message, 0, most, "0 to large.memory, at most 1 TiB: set both")?;
         check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
         check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
+        if let Some(receives) = self.shared_receives {
+            check("shared_receives", receives.into(), 8, 32_768, "8 to 32,768 messages")?;
+        }
         let buffers = self.shared_receives.unwrap_or(self.receive_depth) + self.send_slots();
         let needed = buffer_len(self.buffer_size).next_multiple_of(BUFFER_ALIGN) as u64 * u64::from(buffers);
         check(
@@ -522,9 +525,6 @@ impl Config {
             u64::MAX,
             "room for the buffers of one connection: buffer_size x (receives + send_depth + 2)",
         )?;
-        if let Some(receives) = self.shared_receives {
-            check("shared_receives", receives.into(), 8, 32_768, "8 to 32,768 messages")?;
-        }
         let shared = self.shared_receives.map_or(0, |receives| receives + self.send_slots());
         let room = u64::from(self.completion_room().max(shared));
         check(
@@ -605,7 +605,7 @@ mod tests {
         assert!(Config::default().iwarp(|i| i.max_handshakes = 1023).validate().is_err());
         assert!(Config::default().max_pending(8).iwarp(|i| i.max_handshakes = 8).validate().is_ok());
         assert!(Config::default().max_pending(20_000).validate().is_ok());
-        for wrong in [7, 32_769, 16_384] {
+        for wrong in [7, 32_769, 16_384, u32::MAX] {
             assert!(Config::default().shared_receives(Some(wrong)).validate().is_err());
         }
         let second = Duration::from_secs(1);
