@@ -487,7 +487,7 @@ impl Config {
     /// Adapters can neither encrypt nor authenticate the data of these operations. An attacker on the path can read and
     /// change the data, and can use the remote keys that are sent with it. Default: false. With false, such operations
     /// fail with [`crate::SendErrorKind::PlainRemoteMemory`], and the registration of such a region fails with
-    /// [`Error::Security`](crate::Error::Security).
+    /// [`Error::Security`].
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;
