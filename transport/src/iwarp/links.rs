@@ -143,10 +143,9 @@ impl<N: Net> Iwarp<N> {
         let mut received = self.consume(key);
         if received.as_ref().is_ok_and(|received| received.unknown_window) {
             // The peer sends the packet that announces a window before it writes the first record that uses the window. So the packet is
-            // already in the socket. If other packets are in front of it, the link is served again, and reads more of them.
+            // already in the socket.
             self.read_packets(key);
-            let unread = matches!(self.endpoints.get(key), Some(CmEndpoint { readable: true, .. }));
-            received = self.consume(key).and_then(|received| match received.unknown_window && !unread {
+            received = self.consume(key).and_then(|received| match received.unknown_window {
                 false => Ok(received),
                 true => Err(LinkFault::Violation(Refusal::Malformed)),
             });
