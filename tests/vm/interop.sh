@@ -59,12 +59,13 @@ first_frame_held() {
         grep -q 'it took longer than --timeout' "$logs/server" && grep -q '^wait for RDMA_WRITE_ADV' "$logs/client"
 }
 
-# Returns 0 if a send that had arrived has ended as lost: the peer received everything, succeeded and disconnected, and the disconnect preceded
-# the completion of the send. siw fails such a send. On RoCE the acknowledgement and the disconnect request are packets of different queue
-# pairs, and the request may be first.
+# Returns 0 if a send that had arrived has ended as lost: the peer received everything, succeeded and disconnected, and the disconnect
+# preceded the completion of the send. siw fails such a send. On RoCE the acknowledgement and the disconnect request are packets of
+# different queue pairs, and the request may be first: then ours has received and sent all of its messages.
 send_misjudged() {
-    [[ $provider:$wanted:$theirs == verbs*:done:0 ]] &&
-        grep -qE 'lost; (.*a work request failed: local queue pair operation error|closed by the peer)' "$logs/server" "$logs/client"
+    local reason='lost; .*a work request failed: local queue pair operation error'
+    [ "$device" = siw ] || reason='([0-9]+) of \1 received, \1 sent, [0-9]+ of them lost; closed by the peer'
+    [[ $provider:$wanted:$theirs == verbs*:done:0 ]] && grep -qE "$reason" "$logs/server" "$logs/client"
 }
 
 # exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) names the owner of the server; PORT in a command is
@@ -72,7 +73,7 @@ send_misjudged() {
 # in time; or "noticed": ours ends with 1, for a disagreement. The device and our provider are the variables of the
 # callers.
 exchange() {
-    local again=("$@") wanted=$1 whose=$2 server=() client words line ours theirs result waited=0 mine other began defect=
+    local again=("$@") wanted=$1 whose=$2 server=() client words line row ours theirs result waited=0 mine other began defect=
     shift 2
     while [ "$1" != -- ]; do server+=("$1"); shift; done
     shift
@@ -105,7 +106,8 @@ exchange() {
         done:0:0 | done:0:143 | noticed:1:*) result=ok ;;
         *) result=FAILED ;;
     esac
-    printf '%s  %-6s %4d %6d %6d  %s\n' "$line" $result $ours $theirs $(((${EPOCHREALTIME/./} - began) / 1000)) "$words"
+    printf -v row '%s  %-6s %4d %6d %6d  %s' "$line" $result $ours $theirs $(((${EPOCHREALTIME/./} - began) / 1000)) "$words"
+    echo "$row"
     [ $result = ok ] && return
     if first_frame_held; then defect="siw sat on a first frame"; fi
     if send_misjudged; then defect="a disconnect preceded the completion of a send that had arrived"; fi
@@ -118,7 +120,7 @@ exchange() {
     fi
     failed=$((failed + 1))
     {
-        printf '%s  %-6s %4d %6d %6d  %s\n' "$line" $result $ours $theirs $(((${EPOCHREALTIME/./} - began) / 1000)) "$words"
+        echo "$row"
         for log in server client; do tail -n 50 "$logs/$log" | sed "s/^/    $log: /"; done
         rdma resource show qp | sed 's/^/    /'
     } >>"$logs/failed"
