@@ -294,15 +294,13 @@ impl Client<'_> {
             return cx.close(connection);
         }
         self.processors.client = processor::time().saturating_sub(self.spent_before);
-        let sent = cx.send(connection, &Frame::Ask.control());
-        // If the send queue is full because of the last message, `asked` stays false. The reactor then calls `on_writable`, and the client
-        // sends the request again.
-        self.asked = !matches!(sent, Err(SendErrorKind::WouldBlock(_)));
-        match sent {
+        match cx.send(connection, &Frame::Ask.control()) {
             Ok(_) => _ = cx.set_timer(ANSWER, GIVE_UP),
-            Err(_) if self.asked => cx.close(connection),
-            Err(_) => {}
+            // The send queue is full because of the last message. When the reactor calls `on_writable`, the client sends the request again.
+            Err(SendErrorKind::WouldBlock(_)) => return,
+            Err(_) => cx.close(connection),
         }
+        self.asked = true;
     }
 }
 
