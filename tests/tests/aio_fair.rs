@@ -337,6 +337,16 @@ fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     sent
 }
 
+/// Receives as many messages as filled the window, so that the window has room again.
+fn make_room(world: &mut World, conn: &AsyncConnection, filled: u32) {
+    let conn = conn.clone();
+    world.wait("room", async move {
+        for _ in 0..filled {
+            conn.recv().await.unwrap();
+        }
+    });
+}
+
 /// If a send is dropped while it waits, the next waiting send is not blocked, whether or not the dropped send was already woken.
 #[test]
 fn a_dropped_send_passes_its_turn_on() {
@@ -359,12 +369,7 @@ fn a_dropped_send_passes_its_turn_on() {
             first = Box::pin(std::future::pending());
         }
         // The peer receives the messages, so the window has room again. If the first task still exists, it is woken, but it is not polled.
-        let receiver = there.clone();
-        world.wait("room", async move {
-            for _ in 0..filled {
-                receiver.recv().await.unwrap();
-            }
-        });
+        make_room(&mut world, &there, filled);
         world.settle();
         assert_eq!(bell.wakes.load(Ordering::Relaxed), u64::from(drop_with_turn));
         drop(first);
@@ -402,20 +407,14 @@ fn a_waker_that_drops_its_send_passes_the_turn_on() {
     let filled = fill(&mut world, &here);
     for task in 0..filled as usize {
         let conn = here.clone();
-        let mut send: Pin<Box<dyn Future<Output = ()>>> =
-            Box::pin(async move { conn.send(b"cancelled").await.map(drop).unwrap() });
+        let mut send: Sending = Box::pin(async move { conn.send(b"cancelled").await.map(drop).unwrap() });
         assert!(send.as_mut().poll(&mut Task::from_waker(&Waker::from(Arc::new(Owner(task))))).is_pending());
         OWNED.with_borrow_mut(|owned| owned.push(Some(send)));
     }
     let conn = here.clone();
     let last = world.begin(async move { conn.send(b"last").await.map(drop).unwrap() });
     world.settle();
-    let receiver = there.clone();
-    world.wait("room", async move {
-        for _ in 0..filled {
-            receiver.recv().await.unwrap();
-        }
-    });
+    make_room(&mut world, &there, filled);
     world.until("the last message", || last.borrow().is_some());
     let got = world.wait("a message", async move { there.recv().await.unwrap().to_vec() });
     assert_eq!(got, b"last");
@@ -438,12 +437,7 @@ fn room_for_tasks_that_wait_is_theirs() {
             send
         })
         .collect();
-    let receiver = there.clone();
-    world.wait("room", async move {
-        for _ in 0..filled {
-            receiver.recv().await.unwrap();
-        }
-    });
+    make_room(&mut world, &there, filled);
     world.settle();
     let room = world.client().with(|cx| cx.writable(here.id())) as u64;
     assert!(room > 0 && bell.wakes.load(Ordering::Relaxed) == room.min(waiting.len() as u64));
