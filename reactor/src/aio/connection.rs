@@ -124,7 +124,7 @@ impl AsyncConnection {
     /// if tasks that wait in [`AsyncConnection::send`] need all of that room. The reactor posts the message in its next turn.
     ///
     /// # Errors
-    /// As [`Context::send`].
+    /// The errors of [`Context::send`].
     pub fn try_send(&self, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         self.core().with(|cx, _| match self.refusal(cx, payload.len()) {
             None => cx.send(self.id(), payload),
@@ -270,7 +270,7 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::register`].
+    /// The errors of [`Context::register`].
     pub fn register(&self, len: usize, options: &RegionOptions) -> Result<Region, crate::Error> {
         self.core().with(|cx, _| cx.register(self.id(), len, options))
     }
@@ -316,7 +316,7 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// As [`AsyncConnection::read`].
+    /// The errors of [`AsyncConnection::read`].
     pub async fn write(&self, remote: RemoteRegion, local: &Region, range: Range<usize>) -> Result<(), OperationError> {
         self.perform(AttemptKind::Operation, |cx| cx.write(self.id(), remote, local, range.clone())).await
     }
@@ -383,7 +383,8 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::transfer`]. An error means that the transfer was not started; the result of a started transfer is the [`TransferEnd`].
+    /// The errors of [`Context::transfer`]. An error means that the transfer was not started; the result of a started transfer is the
+    /// [`TransferEnd`].
     pub async fn transfer(
         &self,
         transfer: Transfer<'_>,

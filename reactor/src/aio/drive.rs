@@ -35,7 +35,7 @@ use crate::Error;
 /// ```
 ///
 /// # Errors
-/// As [`crate::Reactor::run`]; [`Error::Poll`] if the process has no file descriptor left.
+/// The errors of [`crate::Reactor::run`], and [`Error::Poll`] if the process has no file descriptor left.
 ///
 /// # Panics
 /// If the future is polled outside of a tokio runtime, or in a tokio runtime that has not enabled I/O and time.

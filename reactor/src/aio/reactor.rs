@@ -42,7 +42,7 @@ impl AsyncReactor {
     /// that. The only exceptions are the messages that [`AsyncConnection::operate`] sends.
     ///
     /// # Errors
-    /// As [`Reactor::new`].
+    /// The errors of [`Reactor::new`].
     pub fn new(config: Config) -> Result<Self, Error> {
         Reactor::new(config.quiet_sends(true)).map(Self::from)
     }
@@ -50,7 +50,7 @@ impl AsyncReactor {
     /// Listens on an address. Port 0 selects a free port.
     ///
     /// # Errors
-    /// As [`Context::listen`].
+    /// The errors of [`Context::listen`].
     pub fn listen(&self, address: SocketAddr) -> Result<AsyncListener, Error> {
         self.listen_with(address, ListenOptions::new())
     }
@@ -67,7 +67,7 @@ impl AsyncReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::listen_with`].
+    /// The errors of [`Context::listen_with`].
     pub fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<AsyncListener, Error> {
         let id = self.core.with(|cx, _| cx.listen_with(address, options))?;
         Ok(AsyncListener::new(Rc::clone(&self.core), id))
@@ -81,7 +81,7 @@ impl AsyncReactor {
     /// Example: [the guide](crate::guide::security).
     ///
     /// # Errors
-    /// As [`AsyncReactor::listen_with`].
+    /// The errors of [`AsyncReactor::listen_with`].
     pub fn listen_with_approval(
         &self,
         address: SocketAddr,
@@ -129,7 +129,7 @@ impl AsyncReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`AsyncReactor::connect`].
+    /// The errors of [`AsyncReactor::connect`].
     pub async fn connect_with(
         &self,
         peer: SocketAddr,
@@ -152,7 +152,7 @@ impl AsyncReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`AsyncReactor::connect`].
+    /// The errors of [`AsyncReactor::connect`].
     pub async fn connect_any(
         &self,
         peers: &[SocketAddr],
@@ -174,7 +174,7 @@ impl AsyncReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`AsyncReactor::connect`].
+    /// The errors of [`AsyncReactor::connect`].
     pub async fn connect_host(
         &self,
         host: &str,
@@ -245,7 +245,7 @@ impl AsyncReactor {
     /// turns until they have ended. [`AsyncReactor::shutdown`] takes these turns.
     ///
     /// # Errors
-    /// As [`Reactor::run`].
+    /// The errors of [`Reactor::run`].
     ///
     /// # Panics
     /// If `run` is called within a turn.
@@ -283,7 +283,7 @@ impl AsyncReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`Reactor::shutdown`].
+    /// The errors of [`Reactor::shutdown`].
     ///
     /// # Panics
     /// If `shutdown` is called within a turn.
@@ -296,7 +296,7 @@ impl AsyncReactor {
     /// without waiting for the descriptor: [`AsyncReactor::turn_requested`] is done immediately in this case.
     ///
     /// # Errors
-    /// As [`Reactor::turn`].
+    /// The errors of [`Reactor::turn`].
     ///
     /// # Panics
     /// If `turn` is called within a turn.

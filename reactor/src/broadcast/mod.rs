@@ -193,7 +193,7 @@ impl Broadcast {
     /// Example: [`Broadcast`].
     ///
     /// # Errors
-    /// As [`Context::register`].
+    /// The errors of [`Context::register`].
     pub fn join(&mut self, cx: &mut Context<'_>, conn: ConnectionId, policy: OverflowPolicy) -> Result<(), Error> {
         let device = self.slots.device(cx, conn)?;
         let receiver = self.receivers.entry(conn).or_insert_with(|| BroadcastReceiver::new(device, policy));

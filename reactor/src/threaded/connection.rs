@@ -65,7 +65,7 @@ impl ThreadedConnection {
     /// Sends a message, as [`Sender::send`] does.
     ///
     /// # Errors
-    /// As [`Sender::send`].
+    /// The errors of [`Sender::send`].
     pub async fn send(&self, payload: impl Into<Bytes>) -> Result<(), ConnectionEnd> {
         self.sender.send(payload).await
     }
@@ -73,7 +73,7 @@ impl ThreadedConnection {
     /// Waits for the next message, as [`Receiver::recv`] does.
     ///
     /// # Errors
-    /// As [`Receiver::recv`].
+    /// The errors of [`Receiver::recv`].
     pub async fn recv(&mut self) -> Result<DetachedMessage, ConnectionEnd> {
         self.receiver.recv().await
     }

@@ -148,7 +148,7 @@ impl ThreadedReactor {
     /// Example: the [module](self).
     ///
     /// # Errors
-    /// As [`Context::listen`]; [`Error::Gone`] if the reactor's thread has ended.
+    /// The errors of [`Context::listen`]; [`Error::Gone`] if the reactor's thread has ended.
     pub async fn listen(&self, address: SocketAddr) -> Result<ThreadedListener, Error> {
         self.listen_with(address, ListenOptions::new()).await
     }
@@ -165,7 +165,7 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`ThreadedReactor::listen`].
+    /// The errors of [`ThreadedReactor::listen`].
     pub async fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<ThreadedListener, Error> {
         let opening = self.request(|answer| ThreadCommand::Listen(address, options, answer)).await;
         opening.map(|(handle, address, backlog)| ThreadedListener::new(handle, address, backlog))
@@ -208,7 +208,7 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`ThreadedReactor::connect`].
+    /// The errors of [`ThreadedReactor::connect`].
     pub async fn connect_with(
         &self,
         peer: SocketAddr,
@@ -230,7 +230,7 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// As [`ThreadedReactor::connect`].
+    /// The errors of [`ThreadedReactor::connect`].
     pub async fn connect_host(
         &self,
         host: &str,

@@ -285,7 +285,7 @@ impl<M> Reactor<M> {
     /// ```
     ///
     /// # Errors
-    /// As [`Reactor::run`].
+    /// The errors of [`Reactor::run`].
     pub fn step<H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
