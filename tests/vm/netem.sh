@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Parts of the conformance suite while the wire loses, delays, duplicates, reorders and damages packets (netem): siw and the embedded
 # provider on lo, rxe between two devices (wire.sh). Then rdma-doctor and rdma-mesh, which must name the hardware counters of rxe that
-# moved. With arguments only the tests of those names run. Builds on the host, runs in the guest, always, because it changes routes.
+# moved. Then datagrams over a link that is slower than their sender. With arguments only the tests of those names run. Builds on the host, runs in the guest, always, because it changes routes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 if [ "${1:-}" != --inside ]; then
-    binaries=$(tests/vm/build.sh rdma conformance rdma-doctor) || exit 1
+    binaries=$(tests/vm/build.sh rdma conformance rdma-doctor raw-datagram) || exit 1
     # shellcheck disable=SC2086
     VM_FORCE=1 VM_TIMEOUT=${VM_TIMEOUT:-900} exec tests/vm/run.sh bash tests/vm/netem.sh --inside $binaries "$@"
 fi
@@ -81,6 +81,22 @@ meshed() {
         + (.duplicate_request // 0) + (.out_of_seq_request // 0) + (.rcvd_seq_err // 0)] | add) > 0' "$out/json"
 }
 
+# A thousand datagrams of the embedded provider from another network namespace, and their echoes. The sender's socket is full most of the
+# time, so its datagrams wait until it is writable.
+slow_datagrams() {
+    local server status
+    ip netns add slow && ip link add s0 type veth peer name s1 netns slow && ip addr add 10.77.5.1/24 dev s0 && ip link set s0 up &&
+        ip -n slow addr add 10.77.5.2/24 dev s1 && ip -n slow link set s1 up &&
+        ip netns exec slow tc qdisc add dev s1 root tbf rate 4mbit burst 3000 limit 10000000 || return
+    "$bin/raw-datagram" server --provider iwarp -c 1 -n 1000 -s 1000 10.77.5.1 & server=$!
+    until ss -Hln "sport = :7174" | grep -q .; do sleep 0.1; kill -0 $server || return; done
+    ip netns exec slow timeout -k 5 120 "$bin/raw-datagram" client --bind 10.77.5.2 --provider iwarp -n 1000 -s 1000 --verify --timeout 100 10.77.5.1
+    status=$?
+    kill $server
+    ip netns del slow
+    return $status
+}
+
 tcp=('loss 1%' 'delay 2ms 1ms' 'delay 1ms reorder 25%' 'duplicate 5%' 'corrupt 0.5%')
 # rxe retransmits everything from a missing or late packet on, and waits for seconds if it was the last one.
 rxe=('loss 0.1%' 'delay 2ms' 'delay 1ms reorder 99.9%' 'duplicate 5%' 'corrupt 0.1%')
@@ -94,4 +110,5 @@ for link in v0 v1; do tc qdisc replace dev $link root netem loss 1%; done
 counted 'loss 1%, rdma-doctor --watch names what moved' watched
 counted 'loss 1%, rdma-mesh names what moved' meshed
 for link in v0 v1; do tc qdisc del dev $link root; done
+counted '4 Mbit/s, datagrams wait for a writable socket' slow_datagrams
 exit $failed

@@ -39,7 +39,7 @@ pub(crate) enum EndpointEvent {
         endpoint: EndpointId,
         buffer: Buffer,
         len: usize,
-        completion: Box<WorkCompletion>,
+        completion: WorkCompletion,
     },
     Sent {
         endpoint: EndpointId,
@@ -379,7 +379,7 @@ impl Endpoints {
             return true;
         }
         let (endpoint, len) = (endpoint.id, wc.byte_len as usize);
-        self.push_event(EndpointEvent::Datagram { endpoint, buffer, len, completion: Box::new(*wc) });
+        self.push_event(EndpointEvent::Datagram { endpoint, buffer, len, completion: *wc });
         true
     }
 

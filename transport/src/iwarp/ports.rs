@@ -163,42 +163,50 @@ impl<N: Net> Iwarp<N> {
         if self.spins % full == 0 || !port.waiting.is_empty() {
             return None;
         }
-        if self.serve_port(key, now) {
-            self.datagrams.enqueue(key);
-        }
-        Some(!self.datagrams.ready.is_empty())
+        // One call suffices, even if more packets remain: the next round reads them. An edge is still unread for each packet that has arrived
+        // since the last round that checked all sockets, so the caller does not sleep while packets remain.
+        let more = self.read_port(key, now).is_some_and(|(_, more)| more);
+        Some(more || !self.datagrams.ready.is_empty())
     }
 
     /// Reads a bounded number of packets from a port. Returns true if more packets may remain.
     pub(super) fn serve_port(&mut self, key: Key, now: Instant) -> bool {
         let mut count = 0;
         for _ in 0..CALLS {
-            let Some(port) = self.datagrams.ports.get(key) else { return false };
-            let mut received = std::mem::take(&mut self.datagrams.received);
-            let result = self.net.receive_packets(SocketId(port.socket), &mut received);
-            let more = match &result {
-                Ok((came, drained)) => {
-                    (0..*came).for_each(|nth| self.take_packet(key, &mut received, nth, now));
-                    count += came;
-                    !drained
-                }
-                Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-            };
-            self.datagrams.received = received;
-            if result.is_ok() {
-                self.datagrams.hot = Some(key);
-            } else if more {
-                // The call has failed: the error belongs to a packet that was sent earlier, or a signal interrupted the call.
-                self.read_network_errors(key);
-            }
-            if !more {
-                return false;
+            match self.read_port(key, now) {
+                Some((came, true)) => count += came,
+                _ => return false,
             }
             if count >= PACKETS {
                 break;
             }
         }
         true
+    }
+
+    /// Makes one receive call for a port, and processes the received packets. Returns their number, and true if more packets may remain.
+    /// Returns `None` if the port is closed.
+    #[inline]
+    fn read_port(&mut self, key: Key, now: Instant) -> Option<(usize, bool)> {
+        let socket = SocketId(self.datagrams.ports.get(key)?.socket);
+        let mut received = std::mem::take(&mut self.datagrams.received);
+        let result = self.net.receive_packets(socket, &mut received);
+        if let Ok((count, _)) = result {
+            (0..count).for_each(|nth| self.take_packet(key, &mut received, nth, now));
+        }
+        self.datagrams.received = received;
+        match result {
+            Ok((count, drained)) => {
+                self.datagrams.hot = Some(key);
+                Some((count, !drained))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Some((0, false)),
+            Err(_) => {
+                // The call has failed: the error belongs to a packet that was sent earlier, or a signal interrupted the call.
+                self.read_network_errors(key);
+                Some((0, true))
+            }
+        }
     }
 
     /// Processes the received packet with the index `nth`. An invalid packet is dropped silently.

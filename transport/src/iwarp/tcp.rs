@@ -56,6 +56,8 @@ impl Default for TcpConfig {
 struct SocketEntry {
     socket: Socket,
     channel: NetChannel,
+    /// For a UDP socket: true from a refused send until the next accepted one. Only in this time, the socket reports that it is writable.
+    awaits_room: bool,
 }
 
 #[derive(Debug)]
@@ -159,7 +161,7 @@ impl TcpNet {
 
     fn add_to(&mut self, channel: NetChannel, socket: Socket, interest: Interest) -> io::Result<SocketId> {
         let fd = socket.as_raw_fd();
-        let key = self.sockets.insert(SocketEntry { socket, channel });
+        let key = self.sockets.insert(SocketEntry { socket, channel, awaits_room: false });
         match self.set(channel).poll.registry().register(&mut SourceFd(&fd), token(key), interest) {
             Ok(()) => Ok(SocketId(key)),
             Err(error) => {
@@ -360,7 +362,7 @@ impl Net for TcpNet {
     }
 
     fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId> {
-        self.add_to(NetChannel::Completion, udp::bind(address)?, Interest::READABLE | Interest::WRITABLE)
+        self.add_to(NetChannel::Completion, udp::bind(address)?, Interest::READABLE)
     }
 
     fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId> {
@@ -369,7 +371,20 @@ impl Net for TcpNet {
 
     #[inline]
     fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
-        mem::send_packets(self.socket(socket)?.as_fd(), packets, first)
+        let entry = self.sockets.get_mut(socket.0).ok_or_else(gone)?;
+        let sent = mem::send_packets(entry.socket.as_fd(), packets, first);
+        let blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        if blocked != entry.awaits_room {
+            // A UDP socket that reports that it is writable does so after each sent packet. So it reports this only while a send waits.
+            let interest = if blocked { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+            let (fd, registry) = (entry.socket.as_raw_fd(), self.completion.poll.registry());
+            let watched = registry.reregister(&mut SourceFd(&fd), token(socket.0), interest);
+            if blocked {
+                watched?;
+            }
+            entry.awaits_room = blocked;
+        }
+        sent
     }
 
     #[inline]

@@ -9,8 +9,6 @@ use std::ptr;
 
 /// The maximum number of packets in a batch.
 const BATCH: usize = 32;
-/// The minimum number of packets that a receive call requests.
-const FEW: usize = 4;
 
 /// A batch of packets that were received or will be sent. Each packet has its own buffer, and the address of the other
 /// end.
@@ -23,8 +21,8 @@ pub struct Packets {
     headroom: usize,
     /// For each packet of the batch, its range in its buffer and the address of the other end.
     filled: Vec<(Range<usize>, SocketAddr)>,
-    /// The number of packets that the next receive call requests. It adapts to the traffic, because each requested
-    /// packet that does not arrive costs time.
+    /// The number of packets that the next receive call requests. It adapts to the traffic, because a call for several
+    /// packets costs more time than a call for one packet, even if no packet arrives.
     wanted: usize,
 }
 
@@ -41,7 +39,7 @@ impl Packets {
     pub(crate) fn new(stride: usize, headroom: usize) -> Self {
         let headroom = headroom.min(stride);
         let (octets, filled) = (vec![0; BATCH * stride], Vec::with_capacity(BATCH));
-        Self { octets, stride, headroom, filled, wanted: FEW }
+        Self { octets, stride, headroom, filled, wanted: 1 }
     }
 
     /// Returns the number of packets in the batch.
@@ -92,6 +90,14 @@ impl Packets {
             buffer[start..start + len].copy_from_slice(&octets[..len]);
             start..start + len
         });
+    }
+
+    /// Records that the next buffer contains a received packet of `len` bytes.
+    fn take(&mut self, len: usize, from: &SocketName) {
+        let start = self.headroom;
+        let end = (start + len).min(self.stride);
+        let none = SocketAddr::from(([0; 4], 0));
+        self.filled.push((start..end, address(from).unwrap_or(none)));
     }
 
     fn buffer(&mut self, nth: usize) -> &mut [u8] {
@@ -207,11 +213,48 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
 /// The errors of `recvmmsg`(2), including `WouldBlock`.
 pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<(usize, bool)> {
     packets.clear();
+    let asked = if packets.is_without_room() { 0 } else { packets.wanted };
+    let received = match asked {
+        0 => return Ok((0, true)),
+        1 => receive_one(socket, packets),
+        _ => receive_several(socket, packets),
+    };
+    match received {
+        Ok(count) => {
+            let drained = count < asked;
+            packets.wanted = if drained { count.next_power_of_two() } else { (2 * count).min(BATCH) };
+            Ok((count, drained))
+        }
+        Err(error) => {
+            packets.wanted = 1;
+            Err(error)
+        }
+    }
+}
+
+fn receive_one(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<usize> {
+    let (headroom, stride) = (packets.headroom, packets.stride);
+    let room = &mut packets.octets[headroom..stride];
+    // SAFETY: all fields are numbers, and zeros are an address of no family.
+    let mut name: SocketName = unsafe { std::mem::zeroed() };
+    let mut name_len = size_of::<SocketName>() as libc::socklen_t;
+    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_TRUNC);
+    let (start, len, from) = (room.as_mut_ptr().cast(), room.len(), (&raw mut name).cast());
+    // SAFETY: the kernel writes at most `len` bytes to the buffer and `name_len` bytes to the address, only during the
+    // call.
+    let received = unsafe { libc::recvfrom(fd, start, len, flags, from, &raw mut name_len) };
+    // With `MSG_TRUNC`, the call returns the length of the packet, even if the packet is longer than the buffer.
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    packets.take(if received <= len { received } else { 0 }, &name);
+    Ok(1)
+}
+
+fn receive_several(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<usize> {
     let mut names = [MaybeUninit::<SocketName>::uninit(); BATCH];
     let mut vectors = [NO_VECTOR; BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     let (stride, headroom, mut count) = (packets.stride, packets.headroom, 0);
-    for buffer in packets.octets.chunks_exact_mut(stride.max(1)).take(packets.wanted.min(BATCH)) {
+    for buffer in packets.octets.chunks_exact_mut(stride).take(packets.wanted) {
         let room = &mut buffer[headroom..];
         vectors[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         // SAFETY: all fields are numbers, and zeros are an address of no family.
@@ -228,13 +271,9 @@ pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> 
         // SAFETY: this function has initialised the first `count` elements of both arrays before the receive call.
         let (message, name) = unsafe { (message.assume_init_ref(), name.assume_init_ref()) };
         let whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
-        let len = if whole { (message.msg_len as usize).min(stride - headroom) } else { 0 };
-        let none = SocketAddr::from(([0; 4], 0));
-        packets.filled.push((headroom..headroom + len, address(name).unwrap_or(none)));
+        packets.take(if whole { message.msg_len as usize } else { 0 }, name);
     }
-    let drained = received < count;
-    packets.wanted = if drained { received.next_power_of_two().max(FEW) } else { (2 * count).clamp(FEW, BATCH) };
-    Ok((received, drained || count == 0))
+    Ok(received)
 }
 
 /// Sets the options that a socket needs for RoCE packets. The system then sends each packet whole or not at all, and on
@@ -335,7 +374,7 @@ mod tests {
             let mut all = 0;
             // As long as more packets wait, each receive call requests twice as many as the one before. One more than
             // `BATCH` packets wait, because the last one was sent twice.
-            for (count, drained) in [(4, false), (8, false), (16, false), (5, true)] {
+            for (count, drained) in [(1, false), (2, false), (4, false), (8, false), (16, false), (2, true)] {
                 assert_eq!(receive_packets(b.as_fd(), &mut inn).unwrap(), (count, drained));
                 for nth in 0..count {
                     let (buffer, place, peer) = inn.get(nth).unwrap();
@@ -362,7 +401,7 @@ mod tests {
             none.push(to, |_| panic!("a packet without a buffer"));
             assert_eq!((none.is_empty(), none.is_full(), send_packets(a.as_fd(), &none, 0).unwrap()), (true, true, 0));
         }
-        assert_eq!(receive_packets(b.as_fd(), &mut Packets::new(9, 0)).unwrap(), (1, true), "it is still there");
+        assert_eq!(receive_packets(b.as_fd(), &mut Packets::new(9, 0)).unwrap(), (1, false), "it is still there");
     }
 
     #[test]
