@@ -44,6 +44,9 @@ HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $
 TESTED_BINS = $(basename $(notdir $(shell grep -l 'cfg(test)' examples/tools/src/bin/*.rs tests/src/bin/*.rs)))
 HOST = --workspace --lib $(TESTED_BINS:%=--bin %) $(HOST_TESTS:%=--test %)
 
+# Most tests wait for something most of the time, so more of them run at the same time than there are processors.
+test-host: export RUST_TEST_THREADS ?= 8
+
 # SHUFFLE=SEED: the tests of each program in an order of its own. Only the programs are told; to the compiler it would be a change.
 SHUFFLED = $(if $(SHUFFLE),--config 'target."cfg(all())".runner = "env RUSTC_BOOTSTRAP=1 RUST_TEST_SHUFFLE_SEED=$(SHUFFLE)"')
 

@@ -111,11 +111,12 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
         probe
     }
     for (depth, sends) in [(5, 1), (5, 64), (6, 3), (64, 64), (64, 2)] {
-        let budgets = [Rc::new(Cell::new(5000)), Rc::new(Cell::new(5000))];
+        let count = setup.scale.messages;
+        let budgets = [Rc::new(Cell::new(count)), Rc::new(Cell::new(count))];
         let config = setup.config().receive_depth(depth).send_depth(sends);
         let mut p = Pair::new(setup, config, pusher(&budgets[0]), pusher(&budgets[1]));
         p.connect();
-        p.until("all are delivered", |p| p.s.received == 5000 && p.c.received == 5000);
+        p.until("all are delivered", |p| [p.s.received, p.c.received] == [u64::from(count); 2]);
         p.finish();
     }
 }

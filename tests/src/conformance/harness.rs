@@ -52,7 +52,7 @@ pub struct Setup {
     pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
 
-/// The amount of work in the tests with many connections. On an emulated machine it is smaller.
+/// The amount of work in the tests with many connections, messages or bytes. On an emulated machine it is smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// The number of connections that are open at the same time.
@@ -61,13 +61,17 @@ pub struct Scale {
     pub echoes: u32,
     /// The number of connections that are opened sequentially.
     pub cycles: u64,
+    /// The number of messages that each side sends in the test of full windows.
+    pub messages: u32,
+    /// The length of the largest messages in the tests of kept memory and of aborts, in bytes.
+    pub largest: usize,
 }
 
 impl Setup {
     /// Returns the setup of the embedded provider on 127.0.0.1.
     #[must_use]
     pub fn iwarp() -> Self {
-        let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
+        let scale = Scale { connections: 1000, echoes: 100, cycles: 500, messages: 5000, largest: 64 << 20 };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         Self {
             provider: ProviderChoice::Iwarp,
@@ -127,7 +131,7 @@ impl Setup {
     fn at(name: &str, kind: &str) -> Self {
         let address = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
         let ip: std::net::IpAddr = address.parse().unwrap_or_else(|_| panic!("{name} is no address: {address}"));
-        let scale = Scale { connections: 500, echoes: 10, cycles: 200 };
+        let scale = Scale { connections: 500, echoes: 10, cycles: 200, messages: 2000, largest: 8 << 20 };
         // The kernel's siw does not check the right to read.
         let reads_anything = kind == "SIW";
         Self {

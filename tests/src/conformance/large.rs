@@ -133,7 +133,7 @@ pub fn an_abort_releases_everything(setup: &Setup) {
     for server_goes in [false, true] {
         let (mut p, conn) = connected(setup);
         for i in 0..3 {
-            p.client.context().send(conn, &pattern(i, 20 << 20)).expect("room");
+            p.client.context().send(conn, &pattern(i, setup.scale.largest.min(20 << 20))).expect("room");
         }
         p.turn();
         p.turn();
@@ -157,7 +157,7 @@ pub fn an_abort_releases_everything(setup: &Setup) {
 /// The first messages register memory on both sides. Later messages must reuse this memory. Memory that was not needed for some time must
 /// be released.
 pub fn what_follows_registers_nothing(setup: &Setup) {
-    for (len, at_once, messages) in [(1 << 20, 3, 30), (64 << 20, 1, 4)] {
+    for (len, at_once, messages) in [(1 << 20, 3, 8), (setup.scale.largest, 1, 4)] {
         let config = setup.config().buffer_size(BUFFER as u32);
         let config = config.timeouts(|t| t.pool_idle = Duration::from_secs(3600));
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
