@@ -163,8 +163,8 @@ impl<N: Net> Iwarp<N> {
         if self.spins % full == 0 || !port.waiting.is_empty() {
             return None;
         }
-        // One call suffices, even if more packets remain: the next round reads them. An edge is still unread for each packet that has arrived
-        // since the last round that checked all sockets, so the caller does not sleep while packets remain.
+        // One call suffices, even if more packets remain: the next round reads them. Each packet that has arrived since the last round that
+        // checked all sockets has an unread edge, so the caller does not sleep while packets remain.
         let more = self.read_port(key, now).is_some_and(|(_, more)| more);
         Some(more || !self.datagrams.ready.is_empty())
     }
