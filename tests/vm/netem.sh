@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Parts of the conformance suite while the wire loses, delays, duplicates, reorders and damages packets (netem): siw and the embedded
 # provider on lo, rxe between two devices (wire.sh). Then rdma-doctor and rdma-mesh, which must name the hardware counters of rxe that
-# moved. Then datagrams over a link that is slower than their sender. With arguments only the tests of those names run. Builds on the host, runs in the guest, always, because it changes routes.
+# moved, and datagrams over a link that is slower than their sender. With arguments only the tests of those names run. Builds on the host,
+# runs in the guest, always, because it changes routes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
