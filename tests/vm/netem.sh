@@ -13,7 +13,7 @@ if [ "${1:-}" != --inside ]; then
 fi
 
 devices=$2 embedded=$3 bin=${4%/*} failed=0
-shift 4
+shift 5
 names=("$@")
 [ $# -gt 0 ] || names=(sends_complete_once_and_in_order many_at_once_both_ways every_border_arrives reads_and_writes_of_every_size
     odd_pieces_arrive what_has_no_room accepted_sends_arrive both_close_at_once)
