@@ -213,23 +213,17 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
 /// The errors of `recvmmsg`(2), including `WouldBlock`.
 pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<(usize, bool)> {
     packets.clear();
-    let asked = if packets.is_without_room() { 0 } else { packets.wanted };
-    let received = match asked {
-        0 => return Ok((0, true)),
-        1 => receive_one(socket, packets),
-        _ => receive_several(socket, packets),
-    };
-    match received {
-        Ok(count) => {
-            let drained = count < asked;
-            packets.wanted = if drained { count.next_power_of_two() } else { (2 * count).min(BATCH) };
-            Ok((count, drained))
-        }
-        Err(error) => {
-            packets.wanted = 1;
-            Err(error)
-        }
+    if packets.is_without_room() {
+        return Ok((0, true));
     }
+    let asked = packets.wanted;
+    let received = if asked == 1 { receive_one(socket, packets) } else { receive_several(socket, packets) };
+    packets.wanted = match received {
+        Ok(count) if count == asked => (2 * count).min(BATCH),
+        Ok(count) => count.next_power_of_two(),
+        Err(_) => 1,
+    };
+    received.map(|count| (count, count < asked))
 }
 
 fn receive_one(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<usize> {
