@@ -226,18 +226,25 @@ pub fn with_watchdog(name: &'static str, test: impl FnOnce()) {
 }
 
 /// Runs a test with the time limit `limit`. If the test takes longer, prints the test's name and aborts the process.
-#[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
 pub fn with_watchdog_of(limit: Duration, name: &'static str, test: impl FnOnce()) {
+    let done = start_watchdog(limit, name);
+    test();
+    drop(done);
+}
+
+/// Starts a watchdog for the test `name`. It ends when the returned sender is dropped.
+// Not a part of `with_watchdog_of`: the compiler would generate the code of a thread for each test.
+#[allow(clippy::disallowed_methods, reason = "a watchdog is a thread")]
+fn start_watchdog(limit: Duration, name: &'static str) -> std::sync::mpsc::Sender<()> {
     let _ = env_logger::builder().is_test(true).try_init();
-    let (done, watch) = std::sync::mpsc::channel::<()>();
+    let (done, watch) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         if watch.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             eprintln!("{name} hangs: {} s", limit.as_secs());
             std::process::abort();
         }
     });
-    test();
-    drop(done);
+    done
 }
 
 /// Returns the current time. Only tests may use the system's clock directly.
