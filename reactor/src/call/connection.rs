@@ -1,7 +1,7 @@
 //! The calls of one connection: the calls of the local side, and the requests of the peer.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::error::{AnswerError, Refusal, RefusedCall};
 use super::frame::{CallHeader, CallKind, HEADER, Status, Violation};
@@ -129,13 +129,14 @@ impl<T> ConnectionCalls<T> {
 
     // Calls of the local side.
 
-    /// Makes a call: sends the request, or queues it if the connection has no room. Returns the key of the call.
+    /// Makes a call: sends the request, or queues it if the connection has no room. `within` is the time that is left until the deadline
+    /// `until`. Returns the key of the call.
     pub(super) fn call(
         &mut self,
         cx: &mut Context<'_>,
         shared: &mut Shared,
         payload: &[u8],
-        (now, until): (Instant, Instant),
+        (within, until): (Duration, Instant),
         tag: T,
     ) -> Result<Key, RefusedCall<T>> {
         if self.finishing {
@@ -146,7 +147,7 @@ impl<T> ConnectionCalls<T> {
         }
         let waits = !self.queue.is_empty();
         let key = self.calls.insert(Call { tag, waits });
-        let header = CallHeader::request(wire_id(key), until.saturating_duration_since(now));
+        let header = CallHeader::request(wire_id(key), within);
         let refused = match waits {
             true => self.queue_request(cx, shared, key, until, payload),
             false => match shared.send(cx, self.id, header, payload) {

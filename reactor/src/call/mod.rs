@@ -195,8 +195,8 @@ impl<T> Calls<T> {
         within: Duration,
         tag: T,
     ) -> Result<CallId, RefusedCall<T>> {
-        let now = cx.now();
-        let until = now + within.min(MAX_TIME);
+        let within = within.min(MAX_TIME);
+        let until = cx.now() + within;
         if connection_of(&mut self.connections, conn).is_none() && !self.open(cx, conn) {
             return Err(RefusedCall { why: Refusal::Send(SendErrorKind::Closed), tag });
         }
@@ -204,7 +204,7 @@ impl<T> Calls<T> {
         let Some(connection) = connection_of(connections, conn) else {
             return Err(RefusedCall { why: Refusal::Send(SendErrorKind::Closed), tag });
         };
-        let key = connection.call(cx, shared, payload, (now, until), tag)?;
+        let key = connection.call(cx, shared, payload, (within, until), tag)?;
         deadlines.insert(cx, (until, conn, key));
         deadlines.prune(shared.in_flight, |due| is_in_flight(connections, due));
         Ok(CallId { conn, key })
