@@ -1,11 +1,13 @@
 //! A reactor whose polling always finds completions must still serve timers, descriptors and other threads. A reactor whose polling finds
-//! nothing must let its peer run on the same processor.
+//! nothing must let its peer run on the same processor. A message that is completed when it is posted must not stay behind.
 //!
-//! The provider of these tests returns each sent message immediately, so that polling always finds work. Each reading of the clock advances
+//! The provider of most of these tests returns each sent message immediately, so that polling always finds work. Each reading of the clock advances
 //! the time.
 
+use std::cell::Cell;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 use std::time::Duration;
 
 use rdma_reactor::{
@@ -14,6 +16,8 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::null::Null;
 use rdma_reactor_tests::patience::patient;
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::steady::Steps;
 
 /// The number of round trips of the load before the program makes its request.
@@ -232,4 +236,53 @@ fn spinning_threads_share_a_processor() {
     let spins = [asked, served].map(|spins| spins / ROUND_TRIPS);
     println!("{spins:?} rounds of polling for each round trip");
     assert!(spins.iter().all(|&spins| spins < 1_000), "{spins:?} rounds of polling for each round trip");
+}
+
+/// The client: sends a message every 10 ms of virtual time.
+struct Ticks {
+    conn: Option<ConnectionId>,
+    sent: u32,
+    arrived: Rc<Cell<u32>>,
+}
+
+impl Handler for Ticks {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        cx.set_timer(Duration::from_millis(10), 0);
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        assert_eq!(self.arrived.get(), self.sent, "messages have arrived 10 ms after the last of them was sent");
+        self.sent += 1;
+        cx.send(self.conn.expect("the connection"), b"tick").expect("room for one message");
+        cx.set_timer(Duration::from_millis(10), 0);
+    }
+}
+
+/// The server: counts the messages that arrive.
+struct Count(Rc<Cell<u32>>);
+
+impl Handler for Count {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+/// A message that is completed when it is posted leaves with its turn. It does not wait for a later message of its connection: the first
+/// ping of the keepalive follows after an hour.
+#[test]
+fn a_message_that_ends_with_its_post_leaves_with_its_turn() {
+    let fabric = network(2);
+    let arrived = Rc::new(Cell::new(0));
+    let handlers: [Box<dyn Handler>; 2] = [
+        Box::new(Count(Rc::clone(&arrived))),
+        Box::new(Ticks { conn: None, sent: 0, arrived: Rc::clone(&arrived) }),
+    ];
+    let mut nodes = Vec::new();
+    for (node, handler) in handlers.into_iter().enumerate() {
+        let config = patient(Config::default().quiet_sends(true).receive_depth(64));
+        nodes.push(Node::new(reactor(node, &fabric, config), handler));
+    }
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "messages arrive", |_| arrived.get() == 20);
 }

@@ -242,7 +242,11 @@ pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
         let config = setup.config().receive_depth(window).send_depth(1).buffer_size(size).shared_receives(None);
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         let conn = p.connect();
-        p.client.context().send(conn, b"x").expect("room");
+        if p.client.context().send(conn, b"x").is_err() {
+            // On a device, the last message of the handshake may still occupy the only place of the send queue.
+            p.until("room", |p| p.c.count(|event| matches!(event, Event::Writable(_))) == 1);
+            p.client.context().send(conn, b"x").expect("room");
+        }
         p.until("the message", |p| p.s.received == 1);
         p.finish();
     }
