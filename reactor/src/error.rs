@@ -120,7 +120,7 @@ pub enum SendErrorKind {
     /// The message is longer than the longest message that the peer accepts. A copied message that the peer would fetch must also fit into
     /// the local `LargeMessageSettings::memory`. For a datagram, a one-sided operation or a piece of a transfer, the length exceeds the
     /// limit of the local device.
-    #[error("a message of {len} bytes: the peer accepts at most {max}")]
+    #[error("{len} bytes in one message or operation: at most {max} are possible here")]
     TooLong {
         /// The length of the message, the operation or the piece, in bytes.
         len: usize,

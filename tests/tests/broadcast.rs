@@ -62,6 +62,7 @@ impl Publisher {
                 log.published += 1;
                 let all = &mut log.outcomes;
                 all.accepted += of.accepted;
+                all.lost += of.lost;
                 all.queued += of.queued;
                 all.dropped += of.dropped;
                 all.closed += of.closed;
@@ -367,5 +368,9 @@ fn a_receiver_may_leave_and_come_back() {
     assert_eq!(refused, Err(PublishError::TooLong { len: 9, max: 8 }));
     pair.until("both messages", |pair| pair.s.received == 2);
     assert_eq!(broadcast.tally(here).expect("it has joined").pending, 2, "the callbacks were not passed on");
+    let mut cx = pair.client.context();
+    cx.close(here);
+    let published = broadcast.publish(&mut cx, b"too late").expect("nobody waits");
+    assert_eq!((published.accepted, published.lost), (0, 1), "the connection is closing");
     pair.finish();
 }

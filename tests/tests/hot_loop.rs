@@ -273,10 +273,8 @@ impl Handler for Count {
 fn a_message_that_ends_with_its_post_leaves_with_its_turn() {
     let fabric = network(2);
     let arrived = Rc::new(Cell::new(0));
-    let handlers: [Box<dyn Handler>; 2] = [
-        Box::new(Count(Rc::clone(&arrived))),
-        Box::new(Ticks { conn: None, sent: 0, arrived: Rc::clone(&arrived) }),
-    ];
+    let handlers: [Box<dyn Handler>; 2] =
+        [Box::new(Count(Rc::clone(&arrived))), Box::new(Ticks { conn: None, sent: 0, arrived: Rc::clone(&arrived) })];
     let mut nodes = Vec::new();
     for (node, handler) in handlers.into_iter().enumerate() {
         let config = patient(Config::default().quiet_sends(true).receive_depth(64));

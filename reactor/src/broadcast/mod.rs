@@ -33,7 +33,7 @@ mod slots;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use self::receiver::BroadcastReceiver;
+use self::receiver::{BroadcastReceiver, SendAttempt};
 use self::slots::{Slots, StoredMessage};
 use crate::{Access, ConnectionId, Context, Error, Outcome, RegionOptions, SendId};
 
@@ -69,9 +69,11 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// The number of receivers whose connections have accepted the message. It includes receivers for which the message was lost, because
-    /// the connection is ending or can never send the message ([`Tally::lost`]).
+    /// The number of receivers whose connections have accepted the message.
     pub accepted: usize,
+    /// The number of receivers for which the message was lost, because the connection is ending or can never send the message. The message
+    /// also counts in [`Tally::lost`].
+    pub lost: usize,
     /// The number of receivers for which the message was queued.
     pub queued: usize,
     /// The number of receivers for which a message was dropped: the published message, or the oldest message of the queue. If the oldest
@@ -210,7 +212,7 @@ impl Broadcast {
 
     /// Sends a message to each receiver. If the connection of a receiver has no room, the message is queued for that receiver. Each
     /// receiver gets its messages in the order in which they were published. Returns the number of receivers for which the message was
-    /// accepted, queued or dropped, and the number of receivers that were closed.
+    /// accepted, lost, queued or dropped, and the number of receivers that were closed.
     ///
     /// Example: [`Broadcast`].
     ///
@@ -228,9 +230,16 @@ impl Broadcast {
         let mut published = Published::default();
         let stored = slots.take(message).map(|slot| StoredMessage { slot, len });
         for (&conn, receiver) in receivers.iter_mut().filter(|(_, receiver)| receiver.open) {
-            if receiver.try_send(cx, conn, (stored, message), slots) {
-                published.accepted += 1;
-                continue;
+            match receiver.try_send(cx, conn, (stored, message), slots) {
+                SendAttempt::Accepted => {
+                    published.accepted += 1;
+                    continue;
+                }
+                SendAttempt::Lost => {
+                    published.lost += 1;
+                    continue;
+                }
+                SendAttempt::Waits => {}
             }
             let full = stored.is_none() || receiver.queue.len() >= *depth;
             match (full, receiver.policy) {

@@ -21,6 +21,17 @@ pub(super) struct BroadcastReceiver {
     pub(super) tally: Tally,
 }
 
+/// The result of an attempt to send a message to a receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SendAttempt {
+    /// The connection has accepted the message.
+    Accepted,
+    /// The connection can never send the message.
+    Lost,
+    /// The message must be sent later: older messages are queued, or the connection has no room now.
+    Waits,
+}
+
 impl BroadcastReceiver {
     pub(super) fn new(device: usize, policy: OverflowPolicy) -> Self {
         Self { policy, open: true, device, queue: VecDeque::new(), in_flight: VecDeque::new(), tally: Tally::default() }
@@ -30,39 +41,37 @@ impl BroadcastReceiver {
         Tally { pending: (self.queue.len() + self.in_flight.len()) as u64, ..self.tally }
     }
 
-    /// Sends a message. Returns false if the message must be queued, because older messages are queued, or because the connection has no
-    /// room. Otherwise returns true: the message was sent or lost.
+    /// Sends a message, unless older messages are queued.
     pub(super) fn try_send(
         &mut self,
         cx: &mut Context<'_>,
         conn: ConnectionId,
         (stored, message): (Option<StoredMessage>, &[u8]),
         slots: &mut Slots,
-    ) -> bool {
+    ) -> SendAttempt {
         if !self.queue.is_empty() {
-            return false;
+            return SendAttempt::Waits;
         }
         let sent = match stored {
             Some(stored) => slots.send(cx, conn, self.device, stored),
             None => cx.reporting(conn, |cx| cx.send(conn, message)).map(|send| (send, None)),
         };
-        self.accepted(sent, slots)
+        self.record(sent, slots)
     }
 
-    /// Records the result of a send. Returns false if the message must be sent later, because the connection has no room now. Otherwise
-    /// returns true: the message was sent or lost.
-    fn accepted(&mut self, sent: Result<(SendId, Option<usize>), SendErrorKind>, slots: &mut Slots) -> bool {
+    /// Records the result of a send.
+    fn record(&mut self, sent: Result<(SendId, Option<usize>), SendErrorKind>, slots: &mut Slots) -> SendAttempt {
         match sent {
             Ok((send, slot)) => {
                 slot.into_iter().for_each(|slot| slots.hold(slot));
                 self.in_flight.push_back((send, slot));
-                true
+                SendAttempt::Accepted
             }
-            Err(SendErrorKind::WouldBlock(_)) => false,
+            Err(SendErrorKind::WouldBlock(_)) => SendAttempt::Waits,
             // The connection is ending, or the peer does not accept a message of this length: a later send would fail, too.
             Err(_) => {
                 self.tally.lost += 1;
-                true
+                SendAttempt::Lost
             }
         }
     }
@@ -82,7 +91,7 @@ impl BroadcastReceiver {
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, conn: ConnectionId, slots: &mut Slots) {
         while let Some(&stored) = self.queue.front() {
             let sent = slots.send(cx, conn, self.device, stored);
-            if !self.accepted(sent, slots) {
+            if self.record(sent, slots) == SendAttempt::Waits {
                 return;
             }
             self.drop_oldest(slots);
