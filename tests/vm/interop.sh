@@ -47,12 +47,14 @@ listening() {
 }
 
 # Returns 0 if siw has delayed the first frame of a connection (see README.md). Of ours: the client has sent its only message, which is raw
-# and requests nothing, and has waited for the answer until its timeout. Of rping's: that client has waited for an answer to it, without one
-# round, until our server's timeout; the others had all of theirs.
+# and requests nothing, and has waited for the answer until its timeout. Of rdma_client's: its only message has not reached our server until
+# the server's timeout, and the client's receive has ended with the connection. Of rping's: that client has waited for an answer to it,
+# without one round, until our server's timeout; the others had all of theirs.
 first_frame_held() {
-    local rounds each
-    [[ $device:$wanted:$whose == siw:done:theirs ]] &&
-        grep -q 'longer than --timeout: 0 of 1 connections ended, the last: 0 in, 1 out' "$logs/client" && return
+    local rounds each nothing='longer than --timeout: 0 of 1 connections ended, the last: 0 received'
+    [[ $device:$wanted:$whose == siw:done:theirs ]] && grep -q "$nothing, 1 sent" "$logs/client" && return
+    [[ $device:$provider:$wanted:$whose == siw:verbs*:done:ours ]] && grep -q "$nothing, 0 sent" "$logs/server" &&
+        grep -q '^rdma_client: end 0' "$logs/client" && return
     rounds=$(sed -nE 's/^([0-9]+) rounds for .*/\1/p' "$logs/server")
     each=$(sed -nE 's/.* -C ([0-9]+).*/\1/p' <<<"${server[*]}")
     [[ $device:$provider:$wanted == siw:verbs*:done && -n $rounds && -n $each ]] && [ $((rounds % each)) = 0 ] &&
