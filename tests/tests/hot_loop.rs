@@ -1,8 +1,8 @@
 //! A reactor whose polling always finds completions must still serve timers, descriptors and other threads. A reactor whose polling finds
 //! nothing must let its peer run on the same processor. A message that is completed when it is posted must not stay behind.
 //!
-//! The provider of most of these tests returns each sent message immediately, so that polling always finds work. Each reading of the clock advances
-//! the time.
+//! The provider of most of these tests returns each sent message immediately, so that polling always finds work. Each reading of the clock
+//! advances the time.
 
 use std::cell::Cell;
 use std::io::Write;
