@@ -10,6 +10,9 @@ use crate::soft::receive_queue::ReceiveQueue;
 
 /// If the payload of a segment has at least this length in bytes, more segments of the same kind are expected.
 const BULK: usize = 8 * 1024;
+/// If the rest of a Write has at most this number of octets, it is staged together with the header behind it. A Write of 64 KiB does not fit
+/// in one FPDU, and its last segment is short.
+const SHORT: usize = 1024;
 
 /// The kinds of segments whose payload is the program's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,9 @@ pub(crate) struct Start {
     /// segment of a Send.
     pub(crate) left: usize,
     pub(crate) last: bool,
+    /// If the last Write was as long as the current one, this is the number of octets behind the current segment of the Write. 0 if the
+    /// current payload is not that of a Write.
+    pub(crate) rest: usize,
 }
 
 /// The forecast of one stream: the kind and the size of its recent segments.
@@ -92,6 +98,9 @@ impl Forecast {
             PayloadKind::Send => self.sends(intake, start, gap, queue, shared),
             PayloadKind::Response => self.responses(intake, start, gap, requester),
             // The destination of a Write is only known after the header of the Write has arrived.
+            PayloadKind::Write if (1..=SHORT).contains(&start.rest) => {
+                intake.end(gap + start.rest + trailer(header + start.rest) + header);
+            }
             PayloadKind::Write => intake.end(gap),
         }
     }

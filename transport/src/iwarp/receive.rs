@@ -136,11 +136,12 @@ impl Receiver {
 
     #[inline(never)]
     fn plan_bulk(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
-        let CurrentSegment { left, pad, header, .. } = self.segment;
+        let CurrentSegment { done, left, pad, header, .. } = self.segment;
         if self.deferred.is_some() {
             return;
         }
         let last = header.opcode().is_send() && header.last();
+        let rest = (self.written as usize).saturating_sub(self.writing as usize + done + left);
         let start = match self.phase {
             FpduPhase::Payload => {
                 let Some(place) = self.place_of_rest() else { return };
@@ -148,10 +149,10 @@ impl Receiver {
                 if place.len() < left || matches!(place, PayloadBuffer::Held { .. }) {
                     return;
                 }
-                Start { gap: pad + CRC_LEN, carried: 0, left, last }
+                Start { gap: pad + CRC_LEN, carried: 0, left, last, rest }
             }
-            FpduPhase::Trailer => Start { gap: pad + CRC_LEN - self.carried, carried: 0, left: 0, last },
-            FpduPhase::Header => Start { gap: 0, carried: self.carried, left: 0, last: false },
+            FpduPhase::Trailer => Start { gap: pad + CRC_LEN - self.carried, carried: 0, left: 0, last, rest },
+            FpduPhase::Header => Start { gap: 0, carried: self.carried, left: 0, last: false, rest: 0 },
         };
         // With a CRC, a whole Write segment is processed from the staging buffer without another copy. So nothing is planned for Writes.
         if !(self.crc && self.forecast.is_of_writes()) {

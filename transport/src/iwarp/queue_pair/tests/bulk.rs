@@ -9,10 +9,15 @@ const SEGMENT: usize = 65_483;
 /// next ones could be predicted.
 const FIRST: usize = 256 * 1024;
 
+/// Delivers `bytes` to `end`, as [`received`] does. Returns the number of octets that the provider has copied.
+fn copied(end: &mut TestQueuePair, bytes: &[u8], room: usize, most: usize) -> usize {
+    received(end, bytes, room, most).0
+}
+
 /// Delivers `bytes` to `end`. Each receive call may receive up to `room` octets, but the socket returns at most `most` octets per call.
-/// Returns the number of octets that the provider has copied.
-fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -> usize {
-    let mut copied = 0;
+/// Returns the number of octets that the provider has copied, and the number of receive calls.
+fn received(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -> (usize, usize) {
+    let (mut copied, mut calls) = (0, 0);
     let TestQueuePair { qp, resources, intake, .. } = end;
     while !bytes.is_empty() {
         let received = qp.receive(intake, room, &resources.keys, &mut |slices| {
@@ -25,12 +30,13 @@ fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -
         });
         let n = received.unwrap().0;
         assert!(n > 0, "there is room in each call");
+        calls += 1;
         copied += intake.staged(n);
         bytes = &bytes[n..];
         qp.input(intake, n, resources).unwrap();
         copied += intake.spilled();
     }
-    copied
+    (copied, calls)
 }
 
 /// Sends messages of these sizes to receives of `room` bytes each, and checks the received bytes. Returns the number of octets that the
@@ -106,6 +112,27 @@ fn what_follows_a_write_stays_out_of_its_region() {
         assert!(bytes[..500].iter().chain(&bytes[300_500..]).all(|&byte| byte == 0) && target.canaries());
         assert!(inbox.read(0, 200_000) == pattern(1 << 20, 1)[..200_000]);
     }
+}
+
+/// A Write of 64 KiB has a long segment and a short one. One receive call receives the rest of the long one, the short one, and the header
+/// of the next Write.
+#[test]
+fn a_write_with_a_short_rest_is_received_in_one_call() {
+    const WRITES: usize = 40;
+    let mut pair = Pair::new(agreement(false, None), SEGMENT);
+    let target = pair.b.area(1 << 16, Access::REMOTE, 7);
+    let source = Memory::new(1 << 16).unwrap();
+    source.write(0, &pattern(1 << 16, 1));
+    let mut wire = Vec::new();
+    for wr_id in 0..WRITES as u64 {
+        let sges = SgeList::one(source.sge(0, 1 << 16));
+        pair.a.post(wr_id, SendOp::Write(target.remote(0)), sges, SendFlags::SIGNALED).unwrap();
+        wire.extend(pair.a.take_wire());
+    }
+    let (copied, calls) = received(&mut pair.b, &wire, 504 * 1024, usize::MAX);
+    assert!(calls <= WRITES, "{calls} calls");
+    assert!(copied <= FIRST + WRITES * 128, "{copied} octets");
+    assert!(target.bytes() == pattern(1 << 16, 1) && target.canaries());
 }
 
 #[test]
