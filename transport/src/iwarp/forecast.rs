@@ -10,8 +10,8 @@ use crate::soft::receive_queue::ReceiveQueue;
 
 /// If the payload of a segment has at least this length in bytes, more segments of the same kind are expected.
 const BULK: usize = 8 * 1024;
-/// If the rest of a Write has at most this number of octets, it is staged together with the header behind it. A Write of 64 KiB does not fit
-/// in one FPDU, and its last segment is short.
+/// If the last segment of a Write has at most this number of octets, one receive call stages it together with the header behind it. For
+/// example, a Write of 64 KiB does not fit in one FPDU, and its last segment is short.
 const SHORT: usize = 1024;
 
 /// The kinds of segments whose payload is the program's data.
