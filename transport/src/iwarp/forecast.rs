@@ -33,8 +33,8 @@ pub(crate) struct Start {
     /// segment of a Send.
     pub(crate) left: usize,
     pub(crate) last: bool,
-    /// If the last Write was as long as the current one, this is the number of octets behind the current segment of the Write. 0 if the
-    /// current payload is not that of a Write.
+    /// The number of octets behind the current segment of a Write, if the Write is as long as the last one. It means nothing if the current
+    /// payload is not that of a Write.
     pub(crate) rest: usize,
 }
 
