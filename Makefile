@@ -34,7 +34,7 @@ quick: ## After each change, a minute: unit tests, embedded conformance
 	$(CARGO) test --profile quick -p rdma-transport -p rdma-reactor --lib
 	timeout 600 $(CARGO) test --profile quick -p rdma-reactor-tests --test conformance iwarp::
 
-test: vm-setup ## Before each commit. On two cores 15 minutes; with all building, 25
+test: vm-setup ## Before each commit. On two cores 13 minutes; with all building, 18
 	$(MAKE) test-host instructions test-layout test-cluster test-same-host test-rdma
 
 # What needs a device is left to the guest.
