@@ -189,6 +189,23 @@ const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len:
 /// # Errors
 /// The system's error for the packet at `first`, including `WouldBlock`.
 pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usize) -> io::Result<usize> {
+    match packets.read(first) {
+        Some((octets, peer)) if first + 1 == packets.len() => send_one(socket, octets, peer),
+        _ => send_several(socket, packets, first),
+    }
+}
+
+/// Sends one packet. `sendto`(2) costs a fifth less than `sendmmsg`(2) with one packet.
+fn send_one(socket: BorrowedFd<'_>, octets: &[u8], peer: SocketAddr) -> io::Result<usize> {
+    let (name, name_len) = name(peer);
+    let (fd, start) = (socket.as_raw_fd(), octets.as_ptr().cast());
+    // SAFETY: the kernel only reads the `octets.len()` bytes and the address, during the call.
+    let sent =
+        unsafe { libc::sendto(fd, start, octets.len(), libc::MSG_DONTWAIT, ptr::from_ref(&name).cast(), name_len) };
+    usize::try_from(sent).map(|_| 1).map_err(|_| io::Error::last_os_error())
+}
+
+fn send_several(socket: BorrowedFd<'_>, packets: &Packets, first: usize) -> io::Result<usize> {
     let mut names = [MaybeUninit::<SocketName>::uninit(); BATCH];
     let mut vectors = [NO_VECTOR; BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
