@@ -38,13 +38,14 @@ rdma_reactor_tests::conformance!(exchanged rxe, rdma_reactor_tests::conformance:
 /// Tests of the reactor's options for connecting by exchange, and of errors. The peer is another process, or the test itself, which writes
 /// the bytes of the TCP stream.
 mod faults {
-    use std::io::{Read, Write};
-    use std::net::{SocketAddr, TcpListener};
+    use std::io::{self, Read, Write};
+    use std::net::{Shutdown, SocketAddr, TcpListener};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     use rdma_reactor::{
         Config, ConnectError, ConnectFailure, ConnectOptions, DisconnectReason, ExchangeOptions, ListenOptions,
-        ProviderChoice, Reactor,
+        ProviderChoice, Reactor, Retries, Timeouts,
     };
     use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, with_watchdog};
     use rdma_reactor_tests::device::{Peer, RXE, SIW, config};
@@ -196,6 +197,59 @@ mod faults {
             stream.read_exact(&mut request).expect("the request");
             assert!(request.starts_with(b"RdXg"));
             p.finish();
+        });
+    }
+
+    /// Passes the bytes of an exchange from the passive side to the active side. In the message Accept, names a queue pair that does not
+    /// exist.
+    fn misdirect(mut passive: UnixStream, mut active: UnixStream) -> io::Result<()> {
+        let mut header = [0; 8];
+        passive.read_exact(&mut header)?;
+        assert!(header.starts_with(b"RdXg") && header[5] == 2, "{header:?} is an Accept");
+        let mut body = vec![0; usize::from(u16::from_be_bytes([header[6], header[7]]))];
+        passive.read_exact(&mut body)?;
+        body[12..16].copy_from_slice(&0x00ab_cdef_u32.to_be_bytes());
+        active.write_all(&header)?;
+        active.write_all(&body)?;
+        io::copy(&mut passive, &mut active).map(drop)
+    }
+
+    /// The active side is never told that it is connected if the packets do not arrive: the attempt fails after the last retransmission, or
+    /// at the time limit if that is earlier.
+    #[test]
+    fn a_queue_pair_that_is_not_there_fails_the_attempt() {
+        with_watchdog("a_queue_pair_that_is_not_there_fails_the_attempt", || {
+            let exchange = ExchangeOptions { device: Some(RXE.name()), ..ExchangeOptions::default() };
+            // rxe retransmits without end if the number of retransmissions is 7, which is the default.
+            for (path, limit) in [(2, None), (7, Some(Duration::from_secs(2)))] {
+                let within = |timeouts: &mut Timeouts| timeouts.connect = limit.unwrap_or(timeouts.connect);
+                let mut p = pair_at(&config().timeouts(within), Probe::echo(), RXE.address());
+                let any = SocketAddr::from(([127, 0, 0, 1], 0));
+                let listener = ListenOptions::new().exchange(exchange.clone());
+                let listener = p.server.context().listen_with(any, listener).expect("a listener");
+                let [(active, from_active), (passive, from_passive)] =
+                    [0; 2].map(|_| UnixStream::pair().expect("two ends"));
+                let [mut back, mut forth] =
+                    [&from_passive, &from_active].map(|end| end.try_clone().expect("a descriptor"));
+                let thread = std::thread::Builder::new;
+                let answers = thread().spawn(move || misdirect(from_passive, from_active)).expect("a thread");
+                let copy = move || io::copy(&mut forth, &mut back).and(back.shutdown(Shutdown::Both));
+                let requests = thread().spawn(copy).expect("a thread");
+                p.server.context().accept_over(listener, passive.into()).expect("a stream");
+                let retries = Retries { path, ..Retries::default() };
+                let options = ConnectOptions::new().exchange(exchange.clone()).retries(retries).ack_timeout(14);
+                p.client.context().connect_over(active.into(), options).expect("a stream");
+                p.until("a failure", |p| error(p).is_some());
+                match (limit, error(&p)) {
+                    (None, Some(ConnectError::Transport(ConnectFailure::Unreachable(_)))) => {}
+                    (Some(_), Some(ConnectError::Timeout)) => {}
+                    (_, other) => panic!("{other:?}"),
+                }
+                assert_eq!(p.c.events.len(), 1, "{:?}", p.c.events);
+                p.finish();
+                // The active side has shut its stream down, so both threads have ended or end now. An error means the same.
+                let _ = (answers.join().expect("no panic"), requests.join().expect("no panic"));
+            }
         });
     }
 

@@ -152,8 +152,9 @@ impl Stage {
             State::Securing(securing) if seal == Seal::On && !active && !securing.greeted => Self::PeerDone,
             State::Securing(_) => Self::Proving,
             State::Refusing(_) => Self::Refusing,
-            State::Open if joining => Self::Joining,
-            State::Open => Self::Up,
+            // In `Probing`, a message of the peer shows that the hello has arrived, so the connection opens before the message is judged.
+            State::Probing(_) | State::Open if joining => Self::Joining,
+            State::Probing(_) | State::Open => Self::Up,
             State::Draining | State::Leaving if joining => Self::EndingJoining,
             State::Draining | State::Leaving => Self::Ending,
             State::Closing(closing) => match closing.ending {
@@ -233,6 +234,7 @@ mod tests {
         vec![
             (State::Resolving(Box::default()), plain_or(Requested, RequestedSecured)),
             (State::Connecting(Box::default()), plain_or(Requested, RequestedSecured)),
+            (State::Probing(Box::default()), always(Up)),
             (State::Accepting(Box::default()), plain_or(Accepted, Proving)),
             (State::Greeting, plain_or(Accepted, Proven)),
             (securing(false), [[Proving; 2], [Proving; 2], [Proving, PeerDone]]),

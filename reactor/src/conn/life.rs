@@ -137,8 +137,11 @@ impl Connection {
                 Ok(greeting) => {
                     self.agree(&greeting, own, false, env.config);
                     // The hello opens the connection on the peer's side, so the hello precedes all messages of the program.
-                    self.push_control(MessageKind::Hello, &[], None, env);
-                    self.announce(env);
+                    let probes = self.state.setup().is_some_and(|setup| setup.probes);
+                    self.push_hello(env);
+                    if !(probes && self.state.probe()) {
+                        self.announce(env);
+                    }
                     return greeting.extensions;
                 }
                 Err(reason) => {
@@ -156,6 +159,19 @@ impl Connection {
     /// Notes that both sides use the extensions of the embedded provider.
     pub(crate) const fn use_extensions(&mut self) {
         self.terms.extensions = true;
+    }
+
+    /// Notes that the peer has received the hello: its device has acknowledged the hello, or a message of the peer has arrived. If the
+    /// connection waits for this, it comes up.
+    pub(super) fn hello_arrived(&mut self, env: &mut Env<'_>) {
+        let may_wait = match self.state {
+            State::Probing(_) => true,
+            State::Closing(_) => self.is_active() && !self.is_secured(),
+            _ => false,
+        };
+        if may_wait {
+            self.announce(env);
+        }
     }
 
     /// Reports to the program that the connection is up.
@@ -200,7 +216,7 @@ impl Connection {
     /// keepalive timeout, but may have sent something that the reactor has not processed yet.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         match self.state {
-            State::Resolving(_) | State::Connecting(_) => {
+            State::Resolving(_) | State::Connecting(_) | State::Probing(_) => {
                 self.end(Ending::ConnectError(ConnectError::Timeout), env);
             }
             State::Securing(_) if self.is_active() => {
@@ -318,6 +334,7 @@ impl Connection {
             State::Draining | State::Leaving | State::Refusing(_) => return,
             State::Resolving(_)
             | State::Connecting(_)
+            | State::Probing(_)
             | State::Accepting(_)
             | State::Securing(_)
             | State::Greeting
@@ -346,6 +363,8 @@ impl Connection {
     const fn may_be_up(&self) -> bool {
         match self.state {
             State::Accepting(_) | State::Greeting => !self.is_active(),
+            // The connection comes up on the peer's side when the hello arrives there.
+            State::Probing(_) => true,
             // The connection comes up on the peer's side when the local side's last handshake message arrives at the peer.
             State::Securing(_) => self.sealer.is_some(),
             _ => false,
@@ -423,6 +442,10 @@ impl Connection {
             // connection manager.
             return self.disconnected(DisconnectCause::Peer, env);
         }
+        if !flushed && matches!(self.state, State::Probing(_)) {
+            let why = format!("the device of the peer does not acknowledge the hello: {}", failure.status);
+            return self.end(Ending::ConnectError(ConnectError::Transport(ConnectFailure::Unreachable(why))), env);
+        }
         let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };
         self.end(Ending::disconnect(evidence), env);
     }
@@ -483,7 +506,8 @@ impl Connection {
 
     /// Handles the connection manager's event that the connection is disconnected.
     pub(crate) fn disconnected(&mut self, cause: DisconnectCause, env: &mut Env<'_>) {
-        let fails = self.is_active() && matches!(self.state, State::Connecting(_) | State::Securing(_));
+        let fails =
+            self.is_active() && matches!(self.state, State::Connecting(_) | State::Probing(_) | State::Securing(_));
         let failure = fails.then(|| ConnectFailure::Protocol(cause.to_string()));
         let evidence = match cause {
             DisconnectCause::Local if !matches!(self.state, State::Closing(_)) => {

@@ -160,6 +160,8 @@ pub(crate) struct Opening {
     /// The host name of the peer, if the connection was opened by name.
     pub(crate) host: Option<Box<str>>,
     pub(crate) private_data: Vec<u8>,
+    /// True if the connection comes up only when the peer's device has acknowledged the hello.
+    pub(crate) probes: bool,
     pub(crate) security: Security,
 }
 
@@ -198,8 +200,8 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(id: ConnectionId, role: Role, opening: Opening, config: &Config, now: Instant) -> Self {
-        let Opening { framing, peer, host, private_data, security } = opening;
-        let setup = Box::new(Setup { host, private_data, ..Setup::default() });
+        let Opening { framing, peer, host, private_data, probes, security } = opening;
+        let setup = Box::new(Setup { host, probes, private_data, ..Setup::default() });
         let state = match role {
             Role::Active => State::Resolving(setup),
             Role::Passive => State::Accepting(setup),
@@ -285,6 +287,7 @@ impl Connection {
             peer: self.peer.address,
             host: setup.host.clone(),
             private_data: setup.private_data.clone(),
+            probes: setup.probes,
             security: self.peer.security.clone(),
         })
     }

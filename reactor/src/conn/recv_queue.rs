@@ -401,6 +401,7 @@ impl Connection {
 
     /// Handles a message with a header, except data that can be delivered immediately.
     fn received_other(&mut self, kind: MessageKind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
+        self.hello_arrived(env);
         let admission = admit(self.stage(), kind);
         let opens = kind == MessageKind::Hello && !self.is_active() && self.state.is_handshake();
         if cfg!(planted = "plain-byte-in-the-handshake") && admission == Admission::Violation && opens {
@@ -499,6 +500,9 @@ impl Connection {
 
     /// Handles a message without a header: a Write with Immediate, or any message with `Framing::Raw`.
     fn received_bare(&mut self, buffer: Buffer, (len, immediate): (u32, Option<u32>), env: &mut Env<'_>) {
+        if self.framing == Framing::Credits {
+            self.hello_arrived(env);
+        }
         let early = !self.state.is_announced();
         if self.is_secured() {
             // On an encrypted connection, a message without a header is not authenticated: an attacker may have sent it.

@@ -246,9 +246,10 @@ impl Connection {
     }
 
     /// Queues the hello. A credit and a slot are available, because the last credits and the last slots are reserved for control messages.
-    fn push_hello(&mut self, env: &mut Env<'_>) {
+    pub(super) fn push_hello(&mut self, env: &mut Env<'_>) {
         debug_assert!(self.tx.available() > 0 && self.sends.has_control_room(), "data leaves the last ones to it");
         self.push_control(MessageKind::Hello, &[], None, env);
+        self.sends.mark_hello();
     }
 
     /// If both directions are encrypted, the connection comes up: on the active side now, on the passive side when the hello has arrived.

@@ -30,6 +30,8 @@ use crate::security::channel::TAG;
 enum SendRole {
     /// A message in a buffer.
     Plain,
+    /// The hello of the active side.
+    Hello,
     /// An operation on regions, or a message with its payload in a region.
     Regions,
     /// A Read of this many bytes of a large message that the peer has offered.
@@ -488,6 +490,13 @@ impl SendQueue {
     pub(super) fn tell_of_last(&mut self) {
         if let Some(entry) = self.entries.back_mut() {
             (entry.quiet, self.wants_signal) = (false, true);
+        }
+    }
+
+    /// Notes that the last message in the queue is the hello.
+    pub(super) fn mark_hello(&mut self) {
+        if let Some(entry) = self.entries.back_mut() {
+            entry.role = SendRole::Hello;
         }
     }
 
@@ -1018,6 +1027,7 @@ impl Connection {
                 self.pump_handshake(env);
                 true
             }
+            State::Probing(_) => true,
             _ => false,
         };
         if !sends || self.is_holding_back() {
@@ -1158,6 +1168,8 @@ impl Connection {
         self.let_go(regions, env);
         match role {
             SendRole::Plain | SendRole::Regions => {}
+            SendRole::Hello if outcome.is_sent() => self.hello_arrived(env),
+            SendRole::Hello => {}
             SendRole::Large(len) if outcome.is_sent() => self.piece_arrived(len, env),
             SendRole::Large(_) => self.piece_failed(),
             SendRole::List(ListPart::Piece { .. }) => self.pieces_ended(1, outcome, env),

@@ -9,6 +9,8 @@ use crate::device::pool::Buffer;
 pub(crate) struct Setup {
     /// The host name of the peer, if the connection was opened by name.
     pub(super) host: Option<Box<str>>,
+    /// True if the connection comes up only when the peer's device has acknowledged the hello.
+    pub(super) probes: bool,
     /// The private data of the local connect request.
     pub(super) private_data: Vec<u8>,
     /// The greetings of the active and of the passive side, as they were sent. Empty if the connection will not be secured.
@@ -46,6 +48,7 @@ mod tests {
             peer: ([127, 0, 0, 1], 1).into(),
             host: Some("host".into()),
             private_data: b"ours".to_vec(),
+            probes: true,
             security: Security::Plain,
         };
         let mut conn = Connection::new(id, Role::Active, opening, &config, now);
@@ -55,5 +58,6 @@ mod tests {
         assert_eq!(conn.private_data(), b"theirs");
         let again = conn.reopening().expect("it is not up");
         assert_eq!((&*again.private_data, again.host.as_deref()), (&b"ours"[..], Some("host")));
+        assert!(again.probes);
     }
 }

@@ -3,7 +3,8 @@
 //! | state | may change to | by |
 //! |---|---|---|
 //! | `Resolving` | `Connecting` | [`State::connect`] |
-//! | `Connecting` | `Securing`, `Open` | [`State::secure`], [`State::open`] |
+//! | `Connecting` | `Probing`, `Securing`, `Open` | [`State::probe`], [`State::secure`], [`State::open`] |
+//! | `Probing` | `Open` | [`State::open`] |
 //! | `Accepting` | `Securing`, `Greeting`, `Open` | [`State::secure`], [`State::greet`], [`State::open`] |
 //! | `Securing` | `Greeting`, `Open` | [`State::greet`], [`State::open`] |
 //! | `Greeting` | `Open` | [`State::open`] |
@@ -30,6 +31,9 @@ pub(crate) enum State {
     Resolving(Box<Setup>),
     /// The local side opens the connection: the connect request is in flight.
     Connecting(Box<Setup>),
+    /// The local side opens the connection by exchange of queue pair numbers: both queue pairs are ready, and the hello is in flight. The
+    /// peer's device has not acknowledged the hello, so it is not known yet if the queue pair that the peer has named can be reached.
+    Probing(Box<Setup>),
     /// The peer opens the connection, and the local side has accepted. The transport is not up yet, or it is up and the peer has not sent
     /// the first handshake message.
     Accepting(Box<Setup>),
@@ -182,6 +186,7 @@ impl Closing {
 enum StateKind {
     Resolving,
     Connecting,
+    Probing,
     Accepting,
     Securing,
     Greeting,
@@ -197,12 +202,14 @@ impl StateKind {
     const fn leads_to(self, next: Self) -> bool {
         match self {
             Self::Resolving => matches!(next, Self::Connecting | Self::Closing),
-            Self::Connecting => matches!(next, Self::Securing | Self::Open | Self::Refusing | Self::Closing),
+            Self::Connecting => {
+                matches!(next, Self::Probing | Self::Securing | Self::Open | Self::Refusing | Self::Closing)
+            }
             Self::Accepting => {
                 matches!(next, Self::Securing | Self::Greeting | Self::Open | Self::Refusing | Self::Closing)
             }
             Self::Securing => matches!(next, Self::Greeting | Self::Open | Self::Refusing | Self::Closing),
-            Self::Greeting => matches!(next, Self::Open | Self::Closing),
+            Self::Probing | Self::Greeting => matches!(next, Self::Open | Self::Closing),
             Self::Open => matches!(next, Self::Draining | Self::Closing),
             Self::Draining => matches!(next, Self::Leaving | Self::Closing),
             Self::Leaving | Self::Refusing => matches!(next, Self::Closing),
@@ -217,6 +224,11 @@ impl State {
     /// Changes to `Connecting`: the peer's address is resolved.
     pub(super) fn connect(&mut self) -> bool {
         self.advance(StateKind::Connecting, |setup| Self::Connecting(setup.unwrap_or_default()))
+    }
+
+    /// Changes to `Probing`: the hello is queued, and the connection now waits for the acknowledgement of the peer's device.
+    pub(super) fn probe(&mut self) -> bool {
+        self.advance(StateKind::Probing, |setup| Self::Probing(setup.unwrap_or_default()))
     }
 
     /// Changes to `Securing`: the two sides begin to prove their identities. `outbox` has the first handshake bytes for the peer.
@@ -278,7 +290,9 @@ impl State {
 
     fn into_setup(self) -> Option<Box<Setup>> {
         match self {
-            Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
+            Self::Resolving(setup) | Self::Connecting(setup) | Self::Probing(setup) | Self::Accepting(setup) => {
+                Some(setup)
+            }
             Self::Securing(securing) => Some(securing.setup),
             Self::Closing(closing) => closing.setup,
             Self::Greeting | Self::Open | Self::Draining | Self::Leaving | Self::Refusing(_) => None,
@@ -288,7 +302,9 @@ impl State {
     /// Returns the setup data. `None` in the states that have none.
     pub(super) fn setup(&self) -> Option<&Setup> {
         match self {
-            Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
+            Self::Resolving(setup) | Self::Connecting(setup) | Self::Probing(setup) | Self::Accepting(setup) => {
+                Some(setup)
+            }
             Self::Securing(securing) => Some(&securing.setup),
             Self::Closing(closing) => closing.setup.as_deref(),
             Self::Greeting | Self::Open | Self::Draining | Self::Leaving | Self::Refusing(_) => None,
@@ -298,7 +314,9 @@ impl State {
     /// Returns the setup data, to change it. `None` in the states that have none.
     pub(super) fn setup_mut(&mut self) -> Option<&mut Setup> {
         match self {
-            Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
+            Self::Resolving(setup) | Self::Connecting(setup) | Self::Probing(setup) | Self::Accepting(setup) => {
+                Some(setup)
+            }
             Self::Securing(securing) => Some(&mut securing.setup),
             Self::Closing(closing) => closing.setup.as_deref_mut(),
             Self::Greeting | Self::Open | Self::Draining | Self::Leaving | Self::Refusing(_) => None,
@@ -309,6 +327,7 @@ impl State {
         match self {
             Self::Resolving(_) => StateKind::Resolving,
             Self::Connecting(_) => StateKind::Connecting,
+            Self::Probing(_) => StateKind::Probing,
             Self::Accepting(_) => StateKind::Accepting,
             Self::Securing(_) => StateKind::Securing,
             Self::Greeting => StateKind::Greeting,
@@ -322,13 +341,14 @@ impl State {
 }
 
 impl State {
-    /// Returns true if the connection is not up yet: the transport is not up, the identities are not proven, or the peer's hello has not
-    /// arrived.
+    /// Returns true if the connection is not up yet: the transport is not up, the identities are not proven, the peer's hello has not
+    /// arrived, or the local hello is not acknowledged.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(
             self,
             Self::Resolving(_)
                 | Self::Connecting(_)
+                | Self::Probing(_)
                 | Self::Accepting(_)
                 | Self::Securing(_)
                 | Self::Greeting
@@ -382,9 +402,10 @@ impl State {
 mod tests {
     use super::*;
 
-    const STEPS: [StateKind; 10] = [
+    const STEPS: [StateKind; 11] = [
         StateKind::Resolving,
         StateKind::Connecting,
+        StateKind::Probing,
         StateKind::Accepting,
         StateKind::Securing,
         StateKind::Greeting,
@@ -397,17 +418,18 @@ mod tests {
 
     /// A row for each state, in the order of `STEPS`. Column `n` of a row has the letter of state `n` if a change to state `n` is
     /// permitted, and `-` if it is not.
-    const TABLE: [&str; 10] = [
-        "-C-------X",
-        "---S-O--RX",
-        "---SGO--RX",
-        "----GO--RX",
-        "-----O---X",
-        "------D--X",
-        "-------L-X",
-        "---------X",
-        "---------X",
-        "----------",
+    const TABLE: [&str; 11] = [
+        "-C--------X",
+        "--P-S-O--RX",
+        "------O---X",
+        "----SGO--RX",
+        "-----GO--RX",
+        "------O---X",
+        "-------D--X",
+        "--------L-X",
+        "----------X",
+        "----------X",
+        "-----------",
     ];
 
     #[test]

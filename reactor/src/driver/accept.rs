@@ -84,10 +84,11 @@ impl Driver {
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
+        let probes = exchange.is_some();
         let mut fallback = Fallback::new(peers.iter().copied(), path, exchange);
         let ConnectAttempt { peer, cm, deadline } =
             fallback.resolve_next(&mut self.providers, &self.config, self.now)?;
-        let opening = Opening { framing, peer, host: None, private_data, security };
+        let opening = Opening { framing, peer, host: None, private_data, probes, security };
         let id = self.insert(cm, service, Role::Active, opening);
         if let Some(slot) = self.table.get_mut(id) {
             slot.link.fallback = (!fallback.is_empty()).then_some(fallback);
@@ -108,7 +109,7 @@ impl Driver {
         let provider = self.providers.exchanging()?;
         let role = role(self.providers.numbered(provider), Provider::exchange, EXCHANGE)?;
         let cm = Handle { provider, id: role.resolve_exchange_over(stream.into(), &path, &exchange, deadline)? };
-        let opening = Opening { framing, peer, host: None, private_data, security };
+        let opening = Opening { framing, peer, host: None, private_data, probes: true, security };
         let id = self.insert(cm, service, Role::Active, opening);
         self.set_deadline(id, Some(deadline));
         self.ring();
@@ -125,7 +126,8 @@ impl Driver {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
         let unknown = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
-        let opening = Opening { framing, peer: unknown, host: Some(host.into()), private_data, security };
+        let probes = exchange.is_some();
+        let opening = Opening { framing, peer: unknown, host: Some(host.into()), private_data, probes, security };
         let id = self.insert(Handle::NONE, service, Role::Active, opening);
         if let Err(error) = self.look_up(id, (host.to_owned(), port), path, exchange) {
             self.release(id);
@@ -476,7 +478,8 @@ impl Driver {
         if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.begin();
         }
-        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: security.clone() };
+        let security = security.clone();
+        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), probes: false, security };
         let id = self.insert(cm, service, Role::Passive, opening);
         let created = self.create_queue_pair(id, device).or_else(|error| {
             // A slot was free, but the memory for buffers or the receives of the shared queue may be used up. The eviction of another

@@ -265,7 +265,7 @@ mod tests {
     fn slot(id: ConnectionId, config: &Config, now: Instant) -> ConnectionSlot {
         let peer = ([127, 0, 0, 1], 1).into();
         let (framing, security) = (Framing::Credits, Security::Plain);
-        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security };
+        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), probes: false, security };
         let conn = Connection::new(id, Role::Passive, opening, config, now);
         ConnectionSlot::new(conn, Handle::NONE, Service::default())
     }

@@ -25,7 +25,7 @@ use self::side::{BUFFER, Manner, Side, SideOptions};
 use crate::config::{Config, Framing};
 use crate::conn::frame::{FrameHeader, MAX_FOLLOWING, MessageKind, Offer, TransferProgress};
 use crate::conn::{Connection, Role};
-use crate::error::DisconnectReason;
+use crate::error::{ConnectError, DisconnectReason};
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
@@ -502,7 +502,7 @@ fn start() -> Instant {
 
 fn terms() -> impl Strategy<Value = [SideOptions; 2]> {
     let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8, any::<bool>(), any::<bool>());
-    (depths(), depths(), 0..8_u8, any::<bool>()).prop_map(|(a, b, raw, in_order)| {
+    (depths(), depths(), 0..8_u8, any::<bool>(), any::<bool>()).prop_map(|(a, b, raw, in_order, probes)| {
         let framing = if raw == 7 { Framing::Raw } else { Framing::Credits };
         [a, b].map(|(receive_depth, send_depth, shared, quiet, abrupt)| SideOptions {
             receive_depth,
@@ -512,6 +512,7 @@ fn terms() -> impl Strategy<Value = [SideOptions; 2]> {
             in_order,
             quiet,
             abrupt: abrupt && framing == Framing::Credits,
+            probes,
         })
     })
 }
@@ -549,11 +550,62 @@ fn cases() -> u32 {
 /// Returns two sides with these queue depths, whose connection is up.
 fn connected(receive_depth: u32, send_depth: u32) -> History {
     let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, false, false);
-    let terms = SideOptions { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt };
+    let probes = false;
+    let terms = SideOptions { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt, probes };
     let mut history = History::new(&[terms.clone(), terms], start());
     (0..2).for_each(|end| history.establish(end));
     history.settle();
     history
+}
+
+/// A connection that probes its peer comes up when the peer's device has acknowledged the hello, or when a message of the peer arrives
+/// before that. Otherwise it fails: because of a failed hello, the time limit, or the end of the transport.
+#[test]
+fn a_connection_that_probes_waits_for_the_acknowledgement_of_its_hello() {
+    let probing = || {
+        let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, true, false);
+        let (receive_depth, send_depth, probes) = (8, 8, true);
+        let terms = SideOptions { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt, probes };
+        let mut history = History::new(&[terms.clone(), terms], start());
+        (0..2).for_each(|end| history.establish(end));
+        assert!(history.sides[0].post() && history.sides[0].device.transmit());
+        assert!(!history.sides[0].announced, "the hello is in flight");
+        history
+    };
+    let failed = |history: &History| history.sides[0].conn.as_ref().and_then(Connection::failed_attempt).cloned();
+
+    let mut acknowledged = probing();
+    assert!(acknowledged.sides[0].device.complete() && acknowledged.sides[0].poll());
+    assert!(acknowledged.sides[0].announced);
+    acknowledged.end();
+
+    let mut answered = probing();
+    let [active, passive] = &mut answered.sides;
+    assert!(passive.device.arrive(&mut active.device, true) && passive.poll() && passive.announced);
+    passive.send(4);
+    assert!(active.device.arrive(&mut passive.device, true) && active.poll());
+    assert!(active.announced && active.arrivals == 1, "the acknowledgement is late");
+    answered.end();
+
+    let mut unreachable = probing();
+    unreachable.sides[0].device.fail(WcStatus::RetryExceeded);
+    assert!(unreachable.sides[0].poll());
+    let error = failed(&unreachable);
+    assert!(matches!(error, Some(ConnectError::Transport(ConnectFailure::Unreachable(_)))), "{error:?}");
+
+    let mut silent = probing();
+    silent.sides[0].advance(Duration::from_secs(11));
+    assert_eq!(failed(&silent), Some(ConnectError::Timeout));
+
+    // The end of the transport is processed before the acknowledgement, which has arrived before it: the peer was up.
+    for acknowledged in [true, false] {
+        let mut ended = probing();
+        let side = &mut ended.sides[0];
+        assert!(!acknowledged || side.device.complete());
+        side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
+        times(1, || side.poll());
+        assert_eq!(side.announced, acknowledged);
+    }
 }
 
 /// On some devices, such as iWARP, a disconnect loses everything in flight. On such a device, the side that closes the connection does not

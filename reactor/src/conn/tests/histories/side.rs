@@ -47,6 +47,8 @@ pub(super) struct SideOptions {
     pub(super) in_order: bool,
     pub(super) quiet: bool,
     pub(super) abrupt: bool,
+    /// True if the active side comes up only when the device of the peer has acknowledged its hello.
+    pub(super) probes: bool,
 }
 
 /// Something that one program has sent and the program of the peer must receive.
@@ -205,7 +207,8 @@ impl Side {
         let id = ConnectionId::new(ReactorTag::next(), 0, 1);
         let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let framing = terms.framing;
-        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: Security::Plain };
+        let (security, probes) = (Security::Plain, terms.probes);
+        let opening = Opening { framing, peer, host: None, private_data: Vec::new(), probes, security };
         let mut side = Self {
             conn: Some(Connection::new(id, role, opening, &config, now)),
             device: DeviceModel::new(memory, terms.in_order, terms.shared),
