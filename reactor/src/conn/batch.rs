@@ -154,13 +154,13 @@ impl Connection {
                 break;
             }
             if list.is_going() && list.confirmation == PartState::Waits && self.sends.room(places) > 0 {
-                list.confirmation = self.push_confirmation(&mut list.order);
+                list.confirmation = self.push_confirmation(list.number(), &mut list.order);
             }
             if list.wants_notification() {
                 lists.missing = (usize::from(self.sends.room(places) == 0), usize::from(self.credits() == 0));
                 if lists.missing == (0, 0) {
                     list.notification = PartState::Posted;
-                    self.push_notification(&list.order, env);
+                    self.push_notification(list, env);
                 }
             }
             if list.is_over() {
@@ -176,9 +176,10 @@ impl Connection {
         self.sends.lists = lists;
     }
 
-    /// Queues the confirmation: a Read after the last piece. When this Read ends, the peer's memory has all bytes of the list. Returns the
-    /// new state of the confirmation: `Posted`, or `Ended` if nothing was queued because all pieces are empty.
-    fn push_confirmation(&mut self, order: &mut Order) -> PartState {
+    /// Queues the confirmation of the list with this number: a Read after the last piece. When this Read ends, the peer's memory has all
+    /// bytes of the list. Returns the new state of the confirmation: `Posted`, or `Ended` if nothing was queued because all pieces are
+    /// empty.
+    fn push_confirmation(&mut self, list: u32, order: &mut Order) -> PartState {
         let Order { pieces, confirmation: Some(region), .. } = order else { return PartState::Ended };
         let Some(last) = pieces.iter().rfind(|piece| !piece.is_empty()) else {
             order.direction = ListDirection::PlacedWrite;
@@ -189,7 +190,7 @@ impl Connection {
         let mut locals = Locals { sges: SgeList::one(sge), holds: Default::default() };
         locals.holds[0] = Some((region.key(), hold));
         self.sends.push_operation(
-            SendQueueEntry::of_list(ListPart::Confirmation),
+            SendQueueEntry::of_list(ListPart::Confirmation { list }),
             SendOp::Read(last.remote.address()),
             locals,
         );
@@ -197,7 +198,8 @@ impl Connection {
     }
 
     /// Queues the message that notifies the peer at the end of a list. The caller has checked that a credit and a slot are available.
-    fn push_notification(&mut self, order: &Order, env: &mut Env<'_>) {
+    fn push_notification(&mut self, list: &List, env: &mut Env<'_>) {
+        let (order, part) = (&list.order, ListPart::Notification { list: list.number() });
         let immediate;
         let (kind, payload) = match &order.notification {
             Some(TransferNotification::Message(payload)) => (MessageKind::Data, &payload[..]),
@@ -216,7 +218,7 @@ impl Connection {
             Framing::Credits => env.buffers.pool.post_copy(buffer, &self.header(kind).emit(), payload),
             Framing::Raw => env.buffers.pool.post_copy(buffer, &[], payload),
         };
-        self.sends.push(SendQueueEntry::of_list(ListPart::Notification).with(posted), SendOp::Send, SgeList::one(sge));
+        self.sends.push(SendQueueEntry::of_list(part).with(posted), SendOp::Send, SgeList::one(sge));
     }
 
     /// Handles the end of `count` pieces. Pieces end in the order of posting, so these are pieces of the oldest list that has pieces in
@@ -230,12 +232,11 @@ impl Connection {
         self.end_list_if_over(at, env);
     }
 
-    /// Handles the end of a list's confirmation or notification.
+    /// Handles the end of a list's confirmation or notification. Notifications may end in another order than the lists began, because a
+    /// list of Reads sends its notification only after its last piece has ended.
     pub(super) fn part_ended(&mut self, part: ListPart, outcome: Outcome, env: &mut Env<'_>) {
-        let is_posted = |list: &List| {
-            [list.confirmation, list.notification][usize::from(part == ListPart::Notification)] == PartState::Posted
-        };
-        let Some(at) = self.sends.lists.waiting.iter().position(is_posted) else { return };
+        let (ListPart::Confirmation { list } | ListPart::Notification { list }) = part else { return };
+        let Some(at) = self.sends.lists.waiting.iter().position(|of| of.number() == list) else { return };
         self.sends.lists.waiting[at].end_part(part, outcome);
         self.end_list_if_over(at, env);
     }

@@ -31,10 +31,11 @@ pub(crate) const CONFIRMATION_LEN: usize = 8;
 pub(crate) enum ListPart {
     /// A piece. `before` is the number of earlier pieces in the same batch. When this piece completes, those pieces have ended too.
     Piece { before: u16 },
-    /// The Read after the last piece. When this Read has ended, all bytes of the list are in the peer's memory.
-    Confirmation,
-    /// The message that notifies the peer after the last piece.
-    Notification,
+    /// The Read after the last piece of the list with the number [`List::number`]. When this Read has ended, all bytes of the list are in
+    /// the peer's memory.
+    Confirmation { list: u32 },
+    /// The message that notifies the peer after the last piece of the list with the number [`List::number`].
+    Notification { list: u32 },
 }
 
 /// The reason why a list posts no more pieces before its end.
@@ -93,6 +94,12 @@ pub(super) struct List {
 }
 
 impl List {
+    /// Returns the number by which the work requests of the list name it: the low bits of its id. All lists in progress have different
+    /// numbers.
+    pub(super) const fn number(&self) -> u32 {
+        self.id.number() as u32
+    }
+
     /// Returns true if a piece, the confirmation or the notification of the list is in the send queue.
     pub(super) fn is_posted(&self) -> bool {
         self.posted > self.ended || self.confirmation == PartState::Posted || self.notification == PartState::Posted
@@ -179,7 +186,7 @@ impl List {
     /// Records the end of the confirmation or the notification.
     pub(super) fn end_part(&mut self, part: ListPart, outcome: Outcome) {
         let succeeds = self.succeeds(outcome);
-        if part == ListPart::Confirmation {
+        if matches!(part, ListPart::Confirmation { .. }) {
             self.confirmation = PartState::Ended;
             if succeeds {
                 self.order.direction = ListDirection::PlacedWrite;
@@ -320,9 +327,9 @@ mod tests {
         of.notification = PartState::Posted;
         assert_eq!(of.end_pieces(2, Outcome::Sent), 2);
         assert_eq!(of.result().1, 0);
-        of.end_part(ListPart::Confirmation, Outcome::Sent);
+        of.end_part(ListPart::Confirmation { list: 0 }, Outcome::Sent);
         assert_eq!((of.is_over(), of.result().1), (false, 2), "the message is in flight");
-        of.end_part(ListPart::Notification, Outcome::Sent);
+        of.end_part(ListPart::Notification { list: 0 }, Outcome::Sent);
         assert_eq!((of.is_over(), of.result()), (true, (TransferOutcome::Done, 2)));
     }
 

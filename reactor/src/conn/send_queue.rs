@@ -1081,11 +1081,14 @@ impl Connection {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
         let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
         let batch = self.sends.batch_ended(count, last);
-        if batch > 0 {
-            self.sends.pop_batch(batch);
-            self.pieces_ended(batch, last, env);
-        } else if self.sends.has_answers() {
-            self.sends.note_ends(count, last);
+        if batch > 0 || self.sends.has_answers() {
+            if batch > 0 {
+                self.sends.pop_batch(batch);
+                self.pieces_ended(batch, last, env);
+            } else {
+                self.sends.note_ends(count, last);
+            }
+            // The sends behind these may have completed before them.
             while let Some(outcome) = self.sends.front_ended() {
                 self.end_send(outcome, env);
             }

@@ -24,9 +24,11 @@ use self::device::{Item, WireBytes};
 use self::side::{BUFFER, Manner, Side, SideOptions};
 use crate::config::{Config, Framing};
 use crate::conn::frame::{FrameHeader, MAX_FOLLOWING, MessageKind, Offer, TransferProgress};
+use crate::conn::list::ListDirection;
 use crate::conn::{Connection, Role};
 use crate::error::{ConnectError, DisconnectReason};
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
+use crate::memory::list::TransferOutcome;
 use crate::memory::region::RemoteRegion;
 
 /// The largest number of turns in which both sides must complete all their work. If a side still has work after these turns, the test
@@ -549,8 +551,12 @@ fn cases() -> u32 {
 
 /// Returns two sides with these queue depths, whose connection is up.
 fn connected(receive_depth: u32, send_depth: u32) -> History {
-    let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, false, false);
-    let probes = false;
+    connected_on(true, receive_depth, send_depth)
+}
+
+/// Returns two sides like [`connected`]. If `in_order` is false, a send may complete before a Read that was posted earlier, as on siw.
+fn connected_on(in_order: bool, receive_depth: u32, send_depth: u32) -> History {
+    let (framing, shared, quiet, abrupt, probes) = (Framing::Credits, false, false, false, false);
     let terms = SideOptions { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt, probes };
     let mut history = History::new(&[terms.clone(), terms], start());
     (0..2).for_each(|end| history.establish(end));
@@ -672,6 +678,51 @@ fn a_control_message_that_found_no_place_is_tried_again() {
     );
     while side.device.complete() || side.poll() {}
     assert!(side.post() && side.device.transmit(), "the third question was forgotten");
+}
+
+/// On some devices, such as siw, a message may complete before the Reads of a list that were posted earlier. Its end is reported when the
+/// last of these Reads has ended.
+#[test]
+fn a_message_that_completes_before_a_batch_of_reads_ends_with_them() {
+    let mut history = connected_on(false, 16, 8);
+    let [side, peer] = pair(&mut history.sides, 0);
+    let list = side.begin_list(ListDirection::Read, 2, false);
+    assert!(side.post());
+    side.send_filled(4);
+    assert!(side.post());
+    while side.device.transmit() {}
+    assert!(side.device.complete() && side.poll(), "no Read was answered, but the message has left");
+    assert!(side.sends.len() == 1 && side.transferred.is_empty(), "sends end in order");
+    while peer.device.arrive(&mut side.device, true) {}
+    while side.device.arrive(&mut peer.device, true) {}
+    while side.device.complete() || side.poll() {}
+    assert_eq!(side.transferred, [(list, TransferOutcome::Done)]);
+    assert!(side.sends.is_empty(), "the end of the message was forgotten");
+    history.end();
+}
+
+/// A list of Reads sends its message when all bytes have arrived. A later list of Writes may send its message before that. The end of this
+/// message ends the list of Writes, not the older list.
+#[test]
+fn the_end_of_a_notification_ends_its_own_list() {
+    let mut history = connected(16, 8);
+    let [side, peer] = pair(&mut history.sides, 0);
+    let reads = side.begin_list(ListDirection::Read, 2, true);
+    let writes = side.begin_list(ListDirection::Write, 1, true);
+    assert!(side.post());
+    while side.device.transmit() {}
+    while peer.device.arrive(&mut side.device, true) {}
+    while side.device.arrive(&mut peer.device, true) {}
+    // Both Reads complete. Only the second one is signaled.
+    assert!(side.device.complete() && side.device.complete() && side.poll());
+    assert!(side.post() && side.device.transmit(), "the message of the Reads");
+    assert!(side.device.complete() && side.poll(), "the Write");
+    assert!(side.transferred.is_empty(), "both messages are in flight");
+    assert!(side.device.complete() && side.poll(), "the message of the Writes");
+    assert_eq!(side.transferred, [(writes, TransferOutcome::Done)]);
+    history.settle();
+    assert_eq!(history.sides[0].transferred, [(writes, TransferOutcome::Done), (reads, TransferOutcome::Done)]);
+    history.end();
 }
 
 impl History {

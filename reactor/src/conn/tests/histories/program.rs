@@ -7,13 +7,15 @@ use super::side::{BUFFER, Manner, Said, Side, region};
 use crate::config::Framing;
 use crate::conn::effects::{Arrived, Event, Fragments};
 use crate::conn::frame::Immediate;
+use crate::conn::list::{ListDirection, Order};
 use crate::conn::transfer::OfferSource;
 use crate::conn::{Connection, Env};
 use crate::device::pool::Exhausted;
 use crate::error::{Outcome, SendErrorKind};
-use crate::id::{SendId, SendKind};
+use crate::id::{SendId, SendKind, TransferId};
 use crate::limits::HEADER_LEN;
 use crate::memory::landing::{Landing, Offered};
+use crate::memory::list::{Piece, Transfer, TransferNotification};
 use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};
 
@@ -281,6 +283,22 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
+    /// Does what `Context::transfer` does, for a list of `pieces` pieces of one byte each, without a deadline. If `tells` is true, a
+    /// message notifies the peer at the end of the list.
+    pub(super) fn begin_list(&mut self, direction: ListDirection, pieces: usize, tells: bool) -> TransferId {
+        let pieces = vec![Piece::new(0, RemoteRegion { address: 0, len: 1, key: 7 }); pieces];
+        let leases = match direction {
+            ListDirection::Read => Transfer::Read(&mut [&mut self.sink]).lease(&pieces, 1),
+            ListDirection::Write | ListDirection::PlacedWrite => Transfer::Write(&[&self.source]).lease(&pieces, 1),
+        };
+        let leases = leases.expect("the pieces are inside");
+        let notification = tells.then(|| TransferNotification::Message(Box::new([0; 4])));
+        // Lists may send their messages in another order than they begin. All these messages have the tag 0, which matches any tag.
+        self.said.extend(tells.then_some(Said::Message { tag: 0, len: 4 }));
+        let order = Order { pieces, leases, direction, deadline: None, notification, confirmation: None };
+        self.input(|conn, env| conn.begin_list(order, env)).expect("the connection has not ended")
+    }
+
     /// Does what `Context::reporting` does before and after its closure. If `telling` is true, the ends of all sends of this side are
     /// reported from now on.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
@@ -341,7 +359,7 @@ impl Side {
             }
             Event::Sent { send, count, outcome } => (0..count).for_each(|nth| self.sent(send.after(nth), outcome)),
             Event::Writable => assert!(std::mem::take(&mut self.refused) && !self.closed, "nothing was refused"),
-            Event::Transferred(_) => panic!("no list was begun"),
+            Event::Transferred(ended) => self.transferred.push((ended.0, ended.1.outcome)),
             Event::Disconnected(_) | Event::ConnectError(_) => {
                 panic!("{event:?} is for the end of the connection to say")
             }

@@ -25,9 +25,10 @@ use crate::device::Buffers;
 use crate::device::pool::{Buffer, Exhausted, Pool};
 use crate::device::srq::queue::SharedReceives;
 use crate::error::DisconnectReason;
-use crate::id::{ConnectionId, ReactorTag, SendId};
+use crate::id::{ConnectionId, ReactorTag, SendId, TransferId};
 use crate::limits::{CONTROL_CREDITS, MAX_TRANSFERS, buffer_len};
 use crate::memory::landing::Offered;
+use crate::memory::list::TransferOutcome;
 use crate::memory::region::{DropChannel, Region, RemoteRegion};
 use crate::memory::region_memory::{RegionBytes, RegionMemory};
 use crate::seam::wake::{Wake, WakeFlag};
@@ -149,6 +150,8 @@ pub(super) struct Side {
     pub(super) offers: Vec<SendId>,
     /// The large messages that are being read into memory of the program, each with that memory.
     pub(super) landings: Vec<(Offered, Region)>,
+    /// The lists that have ended, in the order of their ends.
+    pub(super) transferred: Vec<(TransferId, TransferOutcome)>,
     /// Everything that was sent and that the peer has not received yet.
     pub(super) said: VecDeque<Said>,
     pub(super) heard: VecDeque<Said>,
@@ -231,6 +234,7 @@ impl Side {
             sends: VecDeque::new(),
             offers: Vec::new(),
             landings: Vec::new(),
+            transferred: Vec::new(),
             said: VecDeque::new(),
             heard: VecDeque::new(),
             tag: 0,
@@ -320,7 +324,7 @@ impl Side {
             }
             Action::Settled => self.settled += 1,
             Action::Discard(region) => drop(region),
-            Action::ListsBy(_) => panic!("no list was begun"),
+            Action::ListsBy(_) => panic!("no list has a deadline"),
             Action::Ending | Action::Invalidated { .. } | Action::Unused(_) | Action::NoMemory | Action::Ring => {}
         }
     }
@@ -363,6 +367,9 @@ impl Side {
         }
         if !sends_first {
             self.input(Connection::pump_transfers);
+            if self.conn.as_ref().is_some_and(Connection::has_lists) {
+                self.input(Connection::pump_lists);
+            }
             self.post_sends();
         }
         self.input(|conn, _| conn.unmark());
