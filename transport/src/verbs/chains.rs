@@ -226,8 +226,13 @@ fn send(
         }
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
-    // Post Reads without the flag `FENCE`, because siw rejects it. Read responses arrive in order even without a fence.
-    let wanted = if wr.op.class() == SendClass::Read { wr.flags - SendFlags::FENCE } else { wr.flags };
+    // Post Reads without the flag `FENCE`, because siw rejects it. Read responses arrive in order even without a fence. But fence the Write
+    // that replaces an empty Read: otherwise siw could complete it before earlier Reads, and a Read must not complete before them.
+    let wanted = match wr.op.class() {
+        SendClass::Read if num_sge == 0 => wr.flags | SendFlags::FENCE,
+        SendClass::Read => wr.flags - SendFlags::FENCE,
+        SendClass::Send | SendClass::Write | SendClass::Atomic => wr.flags,
+    };
     let flag = |ours, theirs: ibv_send_flags| if wanted.contains(ours) { theirs.0 } else { 0 };
     let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)
         | flag(SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED)
@@ -338,6 +343,22 @@ mod tests {
         let inv = of(SendOp::SendInvalidate(RemoteKey(9)));
         // SAFETY: both fields of the union are numbers.
         assert_eq!(unsafe { inv.imm_data_invalidated_rkey_union.invalidated_rkey }, 9);
+    }
+
+    /// An empty Read is posted as a Write of 0 bytes. The fence holds this Write back until all earlier Reads have ended.
+    #[test]
+    fn an_empty_read_is_a_fenced_write_and_other_reads_have_no_fence() {
+        let memory = Memory::new(4096).unwrap();
+        let mut chains = Chains::default();
+        let (signaled, fence) = (ibv_send_flags::IBV_SEND_SIGNALED.0, ibv_send_flags::IBV_SEND_FENCE.0);
+        for flags in [SendFlags::SIGNALED, SendFlags::SIGNALED | SendFlags::FENCE] {
+            let chain = [8, 0].map(|len| wr(SendOp::Read(REMOTE), SgeList::one(memory.sge(0, len)), flags));
+            let first = chains.sends(&chain, NO_INLINE, &Slab::default());
+            // SAFETY: the chain was just built, it has two work requests, and `chains` does not change while they are read.
+            let [full, empty] = unsafe { [&*first, &*first.add(1)] };
+            assert_eq!((full.opcode, full.send_flags), (ibv_wr_opcode::IBV_WR_RDMA_READ, signaled));
+            assert_eq!((empty.opcode, empty.send_flags), (ibv_wr_opcode::IBV_WR_RDMA_WRITE, signaled | fence));
+        }
     }
 
     #[test]
