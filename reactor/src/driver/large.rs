@@ -449,7 +449,15 @@ impl Driver {
             let memory = match slot.conn.is_unblocked() {
                 None => continue,
                 Some(Need::Transfer { copy, .. }) if copy > 0 => {
-                    self.large.copied.would_grant(Claimant { who: id, host: None, own: slot.conn.copies() }, copy)
+                    let claimant = Claimant { who: id, host: None, own: slot.conn.copies() };
+                    let granted = self.large.copied.would_grant(claimant, copy);
+                    if !granted {
+                        // If the send was refused before for lack of something else, its connection is not in the queue for memory yet.
+                        // When memory is released, only the connections in this queue are asked again.
+                        let queued = !self.large.copied.request(claimant, copy);
+                        debug_assert!(queued, "memory that would not be granted was granted");
+                    }
+                    granted
                 }
                 Some(_) => true,
             };

@@ -125,13 +125,19 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Runs the second part of stage 9: handles calls of other threads, which release buffers and regions, or request a stop.
+    /// Runs the second part of stage 9: handles calls of other threads, which release buffers and regions, or request a stop. Calls
+    /// `on_writable` for refused sends that waited for the released memory.
     fn calls(&mut self) {
         if self.driver.os().wake.take() {
             self.progressed = true;
             self.driver.note(Stages::OTHERS);
             self.driver.take_returned();
             self.driver.take_dropped_regions();
+            // The dropped regions may have been copies of large messages. Refused sends that wait for their memory may be accepted now.
+            // They are checked here, because stage 7 of this turn is over, and the reactor may sleep before the next one.
+            while self.driver.next_writable() {
+                self.events();
+            }
             if self.driver.os().wake.take_stop() {
                 self.driver.stop();
             }

@@ -1,4 +1,5 @@
-//! Limits on memory: each key is valid for one peer only, and peers may hold the memory for large messages only for some time.
+//! Limits on memory: each key is valid for one peer only, and peers may hold the memory for large messages only for some time. A send that
+//! waits for memory is notified when it is free.
 
 use super::super::*;
 
@@ -453,4 +454,91 @@ fn a_peer_of_an_older_version_is_not_told_of_a_wait() {
         println!("{understands}: {told} reports");
         assert_eq!(told > 0, understands, "{:?}", got.borrow());
     }
+}
+
+/// A program that records its connections, and the connections for which `on_writable` was called.
+#[derive(Clone, Default)]
+struct Waits {
+    up: Rc<Cell<usize>>,
+    writable: Rc<RefCell<Vec<ConnectionId>>>,
+}
+
+impl Handler for Waits {
+    fn on_connect(&mut self, _: &mut Context<'_>, _: ConnectionId) {
+        self.up.set(self.up.get() + 1);
+    }
+    fn on_writable(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.writable.borrow_mut().push(conn);
+    }
+}
+
+/// Returns a sender whose memory has room for one copy of 3,500,000 bytes, and its connections to `servers` servers. The servers grant
+/// memory immediately, and send no messages. The sender is node 0. No timer of a connection runs out within an hour.
+fn sender(fabric: &Shared, servers: usize) -> (Vec<Node>, Vec<ConnectionId>, Waits) {
+    let hour = Duration::from_secs(3600);
+    let config = Config::default()
+        .receive_depth(8)
+        .timeouts(|t| (t.keepalive_interval, t.keepalive, t.transfer) = (hour, 2 * hour, 2 * hour));
+    let small = config.clone().large_messages(|l| (l.memory, l.max_message) = (5_000_000, 4_000_000));
+    let waits = Waits::default();
+    let mut nodes = vec![Node::new(reactor(0, fabric, small), Box::new(waits.clone()))];
+    let mut conns = Vec::new();
+    for server in 1..=servers {
+        nodes.push(Node::new(reactor(server, fabric, config.clone()), Box::<Attempts>::default()));
+        nodes[server].reactor.context().listen(address(server, 7471)).expect("a free port");
+        conns.push(nodes[0].reactor.context().connect(address(server, 7471)).expect("connecting"));
+    }
+    until(fabric, &mut nodes, "all are up", |nodes| {
+        let up = |node: &Node| node.reactor.stats().connections.connected == 1;
+        waits.up.get() == servers && nodes[1..].iter().all(up)
+    });
+    (nodes, conns, waits)
+}
+
+/// Waits until the peer has fetched the only message of node 0. Checks that `on_writable` is called for `conn` at that time, and for no
+/// other connection.
+fn expect_writable(fabric: &Shared, nodes: &mut [Node], waits: &Waits, conn: ConnectionId) {
+    assert!(waits.writable.borrow().is_empty(), "the memory is in use");
+    until(fabric, nodes, "the message is fetched", |nodes| nodes[0].reactor.stats().memory.copied_bytes == 0);
+    let free = lock(fabric).now();
+    until(fabric, nodes, "the memory is free", |_| !waits.writable.borrow().is_empty());
+    let took = lock(fabric).now() - free;
+    assert!(took < MS, "on_writable came {took} ns after the memory was free");
+    assert_eq!(waits.writable.borrow()[..], [conn]);
+}
+
+/// A send is refused because an earlier message of the same connection uses the memory. When the peer has fetched that message, the memory
+/// is free, and `on_writable` is called in the same turn. The sender has nothing else to do then, so a later turn may be an hour away.
+#[test]
+fn a_send_that_waits_for_memory_is_not_forgotten() {
+    let fabric = network(2);
+    let (mut nodes, conns, waits) = sender(&fabric, 1);
+    let message = vec![7; 3_500_000];
+    nodes[0].reactor.context().send(conns[0], &message).expect("room");
+    let refused = nodes[0].reactor.context().send(conns[0], &message);
+    assert_eq!(refused, Err(SendErrorKind::WouldBlock(Blocked::Memory)));
+    expect_writable(&fabric, &mut nodes, &waits, conns[0]);
+}
+
+/// A send is refused because the window is closed. When the window opens, the message of another connection uses the memory. When that
+/// message is fetched, `on_writable` is called for the connection that was refused.
+#[test]
+fn a_send_that_waits_for_credits_and_then_for_memory_is_not_forgotten() {
+    let fabric = network(3);
+    let (mut nodes, conns, waits) = sender(&fabric, 2);
+    let message = vec![7; 3_500_000];
+    nodes[1..].iter_mut().for_each(|server| server.dead = true);
+    let mut cx = nodes[0].reactor.context();
+    cx.send(conns[0], &message).expect("room");
+    while cx.writable(conns[1]) > 0 {
+        cx.send(conns[1], b"x").expect("room");
+    }
+    assert_eq!(cx.send(conns[1], &message), Err(SendErrorKind::WouldBlock(Blocked::Window)));
+    nodes[2].dead = false;
+    while nodes[0].reactor.context().writable(conns[1]) == 0 {
+        assert!(lock(&fabric).now() < SECOND, "the window never opens");
+        step(&fabric, &mut nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
+    }
+    nodes[1].dead = false;
+    expect_writable(&fabric, &mut nodes, &waits, conns[1]);
 }
