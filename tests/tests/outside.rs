@@ -23,15 +23,19 @@ mod turns {
 
     use mio::unix::SourceFd;
     use mio::{Events, Interest, Poll, Token};
-    use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, Wait};
+    use rdma_reactor::{
+        Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind, Transfer,
+        TransferEnd, TransferId, TransferOptions, TransferOutcome, Wait,
+    };
 
     const ECHOES: usize = 20;
 
-    /// A program that counts messages, and echoes those of accepted connections.
+    /// A program that counts messages, and echoes those of accepted connections. It records the ends of transfers.
     #[derive(Default)]
     struct Program {
         conn: Option<ConnectionId>,
         received: usize,
+        transferred: Vec<(TransferId, TransferOutcome)>,
     }
 
     impl Handler for Program {
@@ -44,6 +48,10 @@ mod turns {
             if cx.listener(conn).is_some() {
                 cx.send(conn, &message).expect("room");
             }
+        }
+
+        fn on_transfer(&mut self, _: &mut Context<'_>, _: ConnectionId, transfer: TransferId, end: TransferEnd) {
+            self.transferred.push((transfer, end.outcome));
         }
     }
 
@@ -73,6 +81,48 @@ mod turns {
         assert!(!turn.more && !rings());
         reactor.context().set_timer(hour, 0);
         assert!(rings());
+    }
+
+    /// A transfer waits for a credit for its message. When a call outside of a turn cancels it, the next turn reports its end. So the
+    /// call must make the descriptor readable.
+    #[test]
+    fn a_transfer_that_is_cancelled_outside_of_a_turn_rings() {
+        let (mut server, mut client) = (reactor(), reactor());
+        let (mut echo, mut program) = (Program::default(), Program::default());
+        let mut outer = Poll::new().expect("a poller");
+        let descriptor = client.as_raw_fd();
+        outer.registry().register(&mut SourceFd(&descriptor), Token(0), Interest::READABLE).expect("a descriptor");
+        let mut rings = || {
+            let mut events = Events::with_capacity(1);
+            outer.poll(&mut events, Some(Duration::ZERO)).expect("a poll");
+            !events.is_empty()
+        };
+        let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = server.context().local_address(listener).expect("it listens");
+        client.context().connect(address).expect("an attempt");
+        while program.conn.is_none() || echo.conn.is_none() {
+            server.turn(&mut echo, Duration::ZERO).expect("a turn");
+            client.turn(&mut program, Duration::ZERO).expect("a turn");
+        }
+        let conn = program.conn.expect("just seen");
+        // The server takes no more turns, so it grants no more credits.
+        let refused = loop {
+            let sent = client.context().send(conn, b"x");
+            client.turn(&mut program, Duration::ZERO).expect("a turn");
+            if let Err(refused) = sent {
+                break refused;
+            }
+        };
+        assert_eq!(refused, SendErrorKind::WouldBlock(Blocked::Window));
+        let options = TransferOptions::within(Duration::from_secs(3600)).message(b"never");
+        let transfer = client.context().transfer(conn, Transfer::Write(&[]), Vec::new(), &options);
+        let transfer = transfer.expect("it is open");
+        while client.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
+        assert!(program.transferred.is_empty(), "there is no credit for its message");
+        assert!(client.context().cancel_transfer(conn, transfer));
+        assert!(rings(), "nothing wakes the loop that waits for the descriptor");
+        client.turn(&mut program, Duration::ZERO).expect("a turn");
+        assert_eq!(program.transferred, [(transfer, TransferOutcome::Cancelled)]);
     }
 
     #[test]

@@ -75,6 +75,7 @@ impl Driver {
         // If the program has closed the connection, the close may have waited for this list, so stage 10 checks if the connection can end
         // now.
         self.note(Stages::ENDS);
+        self.ring();
         self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
     }
 
