@@ -258,6 +258,126 @@ fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     assert!((3000 - 1024 - 64..=3000 - 1024).contains(&dropped), "{:?}", stats.get());
 }
 
+/// The limit on the time for which a connection that the program has finished stays open.
+const CLOSE: Duration = Duration::from_secs(2);
+
+/// The ends of connections: for each, the time from the `finish` to the end, in ns, and the reason of the end.
+type Ends = Rc<RefCell<Vec<(u64, DisconnectReason)>>>;
+
+/// A client whose server grants no credits. It makes as many calls as it may, and does so again when all of them have ended. When these
+/// have ended, too, it finishes the connection.
+struct Unheard {
+    calls: Calls,
+    conn: Option<ConnectionId>,
+    made: usize,
+    failed: usize,
+    finished: Option<u64>,
+    ends: Ends,
+}
+
+impl Unheard {
+    fn make_calls(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        for _ in 0..QUEUE {
+            self.calls.call(cx, conn, &[7; 64], WITHIN, ()).expect("no earlier call is in flight");
+            self.made += 1;
+        }
+    }
+}
+
+impl Handler for Unheard {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.conn = Some(conn);
+        self.make_calls(cx, conn);
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
+        assert!(self.calls.on_timer(cx, timer), "it sets no timer");
+        while let Some(failed) = self.calls.next_failed() {
+            assert_eq!(failed.error, CallError::Deadline);
+            self.failed += 1;
+        }
+        let conn = self.conn.expect("connected");
+        if self.failed == QUEUE && self.made == QUEUE {
+            self.make_calls(cx, conn);
+        } else if self.failed == 2 * QUEUE && self.finished.is_none() {
+            self.finished = Some(virtual_ns(cx.now()));
+            self.calls.finish(cx, conn);
+        }
+    }
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.calls.on_disconnect(conn, &reason);
+        self.ends.borrow_mut().push((virtual_ns(cx.now()) - self.finished.expect("it finishes"), reason));
+    }
+}
+
+/// Calls that have ended while their requests waited for room leave nothing behind: the client can make as many calls again, and a finished
+/// connection is closed.
+#[test]
+fn calls_that_were_never_sent_leave_nothing() {
+    let fabric = network(2);
+    let config = Config::default().receive_depth(8).send_depth(8).timeouts(|t| t.close = CLOSE);
+    let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
+    server.context().listen(address(0, PORT)).expect("a listener");
+    client.context().connect(address(0, PORT)).expect("connecting");
+    let (mut calls, ends) = (Calls::new(), Ends::default());
+    calls.limits().calls_per_connection = QUEUE;
+    let unheard = Unheard { calls, conn: None, made: 0, failed: 0, finished: None, ends: Rc::clone(&ends) };
+    let keeper = Flood { left: 0, kept: Vec::new() };
+    let mut nodes = [Node::new(server, Box::new(keeper)), Node::new(client, Box::new(unheard))];
+    until(&fabric, &mut nodes, "the connection has ended", |_| !ends.borrow().is_empty());
+    let (took, reason) = ends.borrow()[0].clone();
+    assert!(matches!(reason, DisconnectReason::Local { .. }), "{reason:?}");
+    assert!(Duration::from_nanos(took) < CLOSE * 2, "{took} ns");
+}
+
+/// A server that answers each request immediately, and finishes the connection after the last one. It forwards no timers to its `Calls`.
+struct Finisher {
+    calls: Calls,
+    left: u32,
+    finished: u64,
+    ends: Ends,
+}
+
+impl Handler for Finisher {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Some(CallEvent::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
+            self.calls.answer(cx, id, b"done").expect("its caller waits");
+            self.left -= 1;
+            if self.left == 0 {
+                self.finished = virtual_ns(cx.now());
+                self.calls.finish(cx, conn);
+            }
+        }
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.calls.on_disconnect(conn, &reason);
+        self.ends.borrow_mut().push((virtual_ns(cx.now()) - self.finished, reason));
+    }
+}
+
+/// If the peer grants no credits for the queued answers, a finished connection is cut off after `Timeouts::close`.
+#[test]
+fn a_finished_connection_does_not_wait_for_credits_for_ever() {
+    let fabric = network(2);
+    let config = Config::default().timeouts(|t| t.close = CLOSE);
+    let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
+    server.context().listen(address(0, PORT)).expect("a listener");
+    client.context().connect(address(0, PORT)).expect("connecting");
+    let ends = Ends::default();
+    let finisher = Finisher { calls: Calls::new(), left: 300, finished: 0, ends: Rc::clone(&ends) };
+    let flood = Flood { left: 300, kept: Vec::new() };
+    let mut nodes = [Node::new(server, Box::new(finisher)), Node::new(client, Box::new(flood))];
+    until(&fabric, &mut nodes, "the connection has ended", |_| !ends.borrow().is_empty());
+    let (took, reason) = ends.borrow()[0].clone();
+    assert_eq!(reason, DisconnectReason::Local { complete: false });
+    assert!((CLOSE..CLOSE * 2).contains(&Duration::from_nanos(took)), "{took} ns");
+}
+
 fn config() -> Config {
     patient(Config::default().provider(ProviderChoice::Iwarp))
 }
@@ -430,6 +550,47 @@ fn tasks_of_several_threads_call_and_serve() {
             drop(caller);
             client.drain(PATIENCE);
             client.ended().await.expect("a drain");
+        });
+    });
+}
+
+/// If the peer cancels a call, its request has no time left. `next` skips such a request.
+#[test]
+fn a_cancelled_request_has_no_time_left() {
+    with_watchdog("a_cancelled_request_has_no_time_left", || {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (server, client) = (ThreadedReactor::start(config()), ThreadedReactor::start(config()));
+            let (server, client) = (server.expect("a reactor"), client.expect("a reactor"));
+            let mut listener = server.listen(([127, 0, 0, 1], 0).into()).await.expect("a listener");
+            let (caller, mut of_server) = client.connect(listener.local_address()).await.expect("a connection").calls();
+            let (back, mut requests) = listener.accept().await.expect("a client").calls();
+            let mut served = Box::pin(caller.call("served", PATIENCE));
+            assert!(futures_util::poll!(&mut served).is_pending());
+            let request = requests.next().await.expect("a request");
+            assert!(request.time_left().is_some());
+            let mut unread = Box::pin(caller.call("unread", PATIENCE));
+            assert!(futures_util::poll!(&mut unread).is_pending());
+            drop((served, unread));
+            // The client answers this call after it has cancelled the two others. So the server knows that they are cancelled when it has
+            // the answer.
+            let pong = async { of_server.next().await.expect("a request").answer("pong") };
+            let (answer, ()) = join(back.call("ping", PATIENCE), pong).await;
+            assert_eq!(answer.as_deref(), Ok(&b"pong"[..]));
+            assert_eq!(request.time_left(), None);
+            let next = async {
+                let request = requests.next().await.expect("a request");
+                assert_eq!(&request[..], b"last");
+                request.answer("done");
+            };
+            let (answer, ()) = join(caller.call("last", PATIENCE), next).await;
+            assert_eq!(answer.as_deref(), Ok(&b"done"[..]));
+            drop((request, requests, back, caller, of_server));
+            for reactor in [client, server] {
+                reactor.drain(PATIENCE);
+                reactor.ended().await.expect("a drain");
+            }
         });
     });
 }

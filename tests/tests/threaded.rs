@@ -5,6 +5,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use rdma_reactor::threaded::{
@@ -115,25 +116,30 @@ fn tasks_share_a_connection_and_keep_their_order() {
     });
 }
 
+/// Sends until all queues and the window are full, because the peer's program receives nothing. Returns the number of sent messages.
+async fn fill(here: &ThreadedReactor, conn: &ThreadedConnection, there: &ThreadedReactor) -> u64 {
+    let mut sent = 0_u64;
+    loop {
+        if conn.send(sent.to_le_bytes().to_vec()).now_or_never().is_some() {
+            sent += 1;
+            here.with(|_| ()).await.unwrap();
+            continue;
+        }
+        // The send waits for room. If all sent messages have arrived at the peer, only the peer's program can make room. Otherwise the
+        // peer's thread may still make room, so this function sends again.
+        let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
+        if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
+            return sent;
+        }
+    }
+}
+
 /// If the peer's program receives nothing, the sender waits once all queues and the window between the two are full.
 #[test]
 fn a_sender_waits_for_a_peer_that_does_not_receive() {
     on_threads(2, async {
         let (here, conn, there, mut accepted) = pair(config()).await;
-        let mut sent = 0_u64;
-        loop {
-            if conn.send(sent.to_le_bytes().to_vec()).now_or_never().is_some() {
-                sent += 1;
-                here.with(|_| ()).await.unwrap();
-                continue;
-            }
-            // The send waits for room. If all sent messages have arrived at the peer, only the peer's program can make room, so the test
-            // goes on. Otherwise the peer's thread may still make room, so the test sends again.
-            let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
-            if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
-                break;
-            }
-        }
+        let sent = fill(&here, &conn, &there).await;
         assert!(sent >= 64, "{sent}");
         println!("{sent} messages until the sender waits");
         // The future that was dropped has not sent its message, and no earlier message is lost.
@@ -172,6 +178,30 @@ fn a_dropped_connection_sends_what_was_taken_first() {
         assert_eq!(accepted.recv().await.unwrap_err(), ConnectionEnd::Disconnected(DisconnectReason::Closed));
         assert_eq!(accepted.send("too late").await, Err(ConnectionEnd::Disconnected(DisconnectReason::Closed)));
         end(there).await;
+    });
+}
+
+/// If the peer's program receives nothing, a dropped connection is cut off after `Timeouts::close`, with messages in its queue.
+#[test]
+fn a_dropped_connection_does_not_wait_for_its_peer_for_ever() {
+    on_threads(2, async {
+        let settings = config().timeouts(|t| t.close = Duration::from_millis(50));
+        let (here, conn, there, mut accepted) = pair(settings).await;
+        let sent = fill(&here, &conn, &there).await;
+        drop(conn);
+        while here.with(|cx| cx.stats().connections.current).await.unwrap() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let mut received = 0;
+        let reason = loop {
+            match accepted.recv().await {
+                Ok(_) => received += 1,
+                Err(reason) => break reason,
+            }
+        };
+        assert!(received < sent, "{received} of {sent}");
+        assert_eq!(reason, ConnectionEnd::Disconnected(DisconnectReason::Lost));
+        end_both(here, there).await;
     });
 }
 

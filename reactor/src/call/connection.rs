@@ -102,7 +102,7 @@ pub(super) struct ConnectionCalls<T> {
     /// The number of refusals in `queue`.
     refusals: usize,
     /// True once the program has called [`ConnectionCalls::finish`]. The connection is closed when all calls and requests have ended and
-    /// the queue is empty.
+    /// the queue is empty. Once they have ended, `Timeouts::close` limits the wait for the queue.
     finishing: bool,
     pub(super) violation: Option<Violation>,
 }
@@ -168,15 +168,19 @@ impl<T> ConnectionCalls<T> {
     fn queue_request(
         &mut self,
         cx: &Context<'_>,
-        shared: &Shared,
+        shared: &mut Shared,
         key: Key,
         until: Instant,
         payload: &[u8],
     ) -> Result<(), Refusal> {
         self.check_length(cx, payload).map_err(Refusal::Send)?;
-        let limits = &shared.limits;
-        if !self.queued.has_room(payload.len(), limits.calls_per_connection, limits.bytes_per_connection) {
-            return Err(Refusal::Full);
+        let CallLimits { calls_per_connection: most, bytes_per_connection: most_bytes, .. } = shared.limits;
+        if !self.queued.has_room(payload.len(), most, most_bytes) {
+            // The requests of calls that have ended may still be in the queue.
+            self.drop_dead_frames(shared, cx.now());
+            if !self.queued.has_room(payload.len(), most, most_bytes) {
+                return Err(Refusal::Full);
+            }
         }
         if let Some(call) = self.calls.get_mut(key) {
             call.waits = true;
@@ -196,7 +200,7 @@ impl<T> ConnectionCalls<T> {
     pub(super) fn cancel(&mut self, cx: &mut Context<'_>, shared: &mut Shared, key: Key) -> Option<T> {
         let call = self.calls.remove(key)?;
         shared.in_flight -= 1;
-        // If the request is still queued, the peer does not know the call, so no cancel is needed: `send_queued` drops the request.
+        // If the request is still queued, the peer does not know the call, so no cancel is needed: the request is not sent.
         // Otherwise a cancel is sent or queued. A call that is made while the queue is not empty is itself queued, so its cancellation adds
         // no cancel to the queue. So the queue never has more cancels than the largest number of calls in flight.
         if !call.waits {
@@ -207,7 +211,7 @@ impl<T> ConnectionCalls<T> {
                 self.queue.push_back(QueuedFrame { frame: Frame::Cancel(wire_id(key)), payload: Vec::new() });
             }
         }
-        self.close_if_done(cx);
+        self.close_if_done(cx, shared);
         Some(call.tag)
     }
 
@@ -216,7 +220,7 @@ impl<T> ConnectionCalls<T> {
     pub(super) fn end(&mut self, cx: &mut Context<'_>, shared: &mut Shared, key: Key) -> Option<T> {
         let call = self.calls.remove(key)?;
         shared.in_flight -= 1;
-        self.close_if_done(cx);
+        self.close_if_done(cx, shared);
         Some(call.tag)
     }
 
@@ -305,7 +309,7 @@ impl<T> ConnectionCalls<T> {
                 Ok(())
             }
         };
-        self.close_if_done(cx);
+        self.close_if_done(cx, shared);
         result
     }
 
@@ -403,19 +407,52 @@ impl<T> ConnectionCalls<T> {
                 self.cannot_answer(cx, shared, id, error);
             }
         }
-        self.close_if_done(cx);
+        self.close_if_done(cx, shared);
+    }
+
+    /// Drops the queued frames that [`ConnectionCalls::send_queued`] would not send: requests whose calls have ended, and answers after the
+    /// deadlines of their calls.
+    #[cold]
+    fn drop_dead_frames(&mut self, shared: &mut Shared, now: Instant) {
+        let Self { calls, held, queue, queued, .. } = self;
+        queue.retain(|QueuedFrame { frame, payload }| match *frame {
+            Frame::Request(key, _) if calls.get(key).is_none() => {
+                queued.remove(payload.len());
+                false
+            }
+            Frame::Answer(_, until) if until <= now => {
+                held.remove(payload.len());
+                shared.held.remove(payload.len());
+                false
+            }
+            _ => true,
+        });
     }
 
     /// Refuses new calls and requests from now on. Closes the connection once the existing calls and requests have ended.
-    pub(super) fn finish(&mut self, cx: &mut Context<'_>) {
-        self.finishing = true;
-        self.close_if_done(cx);
+    pub(super) fn finish(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        // A second `finish` must not start the time again that limits the wait for the queue.
+        if !std::mem::replace(&mut self.finishing, true) {
+            self.close_if_done(cx, shared);
+        }
     }
 
     #[inline]
-    fn close_if_done(&self, cx: &mut Context<'_>) {
-        if self.finishing && self.calls.is_empty() && self.requests.is_empty() && self.queue.is_empty() {
+    fn close_if_done(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        if self.finishing && self.calls.is_empty() && self.requests.is_empty() {
+            self.close_when_sent(cx, shared);
+        }
+    }
+
+    /// Closes the connection if the queue is empty. Otherwise limits the time for which the queued frames may wait: `send_queued` closes
+    /// the connection when it has sent them.
+    #[cold]
+    fn close_when_sent(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        self.drop_dead_frames(shared, cx.now());
+        if self.queue.is_empty() {
             cx.close(self.id);
+        } else {
+            cx.limit_close(self.id);
         }
     }
 

@@ -274,8 +274,9 @@ impl<T> Calls<T> {
     }
 
     /// Closes a connection once all of its calls and requests have ended. Until then, new requests of the peer are refused with
-    /// [`CallError::Draining`], and new calls of the local side with [`SendErrorKind::Closed`]. Use `finish` in
-    /// [`crate::Handler::on_drain`]:
+    /// [`CallError::Draining`], and new calls of the local side with [`SendErrorKind::Closed`]. Answers that still wait for room when all
+    /// calls and requests have ended are sent first, for at most [`Timeouts::close`](crate::Timeouts::close): after that time, the
+    /// connection is aborted. Use `finish` in [`crate::Handler::on_drain`]:
     ///
     /// ```
     /// use rdma_reactor::Context;
@@ -288,8 +289,9 @@ impl<T> Calls<T> {
     /// }
     /// ```
     pub fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        match connection_of(&mut self.connections, conn) {
-            Some(connection) => connection.finish(cx),
+        let Self { connections, shared, .. } = self;
+        match connection_of(connections, conn) {
+            Some(connection) => connection.finish(cx, shared),
             None => cx.close(conn),
         }
     }

@@ -43,7 +43,9 @@ pub struct Timeouts {
     /// Time for which a closed connection continues to send the accepted messages. The time starts again each time that
     /// the peer has fetched a message, or another 4 MiB of a message. Messages that are not sent within this time are
     /// discarded, and `on_send_complete` reports that. On an iWARP device (siw), the connection ends when the peer has
-    /// received all data, or when this time has passed. Default: 2 s.
+    /// received all data, or when this time has passed. The time also limits the wait for room of messages, answers and
+    /// refusals that `crate::threaded` and `crate::call` still have in their queues when a connection is to be closed,
+    /// see [`crate::Context::limit_close`]. Default: 2 s.
     pub close: Duration,
     /// Longest time for a device to flush the queues of an ended connection. After this time, the reactor destroys the
     /// queues. Default: 1 s.

@@ -1,7 +1,7 @@
 //! The start and the end of a connection.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use log::Level;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
@@ -236,18 +236,20 @@ impl Connection {
                 self.end(Ending::Silent, env);
             }
             State::Open => return self.check_silence(silence, env),
-            State::Draining => {
-                // A peer that still fetches large messages gets the full close timeout again after each message.
-                let until = self.transfers.fetched_at().map(|at| at + env.config.timeouts.close);
-                match until.filter(|&until| until > env.now) {
-                    Some(until) => self.want(env, Action::Deadline(Some(until))),
-                    None => self.flush(env),
-                }
-            }
+            State::Draining => match self.fetches_until(env.config.timeouts.close).filter(|&until| until > env.now) {
+                Some(until) => self.want(env, Action::Deadline(Some(until))),
+                None => self.flush(env),
+            },
             State::Leaving | State::Refusing(_) => self.flush(env),
             State::Closing(_) => {}
         }
         false
+    }
+
+    /// Returns the time until which a close waits for a peer that still fetches large messages: after each message, the peer gets the full
+    /// close timeout again. `None` if no large message is in flight to the peer.
+    pub(crate) fn fetches_until(&self, close: Duration) -> Option<Instant> {
+        self.transfers.fetched_at().map(|at| at + close)
     }
 
     fn check_silence(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {

@@ -55,6 +55,21 @@ impl Driver {
         self.input(id, |conn, env| conn.abort(env));
     }
 
+    /// Limits the time until the program closes a connection, as requested by the program: after the close timeout, the connection is
+    /// aborted. If the time is limited already, it starts again.
+    pub(crate) fn limit_close(&mut self, id: ConnectionId) {
+        self.close_by(id, self.now + self.config.timeouts.close);
+        self.ring();
+    }
+
+    fn close_by(&mut self, id: ConnectionId, at: Instant) {
+        let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) else { return };
+        if let Some(timer) = slot.link.close.take() {
+            self.timers.cancel(timer);
+        }
+        slot.link.close = Some(self.timers.insert(at, TimerPurpose::Close(id)));
+    }
+
     /// Ends a connection because one of its callbacks has panicked.
     pub(crate) fn panicked(&mut self, id: ConnectionId, why: String) {
         self.input(id, |conn, env| conn.panicked(why, env));
@@ -92,6 +107,19 @@ impl Driver {
         let silence = self.silence(id);
         let suspects = self.input(id, |conn, env| conn.timeout(&silence, env));
         self.suspect(id, suspects == Some(true));
+    }
+
+    /// Handles the end of the time that [`Driver::limit_close`] has set.
+    fn close_due(&mut self, id: ConnectionId) {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        slot.link.close = None;
+        if !slot.conn.state().is_open() {
+            return;
+        }
+        match slot.conn.fetches_until(self.config.timeouts.close).filter(|&until| until > self.now) {
+            Some(until) => self.close_by(id, until),
+            None => self.abort(id),
+        }
     }
 
     /// Returns the facts about the silence of a peer. `caught_up` is false when the peer is first suspected to be lost. It becomes true
@@ -309,7 +337,8 @@ impl Driver {
 
     /// Releases everything that a connection has used on its device.
     pub(super) fn vacate(&mut self, mut slot: ConnectionSlot) {
-        for timer in [slot.link.timer.take().map(|(timer, _)| timer), slot.link.lists.take()].into_iter().flatten() {
+        let timeout = slot.link.timer.take().map(|(timer, _)| timer);
+        for timer in [timeout, slot.link.lists.take(), slot.link.close.take()].into_iter().flatten() {
             self.timers.cancel(timer);
         }
         let Some(place) = slot.link.place else { return };
@@ -412,6 +441,7 @@ impl Driver {
             match due {
                 TimerPurpose::Connection(id) => self.connection_due(id),
                 TimerPurpose::Lists(id) => self.lists_due(id),
+                TimerPurpose::Close(id) => self.close_due(id),
                 TimerPurpose::Region(key) => self.end_rights(key),
                 TimerPurpose::Listen(key) => self.listen_again(key),
                 TimerPurpose::Trim => self.trim_pools(),

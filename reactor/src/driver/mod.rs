@@ -72,6 +72,8 @@ pub(crate) enum TimerPurpose {
     Connection(ConnectionId),
     /// The deadline of a connection's lists.
     Lists(ConnectionId),
+    /// The end of the time within which the program must close a connection.
+    Close(ConnectionId),
     /// The end of the time for which peers may access a region. After that, their access is revoked.
     Region(Key),
     /// The next attempt to listen, for a listener whose device was removed.

@@ -38,6 +38,7 @@ impl ConnectionSlot {
             apart: None,
             timer: None,
             lists: None,
+            close: None,
             waits: None,
             regions: Vec::new(),
             fetched: 0,
@@ -70,6 +71,8 @@ pub(crate) struct ConnectionLink {
     pub(super) timer: Option<(Key, Instant)>,
     /// The timer that calls `Connection::lists_due`.
     pub(super) lists: Option<Key>,
+    /// The timer that aborts the connection, unless the program closes it before.
+    pub(super) close: Option<Key>,
     /// The slot of a connection that a peer opened and that is not up.
     pub(super) waits: Option<PendingSlot>,
     /// The regions that only this peer can access.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -147,8 +148,9 @@ impl Requests {
         Self { handle, receiver }
     }
 
-    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival. Requests whose
-    /// deadlines have passed are skipped. [`crate::call::CallLimits`] limits the number of arrived requests that no task has received yet.
+    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival. A request is skipped if
+    /// its deadline has passed, or if its caller has cancelled the call. [`crate::call::CallLimits`] limits the number of arrived requests
+    /// that no task has received yet.
     ///
     /// Example: [`Caller`].
     ///
@@ -157,8 +159,9 @@ impl Requests {
     pub async fn next(&mut self) -> Result<ThreadedRequest, ConnectionEnd> {
         loop {
             let received = self.receiver.recv().await;
-            let (id, payload, until) = received.ok_or_else(|| self.handle.state.ended())?;
-            let request = ThreadedRequest { link: Arc::clone(&self.handle.link), id: Some(id), payload, until };
+            let (id, payload, until, cancelled) = received.ok_or_else(|| self.handle.state.ended())?;
+            let link = Arc::clone(&self.handle.link);
+            let request = ThreadedRequest { link, id: Some(id), payload, until, cancelled };
             if request.time_left().is_some() {
                 return Ok(request);
             }
@@ -183,6 +186,8 @@ pub struct ThreadedRequest {
     id: Option<RequestId>,
     payload: Bytes,
     until: Instant,
+    /// The reactor's thread sets this flag when the caller cancels the call.
+    cancelled: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for ThreadedRequest {
@@ -209,9 +214,13 @@ impl ThreadedRequest {
         }
     }
 
-    /// Returns the time that is left until the deadline of the request; `None` if the deadline has passed.
+    /// Returns the time that is left until the deadline of the request. Returns `None` if the deadline has passed, or if the caller has
+    /// cancelled the call.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return None;
+        }
         self.until.checked_duration_since(now()).filter(|left| !left.is_zero())
     }
 }

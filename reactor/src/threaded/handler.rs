@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::link::{
     Connect, ConnectionHandle, ConnectionParts, ListenerHandle, NewConnection, NewListener, QueuedCall, QueuedMessage,
     ReceivedRequest, SharedState, ThreadCommand, ThreadLink,
 };
-use crate::call::{CallError, CallEvent, Calls, RefusedCall};
+use crate::call::{CallError, CallEvent, Calls, RefusedCall, RequestId};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, Handler, ListenOptions, ListenerId,
     Message, Outcome, SendErrorKind, SendId, TimerId,
@@ -30,6 +31,9 @@ struct ConnectionEntry {
     inbox: mpsc::UnboundedSender<DetachedMessage>,
     /// The channel to the program's `Requests`; `None` if the connection is not used for calls.
     requests: Option<mpsc::UnboundedSender<ReceivedRequest>>,
+    /// The requests of the peer that the program has not answered or dropped. Each has the flag that is set when the
+    /// peer cancels the call.
+    unanswered: BTreeMap<RequestId, Arc<AtomicBool>>,
     /// The channel to the task that waits until the connection is established; `None` once the connection is
     /// established.
     opening: Option<oneshot::Sender<Result<(), ConnectError>>>,
@@ -51,12 +55,16 @@ pub(super) struct ThreadHandler {
 }
 
 impl ConnectionEntry {
-    /// Sends the messages in `waiting`, until `waiting` is empty or the connection has no room. If `waiting` is empty
-    /// and the program has requested to close the connection, closes it.
+    /// Sends the messages in `waiting`, until `waiting` is empty or the connection has no room. If the connection must
+    /// be closed: closes it if `waiting` is empty; otherwise, if messages were sent, gives the others more time.
     fn send_queued(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
+        let before = self.waiting.len();
         while let Some(first) = self.waiting.pop_front() {
             if let Err(first) = self.send(cx, first) {
                 self.waiting.push_front(first);
+                if self.closing && self.waiting.len() < before {
+                    cx.limit_close(self.id);
+                }
                 return;
             }
         }
@@ -65,10 +73,14 @@ impl ConnectionEntry {
         }
     }
 
-    /// Closes the connection, but not before its waiting messages are sent, and its calls and requests have ended.
+    /// Closes the connection, but not before its waiting messages are sent, and its calls and requests have ended. If
+    /// the peer accepts none of the waiting messages for `Timeouts::close`, the connection is aborted.
     fn close(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         self.closing = true;
         self.send_queued(cx, calls);
+        if !self.waiting.is_empty() {
+            cx.limit_close(self.id);
+        }
     }
 
     /// Sends a message. If the connection has no room for the message now, returns the message as `Err`, so that the
@@ -127,6 +139,7 @@ impl ThreadHandler {
             state,
             inbox: sender,
             requests: None,
+            unanswered: BTreeMap::new(),
             opening,
             waiting,
             reports,
@@ -188,8 +201,17 @@ impl ThreadHandler {
             // receive buffer.
             Some(CallEvent::Request { id, payload }) => {
                 let until = cx.now() + self.calls.time_left(cx, id).unwrap_or_default();
-                if requests.send((id, Bytes::copy_from_slice(&payload), until)).is_err() {
+                let cancelled = Arc::<AtomicBool>::default();
+                let request = (id, Bytes::copy_from_slice(&payload), until, Arc::clone(&cancelled));
+                if requests.send(request).is_err() {
                     self.calls.dismiss(cx, id);
+                } else if let Some(entry) = self.entry(conn) {
+                    entry.unanswered.insert(id, cancelled);
+                }
+            }
+            Some(CallEvent::Cancelled(id)) => {
+                if let Some(cancelled) = self.entry(conn).and_then(|entry| entry.unanswered.get(&id)) {
+                    cancelled.store(true, Ordering::Relaxed);
                 }
             }
             // `tag` is the channel to the task that made the call. If sending on this channel fails, the task has
@@ -208,6 +230,13 @@ impl ThreadHandler {
         match self.calls.call(cx, conn, &payload, within, answer) {
             Ok(call) => _ = call_id.set(call),
             Err(RefusedCall { why, tag }) => _ = tag.send(Err(why.into())),
+        }
+    }
+
+    /// Forgets the flag of a request, because the program ends the request.
+    fn forget(&mut self, request: RequestId) {
+        if let Some(entry) = self.entry(request.connection()) {
+            entry.unanswered.remove(&request);
         }
     }
 
@@ -247,8 +276,14 @@ impl Handler<ThreadCommand> for ThreadHandler {
             ThreadCommand::Call(conn, call) => self.call(cx, conn, call),
             ThreadCommand::CancelCall(call_id) => _ = call_id.get().and_then(|&call| self.calls.cancel(cx, call)),
             // An error is ignored: the caller has stopped waiting, or the connection did not accept the answer.
-            ThreadCommand::Answer(request, payload) => _ = self.calls.answer(cx, request, &payload),
-            ThreadCommand::Dismiss(request) => self.calls.dismiss(cx, request),
+            ThreadCommand::Answer(request, payload) => {
+                self.forget(request);
+                let _ = self.calls.answer(cx, request, &payload);
+            }
+            ThreadCommand::Dismiss(request) => {
+                self.forget(request);
+                self.calls.dismiss(cx, request);
+            }
             ThreadCommand::Send(conn, message) => {
                 // If the connection has ended, the message is dropped. That wakes the task that waits for the
                 // completion of the send.

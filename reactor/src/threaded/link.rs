@@ -1,6 +1,7 @@
 //! The link from the program's handles to the reactor's thread, and the commands that tasks post to that thread.
 
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -69,8 +70,9 @@ pub(super) struct QueuedCall {
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A request of a peer that no task has received yet: the id, the payload and the deadline of the request.
-pub(super) type ReceivedRequest = (RequestId, Bytes, Instant);
+/// A request of a peer that no task has received yet: the id, the payload and the deadline of the request, and a flag that the reactor's
+/// thread sets when the peer cancels the call.
+pub(super) type ReceivedRequest = (RequestId, Bytes, Instant, Arc<AtomicBool>);
 
 /// The parts of a new connection. The reactor's thread sends them to the task that gets the connection.
 pub(super) struct ConnectionParts {

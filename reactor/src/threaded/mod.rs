@@ -50,8 +50,9 @@
 //!
 //! # The end
 //!
-//! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. Queued messages are sent first. The reactor's
-//! thread ends when the last [`ThreadedReactor`], connection and listener is dropped, or after [`ThreadedReactor::drain`].
+//! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. Queued messages are sent first, unless the
+//! peer accepts none of them for [`Timeouts::close`](crate::Timeouts::close): then the connection is aborted. The reactor's thread ends
+//! when the last [`ThreadedReactor`], connection and listener is dropped, or after [`ThreadedReactor::drain`].
 //! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future that waits for a result of the thread
 //! ends with an error.
 //!
@@ -285,8 +286,9 @@ impl ThreadedReactor {
     }
 
     /// Drains the reactor, as [`Context::drain`] does: the reactor accepts no more connections, and closes the existing connections. The
-    /// connections have the time `deadline` to send their queued messages: connections that remain then are aborted. When all connections
-    /// have ended, the reactor's thread ends.
+    /// connections have the time `deadline` to send their queued messages: connections that remain then are aborted. A connection whose
+    /// peer accepts no queued message for [`Timeouts::close`](crate::Timeouts::close) is aborted earlier. When all connections have ended,
+    /// the reactor's thread ends.
     pub fn drain(&self, deadline: Duration) {
         self.link.drain(deadline);
     }

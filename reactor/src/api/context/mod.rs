@@ -230,6 +230,16 @@ impl Context<'_> {
         self.driver.abort(conn);
     }
 
+    /// Limits the time until a connection is closed. A program with messages in a queue of its own, for which the
+    /// connection has no room, calls this when it wants to close the connection, and calls [`Context::close`] once its
+    /// queue is empty. Until then, the connection stays open. If it is not closed within
+    /// [`Timeouts::close`](crate::Timeouts::close), the reactor aborts it, as [`Context::abort`] does. Another call
+    /// starts this time again. Ignored if the connection is not established, or is closed already.
+    pub fn limit_close(&mut self, conn: ConnectionId) {
+        self.driver.look_at_clock();
+        self.driver.limit_close(conn);
+    }
+
     /// Closes every connection like [`Context::close`], and every datagram endpoint like `DatagramContext::close`.
     pub fn close_all(&mut self) {
         self.driver.look_at_clock();
