@@ -21,8 +21,9 @@ pub struct Resources {
     /// The memory regions.
     pub keys: KeyTable,
     srqs: Slab<SharedReceiveQueue>,
-    /// For each destroyed queue pair: its shared receive queue, and the number of its receive completions that are not polled yet.
-    orphans: BTreeMap<Key, (SrqId, u32)>,
+    /// For each destroyed queue pair: its shared receive queue, the completion queue of its receives, and the number of its receive
+    /// completions that are not polled yet.
+    orphans: BTreeMap<Key, (SrqId, CqId, u32)>,
 }
 
 impl Resources {
@@ -64,14 +65,15 @@ impl Resources {
         if self.srq(srq)?.is_used() {
             return Err(TransportError::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
         }
-        let mut left = 0;
-        self.orphans.retain(|_, orphan| {
-            left += if orphan.0 == srq { orphan.1 } else { 0 };
-            orphan.0 != srq
-        });
         if let Some(queue) = self.srqs.remove(srq.0) {
+            let orphans = &self.orphans;
+            let left = |cq: CqId| -> u32 {
+                let of = orphans.values().filter(|orphan| (orphan.0, orphan.1) == (srq, cq));
+                of.map(|orphan| orphan.2).sum()
+            };
             queue.release(left, &mut self.cqs);
         }
+        self.orphans.retain(|_, orphan| orphan.0 != srq);
         Ok(())
     }
 
@@ -88,7 +90,7 @@ impl Resources {
             queue.detach(cq);
             begun.into_iter().rev().for_each(|wr| queue.untake(wr));
             if unpolled > 0 {
-                self.orphans.insert(qp.0, (srq, unpolled));
+                self.orphans.insert(qp.0, (srq, cq, unpolled));
             }
         }
     }
@@ -96,7 +98,7 @@ impl Resources {
     /// Records that a completion of a destroyed queue pair was polled. For a receive from a shared receive queue, releases a slot of the
     /// shared queue. For any other completion, releases an entry of the completion queue.
     pub fn orphan_polled(&mut self, cq: CqId, qp: QpId, is_receive: bool) {
-        let Some((srq, left)) = self.orphans.get_mut(&qp.0).filter(|_| is_receive) else {
+        let Some((srq, _, left)) = self.orphans.get_mut(&qp.0).filter(|_| is_receive) else {
             return self.cqs.release_orphan(cq);
         };
         let srq = *srq;
@@ -113,5 +115,32 @@ impl Resources {
         if let Ok(queue) = self.srq(srq) {
             queue.give_back(1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The receives of a shared queue complete on two completion queues. When the shared queue is destroyed, each completion queue keeps
+    /// entries for its own unpolled completions only, and releases them when they are polled.
+    #[test]
+    fn entries_are_kept_only_where_completions_are_not_polled() {
+        let mut resources = Resources::default();
+        let (a, b) = (resources.cqs.create(4), resources.cqs.create(4));
+        let srq = resources.create_srq(4);
+        let [of_a, of_b] = [1, 2].map(|slot| QpId(Key::new(slot, 1)));
+        for cq in [a, b] {
+            resources.attach(srq, cq).unwrap();
+        }
+        resources.detach(srq, a, of_a, VecDeque::new(), 2);
+        resources.detach(srq, b, of_b, VecDeque::new(), 0);
+        resources.destroy_srq(srq).unwrap();
+        assert!(resources.cqs.reserve(a, 3).is_err());
+        resources.cqs.reserve(b, 4).unwrap();
+        for _ in 0..2 {
+            resources.orphan_polled(a, of_a, true);
+        }
+        resources.cqs.reserve(a, 4).unwrap();
     }
 }
