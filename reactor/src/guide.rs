@@ -122,6 +122,8 @@ pub mod exchange {}
 #[doc = "\n**Latency and bandwidth between eight ranks**\n"]
 #[doc = include_str!("../docs/mesh.svg")]
 pub mod scaling {}
+#[doc = "[stops-the-loop]: self::same_host#a-peer-that-stops-the-loop"]
+#[doc = ""]
 #[doc = include_str!("../docs/security.md")]
 pub mod security {}
 #[doc = include_str!("../docs/guide/stopping.md")]

@@ -25,8 +25,9 @@
 //! `docs/writing-a-provider.md` shows how to write a provider.
 //!
 //! A program drives a provider from one thread. No call waits for a peer, and no call reads a clock: time is an
-//! argument. On devices, [`Provider::register`] blocks while pages are pinned. Calls that may block in the kernel until
-//! a peer answers run on private threads of `verbs`. The crate `rdma-reactor` is an event loop on top of this crate.
+//! argument. With shared memory, a hostile process of the same user can make calls wait (`docs/guide/same-host.md`). On
+//! devices, [`Provider::register`] blocks while pages are pinned. Calls that may block in the kernel until a peer answers
+//! run on private threads of `verbs`. The crate `rdma-reactor` is an event loop on top of this crate.
 // The unit tests do not run in the build that includes the fuzz targets.
 #![cfg(not(all(test, fuzz_targets)))]
 

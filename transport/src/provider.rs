@@ -3,8 +3,9 @@
 //!
 //! # Contract
 //!
-//! *Thread.* One thread drives a provider. No call waits for a peer. A call that registers memory blocks while the
-//! device pins the pages. Time is an argument and never runs backwards.
+//! *Thread.* One thread drives a provider. No call waits for a peer. With shared memory, a hostile process of the same
+//! user can make calls wait (`docs/guide/same-host.md`). A call that registers memory blocks while the device pins the
+//! pages. Time is an argument and never runs backwards.
 //!
 //! *Channels.* A channel is a descriptor that the program registers edge-triggered, for example with epoll. It becomes
 //! readable when an event arrives. The program then reads the events with a getter, such as

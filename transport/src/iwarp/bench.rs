@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::{Iwarp, IwarpConfig, TcpNet};
+use super::{Iwarp, IwarpConfig, Net, TcpNet};
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use crate::cq::CqAttr;
 use crate::patience::until;
@@ -14,8 +14,8 @@ use crate::qp::{QpAttr, QpId};
 
 /// The provider under test and its completion queue. `now` is the time that is passed to the provider. `events` are the events that the
 /// provider has raised.
-pub(super) struct Bench {
-    pub(super) iwarp: Iwarp<TcpNet>,
+pub(super) struct Bench<N: Net = TcpNet> {
+    pub(super) iwarp: Iwarp<N>,
     pub(super) cq: CqId,
     pub(super) now: Instant,
     pub(super) events: Vec<CmEvent>,
@@ -23,7 +23,12 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new(config: IwarpConfig) -> Self {
-        let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(0))).unwrap();
+        Self::of(Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(0))).unwrap())
+    }
+}
+
+impl<N: Net> Bench<N> {
+    pub(super) fn of(mut iwarp: Iwarp<N>) -> Self {
         let cq = iwarp.create_cq(DeviceId(0), &CqAttr::new(64)).unwrap();
         Self { iwarp, cq, now: Instant::now(), events: Vec::new() }
     }

@@ -123,7 +123,8 @@ pub trait Net: Send + fmt::Debug {
     }
 
     /// Accepts one Unix connection and puts it on the CM channel. Returns `WouldBlock` if no connection waits. Returns `PermissionDenied`
-    /// if the peer belongs to another user. In that case, the connection is closed.
+    /// if the peer belongs to another user. In that case, the connection is closed. Returns `ResourceBusy` if this listener never accepts
+    /// another connection.
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
         let _ = listener;
         Err(io::ErrorKind::WouldBlock.into())

@@ -51,8 +51,12 @@ impl<N: Net> Iwarp<N> {
         Some(Offer { name, secret, key })
     }
 
-    /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if the listener cannot be opened.
+    /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if the listener cannot be opened, or
+    /// accepts no more peers.
     fn listener_name(&mut self) -> Option<[u8; NAME_LEN]> {
+        if self.links.listener.is_shut {
+            return None;
+        }
         if let Some((_, name)) = self.links.listener.open {
             return Some(name);
         }
@@ -78,7 +82,7 @@ impl<N: Net> Iwarp<N> {
     /// Accepts the peers that have connected to the Unix listener.
     pub(super) fn accept_local_peers(&mut self, now: Instant) {
         let Some((listener, _)) = self.links.listener.open else { return };
-        if self.links.listener.paused_until.is_some_and(|until| now < until) {
+        if self.links.listener.is_shut || self.links.listener.paused_until.is_some_and(|until| now < until) {
             return;
         }
         self.links.listener.paused_until = None;
@@ -102,6 +106,11 @@ impl<N: Net> Iwarp<N> {
                     let until = now + self.config.accept_backoff;
                     self.links.listener.paused_until = Some(until);
                     return self.push_deadline(until, Owner::SetupListener);
+                }
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    log::warn!("{error}: further connections within the host stay on TCP");
+                    self.links.listener.is_shut = true;
+                    return;
                 }
                 // The peer belongs to another user, and its socket was closed. When the peer detects that its socket was closed, the peer
                 // stays on TCP.
@@ -168,8 +177,11 @@ impl<N: Net> Iwarp<N> {
         }
         if let Some(SegmentSetup::Accepted(socket, segment)) = endpoint.setup.take().map(|setup| *setup) {
             self.enter_segment(key, socket, segment, SegmentSide::Passive, now);
-            self.set_deadline(key, None);
-            self.announce(key);
+            // If the Unix socket could not move to the completion channel, the connection has already failed.
+            if self.endpoints.get(key).is_some_and(|endpoint| matches!(endpoint.state, EndpointState::Live)) {
+                self.set_deadline(key, None);
+                self.announce(key);
+            }
         }
         true
     }
@@ -342,3 +354,6 @@ impl<N: Net> Iwarp<N> {
         self.net.wake(NetChannel::Completion);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -54,6 +54,8 @@ pub(super) struct NewPeer {
 #[derive(Debug, Default)]
 pub(super) struct SetupListener {
     pub(super) open: Option<(SocketId, [u8; NAME_LEN])>,
+    /// True if the listener never accepts another peer. In that case, connections stay on TCP.
+    pub(super) is_shut: bool,
     pub(super) new_peers: Slab<NewPeer>,
     /// The time until which no peer is accepted, because the system had no descriptors left.
     pub(super) paused_until: Option<Instant>,

@@ -13,6 +13,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::config::WithinHost;
 use super::net::{Net, NetChannel, Ready, SocketId};
+use super::unix::Strangers;
 use super::{udp, unix};
 use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::MappedSegment;
@@ -81,6 +82,17 @@ pub struct TcpNet {
     cm: EventSet,
     completion: EventSet,
     sockets: Slab<SocketEntry>,
+    /// The Unix listener.
+    local_listener: Option<SocketId>,
+    strangers: Strangers,
+}
+
+impl Drop for TcpNet {
+    fn drop(&mut self) {
+        if let Some(entry) = self.local_listener.and_then(|listener| self.sockets.remove(listener.0)) {
+            unix::close_listener(entry.socket, &mut self.strangers);
+        }
+    }
 }
 
 impl fmt::Debug for TcpNet {
@@ -116,7 +128,14 @@ impl TcpNet {
     /// # Errors
     /// Returns an error if the system has no descriptors left.
     pub fn with_config(config: TcpConfig) -> io::Result<Self> {
-        Ok(Self { config, cm: EventSet::new()?, completion: EventSet::new()?, sockets: Slab::with_generation_bits(31) })
+        Ok(Self {
+            config,
+            cm: EventSet::new()?,
+            completion: EventSet::new()?,
+            sockets: Slab::with_generation_bits(31),
+            local_listener: None,
+            strangers: Strangers::default(),
+        })
     }
 
     fn set(&self, channel: NetChannel) -> &EventSet {
@@ -327,16 +346,20 @@ impl Net for TcpNet {
     }
 
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
-        self.add(unix::listen(name)?, Interest::READABLE)
+        let listener = self.add(unix::listen(name)?, Interest::READABLE)?;
+        self.local_listener = Some(listener);
+        Ok(listener)
     }
 
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
-        let socket = unix::accept(self.socket(listener)?)?;
+        let listener = &self.sockets.get(listener.0).ok_or_else(gone)?.socket;
+        let socket = unix::accept(listener, &mut self.strangers)?;
         self.add(socket, Interest::READABLE)
     }
 
     fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
-        self.add(unix::connect(name)?, Interest::READABLE)
+        let socket = unix::connect(name, &mut self.strangers)?;
+        self.add(socket, Interest::READABLE)
     }
 
     #[inline]

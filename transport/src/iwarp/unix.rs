@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
@@ -13,6 +14,36 @@ use crate::mem;
 const BACKLOG: i32 = i32::MAX;
 /// The user id that stands for all unknown users in a user namespace. Used if `/proc/sys/kernel/overflowuid` cannot be read.
 const OVERFLOW: u32 = 65534;
+/// The largest number of sockets that a provider keeps open because closing them may block.
+const MAX_KEPT: usize = 8;
+
+/// The peers that are refused, because they belong to other users. Such a peer may send packets with descriptors before it is refused. When
+/// the peer's socket is closed, the kernel also closes these descriptors, on the same thread. This blocks for some descriptors, such as a
+/// TCP socket with unsent bytes and `SO_LINGER` (`socket`(7)). So a socket with unread packets stays open until the process ends.
+#[derive(Debug, Default)]
+pub(super) struct Strangers {
+    kept: usize,
+}
+
+impl Strangers {
+    /// Returns `ResourceBusy` if no further socket may be kept open. In that case, no further peer may be met.
+    fn check(&self) -> io::Result<()> {
+        if self.kept < MAX_KEPT {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("{MAX_KEPT} sockets of other users cannot be closed")))
+    }
+
+    /// Returns the socket if `check` accepts the peer. Otherwise refuses the peer: closes the socket, or keeps it open.
+    fn admit(&mut self, socket: Socket, check: impl FnOnce(&Socket) -> io::Result<()>) -> io::Result<Socket> {
+        let Err(error) = check(&socket) else { return Ok(socket) };
+        if !mem::stop_receiving(socket.as_fd()).unwrap_or(false) {
+            self.kept += 1;
+            std::mem::forget(socket);
+        }
+        Err(error)
+    }
+}
 
 /// Returns true if both ends of a connected TCP socket are on this host: their IP addresses are equal, or both are loopback addresses.
 pub(super) fn is_within_host(socket: &Socket) -> bool {
@@ -35,18 +66,30 @@ pub(super) fn listen(name: &[u8]) -> io::Result<Socket> {
     Ok(socket)
 }
 
-pub(super) fn accept(listener: &Socket) -> io::Result<Socket> {
+pub(super) fn accept(listener: &Socket, strangers: &mut Strangers) -> io::Result<Socket> {
+    strangers.check()?;
     let (socket, _) = listener.accept()?;
-    socket.set_nonblocking(true)?;
-    check_user(&socket)?;
-    Ok(socket)
+    strangers.admit(socket, |socket| socket.set_nonblocking(true).and_then(|()| check_user(socket)))
 }
 
-pub(super) fn connect(name: &[u8]) -> io::Result<Socket> {
+pub(super) fn connect(name: &[u8], strangers: &mut Strangers) -> io::Result<Socket> {
+    strangers.check()?;
     let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
     socket.connect(&address(name)?)?;
-    check_user(&socket)?;
-    Ok(socket)
+    strangers.admit(socket, check_user)
+}
+
+/// Closes a listener and refuses the peers that wait in its backlog. If it cannot refuse all of them, the listener stays open until the
+/// process ends.
+pub(super) fn close_listener(listener: Socket, strangers: &mut Strangers) {
+    let ended = listener.shutdown(Shutdown::Both).is_ok();
+    loop {
+        match accept(&listener, strangers).map_err(|error| error.kind()) {
+            Ok(_) | Err(io::ErrorKind::PermissionDenied) => {}
+            Err(io::ErrorKind::WouldBlock) if ended => return,
+            Err(_) => return std::mem::forget(listener),
+        }
+    }
 }
 
 /// Returns an error if the peer belongs to another user, or if its user is unknown. In a user namespace, all unknown users have the same
@@ -67,7 +110,13 @@ fn judge_user(peer: u32, own: u32, overflow: u32) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+    use crate::patience::until;
 
     #[test]
     fn only_the_same_user_that_is_known_is_met() {
@@ -81,17 +130,76 @@ mod tests {
     #[test]
     fn a_name_is_taken_once_and_leads_to_its_listener() {
         let name = format!("rdma-test-{}", std::process::id());
-        let listener = listen(name.as_bytes()).unwrap();
+        let (listener, mut strangers) = (listen(name.as_bytes()).unwrap(), Strangers::default());
         assert!(listen(name.as_bytes()).is_err());
-        assert_eq!(accept(&listener).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        let (near, far) = (connect(name.as_bytes()).unwrap(), accept(&listener).unwrap());
+        assert_eq!(accept(&listener, &mut strangers).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let near = connect(name.as_bytes(), &mut strangers).unwrap();
+        let far = accept(&listener, &mut strangers).unwrap();
         mem::send_with_descriptor(near.as_fd(), b"hello", Some(listener.as_fd())).unwrap();
         let mut room = [0; 8];
         let (len, file) = mem::receive_with_descriptor(far.as_fd(), &mut room).unwrap();
         assert!(&room[..len] == b"hello" && file.is_some());
         drop((listener, file, near));
         assert_eq!(mem::receive_with_descriptor(far.as_fd(), &mut room).unwrap().0, 0);
-        assert!(connect(name.as_bytes()).is_err());
+        assert!(connect(name.as_bytes(), &mut strangers).is_err());
+    }
+
+    fn refuse(_: &Socket) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    /// Returns a TCP socket whose last `close`(2) blocks for an hour, and its peer, which receives nothing.
+    fn lingering() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = Socket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let (peer, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.send(&[0; 65536]).is_ok() {}
+        socket.set_linger(Some(Duration::from_secs(3600))).unwrap();
+        (socket, peer)
+    }
+
+    /// A refused peer has sent a descriptor that blocks the thread that closes it. The peer's socket stays open. The socket of a refused
+    /// peer that has sent nothing is closed.
+    #[test]
+    fn a_refused_peer_does_not_block() {
+        let name = format!("rdma-refused-{}", std::process::id());
+        let (listener, mut strangers) = (listen(name.as_bytes()).unwrap(), Strangers::default());
+        let pair = || {
+            let mut none = Strangers::default();
+            let near = connect(name.as_bytes(), &mut none).unwrap();
+            (near, accept(&listener, &mut none).unwrap())
+        };
+        let (near, far) = pair();
+        assert_eq!(strangers.admit(far, refuse).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!((mem::receive_with_descriptor(near.as_fd(), &mut [0]).unwrap().0, strangers.kept), (0, 0));
+        let ((near, far), (stream, peer)) = (pair(), lingering());
+        mem::send_with_descriptor(near.as_fd(), &[], None).unwrap();
+        mem::send_with_descriptor(near.as_fd(), &[], Some(stream.as_fd())).unwrap();
+        drop(stream);
+        let (tell, told) = mpsc::channel();
+        let thread = thread::Builder::new().spawn(move || {
+            let refused = strangers.admit(far, refuse).is_err();
+            tell.send((refused, strangers.kept)).unwrap();
+        });
+        let thread = thread.unwrap();
+        assert_eq!(until("the peer is refused", || told.try_recv().ok()), (true, 1));
+        thread.join().unwrap();
+        drop(peer);
+    }
+
+    #[test]
+    fn no_peer_is_met_while_too_many_sockets_are_kept() {
+        let name = format!("rdma-kept-{}", std::process::id());
+        let (listener, mut none) = (listen(name.as_bytes()).unwrap(), Strangers::default());
+        let near = connect(name.as_bytes(), &mut none).unwrap();
+        let mut strangers = Strangers { kept: MAX_KEPT };
+        let results = [accept(&listener, &mut strangers), connect(name.as_bytes(), &mut strangers)];
+        assert!(results.iter().all(|result| result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::ResourceBusy)));
+        // A peer in the backlog finds that its connection has ended.
+        close_listener(listener, &mut none);
+        assert_eq!(mem::receive_with_descriptor(near.as_fd(), &mut [0]).unwrap().0, 0);
+        assert!(connect(name.as_bytes(), &mut none).is_err());
     }
 
     #[test]

@@ -52,6 +52,7 @@ pub(crate) use interfaces::interface_of;
 pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
 pub use packets::Packets;
 pub(crate) use packets::{prepare_for_packets, receive_packets, send_packets, take_network_error};
+pub(crate) use passing::stop_receiving;
 pub use passing::{peer_user, receive_with_descriptor, send_with_descriptor};
 pub use sge::Sge;
 pub use shared::{Sharing, Window};

@@ -50,7 +50,10 @@ pub fn send_with_descriptor(socket: BorrowedFd<'_>, packet: &[u8], file: Option<
 }
 
 /// Receives one packet into `room`. Returns its length and the descriptor that was sent with it, if any. Closes all
-/// further descriptors. A length of 0 means the end of the stream. Never blocks, even if the peer does not send.
+/// further descriptors. A length of 0 means the end of the stream. Does not wait for a packet.
+///
+/// A hostile peer can make this call block: it can send descriptors of which each `close`(2) blocks. The same holds for
+/// the returned descriptor. `docs/guide/same-host.md` has the limits.
 ///
 /// # Errors
 /// The errors of `recvmsg`(2), including `WouldBlock`.
@@ -81,6 +84,34 @@ pub fn receive_with_descriptor(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::R
         }
     }
     Ok((len, first))
+}
+
+/// Stops the reception of packets, so that the peer can send no more. Returns true if no packet is left in the socket.
+/// Otherwise `close`(2) of the socket may block: the kernel then closes the descriptors that are attached to the packets
+/// that are left.
+///
+/// # Errors
+/// The errors of `shutdown`(2), `setsockopt`(2) and `recvmsg`(2).
+pub(crate) fn stop_receiving(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let fd = socket.as_raw_fd();
+    // SAFETY: the call changes the state of a socket, and accesses no memory.
+    if unsafe { libc::shutdown(fd, libc::SHUT_RD) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // An empty packet cannot be told from the end of the stream by its length. With `SO_PASSCRED`, each packet has
+    // control data, for which there is no room below. So the flag `MSG_CTRUNC` shows that there is a packet.
+    let on: libc::c_int = 1;
+    let (at, len) = (ptr::from_ref(&on).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the pointer is to a number, and `len` is its length. The kernel only reads the number.
+    if unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, at, len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut byte = 0_u8;
+    let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut message = message(&mut vector);
+    // SAFETY: the header names a buffer of one byte. The kernel writes to it only during the call.
+    let len = moved(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT | libc::MSG_PEEK) })?;
+    Ok(len == 0 && message.msg_flags & libc::MSG_CTRUNC == 0)
 }
 
 /// Returns two user ids. The first is that of the process at the other end of the socket, at the time when that process

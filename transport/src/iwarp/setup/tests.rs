@@ -1,0 +1,164 @@
+//! Tests of the setup of shared memory, with the sockets of the system.
+
+use super::super::bench::Bench;
+use super::super::net::Ready;
+use super::super::{IwarpConfig, TcpNet};
+use super::*;
+use crate::cm::{CmEvent, CmId, ConnectParam, ListenParam, PathOptions};
+use crate::error::TransportError;
+use crate::mem::{RecvSlice, SendSlice};
+use crate::patience::until;
+use crate::provider::Provider;
+use std::os::fd::{BorrowedFd, RawFd};
+
+/// The sockets of the system, with failures. If `accepts` is false, no Unix socket can be accepted any more. Otherwise the Unix socket that
+/// was accepted cannot move to the completion channel, because the system watches too many descriptors.
+#[derive(Debug)]
+struct FaultyNet {
+    inner: TcpNet,
+    accepts: bool,
+    accepted: Option<SocketId>,
+}
+
+impl Net for FaultyNet {
+    type Segment = <TcpNet as Net>::Segment;
+    fn segment(&mut self, memory: Memory) -> Self::Segment {
+        self.inner.segment(memory)
+    }
+    fn is_local(&self, socket: SocketId) -> bool {
+        self.inner.is_local(socket)
+    }
+    fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
+        self.inner.listen_local(name)
+    }
+    fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
+        if !self.accepts {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let socket = self.inner.accept_local(listener)?;
+        self.accepted = Some(socket);
+        Ok(socket)
+    }
+    fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.inner.pass(socket, packet, file)
+    }
+    fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        self.inner.take(socket, room)
+    }
+    fn channel(&self, channel: NetChannel) -> RawFd {
+        self.inner.channel(channel)
+    }
+    fn wake(&mut self, channel: NetChannel) {
+        self.inner.wake(channel);
+    }
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+        self.inner.poll(channel, edges)
+    }
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
+        self.inner.listen(address, backlog)
+    }
+    fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
+        self.inner.accept(listener)
+    }
+    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
+        self.inner.connect(peer)
+    }
+    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
+        self.inner.connected(socket)
+    }
+    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
+        if self.accepted == Some(socket) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.inner.promote(socket)
+    }
+    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
+        self.inner.local_address(socket)
+    }
+    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
+        self.inner.max_segment(socket)
+    }
+    fn all_acknowledged(&self, socket: SocketId) -> bool {
+        self.inner.all_acknowledged(socket)
+    }
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
+        self.inner.recv(socket, bufs)
+    }
+    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
+        self.inner.send(socket, bufs)
+    }
+    fn shutdown(&mut self, socket: SocketId) {
+        self.inner.shutdown(socket);
+    }
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        self.inner.close(socket, reset);
+    }
+}
+
+/// A provider that listens, and another one that connects to it. Both require shared memory.
+struct SetupWorld {
+    server: Bench<FaultyNet>,
+    client: Bench,
+    address: SocketAddr,
+}
+
+impl SetupWorld {
+    /// `tag` must differ between the tests of a process, because the name of the Unix listener is made of it and the process id.
+    fn new(tag: u8, accepts: bool) -> Self {
+        let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Require, ..IwarpConfig::default() };
+        let entropy = move |bytes: &mut [u8]| {
+            for (byte, nibble) in bytes.iter_mut().zip(0..) {
+                *byte = std::process::id().checked_shr(4 * nibble).map_or(tag, |id| id as u8);
+            }
+        };
+        let net = FaultyNet { inner: TcpNet::new().unwrap(), accepts, accepted: None };
+        let mut server = Bench::of(Iwarp::new(config.clone(), net, Box::new(entropy)).unwrap());
+        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
+        let address = server.iwarp.local_address(listener).unwrap();
+        Self { server, client: Bench::new(config), address }
+    }
+
+    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+        until(what, || {
+            self.client.turn();
+            self.server.turn();
+            holds(self).then_some(())
+        });
+    }
+
+    /// Connects, and returns the server's id of the request.
+    fn request(&mut self) -> CmId {
+        let deadline = self.client.now + Duration::from_secs(60);
+        let out = self.client.iwarp.resolve(self.address, &PathOptions::default(), deadline).unwrap();
+        self.client.qp(out);
+        self.client.iwarp.connect(out, &ConnectParam::default()).unwrap();
+        self.until("a request", |world| !world.server.events.is_empty());
+        self.server.request()
+    }
+}
+
+/// A connection moves to shared memory on the passive side and fails in the same step. The program is notified of the failure only.
+#[test]
+fn a_connection_that_fails_while_it_moves_was_never_up() {
+    let mut world = SetupWorld::new(1, true);
+    let id = world.request();
+    world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+    world.until("the end of the connection", |world| {
+        world.client.events.iter().any(|event| matches!(event.kind, CmEventKind::Disconnected(_)))
+    });
+    let events = &world.server.events[..];
+    let failed = |event: &CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::System(_)));
+    assert!(events.len() == 1 && events[0].id == id && failed(&events[0]), "{events:?}");
+}
+
+/// When the Unix listener accepts no more peers, further connections are not offered shared memory.
+#[test]
+fn without_the_unix_listener_no_shared_memory_is_offered() {
+    let mut world = SetupWorld::new(2, false);
+    let id = world.request();
+    world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+    world.until("the listener is shut", |world| world.server.iwarp.links.listener.is_shut);
+    let next = world.request();
+    let result = world.server.iwarp.accept(next, &ConnectParam::default(), world.server.now);
+    assert!(matches!(result, Err(TransportError::Unsupported { .. })), "{result:?}");
+}
