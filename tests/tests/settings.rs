@@ -2,7 +2,7 @@
 //! pairs of devices.
 
 use std::cell::Cell;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use std::time::Duration;
 use rdma_reactor::transport::caps::{Capabilities, Features};
 use rdma_reactor::transport::{QpAttr, TransportError};
 use rdma_reactor::{
-    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, Framing, Handler, ListenOptions,
-    Message, Outcome, Reactor, ReadDepth, RegionOptions, RejectReason, Retries, SendErrorKind, SendId, Source,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, EndpointOptions, Error, Framing, Handler,
+    ListenOptions, Message, Outcome, Reactor, ReadDepth, RegionOptions, RejectReason, Retries, SendErrorKind, SendId,
+    Source,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
 use rdma_reactor_tests::forward::{Asked, Forward, Record};
@@ -254,6 +255,44 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
             p.until("its end", |p| p.c.live() == 1);
             assert_eq!(p.client.stats().memory.kept_bytes < kept, open, "what its peer could write is gone");
             p.finish();
+        }
+    });
+}
+
+/// Returns the link-local addresses of this host that are in use, with their scopes.
+fn link_local_addresses() -> Vec<SocketAddr> {
+    let list = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let address = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| u32::from_str_radix(fields.get(at)?, 16).ok();
+        let ip = Ipv6Addr::from(u128::from_str_radix(fields.first()?, 16).ok()?);
+        // These flags mean that another host may have the address (IFA_F_DADFAILED, IFA_F_TENTATIVE).
+        let in_use = number(4)? & (0x08 | 0x40) == 0;
+        (ip.is_unicast_link_local() && in_use).then_some(SocketAddr::V6(SocketAddrV6::new(ip, 0, 0, number(1)?)))
+    };
+    list.lines().filter_map(address).collect()
+}
+
+/// The scope of a link-local address is passed to the sockets of an endpoint: without it, the system refuses the address.
+#[test]
+fn an_endpoint_at_a_link_local_address_keeps_its_scope() {
+    with_watchdog("an_endpoint_at_a_link_local_address_keeps_its_scope", || {
+        let addresses = link_local_addresses();
+        println!("link-local addresses: {addresses:?}; the provider itself is tested without any, too");
+        for local in addresses {
+            let mut p = pair();
+            let open = |reactor: &mut Reactor| reactor.context().datagrams().open(local, EndpointOptions::new());
+            let [there, here] = [&mut p.server, &mut p.client].map(|reactor| open(reactor).expect("an endpoint"));
+            let address = p.server.context().datagrams().address(there).expect("it is open");
+            let scope = |of| if let SocketAddr::V6(v6) = of { v6.scope_id() } else { 0 };
+            assert_eq!((address.ip(), scope(address)), (local.ip(), scope(local)));
+            p.client.context().datagrams().find_peer(here, address).expect("asking");
+            let answer = |event: &Event| if let Event::Peer(_, _, found) = event { Some(found.clone()) } else { None };
+            let found = |p: &Pair| p.c.events.iter().find_map(answer);
+            p.until("an answer", |p| found(p).is_some());
+            let peer = found(&p).expect("an answer").expect("a peer");
+            p.client.context().datagrams().send(here, peer, b"near").expect("there is room");
+            p.until("the datagram", |p| p.s.count(|event| matches!(event, Event::Datagram(..))) == 1);
         }
     });
 }

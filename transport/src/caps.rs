@@ -103,7 +103,9 @@ pub struct Capabilities {
     /// The largest values that [`CqAttr::moderation`](crate::CqAttr::moderation) may have; `None` if the device has no
     /// moderation.
     pub completion_moderation: Option<Moderation>,
-    /// The length of the largest datagram, in bytes; 0 if the device has no datagrams.
+    /// The length of the largest datagram, in bytes; 0 if the device has no datagrams. If the ports of a device differ,
+    /// this is the limit of the port that was used first;
+    /// [`bind_datagram`](crate::roles::Datagrams::bind_datagram) returns that of a given port.
     pub max_datagram: u32,
     /// The maximum number of outstanding RDMA Reads per queue pair, in each direction.
     pub max_read_depth: u16,

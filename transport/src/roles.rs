@@ -189,8 +189,9 @@ pub trait Datagrams {
     /// Peers cannot resolve the queue pair by this address. To make the queue pair known to peers, listen with another
     /// id.
     ///
-    /// Returns the id, its device, and the length of the largest datagram that the id can send, in bytes. This length is at most the
-    /// device's [`max_datagram`](crate::Capabilities::max_datagram). It is less if the MTU of the address's interface is smaller.
+    /// Returns the id, its device, and the length of the largest datagram that the id can send, in bytes. The MTU of the address's port or
+    /// network interface limits this length, so it may differ from the device's
+    /// [`max_datagram`](crate::Capabilities::max_datagram).
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)>;
 
     /// Answers a peer's connect request for datagrams with the number of the queue pair `qp`, to which the peer then sends its datagrams.

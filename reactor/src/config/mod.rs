@@ -378,6 +378,10 @@ impl Config {
     /// Sets the networks whose hosts may connect. The reactor refuses connections from other networks before it
     /// allocates anything for them. The embedded provider resets such a connection before it reads any bytes from it.
     /// An address does not prove an identity. Default: `None`, hosts of any network may connect.
+    ///
+    /// The setting applies to datagrams, too. Lookups from other networks get no queue pair, and datagrams from other
+    /// networks are dropped. A datagram whose sender has no address is dropped as well: on InfiniBand, this is each
+    /// datagram without a route header (`Origin::address`).
     #[must_use]
     pub fn allowed_peers(mut self, networks: Option<Vec<IpNet>>) -> Self {
         self.allowed_peers = networks;

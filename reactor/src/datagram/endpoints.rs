@@ -18,7 +18,7 @@ use rdma_transport::wr::{RecvWr, SendOp};
 use super::endpoint::{
     Endpoint, EndpointQueues, EndpointResources, EndpointState, EndpointWorkRequest, GENERATION_BITS,
 };
-use super::{EndpointId, EndpointOptions, PeerId};
+use super::{Datagram, EndpointId, EndpointOptions, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::device::{deregister, register};
 use crate::driver::owners::CmIdOwner;
@@ -183,7 +183,9 @@ impl Endpoints {
         let providers = driver.providers_mut();
         let provider = providers.serving(local.ip());
         let role = role(providers.numbered(provider), Provider::datagrams, DATAGRAMS)?;
-        let (id, device, max) = role.bind_datagram(SocketAddr::new(local.ip(), 0))?;
+        let mut any_port = local;
+        any_port.set_port(0);
+        let (id, device, max) = role.bind_datagram(any_port)?;
         let listener = role.listen_datagram(local, &ListenParam::default());
         providers.note_use(provider);
         let (cm, device) = (Handle { provider, id }, device_index(provider, device));
@@ -378,8 +380,18 @@ impl Endpoints {
             self.fail(driver, key, failure);
             return true;
         }
-        let (endpoint, len) = (endpoint.id, wc.byte_len as usize);
-        self.push_event(EndpointEvent::Datagram { endpoint, buffer, len, completion: *wc });
+        let (id, len) = (endpoint.id, wc.byte_len as usize);
+        // Without `allowed_peers` the address of the sender is not needed, so the route header is not read.
+        if driver.config().allowed_peers.is_some() {
+            let bytes = endpoint.queues.pool.slabs().bytes(&buffer, len);
+            let sender = Datagram::of(wc, bytes).and_then(|datagram| datagram.origin().address());
+            // A sender without an address may be on any network, so its datagram is dropped, too.
+            if sender.is_none_or(|sender| !driver.config().admits(sender)) {
+                self.repost(key, buffer);
+                return true;
+            }
+        }
+        self.push_event(EndpointEvent::Datagram { endpoint: id, buffer, len, completion: *wc });
         true
     }
 
@@ -402,7 +414,9 @@ impl Endpoints {
     /// Handles a connection-manager event of an endpoint or a lookup.
     pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, cm: Handle<CmId>, kind: CmEventKind) {
         match (EndpointToken::unpack(number), kind) {
-            (EndpointToken::Endpoint(key), CmEventKind::ConnectRequest { .. }) => self.answer(driver, key, cm),
+            (EndpointToken::Endpoint(key), CmEventKind::ConnectRequest { peer, .. }) => {
+                self.answer(driver, key, cm, peer);
+            }
             (EndpointToken::Endpoint(key), kind) => self.endpoint_event(driver, key, kind),
             (EndpointToken::Lookup(key), kind) => self.lookup_event(driver, key, kind),
         }

@@ -81,10 +81,22 @@ impl fmt::Display for Origin {
     }
 }
 
+/// Returns true if the last 20 bytes of a route header are the IPv4 header of a UDP packet, with a correct checksum. RoCE
+/// version 2 has no IP options.
+fn is_ipv4(header: &[u8; GRH_LEN]) -> bool {
+    const UDP: u8 = 17;
+    let words = header[20..].chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    header[20] == 0x45 && header[29] == UDP && words.sum::<u32>() % 0xffff == 0
+}
+
 /// Reads the sender's address from a route header, which contains an IPv6 header, or an IPv4 header in its last 20
 /// bytes (InfiniBand annex A17). Returns `None` if the route header contains neither of the two.
+///
+/// The 20 bytes in front of an IPv4 header are undefined, and may look like the beginning of an IPv6 header. So a route
+/// header that begins like an IPv6 header is one only if its last 20 bytes are no IPv4 header (rdma-core,
+/// `get_grh_header_version`).
 fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
-    if header[0] >> 4 == 6 {
+    if header[0] >> 4 == 6 && !is_ipv4(header) {
         let source: [u8; 16] = header[8..24].try_into().ok()?;
         return Some(IpAddr::V6(Ipv6Addr::from(source)));
     }
@@ -149,5 +161,24 @@ mod tests {
         header[0] = 0x60;
         header[8..24].copy_from_slice(&"fd77:2::1".parse::<Ipv6Addr>().unwrap().octets());
         assert_eq!(ip_of(&header), Some("fd77:2::1".parse().unwrap()));
+    }
+
+    /// A device may leave any bytes in front of an IPv4 header. They must not change the address of the sender, because
+    /// the address is a part of the key by which a program knows the sender.
+    #[test]
+    fn bytes_in_front_of_an_ipv4_header_are_not_read() {
+        // An IPv4 header of a UDP packet from 10.77.2.1 to 10.77.2.2, with its checksum in bytes 10 and 11.
+        let ipv4 = [0x45, 0, 0, 0x54, 0x12, 0x34, 0x40, 0, 64, 17, 0x0f, 0xc9, 10, 77, 2, 1, 10, 77, 2, 2];
+        let mut header = [0; GRH_LEN];
+        header[20..].copy_from_slice(&ipv4);
+        let sender = Some("10.77.2.1".parse().unwrap());
+        assert!(is_ipv4(&header));
+        assert_eq!(ip_of(&header), sender);
+        header[..20].fill(0xa5);
+        header[0] = 0x6f;
+        assert_eq!(ip_of(&header), sender);
+        // The same bytes with a wrong checksum are a part of the addresses of an IPv6 header.
+        header[31] ^= 1;
+        assert!(ip_of(&header).is_some_and(|address| address.is_ipv6()));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use log::Level;
 use rdma_transport::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use rdma_transport::datagram::{AddressId, DatagramPeer, Destination, QUEUE_KEY};
 use rdma_transport::iwarp;
@@ -95,7 +96,8 @@ impl Endpoints {
 
     pub(crate) fn find_peer(&mut self, driver: &mut Driver, key: Key, address: SocketAddr) -> Result<(), Error> {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
-        let from = SocketAddr::new(endpoint.resources.address.ip(), 0);
+        let mut from = endpoint.resources.address;
+        from.set_port(0);
         let deadline = driver.now() + driver.config().timeouts.connect;
         let (device, provider) = (endpoint.resources.device, endpoint.resources.cm.provider);
         let id = datagrams(driver, device)?.resolve_datagram(address, Some(from), deadline)?;
@@ -173,11 +175,15 @@ impl Endpoints {
     }
 
     /// Answers a peer that looks up an endpoint: sends the number and the queue key of the endpoint's queue pair. If
-    /// the endpoint is closed, the request of the peer is dropped. Nothing is allocated, so such requests cannot
-    /// exhaust memory.
-    pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>) {
+    /// the endpoint is closed, or if `Config::allowed_peers` does not admit the peer, the request of the peer is
+    /// dropped. Nothing is allocated, so such requests cannot exhaust memory.
+    pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>, peer: SocketAddr) {
         let now = driver.now();
         let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };
+        if !driver.config().admits(peer.ip()) {
+            driver.log_refusal(peer, Level::Info, "its network is not among those that may look up an endpoint");
+            return driver.discard(asked);
+        }
         let (device, qp) = (endpoint.resources.device, endpoint.resources.qp);
         let answered = datagrams(driver, device).and_then(|role| role.answer_datagram(asked.id, qp, &[], now));
         if let Err(error) = answered {

@@ -453,7 +453,7 @@ impl Driver {
     }
 
     /// Logs that a request is refused. The number of such log lines per host is limited.
-    fn log_refusal(&mut self, peer: SocketAddr, level: Level, why: &str) {
+    pub(crate) fn log_refusal(&mut self, peer: SocketAddr, level: Level, why: &str) {
         let (limit, now) = (&mut self.effects.log_limit, self.now);
         complain!(limit, now, Complaint::Refused, level, peer, "{peer} is refused: {why}");
     }

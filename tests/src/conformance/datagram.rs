@@ -463,6 +463,46 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     finish(pair);
 }
 
+/// With `Config::allowed_peers`, the lookup of a host on another network must get no queue pair, and its datagrams must not be delivered.
+/// The endpoint itself may still look up others.
+pub fn other_networks_are_not_heard(setup: &Setup) {
+    const DEPTH: u32 = 4;
+    let Some(pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
+    finish(pair);
+    let networks = |text: &str| Some(vec![text.parse().expect("a network")]);
+    let client = setup.config().timeouts(|t| t.connect = Duration::from_secs(10));
+    // The embedded provider drops packets of other networks itself. Here it admits all of them, so that the reactor has to drop them, as on
+    // a device.
+    let all = if setup.address.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+    let server = setup.config().allowed_peers(networks("192.0.2.0/24")).iwarp(|i| i.allowed_peers = networks(all));
+    let mut pair = Pair::with_configs(setup, server, client, Probe::default(), Probe::default());
+    let there = open(&mut pair.server, setup, EndpointOptions::new().receive_depth(DEPTH));
+    let here = open(&mut pair.client, setup, EndpointOptions::new());
+    let address = pair.server.context().datagrams().address(there).expect("it is open");
+    pair.client.context().datagrams().find_peer(here, address).expect("asking");
+    pair.until("the lookup ends", |p| found(&p.c, here).is_some());
+    assert!(found(&pair.c, here).is_some_and(|found| found.is_err()), "{:?}", pair.c);
+    // The server's endpoint sends first, so that the client has a way back without a lookup.
+    let address = pair.client.context().datagrams().address(here).expect("it is open");
+    pair.server.context().datagrams().find_peer(there, address).expect("asking");
+    pair.until("the peer is found", |p| found(&p.s, there).is_some());
+    let peer = found(&pair.s, there).expect("an answer").expect("a peer");
+    pair.server.context().datagrams().send(there, peer, b"who is there?").expect("there is room");
+    pair.until("it arrives", |p| heard(&p.c, here).len() == 1 && sent(&p.s, there).len() == 1);
+    let origin = heard(&pair.c, here)[0].0;
+    let back = pair.client.context().datagrams().peer_of(here, &origin).expect("a way back");
+    // These are more datagrams than the endpoint has receives, so the buffers of dropped datagrams must be posted again.
+    let before = pair.server.stats().completions.polled;
+    for nth in 1..=u64::from(3 * DEPTH) {
+        pair.client.context().datagrams().send(here, back, b"a stranger").expect("there is room");
+        pair.until("it is received", |p| p.server.stats().completions.polled >= before + nth);
+    }
+    pair.turn();
+    assert!(heard(&pair.s, there).is_empty(), "{:?}", pair.s);
+    assert_eq!(pair.server.stats().messages.datagrams_received, 0);
+    finish(pair);
+}
+
 /// One endpoint must be able to answer many others, each by its origin.
 pub fn one_endpoint_hears_many(setup: &Setup) {
     const MANY: usize = 16;

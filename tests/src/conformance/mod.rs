@@ -81,7 +81,8 @@ macro_rules! conformance {
                 datagram: datagrams_of_every_size_both_ways, what_finds_no_receive_is_lost, a_full_send_queue_says_so_once,
                     nobody_there_is_said, groups_reach_their_members, endpoints_close_in_every_callback,
                     endpoints_are_drained_and_shut_down, endpoints_end_at_the_deadline_of_a_drain,
-                    endpoints_of_a_group_are_drained, careless_datagrams_are_refused, one_endpoint_hears_many;
+                    endpoints_of_a_group_are_drained, careless_datagrams_are_refused, other_networks_are_not_heard,
+                    one_endpoint_hears_many;
                 shared: many_share_few, windows_follow_use, an_end_returns_what_was_promised,
                     messages_kept_are_not_promised, a_violator_takes_nothing_for_long, refused_when_nothing_is_left,
                     events_are_held_back_or_a_clear_no;

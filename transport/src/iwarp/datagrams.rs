@@ -90,12 +90,15 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Returns the UDP port that the ids at a local address share. Opens the port if necessary.
-    fn port_at(&mut self, ip: IpAddr) -> Result<Key> {
+    /// Returns the UDP port that the ids at a local address share. Opens the port if necessary. Ignores the port number in `local`.
+    fn port_at(&mut self, mut local: SocketAddr) -> Result<Key> {
         let common = self.config.roce.port;
-        match self.datagrams.shared(ip, common) {
+        match self.datagrams.shared(local, common) {
             Some(port) => Ok(port),
-            None => self.open_port(SocketAddr::new(ip, common.unwrap_or(0)), None),
+            None => {
+                local.set_port(common.unwrap_or(0));
+                self.open_port(local, None)
+            }
         }
     }
 
@@ -325,6 +328,10 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
+fn is_link_local(address: SocketAddr) -> bool {
+    matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local())
+}
+
 fn check_private_data(private_data: &[u8], max: usize) -> Result<()> {
     let len = private_data.len();
     if len > max { Err(TransportError::PrivateDataTooLong { provider: NAME, len, max }) } else { Ok(()) }
@@ -334,8 +341,8 @@ impl<N: Net> Datagrams for Iwarp<N> {
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
         Self::is_of_a_device(address)?;
         let port = match (self.config.roce.port, address.port()) {
-            (None, own @ 1..) => self.open_port(SocketAddr::new(address.ip(), own), None)?,
-            _ => self.port_at(address.ip())?,
+            (None, 1..) => self.open_port(address, None)?,
+            _ => self.port_at(address)?,
         };
         let max = self.datagrams.ports.get(port).ok_or(STALE_ID)?.max_payload();
         Ok((self.add_datagram(DatagramPhase::Bound, port), DEVICE, max))
@@ -355,7 +362,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         let common = self.config.roce.port;
         let key = match common {
             None => self.open_port(address, None)?,
-            Some(_) => self.port_at(address.ip())?,
+            Some(_) => self.port_at(address)?,
         };
         let Some(UdpPort { address: bound, kind: PortKind::Address { services }, users, .. }) =
             self.datagrams.ports.get_mut(key)
@@ -380,14 +387,24 @@ impl<N: Net> Datagrams for Iwarp<N> {
 
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
         let from = match from {
-            Some(from) => from.ip(),
+            Some(from) => from,
             None => {
-                self.net.source(peer).map_err(|source| TransportError::io("finding a route to the peer", source))?
+                let source = self.net.source(peer);
+                let source = source.map_err(|source| TransportError::io("finding a route to the peer", source))?;
+                // The address is on the interface of the peer, so it has the peer's scope.
+                let mut from = peer;
+                from.set_ip(source);
+                from
             }
         };
-        Self::is_of_a_device(SocketAddr::new(from, 0))?;
+        Self::is_of_a_device(from)?;
         if from.is_ipv4() != peer.is_ipv4() {
             return Err(TransportError::InvalidState { call: "resolve_datagram", state: "from another version of IP" });
+        }
+        // The routes to peers have no scope. Only a socket at a link-local address knows the interface of a link-local peer.
+        if is_link_local(peer) && !is_link_local(from) {
+            let state = "to a link-local address, from another kind of address";
+            return Err(TransportError::InvalidState { call: "resolve_datagram", state });
         }
         let port = self.port_at(from)?;
         let id = self.add_datagram(DatagramPhase::Resolved(peer, deadline), port);

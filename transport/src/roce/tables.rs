@@ -9,6 +9,15 @@ use super::port::{PortKind, UdpPort};
 use crate::mem::Packets;
 use crate::slab::{Key, Slab};
 
+/// Returns the IP address in a socket address, and its scope: the index of the network interface of a link-local address, and 0 for other
+/// addresses.
+fn host(address: SocketAddr) -> (IpAddr, u32) {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (address.ip(), v6.scope_id()),
+        _ => (address.ip(), 0),
+    }
+}
+
 /// The tables that all connection-manager ids for datagrams of a provider share.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
@@ -41,11 +50,12 @@ impl Tables {
     }
 
     /// Returns the UDP port that the ids at a local address share, or `None` if it is not open. If `common` is given, the shared port is
-    /// the one with that number. Otherwise, the shared port is a UDP port on which no id listens.
-    pub(crate) fn shared(&self, ip: IpAddr, common: Option<u16>) -> Option<Key> {
+    /// the one with that number. Otherwise, the shared port is a UDP port on which no id listens. Ignores the port number in `local`.
+    pub(crate) fn shared(&self, local: SocketAddr, common: Option<u16>) -> Option<Key> {
         self.find(|port| match &port.kind {
             PortKind::Address { services } => {
-                port.address.ip() == ip && common.map_or(services.is_empty(), |common| port.address.port() == common)
+                host(port.address) == host(local)
+                    && common.map_or(services.is_empty(), |common| port.address.port() == common)
             }
             PortKind::Group { .. } => false,
         })

@@ -1,6 +1,7 @@
 //! Tests of the provider on adapters that behave differently from siw and rxe. The adapter is a fake (`fake`). Each test names the source
 //! code of the driver that the fake imitates in this test.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use super::fake::{Fake, Handle, Personality};
 use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
 use crate::cm::{CmEventKind, ConnectParam, DisconnectCause, ListenParam, PathOptions, Retries};
 use crate::cq::{CqAttr, Notify};
+use crate::datagram::{Destination, QUEUE_KEY, Route};
 use crate::event::DeviceEventKind;
 use crate::mem::Memory;
 use crate::mr::Access;
@@ -282,6 +284,53 @@ fn one_port_that_is_down_does_not_block_the_other() {
     let refused =
         matches!(&events[..], [CmEventKind::ConnectFailed(why)] if why.to_string().contains("port 1 of fake0 is down"));
     assert!(refused, "{events:?}");
+}
+
+/// Each id at a link-local address is bound with the scope of the address, also the provider's own id that watches the device.
+#[test]
+fn link_local_addresses_are_bound_with_their_scope() {
+    let mut world = AdapterTest::new(Personality::default());
+    let (with_port, local) = ("[fe80::1%3]:7".parse().unwrap(), "[fe80::1%3]:0".parse().unwrap());
+    let listener = world.verbs.listen(with_port, &ListenParam::default()).unwrap();
+    assert_eq!(world.verbs.local_address(listener), Some(with_port));
+    let (id, ..) = world.verbs.datagrams().unwrap().bind_datagram(local).unwrap();
+    assert_eq!(world.verbs.local_address(id), Some(local));
+    let refused = world.verbs.listen("[fe80::1]:7".parse().unwrap(), &ListenParam::default());
+    assert!(matches!(refused, Err(TransportError::Listen { .. })), "{refused:?}");
+    // The program may name an address of this host without a scope.
+    for own in super::ffi::local_addresses() {
+        // On the fake, an address that ends in 0 is on no port.
+        if matches!(own.ip(), IpAddr::V6(v6) if v6.is_unicast_link_local() && v6.octets()[15] > 0) {
+            world.verbs.device_at(own.ip()).unwrap();
+        }
+    }
+}
+
+/// The ports of an adapter may have different MTUs. The longest datagram is that of the port of its queue pair, also if another port of the
+/// device was used first (`ibv_query_port`(3)).
+#[test]
+fn the_longest_datagram_is_that_of_its_port() {
+    let mut world = AdapterTest::new(Personality::default());
+    world.fake.set_mtu(1, 4);
+    world.fake.set_mtu(2, 3);
+    let memory = Arc::new(Memory::new(8192).unwrap());
+    for (port, wanted) in [(1, 2048), (2, 1024), (3, 4096)] {
+        let address = format!("10.0.0.{port}:0").parse().unwrap();
+        let (id, device, longest) = world.verbs.datagrams().unwrap().bind_datagram(address).unwrap();
+        assert_eq!(longest, wanted, "port {port}");
+        let cq = world.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
+        let qp = world.verbs.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
+        let region = world.verbs.register(device, &memory, 0..memory.len(), Access::LOCAL_WRITE).unwrap();
+        let address = world.verbs.datagrams().unwrap().create_address(device, &Route::default()).unwrap();
+        let op = SendOp::Datagram(Destination { address, qp_number: 7, queue_key: QUEUE_KEY });
+        let datagram = |len: u32| {
+            let sges = SgeList::one(memory.sge(0, len as usize).with_key(region.local_key));
+            [SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }]
+        };
+        world.verbs.post_send(qp, &datagram(longest)).unwrap();
+        let refused = world.verbs.post_send(qp, &datagram(longest + 1)).unwrap_err().error;
+        assert!(matches!(refused, TransportError::OutOfRange { .. }), "{refused}");
+    }
 }
 
 /// Queue pairs can be destroyed while their port is down. Only rxe is an exception.

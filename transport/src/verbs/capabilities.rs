@@ -85,9 +85,7 @@ pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Cap
     add_extended(device.context(), &mut capabilities);
     let port = port_attr(device.context(), port)?;
     if capabilities.features.contains(Features::DATAGRAMS) {
-        // A datagram is one packet, so its limit is the MTU. The device encodes 256 bytes as 1, 512 bytes as 2, and so
-        // on.
-        capabilities.max_datagram = 128u32.checked_shl(port.active_mtu).unwrap_or(0).min(4096);
+        capabilities.max_datagram = max_datagram(&port);
     }
     if port.max_msg_sz > 0 {
         capabilities.max_message = capabilities.max_message.min(port.max_msg_sz.into());
@@ -162,6 +160,12 @@ fn add_extended(context: *mut ibv_context, capabilities: &mut Capabilities) {
     if general & u64::from(ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0 && connected & needed == needed {
         capabilities.features |= Features::ON_DEMAND_PAGING;
     }
+}
+
+/// Returns the length of the largest datagram that a port can send, in bytes. A datagram is one packet, so its limit is the MTU.
+pub(super) fn max_datagram(port: &ibv_port_attr) -> u32 {
+    // The device encodes 256 bytes as 1, 512 bytes as 2, and so on.
+    128u32.checked_shl(port.active_mtu).unwrap_or(0).min(4096)
 }
 
 /// Queries the attributes of a port.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::NAME;
 use super::address::{Address, RawAddressHandle};
+use super::capabilities::{max_datagram, port_attr};
 use super::core::Verbs;
 use super::entry::{IdEntry, IdState};
 use super::ffi::{RawAddress, check};
@@ -25,8 +26,9 @@ use crate::wc::WorkCompletion;
 const GROUPS: usize = 64;
 
 impl Verbs {
-    /// Creates an id for datagrams that is bound to `address`. Returns the id and its device.
-    pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
+    /// Creates an id for datagrams that is bound to `address`. Returns the id, its device, and the length of the largest datagram that its
+    /// port can send, in bytes.
+    pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
         let raw = RawId::create(self.manager()?, Service::Datagram)?;
         raw.bind(&RawAddress::new(address)).map_err(|error| match error {
             TransportError::Io { source, .. } => TransportError::Listen { address, source },
@@ -36,16 +38,17 @@ impl Verbs {
             let reason = format!("{} is not on an RDMA device: datagrams need the address of a device", address.ip());
             return Err(TransportError::NoDevice { reason });
         }
+        let port = raw.port();
         let key = self.add(IdEntry::new(Arc::new(raw), IdState::Bound));
         let assigned = self.assign_device(key).and_then(|device| {
-            if self.devices[device.0 as usize].info.capabilities.features.contains(Features::DATAGRAMS) {
-                Ok(device)
-            } else {
-                Err(TransportError::Unsupported { provider: NAME, feature: "datagrams on this device" })
+            let entry = &self.devices[device.0 as usize];
+            if !entry.info.capabilities.features.contains(Features::DATAGRAMS) {
+                return Err(TransportError::Unsupported { provider: NAME, feature: "datagrams on this device" });
             }
+            Ok((device, max_datagram(&port_attr(entry.live()?.context(), port)?)))
         });
         match assigned {
-            Ok(device) => Ok((CmId(key), device)),
+            Ok((device, max)) => Ok((CmId(key), device, max)),
             Err(error) => {
                 self.discard(key);
                 Err(error)

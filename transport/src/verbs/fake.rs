@@ -7,12 +7,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::channel::EventChannel;
 use super::core::Verbs;
+use super::ffi::address;
 use super::sys::*;
 
 /// The ways in which the device differs from a plain device.
@@ -58,6 +60,8 @@ struct FakeState {
     channel_broken: bool,
     regions: BTreeMap<u32, c_uint>,
     down: Vec<u8>,
+    /// The MTUs of ports, as codes. Each other port has an MTU of 4,096 bytes.
+    mtus: BTreeMap<u8, c_uint>,
     /// If true, registrations of memory wait, as registrations of gigabytes do. `registering` is the number of those
     /// that wait.
     holds_registrations: bool,
@@ -303,6 +307,11 @@ impl Fake {
         self.async_event(kind, ibv_async_event_element_t { port_num: port.into() });
     }
 
+    /// Sets the MTU of a port, as a code: 1 means 256 bytes, 2 means 512 bytes, and so on.
+    pub(crate) fn set_mtu(&self, port: u8, code: c_uint) {
+        self.state().mtus.insert(port, code);
+    }
+
     /// Reports that a queue pair has failed.
     pub(crate) fn queue_pair_failed(&self, qp: &Handle) {
         self.async_event(ibv_event_type::IBV_EVENT_QP_FATAL, ibv_async_event_element_t { qp: qp.qp });
@@ -496,16 +505,22 @@ unsafe extern "C" fn set_option(id: *mut rdma_cm_id, _: c_int, option: c_int, va
     0
 }
 
-/// Puts an id on the device. The last byte of the IPv4 address is the number of the port; 0 means no port.
+/// Puts an id on the device. The last byte of the IP address is the number of the port; 0 means no port.
 ///
 /// # Safety
-/// `id` is an id of the fake, and `addr` is an IPv4 address.
+/// `id` is an id of the fake, and `addr` is an IP address.
 unsafe fn place(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) {
-    // SAFETY: the caller promises that the id and the address are valid.
+    // SAFETY: the caller promises that the id and the address are valid. Each address is read in the format of its family.
     unsafe {
-        let sin = *addr.cast::<libc::sockaddr_in>();
-        (*id).route.addr.src_addr_union.src_sin = sin;
-        let last = u32::from_be(sin.sin_addr.s_addr) as u8;
+        let last = if i32::from((*addr).sa_family) == libc::AF_INET6 {
+            let sin6 = *addr.cast::<libc::sockaddr_in6>();
+            (*id).route.addr.src_addr_union.src_sin6 = sin6;
+            sin6.sin6_addr.s6_addr[15]
+        } else {
+            let sin = *addr.cast::<libc::sockaddr_in>();
+            (*id).route.addr.src_addr_union.src_sin = sin;
+            u32::from_be(sin.sin_addr.s_addr) as u8
+        };
         if last > 0 {
             (*id).verbs = of_id(id).context();
             (*id).port_num = last;
@@ -513,8 +528,15 @@ unsafe fn place(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) {
     }
 }
 
+/// Binds an id. Like the kernel, refuses a link-local address without a scope (`cma_check_linklocal` in drivers/infiniband/core/cma.c).
 unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
-    // SAFETY: the tests pass only IPv4 addresses.
+    // SAFETY: the caller passes an IP address, which has the length of its family.
+    if let Some(SocketAddr::V6(v6)) = unsafe { address(addr) } {
+        if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 {
+            return errno(libc::EINVAL);
+        }
+    }
+    // SAFETY: the caller passes an IP address.
     unsafe { place(id, addr) };
     0
 }
@@ -663,7 +685,8 @@ unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: 
     let mut made: ibv_port_attr = zeroed();
     made.state = if fake.state().down.contains(&port) { 1 } else { 4 };
     made.link_layer = 2;
-    (made.active_mtu, made.max_msg_sz) = (5, 1 << 30);
+    made.active_mtu = fake.state().mtus.get(&port).copied().unwrap_or(5);
+    made.max_msg_sz = 1 << 30;
     // SAFETY: the caller passes memory for the result.
     unsafe { *attr = made };
     0
@@ -885,7 +908,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 unsafe extern "C" fn create_ah(_: *mut ibv_pd, _: *mut ibv_ah_attr) -> *mut ibv_ah {
-    ptr::null_mut()
+    leak(zeroed())
 }
 
 unsafe extern "C" fn destroy_ah(_: *mut ibv_ah) -> c_int {

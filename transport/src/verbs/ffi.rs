@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -133,6 +133,18 @@ pub(super) fn local_addresses() -> Vec<SocketAddr> {
     // SAFETY: the list is freed once, after its addresses were copied.
     unsafe { libc::freeifaddrs(list) }
     found
+}
+
+/// Returns a local address as a socket address with port 0. A link-local address gets the scope of the network interface that has it: the
+/// kernel refuses such an address without its scope.
+pub(super) fn scoped(address: IpAddr) -> SocketAddr {
+    let plain = SocketAddr::new(address, 0);
+    match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            local_addresses().into_iter().find(|own| own.ip() == address).unwrap_or(plain)
+        }
+        _ => plain,
+    }
 }
 
 /// Makes a descriptor non-blocking.

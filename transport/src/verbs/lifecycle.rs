@@ -50,11 +50,13 @@ impl Verbs {
         }
         // Before the device is added, create a private id at the same address. The private id keeps the context open, and receives the
         // event of the device's removal.
-        let address = id.local_address().ok_or(TransportError::NoDevice { reason: "an id has no address".into() })?;
+        let address = id.local_address();
+        let mut address = address.ok_or(TransportError::NoDevice { reason: "an id has no address".into() })?;
+        address.set_port(0);
         let watch = Arc::new(RawId::create(self.manager()?, Service::Connected)?);
-        watch.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0)))?;
+        watch.bind(&RawAddress::new(address))?;
         if watch.context() != context {
-            return Err(TransportError::NoDevice { reason: format!("{address} is on more than one device") });
+            return Err(TransportError::NoDevice { reason: format!("{} is on more than one device", address.ip()) });
         }
         let context_owner: ContextOwner = Arc::clone(&watch) as ContextOwner;
         // SAFETY: the id is on the device. librdmacm keeps the device's context open while the id exists.
@@ -107,7 +109,7 @@ impl Verbs {
             return self.device_at_gid(address);
         }
         let id = RawId::create(self.manager()?, Service::Connected)?;
-        id.bind(&RawAddress::new(SocketAddr::new(address, 0)))
+        id.bind(&RawAddress::new(ffi::scoped(address)))
             .map_err(|error| TransportError::NoDevice { reason: format!("the address {address}: {error}") })?;
         if id.context().is_null() {
             return Err(TransportError::NoDevice {

@@ -108,7 +108,9 @@ impl Verbs {
         }
         let channel = Arc::new(EventChannel::open()?);
         let id = RawId::create(&channel, Service::Connected)?;
-        match id.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0))) {
+        let mut local = address;
+        local.set_port(0);
+        match id.bind(&RawAddress::new(local)) {
             Ok(()) => self.reached(&id),
             Err(error) => unreachable(error),
         }

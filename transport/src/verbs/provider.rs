@@ -563,9 +563,7 @@ impl ForeignMemory for Verbs {
 
 impl Datagrams for Verbs {
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
-        let (id, device) = self.bind_datagrams(address)?;
-        let max = self.device(device).map_or(0, |info| info.capabilities.max_datagram);
-        Ok((id, device, max))
+        self.bind_datagrams(address)
     }
 
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::NAME;
+use super::capabilities::{max_datagram, port_attr};
 use super::core::{STALE_CQ, STALE_SRQ, Verbs};
 use super::cq::{Cq, RawCq};
 use super::entry::IdState;
@@ -184,8 +185,13 @@ impl Verbs {
         if elsewhere || !queues.send.is_on(open) || !queues.recv.is_on(open) {
             return Err(TransportError::InvalidState { call: "create_qp", state: "on another device than its queues" });
         }
-        let capabilities = &device.info.capabilities;
         let service = id_raw.service();
+        let mut capabilities = device.info.capabilities;
+        if service == Service::Datagram {
+            // The ports of a device may have different MTUs.
+            capabilities.max_datagram = max_datagram(&port_attr(open.context(), id_raw.port())?);
+        }
+        let capabilities = &capabilities;
         let name = QueueName::new(id.0);
         let mut made = init_attr(service, attr, capabilities, &queues, name);
         let raw = match id_raw.create_qp(&mut made, queues.clone()) {
