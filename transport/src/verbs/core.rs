@@ -65,6 +65,9 @@ pub(super) struct CmEventSet {
 /// A local address and options, and the port and GID that were found for them: an entry of a cache.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
+/// A local address and options for which a search has found no port, and the time from which on connect requests cause the next search.
+pub(super) type FailedSearch = (Option<SocketAddr>, ExchangeOptions, Instant);
+
 /// The state that all connections by out-of-band exchange share.
 pub(super) struct Exchanges {
     /// The source of random bytes for the sequence numbers of first packets. Without it the provider does not have the
@@ -79,6 +82,8 @@ pub(super) struct Exchanges {
     pub(super) deadlines: BTreeSet<(Instant, Key)>,
     /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
     pub(super) port_gids: VecDeque<CachedPortGid>,
+    /// The searches for the ports of connect requests that have failed recently.
+    pub(super) failed_searches: VecDeque<FailedSearch>,
 }
 
 /// The provider of RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] opens it.
@@ -173,6 +178,7 @@ impl Verbs {
                 newcomers: Newcomers::default(),
                 deadlines: BTreeSet::new(),
                 port_gids: VecDeque::new(),
+                failed_searches: VecDeque::new(),
             },
             closing: VecDeque::new(),
             events: VecDeque::new(),

@@ -27,9 +27,13 @@ const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECT: i32 = 2;
 /// The maximum number of device events that wait until the program reads them.
 const DEVICE_EVENTS: usize = 1000;
+/// The maximum number of times that one call of `next_event` polls the event set. Peers that connect without a pause make a listener ready
+/// again and again. Without a limit, they would keep the call from returning.
+pub(super) const ROUNDS: usize = 16;
 
 impl Verbs {
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
+        let mut rounds = 0;
         loop {
             while let Some(event) = self.events.pop_front() {
                 // The program may have destroyed the id since the event was queued.
@@ -46,8 +50,14 @@ impl Verbs {
                 self.async_events(device as usize);
             } else if let Some(key) = self.event_set.streams.pop_front() {
                 self.stream_ready(key, now);
+            } else if rounds == ROUNDS {
+                // More descriptors may be ready. Wake the channel, so that the caller calls this function again.
+                self.connector.wake();
+                return Ok(None);
             } else if !self.poll_event_set()? {
                 return Ok(None);
+            } else {
+                rounds += 1;
             }
         }
     }

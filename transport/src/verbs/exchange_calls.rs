@@ -24,8 +24,8 @@ use crate::slab::Key;
 
 /// The default of the ack timeout, as a code: 19 means about 2 s. The connection manager has the same default.
 const ACK_TIMEOUT: u8 = 19;
-/// The maximum number of cached results of the search for a port and GID.
-const MAX_CACHED: usize = 16;
+/// The maximum number of cached results of the search for a port and GID, and of searches without a result.
+pub(super) const MAX_CACHED: usize = 16;
 
 impl Verbs {
     // Functions that listen.

@@ -7,13 +7,17 @@ use std::time::{Duration, Instant};
 
 use super::core::Verbs;
 use super::entry::{ExchangeSocket, IdEntry, IdState};
+use super::exchange_calls::MAX_CACHED;
 use super::exchange_socket::{ExchangeStream, StreamRead};
+use super::gid::PortGid;
 use super::id::RawId;
 use super::status::connect_failure;
-use crate::cm::{CmEventKind, CmId, ConnectFailure, DisconnectCause, ReadDepth};
+use crate::cm::{CmEventKind, CmId, ConnectFailure, DisconnectCause, ExchangeOptions, ReadDepth};
+use crate::error::{Result, TransportError};
 use crate::exchange::conversation::ConversationEvent;
 use crate::exchange::message::{Endpoint, ExchangeRefusal};
 use crate::newcomers::Host;
+use crate::provider::DeviceId;
 use crate::slab::Key;
 
 /// The time that a peer has to send the message Request after it has connected, and to send the message Ready after the
@@ -26,6 +30,9 @@ const MAX_NEWCOMERS: usize = 256;
 const MAX_ACCEPTS: usize = 64;
 /// The time for which a listener accepts no streams after the system had no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The time from a search for the port of a connect request that has found none to the next such search. A search reads all GID tables, so
+/// without a pause peers could keep the provider busy.
+pub(super) const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
 impl Verbs {
     /// Processes input on an id's listening socket or stream, which epoll has reported as ready.
@@ -158,20 +165,20 @@ impl Verbs {
             local.set_port(0);
             local
         });
-        let assigned = self.port_gid_for(source, &exchange).and_then(|port_gid| {
-            let device = self.device_of_port(&port_gid)?;
+        let assigned = self.port_of_request(source, &exchange).and_then(|(port_gid, device)| {
             self.check_port(Some(device), port_gid.port)?;
             Ok((port_gid, device))
         });
+        // Peers can cause the following lines as often as they like, so the level is `debug`.
         let (port_gid, device) = match assigned {
             Ok(assigned) => assigned,
             Err(error) => {
-                log::warn!("{from} is refused: {error}");
+                log::debug!("{from} is refused: {error}");
                 return self.refuse_exchange(key, ExchangeRefusal::NoPort, &[]);
             }
         };
         if port_gid.network != peer.network {
-            log::warn!("{from} is refused: {}", ExchangeRefusal::OtherNetwork.reason());
+            log::debug!("{from} is refused: {}", ExchangeRefusal::OtherNetwork.reason());
             return self.refuse_exchange(key, ExchangeRefusal::OtherNetwork, &[]);
         }
         let read_depth = ReadDepth {
@@ -190,6 +197,34 @@ impl Verbs {
         }
         let listener = CmId(listener);
         self.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
+    }
+
+    /// Returns the port, the GID and the device for a connect request whose stream has the local address `source`. After a search without a
+    /// result, fails without a search until [`SEARCH_PAUSE`] is over.
+    fn port_of_request(
+        &mut self,
+        source: Option<SocketAddr>,
+        options: &ExchangeOptions,
+    ) -> Result<(PortGid, DeviceId)> {
+        let now = self.now;
+        let failed = &mut self.exchanges.failed_searches;
+        failed.retain(|(.., until)| now.is_some_and(|now| now < *until));
+        if failed.iter().any(|(of, with, _)| *of == source && with == options) {
+            let reason = "the last search has found no port for the address of this host on the stream".into();
+            return Err(TransportError::NoDevice { reason });
+        }
+        let found = self.port_gid_for(source, options).and_then(|port_gid| {
+            let device = self.device_of_port(&port_gid)?;
+            Ok((port_gid, device))
+        });
+        if let (Some(now), true) = (now, found.is_err()) {
+            let failed = &mut self.exchanges.failed_searches;
+            if failed.len() >= MAX_CACHED {
+                failed.pop_front();
+            }
+            failed.push_back((source, options.clone(), now + SEARCH_PAUSE));
+        }
+        found
     }
 
     /// Decrements the number of requests that wait at the listener, because the program has answered one.
@@ -271,7 +306,7 @@ impl Verbs {
         let registry = self.event_set.poll.registry();
         if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.forget(registry);
-            stream.socket = None;
+            stream.shut_down();
         }
     }
 

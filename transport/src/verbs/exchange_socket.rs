@@ -261,8 +261,12 @@ impl ExchangeStream {
             log::trace!("Goodbye cannot be sent: {error}");
         }
         self.forget(registry);
+        self.shut_down();
+    }
+
+    /// Closes the socket. Ends the stream even if the program still has another descriptor of the socket.
+    pub(super) fn shut_down(&mut self) {
         if let Some(socket) = self.socket.take() {
-            // End the stream even if the program still has another descriptor of the socket.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -282,6 +286,7 @@ impl Drop for DetachedStream {
         if let Some(stream) = &mut self.stream {
             stream.conversation.disconnect();
             let _ = stream.flush();
+            stream.shut_down();
         }
     }
 }

@@ -10,7 +10,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+
 use super::core::Verbs;
+use super::events::ROUNDS;
+use super::exchange_events::SEARCH_PAUSE;
+use super::exchange_socket::ExchangeStream;
 use super::fake::{Fake, Personality};
 use crate::cm::{
     CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ExchangeOptions, ListenParam, PathOptions,
@@ -18,9 +24,9 @@ use crate::cm::{
 };
 use crate::cq::CqAttr;
 use crate::error::TransportError;
-use crate::exchange::message::{Endpoint, ExchangeMessage, ExchangeRefusal, MAX_MESSAGE, Network};
+use crate::exchange::message::{Endpoint, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Network};
 use crate::patience::until;
-use crate::provider::{DeviceId, Provider};
+use crate::provider::{Channel, DeviceId, Provider};
 use crate::qp::QpAttr;
 
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -200,7 +206,7 @@ fn octets(message: &ExchangeMessage<'_>) -> Vec<u8> {
 }
 
 /// Reads one message that the provider has sent.
-fn read(stream: &mut TcpStream) -> Vec<u8> {
+fn read(stream: &mut impl Read) -> Vec<u8> {
     let mut head = [0; 8];
     stream.read_exact(&mut head).unwrap();
     let mut body = vec![0; usize::from(u16::from_be_bytes([head[6], head[7]]))];
@@ -386,6 +392,45 @@ fn silent_peers_give_way() {
     drop(silent);
 }
 
+/// One call polls a limited number of times, so peers that keep sockets ready do not keep the call from returning. After the last poll the
+/// call wakes the channel, because further sockets may be ready.
+#[test]
+fn a_call_returns_although_sockets_are_ready() {
+    const STREAMS: usize = 3 * ROUNDS;
+    let mut world = ExchangeTest::new();
+    let (listener, _) = world.listen();
+    let mut peers = Vec::new();
+    for _ in 0..STREAMS {
+        let (one, other) = UnixStream::pair().unwrap();
+        world.verbs.exchange().unwrap().accept_stream(listener, OwnedFd::from(one), world.now).unwrap();
+        peers.push(other);
+    }
+    assert!(world.next().is_none());
+    // From here on, each poll reports one socket.
+    world.verbs.event_set.ready = Events::with_capacity(1);
+    let mut channel = Poll::new().unwrap();
+    let fd = world.verbs.channel(Channel::ConnectionManager).unwrap();
+    channel.registry().register(&mut SourceFd(&fd), Token(0), Interest::READABLE).unwrap();
+    let mut edges = Events::with_capacity(1);
+    for peer in &mut peers {
+        peer.write_all(&octets(&ExchangeMessage::Ready)[..1]).unwrap();
+    }
+    let served = |verbs: &Verbs| {
+        let has_input = |stream: &ExchangeStream| stream.conversation.wanted() < HEADER_LEN;
+        verbs.ids.iter().filter(|(_, id)| id.stream().is_some_and(has_input)).count()
+    };
+    let mut calls = 0;
+    while served(&world.verbs) < STREAMS {
+        channel.poll(&mut edges, Some(Duration::ZERO)).unwrap();
+        assert!(!edges.is_empty(), "after {calls} calls the channel has no edge");
+        assert!(world.next().is_none());
+        calls += 1;
+        assert!(served(&world.verbs) <= calls * ROUNDS, "call {calls}");
+    }
+    drop(peers);
+    world.nothing_is_left(&[], 1);
+}
+
 /// If a server accepts the stream and sends nothing, the attempt ends at its deadline. If no program listens, the attempt ends immediately.
 #[test]
 fn a_silent_server_is_given_up() {
@@ -526,18 +571,45 @@ fn a_refusal_has_its_reason() {
         world.verbs.destroy_id(id, world.now).unwrap();
     }
     let infiniband = Endpoint { network: Network::InfiniBand, lid: 7, ..endpoint() };
-    let mut client = TcpStream::connect(to).unwrap();
-    client.write_all(&octets(&ExchangeMessage::Request(infiniband, b""))).unwrap();
-    assert!(
-        until("an answer", || {
-            assert!(world.next().is_none());
-            client.set_nonblocking(true).unwrap();
-            client.peek(&mut [0; 9]).ok().filter(|octets| *octets == 9)
-        }) > 0
-    );
-    client.set_nonblocking(false).unwrap();
-    assert_eq!(read(&mut client), octets(&ExchangeMessage::Refuse(ExchangeRefusal::OtherNetwork, b"")));
+    let other_network = octets(&ExchangeMessage::Refuse(ExchangeRefusal::OtherNetwork, b""));
+    assert_eq!(refusal_of(&mut world, to, infiniband), other_network);
     world.nothing_is_left(&[active, listener], 0);
+}
+
+/// Sends a request that the provider refuses. Returns the refusal.
+fn refusal_of(world: &mut ExchangeTest, to: SocketAddr, endpoint: Endpoint) -> Vec<u8> {
+    let mut client = TcpStream::connect(to).unwrap();
+    client.write_all(&octets(&ExchangeMessage::Request(endpoint, b""))).unwrap();
+    client.set_nonblocking(true).unwrap();
+    until("an answer", || {
+        assert!(world.next().is_none());
+        client.peek(&mut [0; 9]).ok().filter(|octets| *octets == 9)
+    });
+    client.set_nonblocking(false).unwrap();
+    read(&mut client)
+}
+
+/// If a stream's local address is on no port, only the first of many requests makes the provider read the GID tables.
+#[test]
+fn requests_without_a_port_do_not_search_each_time() {
+    let mut world = ExchangeTest::new();
+    let (_, to) = world.listen();
+    let no_port = octets(&ExchangeMessage::Refuse(ExchangeRefusal::NoPort, b""));
+    let entry = fs::read_to_string(world.sysfs.0.join("fake0/ports/1/gids/1")).unwrap();
+    world.sysfs.write("ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000");
+    assert_eq!(refusal_of(&mut world, to, endpoint()), no_port);
+    // A search would now find the port.
+    world.sysfs.write("ports/1/gids/1", &entry);
+    assert_eq!(refusal_of(&mut world, to, endpoint()), no_port);
+    world.later(SEARCH_PAUSE - Duration::from_nanos(1));
+    assert_eq!(refusal_of(&mut world, to, endpoint()), no_port);
+    // The program's own calls always search.
+    let (active, _) = world.resolve(to).unwrap();
+    world.later(Duration::from_nanos(1));
+    let mut client = TcpStream::connect(to).unwrap();
+    client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
+    let (passive, _) = world.request();
+    world.nothing_is_left(&[active, passive], 1);
 }
 
 /// The program supplies the stream of a connection. The stream of this test is a Unix socket without an IP address, so
@@ -572,6 +644,60 @@ fn the_program_brings_the_stream() {
     let file = OwnedFd::from(fs::File::open("/dev/null").unwrap());
     assert!(role.accept_stream(listener, file, now).is_err());
     world.nothing_is_left(&[passive], 1);
+}
+
+/// After the end of a stream its peer reads the end of the stream, even if the program has another descriptor of the socket.
+#[test]
+fn a_stream_ends_whatever_descriptors_the_program_has() {
+    let mut world = ExchangeTest::new();
+    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    // The bytes that the peer still reads, up to the end of the stream. An error means that the stream has not ended.
+    let rest = |mut peer: UnixStream| {
+        let mut rest = Vec::new();
+        peer.set_nonblocking(true).unwrap();
+        peer.read_to_end(&mut rest).map(|_| rest)
+    };
+    // The peer violates the protocol on an established connection.
+    let (one, mut peer) = UnixStream::pair().unwrap();
+    let mut kept = vec![one.try_clone().unwrap()];
+    let (path, deadline) = (PathOptions::default(), world.now + LONG);
+    let id = world.verbs.exchange().unwrap().resolve_exchange_over(one.into(), &path, &options, deadline).unwrap();
+    let event = world.event();
+    let (_, CmEventKind::Resolved { device }) = event else { panic!("{event:?}") };
+    world.create_qp(id, device);
+    world.verbs.connect(id, &ConnectParam::default()).unwrap();
+    assert!(world.next().is_none());
+    read(&mut peer);
+    let accept = octets(&ExchangeMessage::Accept(endpoint(), b""));
+    peer.write_all(&accept).unwrap();
+    assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == id));
+    peer.write_all(&accept).unwrap();
+    let event = world.event();
+    assert!(matches!(event, (_, CmEventKind::Disconnected(DisconnectCause::PeerViolation(_)))), "{event:?}");
+    world.verbs.destroy_id(id, world.now).unwrap();
+    assert_eq!(rest(peer).unwrap(), octets(&ExchangeMessage::Ready));
+    // The program drops a detached connect request, and the peer disconnects before its request is answered.
+    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener = listener.unwrap();
+    for detached in [true, false] {
+        let (one, mut peer) = UnixStream::pair().unwrap();
+        kept.push(one.try_clone().unwrap());
+        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
+        peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
+        let (asked, _) = world.request();
+        let goodbye = octets(&ExchangeMessage::Goodbye);
+        if detached {
+            drop(world.verbs.handover().unwrap().detach(asked).unwrap());
+            assert_eq!(rest(peer).unwrap(), goodbye);
+        } else {
+            peer.write_all(&goodbye).unwrap();
+            assert!(world.next().is_none());
+            world.verbs.destroy_id(asked, world.now).unwrap();
+            assert_eq!(rest(peer).unwrap(), b"");
+        }
+    }
+    world.nothing_is_left(&[], 1);
+    drop(kept);
 }
 
 /// A connect request moves to another provider, which accepts it.
