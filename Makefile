@@ -89,6 +89,7 @@ soak: vm-setup ## Hours: histories, worlds, property tests, devices, 10,000 conn
 	AIO_WORLDS=100000 CALL_WORLDS=100000 TRANSFER_WORLDS=100000 timeout 7200 $(CARGO) test -p rdma-reactor-tests \
 		--test aio_worlds --test call_worlds --test transfer_worlds -- --nocapture
 	FLIP_STEP=1 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test security -- --nocapture
+	TRANSFER_GIB=4 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test transfer_memory -- --nocapture
 	WAKEUP_MESSAGES=1000000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test wakeups -- --nocapture
 	TAKEN_BACK=1200000 timeout 3600 $(CARGO) test -p rdma-reactor-tests --test limits taken_back -- --nocapture
 	$(MAKE) endurance

@@ -3,6 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 most=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
+# The download is not a part of the timed command.
+cargo fetch --locked
 timeout 300 cargo metadata --locked --all-features --format-version 1 |
     grep -Eo '\{"name":"[^"]+","version":"[^"]+","id"|"rust_version":"[^"]+"' |
     awk -F '"' -v most="$most" -v locked="$(grep -c '^name = ' Cargo.lock)" '

@@ -96,9 +96,21 @@ row "no address space, RLIMIT_AS" 127.0.0.1 40 '^[0-9]+ failed: .*Cannot allocat
     prlimit --as=20000000
 # The kernel ends the process whose group is full. Only its connections are lost.
 in_group() { echo "$BASHPID" >"$group/cgroup.procs" && exec "$@"; }
-mkdir "$group" || exit 1
-limit=memory.limit_in_bytes
-[ -f "$group/$limit" ] || limit=memory.max
-echo 16M >"$group/$limit" || exit 1
+# With 16 MiB and without swap, to which the kernel would move the memory of a process instead of ending the process.
+full_group() {
+    local parent=${group%/*}
+    if [ -f "$parent/cgroup.subtree_control" ]; then
+        # Version 2: a group has the files of its memory only if its parent has enabled them.
+        grep -qw memory "$parent/cgroup.subtree_control" || echo +memory >"$parent/cgroup.subtree_control"
+        mkdir "$group" && echo 16M >"$group/memory.max" || return
+        # A kernel without swap lacks this file, and version 1's next one.
+        [ ! -f "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
+    else
+        mkdir "$group" && [ -f "$group/memory.limit_in_bytes" ] && echo 16M >"$group/memory.limit_in_bytes" &&
+            echo 0 >"$group/memory.swappiness" || return
+        [ ! -f "$group/memory.memsw.limit_in_bytes" ] || echo 16M >"$group/memory.memsw.limit_in_bytes"
+    fi
+}
+full_group || { echo "same-host: no control group with a limit of its memory: $group" >&2; exit 1; }
 row "a full control group" 127.0.0.1 800 '^ended with status 137' '^ended with status 137' in_group
 [ $failed = 0 ] || { echo "same-host: $failed of the rows are not as they have to be" >&2; exit 1; }

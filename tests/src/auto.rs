@@ -2,6 +2,7 @@
 //! to check which device carries a connection.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use rdma_reactor::transport::Provider;
 use rdma_reactor::{Config, ConnectionId, ProviderChoice, Reactor, open_providers, system_entropy};
@@ -11,17 +12,29 @@ use crate::conformance::harness::{Pair, Probe};
 use crate::loopback::{Loopback, Network};
 use crate::parts::reactor_on_all;
 
-/// Returns a server that listens on all addresses, and a client.
-#[must_use]
-pub fn pair() -> Pair {
-    let setup = Setup {
+/// The time limit for a device to resolve an address. No test that uses it connects to an address that no device answers for.
+const RESOLVE: Duration = Duration::from_secs(30);
+
+fn setup() -> Setup {
+    Setup {
         provider: ProviderChoice::Auto,
         address: SocketAddr::from(([0, 0, 0, 0], 0)),
         // One of the devices may be siw, which does not flush all work requests.
         flushes: false,
         ..Setup::iwarp()
-    };
-    Pair::new(&setup, Config::default().provider(ProviderChoice::Auto), Probe::echo(), Probe::default())
+    }
+}
+
+/// Returns the settings of [`pair`], with time limits that even a busy machine does not reach.
+#[must_use]
+pub fn config() -> Config {
+    setup().config().timeouts(|t| t.resolve = RESOLVE)
+}
+
+/// Returns a server that listens on all addresses, and a client.
+#[must_use]
+pub fn pair() -> Pair {
+    Pair::new(&setup(), config(), Probe::echo(), Probe::default())
 }
 
 /// Connects to the server at its address `ip`. Returns the client's id of the connection.
@@ -59,12 +72,14 @@ pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
 pub const IN_PROCESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
 /// Returns a server and a client. The first provider of each reactor connects reactors within this process. The further providers are those
-/// that `config` selects.
+/// that `config` selects. Their time limit for the resolution of an address is not that of `config`, but one that even a busy machine does
+/// not reach.
 ///
 /// # Panics
 /// Panics if the system has no descriptors left, or if a provider that `config` selects cannot be opened.
 #[must_use]
 pub fn with_loopback(config: &Config) -> Pair {
+    let config = &config.clone().timeouts(|t| t.resolve = RESOLVE);
     let network = Network::default();
     let reactor = |address: IpAddr| {
         let mine = Loopback::new(&network, address).expect("descriptors");

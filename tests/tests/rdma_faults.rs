@@ -95,9 +95,10 @@ impl Side {
         Self { reactor: Reactor::new(config).expect("a reactor"), probe, heard, witness: None }
     }
 
-    /// Adds an honest connection on the same reactor and device.
+    /// Adds an honest connection on the same reactor and device. The neighbour's keepalive is so long that it waits while this side takes
+    /// no turns.
     fn witnessed(mut self, device: Device) -> Self {
-        let witness = Witness::start(device, config(), 1);
+        let witness = Witness::start(device, config().timeouts(|t| t.keepalive = PATIENCE), 1);
         witness.watch(&mut self.reactor, 0);
         self.witness = Some(witness);
         self.goes_on();

@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use rdma_reactor::{Config, ProviderChoice};
-use rdma_reactor_tests::auto::{each_where_it_belongs, pair};
+use rdma_reactor::Reactor;
+use rdma_reactor_tests::auto::{config, each_where_it_belongs, pair};
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::device::{RXE, SIW};
 
@@ -27,9 +27,8 @@ fn a_hidden_device_is_done_without() {
     with_watchdog("a_hidden_device_is_done_without", || {
         let (shown, hidden) = (node(&SIW.name()), PathBuf::from("/dev/hidden"));
         fs::rename(&shown, &hidden).expect("root, and one file system");
-        let config = Config::default().provider(ProviderChoice::Auto);
         let mut p = pair();
-        p.server = rdma_reactor::Reactor::new(config).expect("a reactor");
+        p.server = Reactor::new(config()).expect("a reactor");
         assert_eq!(p.client.provider_name(), "verbs+iwarp");
         let devices = [
             (RXE.address().ip(), RXE.name()),

@@ -5,9 +5,11 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use rdma_reactor::{Config, ConnectOptions, ListenOptions, ProviderChoice, Reactor, Source};
+use rdma_reactor::{ConnectOptions, ListenOptions, Reactor, Source};
 use rdma_reactor_tests::capture::{Capture, Packet};
+use rdma_reactor_tests::conformance::Setup;
 use rdma_reactor_tests::conformance::harness::{Pair, Probe, with_watchdog};
+use rdma_reactor_tests::device::RXE;
 
 /// The address of rxe0, the client's device.
 const HERE: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
@@ -21,7 +23,7 @@ const HEADERS: usize = 20 + 8 + 12 + 4;
 
 /// Returns a server on rxe1 with these options, and a client.
 fn pair(options: ListenOptions) -> Pair {
-    let config = Config::default().provider(ProviderChoice::Verbs);
+    let config = Setup::on(RXE).config();
     let [mut server, client] = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
     let any = SocketAddr::new(THERE.into(), 0);
     let listener = server.context().listen_with(any, options).expect("listening");

@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
-use rdma_reactor::{Config, ProviderChoice, Reactor};
+use rdma_reactor::Reactor;
 use rdma_reactor_tests::auto::{connect_to, device_of, echo, pair};
+use rdma_reactor_tests::conformance::Setup;
 use rdma_reactor_tests::conformance::harness::{Probe, with_watchdog};
 use rdma_reactor_tests::device::{RXE, SIW};
 
@@ -28,8 +29,7 @@ fn one_listener_serves_roce_and_tcp() {
         // device.
         p.client.shutdown(&mut p.c, Duration::from_secs(5)).expect("the client's end");
         p.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
-        let plain = Config::default().provider(ProviderChoice::Iwarp);
-        (p.client, p.c) = (Reactor::new(plain).expect("a reactor"), Probe::default());
+        (p.client, p.c) = (Reactor::new(Setup::iwarp().config()).expect("a reactor"), Probe::default());
         let conn = connect_to(&mut p, RXE.address().ip());
         assert_eq!(device_of(&mut p.client, conn), "iwarp0");
         echo(&mut p, &[conn]);

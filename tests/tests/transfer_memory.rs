@@ -1,9 +1,10 @@
-//! One message of 4 GiB is sent between two processes. Neither may use more than 64 MiB besides the memory of the
-//! message.
+//! One message of 1 GiB is sent between two processes, or of `TRANSFER_GIB` GiB. Neither may use more than 64 MiB
+//! besides the memory of the message. `make soak` sends 4 GiB, a length of more than 32 bits, for which the machine
+//! needs more than 8 GiB of free memory.
 //!
 //! The memory of a process is the high-water mark of its resident memory (`VmHWM`), which counts every page that was
 //! ever resident. The sender sends a region without a copy, and the receiver keeps the received message as a region.
-//! These 4 GiB are not counted in either process. Everything else is: the program, stacks, pools, and data in flight.
+//! This memory is not counted in either process. Everything else is: the program, stacks, pools, and data in flight.
 #![allow(clippy::disallowed_methods, reason = "processes and time are what is measured")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -17,17 +18,22 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::patience::{TEST, patient};
 
-const LEN: usize = 4 << 30;
 const BEYOND: usize = 64 << 20;
 /// The environment variable with the receiver's address. It is set in the process that sends.
 const ROLE: &str = "TRANSFER_TO";
 
+/// Returns the length of the message, in bytes.
+fn len() -> usize {
+    let gib: usize = std::env::var("TRANSFER_GIB").map_or(1, |gib| gib.parse().expect("a number of GiB"));
+    gib << 30
+}
+
 fn config() -> Config {
-    // The receiver compares 4 GiB in a callback, which may take longer than the default keepalive timeout.
+    // The receiver compares the message in a callback, which may take longer than the default keepalive timeout.
     patient(Config::default())
         .provider(ProviderChoice::Iwarp)
-        .large_messages(|l| l.max_message = LEN as u64)
-        .large_messages(|l| l.memory = LEN)
+        .large_messages(|l| l.max_message = len() as u64)
+        .large_messages(|l| l.memory = len())
 }
 
 /// Returns the high-water mark of this process's resident memory, in bytes.
@@ -45,9 +51,9 @@ const fn word(nth: u64) -> u64 {
 #[track_caller]
 fn judge(who: &str, time: Duration) {
     let most = high_water();
-    let beyond = most.saturating_sub(LEN);
-    println!("{who}: {} KiB beyond the 4 GiB, {:.1} s", beyond >> 10, time.as_secs_f64());
-    assert!(most >= LEN, "{who}: {most} bytes: the message was not there together");
+    let beyond = most.saturating_sub(len());
+    println!("{who}: {} KiB beyond the {} GiB, {:.1} s", beyond >> 10, len() >> 30, time.as_secs_f64());
+    assert!(most >= len(), "{who}: {most} bytes: the message was not there together");
     assert!(beyond < BEYOND, "{who}: {beyond} bytes beyond the buffer");
 }
 
@@ -58,7 +64,7 @@ struct Receiver {
 
 impl Handler for Receiver {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
-        assert_eq!(message.len(), LEN);
+        assert_eq!(message.len(), len());
         for (nth, bytes) in message.chunks_exact(8).enumerate() {
             assert!(u64::from_le_bytes(bytes.try_into().unwrap()) == word(nth as u64), "word {nth} is another");
         }
@@ -89,7 +95,7 @@ impl Handler for Sender {
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
         let region = cx.register_vec(conn, std::mem::take(&mut self.bytes), &options).expect("memory");
         self.started = Some(Instant::now());
-        cx.send_region(conn, &region, 0..LEN).expect("a new connection has room");
+        cx.send_region(conn, &region, 0..len()).expect("a new connection has room");
         self.region = Some(region);
     }
 
@@ -111,8 +117,8 @@ impl Handler for Sender {
 
 fn send(to: SocketAddr) {
     let mut reactor = Reactor::new(config()).expect("a reactor");
-    let bytes = (0..LEN as u64 / 8).flat_map(|nth| word(nth).to_le_bytes());
-    let mut sender = Sender { bytes: Vec::with_capacity(LEN), ..Sender::default() };
+    let bytes = (0..len() as u64 / 8).flat_map(|nth| word(nth).to_le_bytes());
+    let mut sender = Sender { bytes: Vec::with_capacity(len()), ..Sender::default() };
     sender.bytes.extend(bytes);
     reactor.context().connect(to).expect("room");
     reactor.run(&mut sender).expect("it runs");
@@ -121,7 +127,7 @@ fn send(to: SocketAddr) {
 }
 
 #[test]
-fn four_gib_take_little_beside_their_buffers() {
+fn a_message_takes_little_beside_its_buffer() {
     if let Ok(to) = std::env::var(ROLE) {
         return send(to.parse().expect("an address"));
     }
@@ -134,7 +140,7 @@ fn four_gib_take_little_beside_their_buffers() {
     let mut child = Command::new("timeout")
         .args(["-s", "KILL", &TEST.as_secs().to_string()])
         .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", "four_gib_take_little_beside_their_buffers", "--nocapture"])
+        .args(["--exact", "a_message_takes_little_beside_its_buffer", "--nocapture"])
         .env(ROLE, address.to_string())
         .stdout(Stdio::piped())
         .spawn()

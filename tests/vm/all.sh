@@ -14,7 +14,7 @@ case $* in '' | --full) ;; *) echo "usage: all.sh [--full]" >&2; exit 2 ;; esac
 trap 'trap - TERM; kill 0' INT TERM HUP
 own=${CARGO_TARGET_DIR:-target}/vm
 mkdir -p "$own"
-rm -f "$own/kernel-defects" "$own/failed-steps"
+rm -f "$own/kernel-defects" "$own/failed-steps" "$own/ended-steps"
 guests=${GUESTS:-2}
 [ ! -e /dev/infiniband ] || guests=1
 
@@ -32,14 +32,17 @@ step() { # NAME COMMAND...: runs a step, then prints what it has said
         cat "$log"
         echo "==== $1: $([ $status = 0 ] && echo ok || echo "FAILED, status $status"), $((SECONDS - start)) s"
         [ $status = 0 ] || echo "$1" >>"$own/failed-steps"
+        echo "$1" >>"$own/ended-steps"
     ) 9>"$own/output.lock"
     return $status
 }
 
-failed=0
+failed=0 started=()
 start() {
     while [ "$(jobs -rp | wc -l)" -ge "$guests" ]; do wait -n || failed=1; done
-    [ $failed = 1 ] || step "$@" &
+    [ $failed = 0 ] || return
+    started+=("$1")
+    step "$@" &
 }
 if [ "$*" = --full ]; then
     start conformance tests/vm/conformance.sh
@@ -62,6 +65,13 @@ else
     start verbs env SUITES='verbs rdma_contract' tests/vm/conformance.sh siw:: rxe::
 fi
 while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
+# bash forgets the status of a job that a signal has killed, unless it waits for the job at that moment.
+for name in "${started[@]}"; do
+    grep -qxF "$name" "$own/ended-steps" 2>/dev/null && continue
+    echo "==== $name: FAILED, killed before its end"
+    echo "$name" >>"$own/failed-steps"
+done
+[ ! -s "$own/failed-steps" ] || failed=1
 
 echo "steps repeated because the guest's kernel has a known defect: $(cat "$own/kernel-defects" 2>/dev/null | wc -l)"
 [ ! -s "$own/kernel-defects" ] || sort "$own/kernel-defects" | uniq -c

@@ -36,7 +36,7 @@ wire() { # FAMILY HERE THERE LENGTH OPTION...: a network between the two ends
 }
 wire -4 10.77.8.1 10.77.9.1 32
 wire -6 fd77:8::1 fd77:9::1 128 nodad
-for _ in {1..50}; do
+for _ in {1..1200}; do
     [ "$(cat /sys/class/infiniband/{rxe8,rxe9}/ports/1/state | grep -c ACTIVE)" = 2 ] && exit
     sleep 0.1
 done

@@ -6,7 +6,7 @@
 # exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
-#   INTEROP_LIMIT=120                 seconds per exchange
+#   INTEROP_LIMIT=300                 seconds per exchange
 #   INTEROP_CAPTURE=FILE              has the packets of datagrams from the other network namespace captured in FILE, below target/vm
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -18,7 +18,7 @@ if [ "${1:-}" != --inside ]; then
     bin=${bin%/*} own=${CARGO_TARGET_DIR:-target}/vm
     mkdir -p "$own" && cc -O2 -Wall -Werror -o "$own/solicited" tests/vm/solicited.c -lrdmacm -libverbs &&
         cc -O2 -Wall -Werror -o "$own/group" tests/vm/group.c -libverbs || exit 1
-    command=$(printf '%q ' bash tests/vm/interop.sh --inside "$bin" "$own" "${INTEROP_LIMIT:-120}" "${1:-}")
+    command=$(printf '%q ' bash tests/vm/interop.sh --inside "$bin" "$own" "${INTEROP_LIMIT:-300}" "${1:-}")
     VM_PASS="${VM_PASS:-} INTEROP_CAPTURE" VM_TIMEOUT=${VM_TIMEOUT:-5400} exec tests/vm/run.sh "$command"
 fi
 
@@ -173,7 +173,7 @@ rpings() {
     local server=("$bin/rping-server" "${common[@]}" -V -a "$ours" -p PORT)
     local client=("$bin/rping-client" "${common[@]}" -V -p PORT)
     # rping's default, its smallest, its largest.
-    local size rounds=1000 sizes='64 23 65535'
+    local size rounds=200 sizes='64 23 65535'
     # The same messages without CRC: the greeting, and messages of one segment and of many.
     [ $# = 4 ] || sizes='64 65535'
     for size in $sizes; do
@@ -185,7 +185,7 @@ rpings() {
     exchange done ours "${server[@]}" -C 100 -P --clients 3 -- "${three[@]}" rping -c -a "$ours" -p PORT -V -C 100
     exchange done theirs rping -s -P -a "$theirs" -p PORT -- "${chain[@]}" "${client[@]}" -v -a "$theirs" -C 100
     # Ours at both ends, one of them on the device.
-    exchange done ours "${server[@]}" -C 1000 -- "$bin/rping-client" --provider verbs -V -a "$ours" -p PORT -C 1000 -S 1
+    exchange done ours "${server[@]}" -C 200 -- "$bin/rping-client" --provider verbs -V -a "$ours" -p PORT -C 200 -S 1
     exchange done ours "$bin/rping-server" --provider verbs -C 20 -V -a "$theirs" -p PORT -S 1000000 -- \
         "${client[@]}" -a "$theirs" -C 20 -S 1000000
     # A check that this table can fail.

@@ -36,7 +36,7 @@ fn datagrams_go_there_and_back() {
     exchange("server 127.0.0.1 -p 0 -n 50 -s 1024", "client ADDR -n 50 -s 1024 --verify");
     exchange("server ::1 -p 0", "client ADDR --verify");
     // As on devices, datagrams of all ports of an address use the same UDP port.
-    exchange("server 127.0.0.1 -p 7 --udp-port 47914", "client ADDR --bind 127.0.0.2 --udp-port 47914 --verify");
+    exchange("server 127.0.0.1 -p 7 --udp-port 27914", "client ADDR --bind 127.0.0.2 --udp-port 27914 --verify");
 }
 
 #[test]

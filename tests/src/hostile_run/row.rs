@@ -22,6 +22,9 @@ pub const POOL_TIME: Duration = Duration::from_secs(60);
 const LEAST_TIME: Duration = Duration::from_secs(600);
 /// The largest number of echoes that the connected client requests in a control run.
 const CONTROL: usize = 60_000;
+/// The fraction of the time for which a saturated server is busy, at least. With the rates of [`short`], the server of an otherwise idle
+/// machine is busy for at most a quarter of the time.
+const SATURATED: f64 = 0.8;
 /// The number of buffers in the pool of an idle server: those of four connections with default settings.
 pub const POOL_BUFFERS: usize = 4 * 130;
 
@@ -68,9 +71,9 @@ pub struct Attacked {
     pub attackers: attacker::Report,
     /// The server's report at the end of the run.
     pub server: server::Report,
-    /// The server's processor time, as a fraction of the run's duration.
+    /// The server's processor time, as a fraction of the time since the attackers have begun.
     pub load: f64,
-    /// The fraction of the run in which the server was ready to run but had no processor.
+    /// The fraction of the same time in which the server was ready to run but had no processor.
     pub waited: f64,
 }
 
@@ -105,6 +108,14 @@ impl Row {
     #[must_use]
     pub const fn counts_newcomers(&self) -> bool {
         self.is_first || self.attackers == 1 || !matches!(self.attack, Attack::Connects(_))
+    }
+
+    /// Returns true if the attackers exceed what the server can do on this machine: the attackers connect at a rate that does not depend on
+    /// the speed of the server, the server has no real-time priority, and during the fraction `busy` of the time it used a processor or
+    /// waited for one. Such a server loses newcomers even without a defect.
+    #[must_use]
+    pub const fn is_saturated(&self, busy: f64) -> bool {
+        !self.is_first && matches!(self.attack, Attack::Connects(_)) && busy >= SATURATED
     }
 
     /// Returns the name of the attack. It does not include the security of the server.
@@ -274,14 +285,14 @@ impl Server {
 }
 
 /// Runs attackers that attack the server `of`, and honest clients that connect to the server `to`. In the control, these are two servers;
-/// otherwise they are the same server.
+/// otherwise they are the same server. Also returns the time at which the attackers have begun.
 fn phase(
     program: &Path,
     row: &Row,
     credentials: &Credentials,
     of: SocketAddr,
     to: SocketAddr,
-) -> Result<(Outcome, attacker::Report)> {
+) -> Result<(Outcome, attacker::Report, Instant)> {
     let mut attackers = Vec::new();
     for nth in 0..row.attackers as u64 {
         let mut attacker = match row.attack {
@@ -295,6 +306,7 @@ fn phase(
         attacker.answer::<attacker::Report>()?;
         attackers.push(attacker);
     }
+    let attacked_since = Instant::now();
     for attacker in &mut attackers {
         attacker.order(GO)?;
     }
@@ -330,7 +342,7 @@ fn phase(
         let report = all()?;
         // The control ends when the honest clients have ended, because only the honest clients are measured.
         if report.opened >= row.least || of != to || begin.elapsed() > LEAST_TIME {
-            return Ok((outcome, report));
+            return Ok((outcome, report, attacked_since));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -352,9 +364,8 @@ pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> 
         None
     };
     let mut server = Server::start(program, &credentials, &row)?;
-    let begin = Instant::now();
-    let (honest, attackers) = phase(program, &row, &credentials, server.address, server.address)?;
-    let share = |time: Duration| time.as_secs_f64() / begin.elapsed().as_secs_f64();
+    let (honest, attackers, since) = phase(program, &row, &credentials, server.address, server.address)?;
+    let share = |time: Duration| time.as_secs_f64() / since.elapsed().as_secs_f64();
     let (load, waited) = (share(server.process.processor_time()?), share(server.process.waited()?));
     let attacked = Attacked { honest, attackers, server: server.process.report()?, load, waited };
     // Only attacks on the connection setup use memory of the pool, so the memory is checked only after these attacks.

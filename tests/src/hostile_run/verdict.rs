@@ -9,7 +9,8 @@ use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
 /// The fraction of the honest newcomers that must connect. In rows for which [`Row::is_unnoticed`] returns true, all of them must connect.
-/// In the other rows the attackers have many addresses or the address of the honest clients, or the server waits for a processor.
+/// In the other rows the attackers have many addresses or the address of the honest clients, or the server waits for a processor. If
+/// [`Row::is_saturated`] returns true, one newcomer must connect.
 pub const SHARE: f64 = 0.9;
 /// The largest accepted ratio of the honest clients' p99 to their p99 in the control. It applies to rows for which [`Row::is_unnoticed`]
 /// returns true.
@@ -70,7 +71,7 @@ pub struct Verdict {
     pub attackers: attacker::Report,
     /// The server's report at the end of the attack.
     pub server: server::Report,
-    /// The server's processor time, as a fraction of the attack's duration.
+    /// The server's processor time, as a fraction of the attack's duration. It begins with the attackers' first connect.
     pub load: f64,
     /// The fraction of the attack's duration in which the server was ready to run but had no processor.
     pub waited: f64,
@@ -84,10 +85,11 @@ pub struct Verdict {
 
 /// Compares the results of a row with its targets. Returns a description of each missed target.
 fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
-    let Attacked { honest, attackers, server, .. } = attacked;
+    let Attacked { honest, attackers, server, load, waited } = attacked;
     let mut missed = Vec::new();
     let share = if row.is_unnoticed() { 1.0 } else { SHARE };
-    if row.counts_newcomers() && honest.share() < share {
+    let are_enough = if row.is_saturated(load + waited) { honest.up() > 0 } else { honest.share() >= share };
+    if row.counts_newcomers() && !are_enough {
         missed.push(format!("{} of {} are up", honest.up(), honest.all()));
     }
     let p99 = |outcome: &Outcome| outcome.quantile(0.99).map(|us| us as f64);
@@ -208,6 +210,30 @@ mod tests {
         assert_eq!(scribbles(1, 500), ["1 regions were written and 1 things were done by peers without the right"]);
         let large = Left { resident_kib: RESIDENT_KIB + 1024, ..left };
         assert_eq!(judge(flood, good(), 0, large), ["65 MiB are resident afterwards, of 64 at most"]);
+    }
+
+    /// On a slow machine, the server may get more connects than it can serve. Newcomers that are lost there are no defect, but a server
+    /// that serves none is one.
+    #[test]
+    fn a_saturated_server_may_lose_newcomers() {
+        let judged = |row: Row, honest, load, waited| {
+            let (server, attackers) = (server::Report::default(), attacker::Report::default());
+            missed(&row, &Attacked { honest, attackers, server, load, waited }, None, None)
+        };
+        let connects = short()[0];
+        assert!(matches!(connects.attack, Attack::Connects(_)) && !connects.is_first);
+        for (load, waited) in [(0.25, 0.0), (0.4, 0.35)] {
+            assert_eq!(judged(connects, outcome(45, 5, 500), load, waited), [""; 0]);
+            assert_eq!(judged(connects, outcome(44, 6, 500), load, waited), ["44 of 50 are up"]);
+        }
+        for (load, waited) in [(1.0, 0.0), (0.1, 0.75)] {
+            assert_eq!(judged(connects, outcome(1, 49, 500), load, waited), [""; 0]);
+            assert_eq!(judged(connects, outcome(0, 50, 500), load, waited), ["0 of 50 are up"]);
+            let first = Row { is_first: true, ..connects };
+            assert_eq!(judged(first, outcome(49, 1, 500), load, waited), ["49 of 50 are up"]);
+            let scribbles = crate::hostile_run::row::scribbles(100);
+            assert_eq!(judged(scribbles, outcome(1, 49, 500), load, waited), ["1 of 50 are up"]);
+        }
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! Tests of datagrams between two providers, on the system's sockets.
 
+use std::io;
 use std::net::UdpSocket;
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 use super::*;
 use crate::cm::{CmEvent, ConnectParam};
 use crate::cq::CqAttr;
 use crate::datagram::{Destination, QUEUE_KEY};
+use crate::iwarp::net::Ready;
 use crate::iwarp::{IwarpConfig, TcpNet};
-use crate::mem::Memory;
+use crate::mem::{Interface, Memory, RecvSlice, SendSlice};
 use crate::patience;
 use crate::provider::{CqId, Drive, PostError, Provider};
 use crate::roce::frame::{HEADROOM, ROOM};
@@ -96,6 +99,8 @@ fn far() -> Instant {
     Instant::now() + Duration::from_secs(120)
 }
 
+/// Returns settings with one UDP port for all queue pairs of an address. The port must be less than 32768: Linux gives higher ports to
+/// other sockets (`ip_local_port_range`).
 fn common(port: u16) -> IwarpConfig {
     let mut config = IwarpConfig::default();
     config.roce.port = Some(port);
@@ -139,8 +144,8 @@ fn a_question_an_answer_and_a_talk() {
         (own(), "127.0.0.1:0", "127.0.0.1:0"),
         (own(), "[::1]:0", "[::1]:0"),
         // The two sides have different addresses, because only one socket can use a UDP port of an address.
-        (common(47911), "127.0.0.1:0", "127.0.0.2:0"),
-        (common(47911), "127.0.0.1:7", "127.0.0.2:0"),
+        (common(27911), "127.0.0.1:0", "127.0.0.2:0"),
+        (common(27911), "127.0.0.1:7", "127.0.0.2:0"),
     ] {
         let (mut active, mut passive) = (DatagramNode::new(config.clone()), DatagramNode::new(config));
         let (at, from): (SocketAddr, SocketAddr) = (at.parse().unwrap(), from.parse().unwrap());
@@ -186,7 +191,7 @@ fn a_question_an_answer_and_a_talk() {
 
 #[test]
 fn nobody_there_and_a_no() {
-    for config in [IwarpConfig::default(), common(47912)] {
+    for config in [IwarpConfig::default(), common(27912)] {
         let shared = config.roce.port.is_some();
         let (mut active, mut passive) = (DatagramNode::new(config.clone()), DatagramNode::new(config));
         let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
@@ -247,7 +252,7 @@ fn questions_are_asked_again_until_their_deadline() {
 #[test]
 fn groups_reach_everyone_in_them() {
     let mut config = IwarpConfig::default();
-    config.roce.group_port = 47913;
+    config.roce.group_port = 27913;
     for (group, from) in [("239.77.2.9", "127.0.0.1:0"), ("ff15::4d:209", "[::1]:0")] {
         let (group, from): (IpAddr, SocketAddr) = (group.parse().unwrap(), from.parse().unwrap());
         let (mut one, mut other) = (DatagramNode::new(config.clone()), DatagramNode::new(config.clone()));
@@ -361,6 +366,112 @@ fn strangers_meet(queue_key: u32) {
     assert!(friend.recv_from(&mut reply).is_err(), "one answer, and nothing else");
     stranger.set_nonblocking(true).unwrap();
     assert!(stranger.recv_from(&mut reply).is_err());
+}
+
+/// Sockets of a host whose only address is fe80::1, on each of its interfaces. Like the system, refuses this address without its scope.
+/// Internally the sockets are bound to the loopback interface.
+#[derive(Debug)]
+struct LinkLocalNet {
+    inner: TcpNet,
+    bound: BTreeMap<SocketId, SocketAddr>,
+}
+
+impl Net for LinkLocalNet {
+    type Segment = <TcpNet as Net>::Segment;
+    fn segment(&mut self, memory: Memory) -> Self::Segment {
+        self.inner.segment(memory)
+    }
+    fn channel(&self, channel: NetChannel) -> RawFd {
+        self.inner.channel(channel)
+    }
+    fn wake(&mut self, channel: NetChannel) {
+        self.inner.wake(channel);
+    }
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+        self.inner.poll(channel, edges)
+    }
+    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
+        self.inner.listen(address, backlog)
+    }
+    fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
+        self.inner.accept(listener)
+    }
+    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
+        self.inner.connect(peer)
+    }
+    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
+        self.inner.connected(socket)
+    }
+    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
+        self.inner.promote(socket)
+    }
+    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
+        self.bound.get(&socket).copied().ok_or(io::ErrorKind::NotConnected.into())
+    }
+    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
+        self.inner.max_segment(socket)
+    }
+    fn all_acknowledged(&self, socket: SocketId) -> bool {
+        self.inner.all_acknowledged(socket)
+    }
+    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
+        self.inner.recv(socket, bufs)
+    }
+    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
+        self.inner.send(socket, bufs)
+    }
+    fn shutdown(&mut self, socket: SocketId) {
+        self.inner.shutdown(socket);
+    }
+    fn close(&mut self, socket: SocketId, reset: bool) {
+        self.bound.remove(&socket);
+        self.inner.close(socket, reset);
+    }
+    fn has_packets(&self) -> bool {
+        true
+    }
+    fn interface(&self, _: IpAddr) -> io::Result<Interface> {
+        self.inner.interface([127, 0, 0, 1].into())
+    }
+    fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {
+        Ok("fe80::1".parse().unwrap())
+    }
+    fn open_packets(&mut self, mut address: SocketAddr) -> io::Result<SocketId> {
+        if !matches!(address, SocketAddr::V6(v6) if v6.scope_id() > 0) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let socket = self.inner.open_packets("127.0.0.1:0".parse().unwrap())?;
+        if address.port() == 0 {
+            address.set_port(self.inner.local_address(socket)?.port());
+        }
+        self.bound.insert(socket, address);
+        Ok(socket)
+    }
+}
+
+/// Each socket at a link-local address is bound with the scope of the address. Ids share a socket only if their addresses have the same
+/// scope.
+#[test]
+fn link_local_addresses_keep_their_scope() {
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    for config in [IwarpConfig::default(), common(27914)] {
+        let net = LinkLocalNet { inner: TcpNet::new().unwrap(), bound: BTreeMap::new() };
+        let mut iwarp = Iwarp::new(config, net, Box::new(|octets| octets.fill(7))).unwrap();
+        let (bound, ..) = iwarp.bind_datagram(at("[fe80::1%3]:0")).unwrap();
+        let listener = iwarp.listen_datagram(at("[fe80::1%3]:7"), &ListenParam::default()).unwrap();
+        let (other, ..) = iwarp.bind_datagram(at("[fe80::1%4]:0")).unwrap();
+        let asking = iwarp.resolve_datagram(at("[fe80::2%3]:7"), Some(at("[fe80::1%3]:0")), far()).unwrap();
+        let routed = iwarp.resolve_datagram(at("[fe80::2%4]:7"), None, far()).unwrap();
+        for (id, scope) in [(bound, 3), (listener, 3), (other, 4), (asking, 3), (routed, 4)] {
+            let local = iwarp.local_address(id).unwrap();
+            assert_eq!(local.to_string(), format!("[fe80::1%{scope}]:{}", local.port()));
+        }
+        assert_eq!(iwarp.local_address(asking), iwarp.local_address(bound), "one socket");
+        assert_eq!(iwarp.local_address(routed), iwarp.local_address(other), "one socket");
+        // A socket at another kind of address does not know the interface of the peer.
+        let refused = iwarp.resolve_datagram(at("[fe80::2%3]:7"), Some(at("[fd00::1]:0")), far());
+        assert!(matches!(refused, Err(TransportError::InvalidState { .. })), "{refused:?}");
+    }
 }
 
 #[test]
