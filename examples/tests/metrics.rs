@@ -123,6 +123,15 @@ fn counters_are_shown_and_a_signal_ends_it() {
     assert_eq!(line, "0 messages echoed\n");
 }
 
+#[test]
+fn each_of_three_signals_ends_it() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let mut program = Program::start(256);
+        kill(Pid::from_raw(program.child.id() as i32), signal).expect("it runs");
+        assert_eq!(program.child.wait().expect("its end").code(), Some(0), "{signal}");
+    }
+}
+
 /// Opens 64 HTTP connections that never send anything. 64 is the server's limit; a 65th visitor must still be served.
 #[test]
 fn visitors_that_say_nothing_keep_nobody_out() {

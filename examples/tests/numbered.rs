@@ -30,6 +30,19 @@ fn run(program: &str, argument: Option<&str>) -> String {
 }
 
 #[test]
+fn bad_arguments_are_one_line_that_names_them() {
+    for (program, argument, words) in [
+        (env!("CARGO_BIN_EXE_04-rpc-async"), "many", "many tasks: give a number from 1 to 100000"),
+        (env!("CARGO_BIN_EXE_05-reconnect"), "localhost:x", "localhost:x: give HOST:PORT"),
+    ] {
+        let output = Command::new(program).arg(argument).env_remove("RUST_LOG").output().expect("it ran");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+        assert!(stderr.contains(words), "no {words:?} in {stderr}");
+    }
+}
+
+#[test]
 fn an_echo_comes_back() {
     let out = succeeds(env!("CARGO_BIN_EXE_01-echo"));
     assert!(out.lines().any(|line| line.ends_with(": hello")), "{out}");

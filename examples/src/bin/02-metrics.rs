@@ -1,5 +1,5 @@
-//! An echo server that shows its counters, and ends on SIGINT or SIGTERM. One event loop serves RDMA, a TCP listener of the standard
-//! library, the HTTP connections that this listener accepts, and a pipe that reports signals.
+//! An echo server that shows its counters, and ends on SIGINT, SIGTERM or SIGHUP. One event loop serves RDMA, a TCP listener of the
+//! standard library, the HTTP connections that this listener accepts, and a pipe that reports signals.
 //!
 //! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: the HTTP server returns the counters in the format of Prometheus at `/metrics`, and as an HTML
 //! page at `/`.
@@ -11,11 +11,14 @@ use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Message, Reactor, Readiness, TimerId};
 use rdma_reactor_examples::metrics;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
 /// The length of the longest accepted request head, in bytes.
@@ -170,7 +173,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(http).map_err(|error| format!("{http}: {error}"))?;
     listener.set_nonblocking(true)?;
     let (signals, sender) = UnixStream::pair()?;
-    for signal in [SIGINT, SIGTERM] {
+    let second = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // The first signal sets the flag. If the flag is set, another signal ends the program immediately.
+        flag::register_conditional_shutdown(signal, 130, second.clone())?;
+        flag::register(signal, second.clone())?;
         pipe::register(signal, sender.try_clone()?)?;
     }
     let mut cx = reactor.context();

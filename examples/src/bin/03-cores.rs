@@ -41,8 +41,14 @@ fn run() -> Result<(), Box<dyn Error>> {
     let group = Reactors::of(&mut reactors);
     let listener = reactors[0].context().listen(address)?;
     let address = reactors[0].context().local_address(listener).ok_or("the listener is gone")?;
-    let drained = group.clone();
-    ctrlc::set_handler(move || drained.drain_all(DRAIN))?;
+    let (drained, mut second) = (group.clone(), false);
+    ctrlc::set_handler(move || {
+        // A second signal ends the program immediately.
+        if std::mem::replace(&mut second, true) {
+            std::process::exit(130);
+        }
+        drained.drain_all(DRAIN);
+    })?;
     println!("echo on {address}, {count} reactors");
     thread::scope(|scope| {
         let spawn = |(index, mut reactor): (usize, Reactor)| {

@@ -20,6 +20,9 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// The timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The number of different arguments of the remote procedure, from 0.
+const ARGUMENTS: u64 = 1 << 20;
+
 /// Returns the sum of the numbers from 1 to `n`: the remote procedure.
 fn sum_to(n: u64) -> u64 {
     n * (n + 1) / 2
@@ -32,7 +35,7 @@ async fn serve(client: AsyncConnection) {
         // Dropping the request returns its credit to the client. The request is dropped before the answer is sent, because that send may
         // have to wait.
         drop(call);
-        if client.send(&sum_to(u64::from_le_bytes(argument) % (1 << 20)).to_le_bytes()).await.is_err() {
+        if client.send(&sum_to(u64::from_le_bytes(argument) % ARGUMENTS).to_le_bytes()).await.is_err() {
             return;
         }
     }
@@ -64,11 +67,16 @@ async fn call(net: &AsyncReactor, server: &AsyncConnection, argument: u64) -> Re
     }
 }
 
+/// Returns the argument of call `nth` of a client.
+const fn argument_of(client: u64, nth: u64) -> u64 {
+    (client + nth) % ARGUMENTS
+}
+
 /// Connects to the server and makes `calls` calls, one at a time.
 async fn client(net: &AsyncReactor, listener: &AsyncListener, number: u64, calls: u64) -> Result<()> {
     let server = net.connect(listener.local_address().ok_or("nobody listens")?).await?;
     for nth in 0..calls {
-        let argument = number + nth;
+        let argument = argument_of(number, nth);
         let sum = call(net, &server, argument).await?;
         if sum != sum_to(argument) {
             return Err(format!("call {argument}: {sum} is wrong").into());
@@ -78,8 +86,12 @@ async fn client(net: &AsyncReactor, listener: &AsyncListener, number: u64, calls
 }
 
 fn main() -> Result<()> {
-    let number = |nth, default| std::env::args().nth(nth).map_or(Ok(default), |text| text.parse());
-    let (tasks, calls): (u64, u64) = (number(1, 1000)?, number(2, 20)?);
+    let number = |nth: usize, what: &str, most: u64, default: u64| {
+        let Some(text) = std::env::args().nth(nth) else { return Ok(default) };
+        let number = text.parse::<u64>().ok().filter(|number| (1..=most).contains(number));
+        number.ok_or_else(|| format!("{text} {what}: give a number from 1 to {most}"))
+    };
+    let (tasks, calls) = (number(1, "tasks", 100_000, 1000)?, number(2, "calls", 1_000_000_000, 20)?);
     // Each client has one call in flight, so small windows suffice.
     let config = Config::default()
         .provider(ProviderChoice::Iwarp)
@@ -99,4 +111,16 @@ fn main() -> Result<()> {
     })??;
     println!("{} calls of {tasks} tasks in {:?}", tasks * calls, start.elapsed());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_argument_is_one_that_the_server_takes() {
+        for (client, nth) in [(0, 0), (1, ARGUMENTS - 1), (1, ARGUMENTS), (99_999, 999_999_999)] {
+            assert!(argument_of(client, nth) < ARGUMENTS, "call {nth} of client {client}");
+        }
+    }
 }

@@ -153,8 +153,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let (host, port, most) = match std::env::args().nth(1) {
         Some(to) => {
-            let (host, port) = to.rsplit_once(':').ok_or_else(|| format!("{to}: give HOST:PORT"))?;
-            (host.to_owned(), port.parse()?, u64::MAX)
+            let wrong = || format!("{to}: give HOST:PORT");
+            let (host, port) = to.rsplit_once(':').ok_or_else(wrong)?;
+            (host.to_owned(), port.parse::<u16>().map_err(|_| wrong())?, u64::MAX)
         }
         None => {
             let mut server = Reactor::new(config.clone())?;

@@ -3,6 +3,7 @@
 
 mod process;
 
+use std::io::Read;
 use std::process::{Child, Output, Stdio};
 
 use nix::sys::signal::Signal;
@@ -81,6 +82,19 @@ fn what_does_not_fit_is_said() {
     assert_eq!(server.succeeds("get", &["one"]) + &server.succeeds("get", &["two"]), "1\n2\n");
     failed_with(&run(&["get", "127.0.0.1:1", "key"]), "is `kv server` running there?");
     failed_with(&run(&["server", "--max-value", "17M"]), "give 1 to 16M bytes");
+    let server = Server::start(&["--max-value", "7"]);
+    server.fails("bench", &[], "a value of 8 bytes: the limit of this table is 7; start the server with a larger");
+}
+
+/// The table would be larger than the address space of a process. The server allocates it for its first client.
+#[test]
+fn a_table_that_is_too_large_is_one_line_of_the_server() {
+    let mut server = Server::start(&["--slots", "16777216", "--max-value", "16M"]);
+    assert_eq!(run(&["get", &server.address, "key"]).status.code(), Some(1));
+    let mut stderr = String::new();
+    server.child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("text");
+    assert_eq!((server.child.wait().expect("its end").code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.starts_with("kv: a table of ") && stderr.contains("give fewer --slots"), "{stderr}");
 }
 
 #[test]

@@ -39,6 +39,26 @@ fn datagrams_go_there_and_back() {
     exchange("server 127.0.0.1 -p 7 --udp-port 27914", "client ADDR --bind 127.0.0.2 --udp-port 27914 --verify");
 }
 
+/// The address space of the client is limited to 4 GiB, and its datagrams together are longer than that. So the client can succeed only if
+/// it does not make all of them in advance. It ends at its time limit, because nobody answers that many.
+#[test]
+fn the_memory_of_a_client_does_not_depend_on_its_count() {
+    let mut server = start("server 127.0.0.1 -p 0 -n 4294967295 -s 4096");
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split_whitespace().next_back().unwrap_or_default();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 4194304 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_raw-datagram")]);
+    command.args(["client", address]);
+    command.args("-n 4294967295 -s 4096 --provider iwarp --timeout 1".split_whitespace()).env_remove("RUST_LOG");
+    let output = command.output().unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.starts_with("raw-datagram: it took longer than --timeout: "), "{stderr}");
+}
+
 #[test]
 fn a_group_hears() {
     exchange("receive 239.77.2.61 --bind 127.0.0.1 -n 20", "send 239.77.2.61 --bind 127.0.0.1 -n 20");

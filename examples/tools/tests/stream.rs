@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Output, Stdio};
 use std::thread;
 
+use nix::sys::signal::Signal;
 use process::{address, failed_with};
 
 const PIPE: &str = env!("CARGO_BIN_EXE_stream-pipe");
@@ -99,11 +100,38 @@ fn a_peer_that_dies_is_one_line() {
 }
 
 #[test]
+fn a_pipe_that_is_interrupted_says_so_by_its_status() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let (mut server, address) = pipe_server();
+        let mut client = start(PIPE, &format!("client {address}"));
+        client.stdin.as_mut().expect("piped").write_all(b"here\n").expect("it reads");
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        assert_eq!(line, "here\n");
+        let input = client.stdin.take();
+        assert!(process::signal(&client, signal), "it runs");
+        let output = client.wait_with_output().expect("it ends");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), &*stderr), (Some(130), ""), "{signal}");
+        drop(input);
+        server.wait().expect("it ends");
+
+        // A server that waits for its peer.
+        let (mut server, _) = pipe_server();
+        assert!(process::signal(&server, signal), "it runs");
+        assert_eq!(server.wait().expect("it ends").code(), Some(130), "{signal}");
+    }
+}
+
+#[test]
 fn nobody_there_and_nonsense_are_one_line() {
     failed_with(&run(PIPE, "client 127.0.0.1:1"), "stream-pipe", "no connection: ");
     failed_with(&run(PIPE, "client nowhere.invalid"), "stream-pipe", "unknown host \"nowhere.invalid\"");
     failed_with(&run(BENCH, "-s 127.0.0.1:1"), "stream-bench", "no connection: ");
     failed_with(&run(BENCH, "-S 0"), "stream-bench", "give 1 to 1G bytes");
+    failed_with(&run(BENCH, "--clients 0"), "stream-bench", "invalid value '0' for '--clients <N>'");
+    let words = "-S 1073741824 and -C 2000: give at most 1099511627776 bytes per iteration and direction";
+    failed_with(&run(BENCH, "-s 127.0.0.1:1 -S 1G -C 2000"), "stream-bench", words);
 }
 
 #[test]

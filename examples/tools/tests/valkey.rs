@@ -363,4 +363,5 @@ fn bad_input_is_one_line() {
     failed_with(&client(nobody, &[]), "no connection to 127.0.0.1:1: ");
     failed_with(&client(nobody, &["--pipeline", "0"]), "invalid value '0' for '--pipeline <N>'");
     failed_with(&client(nobody, &["--size", "0"]), "invalid value '0'");
+    failed_with(&client(nobody, &["-n", "18446744073709551615"]), "is not in 1..=1099511627776");
 }

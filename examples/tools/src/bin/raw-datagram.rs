@@ -132,7 +132,9 @@ struct Talk {
     number: u32,
     /// The senders that the echo server answers, each with its peer id.
     senders: BTreeMap<Origin, PeerId>,
-    /// Datagrams whose sends were refused because the send queue was full. `on_datagram_writable` sends them again.
+    /// The destination of this program's own datagrams, and the number of them that are not sent yet.
+    left: Option<(PeerId, u32)>,
+    /// Echoes whose sends were refused because the send queue was full. `on_datagram_writable` sends them again.
     waiting: VecDeque<(PeerId, Vec<u8>)>,
     received: u32,
     sent: u32,
@@ -146,11 +148,25 @@ impl Talk {
         cx.stop();
     }
 
-    /// Sends the waiting datagrams until one is refused or none is left.
+    /// Returns the next datagram to send, with its destination.
+    fn next_datagram(&self) -> Option<(PeerId, &[u8])> {
+        let own = self.left.filter(|&(_, left)| left > 0).map(|(peer, _)| (peer, &self.text[..]));
+        own.or_else(|| self.waiting.front().map(|(peer, bytes)| (*peer, &bytes[..])))
+    }
+
+    /// Records that the next datagram is sent.
+    fn passed(&mut self) {
+        match &mut self.left {
+            Some((_, left @ 1..)) => *left -= 1,
+            _ => drop(self.waiting.pop_front()),
+        }
+    }
+
+    /// Sends datagrams until one is refused or none is left.
     fn pump(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {
-        while let Some((peer, bytes)) = self.waiting.front() {
-            match cx.datagrams().send_with_immediate(endpoint, *peer, bytes, self.number) {
-                Ok(_) => drop(self.waiting.pop_front()),
+        while let Some((peer, bytes)) = self.next_datagram() {
+            match cx.datagrams().send_with_immediate(endpoint, peer, bytes, self.number) {
+                Ok(_) => self.passed(),
                 // The send queue is full. The reactor calls `on_datagram_writable` when the queue has space.
                 Err(SendErrorKind::WouldBlock(_)) => return,
                 Err(error) => return self.fail(cx, error.to_string()),
@@ -159,7 +175,7 @@ impl Talk {
     }
 
     fn speak(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, to: PeerId) {
-        self.waiting.extend((0..self.count).map(|_| (to, self.text.clone())));
+        self.left = Some((to, self.count));
         self.pump(cx, endpoint);
     }
 
@@ -312,6 +328,7 @@ fn run(command: Command) -> Result<Ending, Failure> {
         text: (0..talk.size).map(|i| i as u8 ^ 0x5a).collect(),
         number: cx.datagrams().qp_number(endpoint).unwrap_or(0),
         senders: BTreeMap::new(),
+        left: None,
         waiting: VecDeque::new(),
         received: 0,
         sent: 0,

@@ -151,6 +151,20 @@ struct Talk {
     failure: Option<String>,
 }
 
+impl Talk {
+    /// Counts a message that was sent. A peer may have more messages echoed than the counter can represent.
+    const fn count_sent(&mut self) {
+        self.sent = self.sent.saturating_add(1);
+    }
+
+    /// Ends the connection: frees the echoes that were not sent, because the state remains until the program ends. Returns the reason why
+    /// the connection failed, if it did.
+    fn end(&mut self) -> Option<String> {
+        self.waiting = VecDeque::new();
+        self.failure.take()
+    }
+}
+
 /// The state of all connections.
 #[derive(Debug)]
 struct Talks {
@@ -200,12 +214,12 @@ impl Talks {
                     None => break,
                 },
             };
-            if solicit == Some(talk.sent + 1) {
+            if solicit.is_some_and(|number| number - 1 == talk.sent) {
                 cx.solicit(conn);
             }
             match cx.send(conn, next) {
                 Ok(_) => {
-                    talk.sent += 1;
+                    talk.count_sent();
                     talk.waiting.pop_front();
                 }
                 // The send queue is full. The reactor calls `on_writable` when the queue has space.
@@ -290,7 +304,7 @@ impl Handler for Talks {
             Part::Echo { count: None } => received,
         };
         let orderly = matches!(reason, DisconnectReason::Local { .. } | DisconnectReason::Closed);
-        let why = talk.failure.take().or_else(|| {
+        let why = talk.end().or_else(|| {
             // If a speaker has received an answer to each of its messages, all messages have arrived, even if the peer disconnected before
             // it acknowledged the last ones.
             let arrived = lost == 0 || matches!(part, Part::Speaker { .. });
@@ -404,5 +418,13 @@ mod tests {
     fn depth_follows_the_count() {
         let Command::Client { talk, .. } = Cli::parse_from(["raw-echo", "client", "h"]).command else { panic!() };
         assert_eq!([talk.depth(Some(10)), talk.depth(Some(10_000)), talk.depth(None)], [10, 4096, 64]);
+    }
+
+    #[test]
+    fn a_connection_that_has_ended_keeps_no_echoes_and_the_counter_has_an_end() {
+        let mut talk = Talk { sent: u32::MAX - 1, failure: Some("too fast".into()), ..Talk::default() };
+        talk.waiting.extend([vec![0; 100], vec![0; 100]]);
+        (0..2).for_each(|_| talk.count_sent());
+        assert_eq!((talk.sent, talk.end().as_deref(), talk.waiting.capacity()), (u32::MAX, Some("too fast"), 0));
     }
 }

@@ -26,6 +26,9 @@ use rdma_reactor_tools::program;
 const JOB_LEN: usize = 24;
 /// The largest number of bytes in a burst. The server refuses clients that request more.
 const MAX_BURST: u64 = 1 << 40;
+/// The largest memory of one side of a stream, in bytes. Longer transfers use it several times. Otherwise, each client could make the
+/// server allocate 1 GiB by one short message.
+const MAX_MEMORY: u64 = 4 << 20;
 
 /// Measures latency and throughput of byte streams between two processes; without -s, the program is the server.
 #[derive(Debug, Parser)]
@@ -50,7 +53,7 @@ struct Cli {
     #[arg(short = 'S', value_name = "BYTES", value_parser = parse_size)]
     size: Option<u32>,
     /// A server: end after this many clients [default: no limit]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     clients: Option<u32>,
     /// Bytes per message that carries a stream
     #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "16K")]
@@ -91,6 +94,11 @@ impl Job {
 
     const fn burst(self) -> u64 {
         self.size * self.transfers
+    }
+
+    /// Makes the memory that a side sends from and receives into.
+    fn memory(self) -> Vec<u8> {
+        vec![0x5a; self.size.min(MAX_MEMORY) as usize]
     }
 
     /// Returns the default number of iterations of a test. All tests transfer about the same number of bytes, unless the number of
@@ -154,8 +162,8 @@ impl Side {
     }
 
     fn client(job: Job) -> Self {
-        let memory = vec![0x5a; job.size as usize];
-        Self { active: true, step: Step::Send(job.burst()), asked: [0; JOB_LEN], job, left: job.iterations, memory }
+        let (left, memory) = (job.iterations, job.memory());
+        Self { active: true, step: Step::Send(job.burst()), asked: [0; JOB_LEN], job, left, memory }
     }
 
     /// Sends and receives until the test is done, the stream would block, or the peer has ended the stream. Returns which of these
@@ -179,7 +187,7 @@ impl Side {
                 Step::Ask { have } if have + moved < JOB_LEN => Step::Ask { have: have + moved },
                 Step::Ask { .. } => {
                     self.job = Job::decode(&self.asked).ok_or_else(|| Failure::new("the client sent no valid job"))?;
-                    (self.left, self.memory) = (self.job.iterations, vec![0x5a; self.job.size as usize]);
+                    (self.left, self.memory) = (self.job.iterations, self.job.memory());
                     Step::Receive(self.job.burst())
                 }
                 Step::Send(left) if left > moved as u64 => Step::Send(left - moved as u64),
@@ -364,6 +372,11 @@ fn row(job: Job, seconds: f64) -> String {
 }
 
 fn run(cli: &Cli) -> Result<Ending, Failure> {
+    let jobs = Job::all(cli);
+    if let Some(Job { size, transfers, .. }) = jobs.iter().find(|job| job.burst() > MAX_BURST) {
+        let cure = format!("give at most {MAX_BURST} bytes per iteration and direction");
+        return Err(Failure::new(format!("-S {size} and -C {transfers}: {cure}")));
+    }
     let config = Config::default()
         .provider(cli.provider.into())
         .wait(cli.wait.unwrap_or_else(WaitMode::suited).policy()?)
@@ -381,8 +394,7 @@ fn run(cli: &Cli) -> Result<Ending, Failure> {
         return Ok(if is_early { Ending::Interrupted } else { Ending::Complete });
     };
     reactor.context().connect(resolve(server, cli.port)?[0])?;
-    let jobs = Job::all(cli).into_iter();
-    let output = Output::stdout();
+    let (jobs, output) = (jobs.into_iter(), Output::stdout());
     let mut client =
         Streams::new(Client { jobs, side: None, warming: true, since: Instant::now(), failure: None, output });
     reactor.run(&mut client)?;
@@ -420,6 +432,12 @@ mod tests {
         ] {
             assert_eq!(Job::decode(&nonsense.encode()), None, "{nonsense:?}");
         }
+    }
+
+    #[test]
+    fn the_memory_of_a_stream_has_a_limit() {
+        let memory = |size| Job { size, transfers: 1, iterations: 1 }.memory().len();
+        assert_eq!([memory(1), memory(65_536), memory(1 << 30)], [1, 65_536, 4 << 20]);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use rdma_reactor::{
 use rdma_reactor_tools::pingpong::address::resolve;
 use rdma_reactor_tools::pingpong::cli::Provider;
 use rdma_reactor_tools::pingpong::failure::{Ending, Failure};
+use rdma_reactor_tools::pingpong::interrupt::Interrupt;
 use rdma_reactor_tools::program;
 use rdma_reactor_tools::secure::SecurityArgs;
 
@@ -168,9 +169,11 @@ fn wait(reactor: &mut Reactor, others: [Option<(BorrowedFd<'_>, PollFlags)>; 2])
     Ok(others.map(|other| other.is_some() && ready.next().unwrap_or(false)))
 }
 
-fn run(cli: &Cli) -> Result<(), Failure> {
+fn run(cli: &Cli) -> Result<Ending, Failure> {
     let (mut input, mut output) = (unbuffered(&io::stdin())?, unbuffered(&io::stdout())?);
     let mut reactor = Reactor::new(Config::default().provider(cli.provider.into()).security(cli.security.security()?))?;
+    let interrupt = Interrupt::on_signals()?;
+    interrupt.stops(reactor.handle());
     let mut peer = Streams::new(Peer::default());
     match &cli.command {
         Command::Server { bind } => {
@@ -187,6 +190,10 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     let (mut feeding, mut draining) = (true, true);
     loop {
         reactor.turn(&mut peer, Some(Duration::ZERO))?;
+        // A signal also makes the reactor's descriptor readable, so that `wait` returns.
+        if interrupt.is_raised() {
+            return Ok(Ending::Interrupted);
+        }
         let Some(id) = peer.handler.stream else {
             if let Some(Err(failure)) = peer.handler.end.take() {
                 return Err(failure);
@@ -199,7 +206,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             while drain(&mut output, &mut peer.handler.rest)? {
                 wait(&mut reactor, [None, Some((output.as_fd(), PollFlags::POLLOUT))])?;
             }
-            return end;
+            return end.map(|()| Ending::Complete);
         }
         let ready = peer.context(reactor.context()).stream(id).readiness();
         let wants_input = (feeding && ready.writable).then(|| (input.as_fd(), PollFlags::POLLIN));
@@ -219,7 +226,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    program::main(std::env::args_os(), |cli: Cli| run(&cli).map(|()| Ending::Complete))
+    program::main(std::env::args_os(), |cli: Cli| run(&cli))
 }
 
 #[cfg(test)]

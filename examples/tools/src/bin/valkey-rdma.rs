@@ -57,7 +57,7 @@ struct Cli {
     #[arg(short, long, default_value_t = 6379)]
     port: u16,
     /// Values to set and to get
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     count: u64,
     /// Bytes of a value
     #[arg(short, long, value_name = "S", default_value = "64", value_parser = parse_size)]

@@ -107,6 +107,11 @@ impl Bench {
             ConnectionRole::New => {
                 let hello = TableHello::decode(message)
                     .ok_or_else(|| Failure::new("the server is not a kv server of this version"))?;
+                let most = hello.geometry.max_value;
+                if most < 8 {
+                    let cure = "start the server with a larger --max-value";
+                    return Err(Failure::new(format!("a value of 8 bytes: the limit of this table is {most}; {cure}")));
+                }
                 *self.role(conn) = if loaded {
                     let newest = vec![0; keys as usize];
                     let looks = BenchState { reader: Reader::new(cx, conn, hello)?, key: 0, newest };

@@ -16,6 +16,8 @@ struct TableServer {
     geometry: Geometry,
     /// The table; `None` before the first connection. The table is registered with the device of that connection.
     table: Option<Table>,
+    /// The reason why there is no table; `None` if there is one, or before the first connection.
+    failure: Option<Failure>,
 }
 
 impl TableServer {
@@ -27,7 +29,10 @@ impl TableServer {
                 // All clients may read the table, including those that connect later. Only the server may write it.
                 let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
                 let len = usize::try_from(self.geometry.table_len()).map_err(Failure::new)?;
-                let region = cx.register(conn, len, &options)?;
+                let region = cx.register(conn, len, &options).map_err(|error| {
+                    let cure = "give fewer --slots or a smaller --max-value";
+                    Failure::new(format!("a table of {len} bytes: {error}; {cure}"))
+                })?;
                 Ok(none.insert(Table::new(self.geometry, region)))
             }
         }
@@ -49,9 +54,17 @@ impl TableServer {
 
 impl Handler for TableServer {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        if let Err(failure) = self.welcome(cx, conn) {
-            eprintln!("kv: {conn}: {failure}");
-            cx.close(conn);
+        match self.welcome(cx, conn) {
+            Ok(()) => {}
+            // Without a table, the server can serve no client.
+            Err(failure) if self.table.is_none() => {
+                self.failure.get_or_insert(failure);
+                cx.stop();
+            }
+            Err(failure) => {
+                eprintln!("kv: {conn}: {failure}");
+                cx.close(conn);
+            }
         }
     }
 
@@ -76,12 +89,14 @@ impl Handler for TableServer {
 /// Serves until SIGINT, SIGTERM or SIGHUP.
 ///
 /// # Errors
-/// The reactor cannot listen on the address, or the reactor fails.
+/// The reactor cannot listen on the address, there is not enough memory for the table, or the reactor fails.
 pub fn run(address: std::net::SocketAddr, geometry: Geometry, config: Config) -> Result<(), Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
     let listener = reactor.context().listen(address)?;
     let address = reactor.context().local_address(listener).unwrap_or(address);
     Output::stdout().line(format!("listening on {address}"));
-    Ok(reactor.run(&mut TableServer { geometry, table: None })?)
+    let mut server = TableServer { geometry, table: None, failure: None };
+    reactor.run(&mut server)?;
+    server.failure.map_or(Ok(()), Err)
 }

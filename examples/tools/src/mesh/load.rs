@@ -7,6 +7,9 @@ use rdma_reactor::{ConnectionId, Context, SendBuffer};
 use super::control::ReceivedLoad;
 use super::frame::{self, LOAD};
 
+/// The largest number of errors that is reported. Rank 0 accepts no larger one, and a peer can cause any number of them.
+const MOST_ERRORS: u64 = 1_000_000_000_000_000;
+
 /// The outgoing stream, to the peer.
 #[derive(Debug, Default)]
 pub struct Outbound {
@@ -58,14 +61,14 @@ impl Inbound {
         self.messages += 1;
         self.span = Some((self.span.map_or(now, |(first, _)| first), now));
         if number != Some(self.next) {
-            self.errors += 1;
+            self.errors = self.errors.saturating_add(1);
         }
         self.next = number.map_or(self.next, |number| number.wrapping_add(1));
     }
 
     /// Records the end of the stream. `sent` is the number of messages that the peer has sent.
     pub fn end(&mut self, sent: u64, now: Instant) {
-        self.errors += self.messages.abs_diff(sent);
+        self.errors = self.errors.saturating_add(self.messages.abs_diff(sent));
         self.complete = true;
         // The measured time includes the time until the end of the stream. Otherwise a few messages that arrive together would have a
         // measured time of zero.
@@ -84,13 +87,15 @@ impl Inbound {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);
         let bits = (self.messages * LOAD as u64 * 8) as f64;
         let gbit = if span.is_zero() { 0.0 } else { bits / span.as_secs_f64() / 1e9 };
-        ReceivedLoad { from, messages: self.messages, gbit, errors: self.errors, complete: self.complete }
+        let errors = self.errors.min(MOST_ERRORS);
+        ReceivedLoad { from, messages: self.messages, gbit, errors, complete: self.complete }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mesh::control::{self, RankReport};
 
     fn audit(numbers: &[Option<u64>], sent: u64) -> ReceivedLoad {
         let (mut inbound, start) = (Inbound::default(), Instant::now());
@@ -117,5 +122,16 @@ mod tests {
         assert_eq!(audit(&[Some(1), Some(0)], 2).errors, 2, "two have changed places");
         assert_eq!(audit(&[Some(0), None, Some(1)], 3).errors, 1, "a wrong content");
         assert_eq!(audit(&[Some(0)], 5).errors, 4, "the rest never came");
+    }
+
+    #[test]
+    fn a_peer_that_claims_any_number_is_still_reported() {
+        let (mut inbound, now) = (Inbound::default(), Instant::now());
+        (0..2).for_each(|_| inbound.end(u64::MAX, now));
+        inbound.take(None, now);
+        let heard = vec![inbound.result(3)];
+        assert_eq!(heard[0].errors, MOST_ERRORS);
+        let report = RankReport::Loaded { heard, memory_kib: 1 };
+        assert_eq!(RankReport::read(&control::write(&report)), Ok(report));
     }
 }

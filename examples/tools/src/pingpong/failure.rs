@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::text;
+
 /// The result of a successful command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -16,10 +18,10 @@ pub enum Ending {
 pub struct Failure(String);
 
 impl Failure {
-    /// Makes a failure with this text. Line breaks become spaces.
+    /// Makes a failure with this text. Line breaks become spaces. Hidden characters are escaped, because the text may quote a peer.
     #[must_use]
     pub fn new(what: impl fmt::Display) -> Self {
-        Self(what.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
+        Self(text::shown(&what.to_string().split_whitespace().collect::<Vec<_>>().join(" ")))
     }
 }
 
@@ -34,5 +36,17 @@ impl std::error::Error for Failure {}
 impl From<rdma_reactor::Error> for Failure {
     fn from(error: rdma_reactor::Error) -> Self {
         Self::new(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_that_commands_no_terminal() {
+        let failure = Failure::new("the server refused:\n\x1b[2J\u{202e}why\u{85}not");
+        assert_eq!(failure.to_string(), "the server refused: \\u{1b}[2J\\u{202e}why not");
+        assert_eq!(Failure::new(&failure), failure);
     }
 }

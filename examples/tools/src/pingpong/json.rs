@@ -28,13 +28,13 @@ fn object(figures: &Figures) -> Value {
         })
     });
     let intervals = intervals.iter().map(|interval| {
-        let at = |quantile| interval.latency.as_ref().map(|h| us(h.value_at_quantile(quantile)));
+        let [p50, p99] = [0, 1].map(|nth: usize| interval.latency.map(|quantiles| us(quantiles[nth])));
         json!({
             "from": interval.from,
             "to": interval.to,
             "messages": interval.messages,
-            "p50_us": at(0.5),
-            "p99_us": at(0.99),
+            "p50_us": p50,
+            "p99_us": p99,
             "gbit_per_second": interval.gbit_per_second(),
         })
     });

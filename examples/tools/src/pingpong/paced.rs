@@ -33,11 +33,10 @@ impl Schedule {
     /// Returns the total number of messages: `warmup` messages, and then the number of messages that the extent of the measurement
     /// requires.
     fn total(self, warmup: u64, extent: Extent) -> u64 {
-        warmup
-            + match extent {
-                Extent::Messages(count) => count,
-                Extent::Time(time) => (time.as_secs_f64() * self.rate).ceil() as u64,
-            }
+        warmup.saturating_add(match extent {
+            Extent::Messages(count) => count,
+            Extent::Time(time) => (time.as_secs_f64() * self.rate).ceil() as u64,
+        })
     }
 }
 
@@ -187,6 +186,7 @@ mod tests {
         let schedule = Schedule { rate: 1000.0 };
         assert_eq!(schedule.total(10, Extent::Messages(90)), 100);
         assert_eq!(schedule.total(10, Extent::Time(Duration::from_millis(1500))), 1510);
+        assert_eq!(schedule.total(10, Extent::Messages(u64::MAX)), u64::MAX);
         assert_eq!(Schedule { rate: 0.5 }.total(0, Extent::Time(Duration::from_secs(1))), 1);
     }
 }

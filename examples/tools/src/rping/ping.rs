@@ -1,8 +1,9 @@
 //! The content of a ping: a text such as `rdma-ping-7: HIJK...`. The last byte of the text is NUL. The letters after the number are shifted
 //! by one in each round.
 
-use std::borrow::Cow;
 use std::iter;
+
+use crate::text::shown;
 
 /// The characters that follow the number in a ping, written twice in sequence. So a slice of this text has all characters in sequence,
 /// whichever character it begins with.
@@ -36,10 +37,10 @@ pub fn check(round: u64, got: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Formats a ping as text, for `--verbose`.
+/// Formats a ping as text, for `--verbose`. Hidden characters are escaped, because a peer may have written anything.
 #[must_use]
-pub fn text(ping: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(ping.split(|byte| *byte == 0).next().unwrap_or_default())
+pub fn text(ping: &[u8]) -> String {
+    shown(&String::from_utf8_lossy(ping.split(|byte| *byte == 0).next().unwrap_or_default()))
 }
 
 fn head(round: u64) -> String {
@@ -77,6 +78,11 @@ mod tests {
         fill(58, &mut wrapped);
         assert_eq!((text(&again).len(), &again[13..]), (79, &[&wrapped[14..79], b"H\0"].concat()[..]));
         assert_eq!(&again[69..73], b"yzAB");
+    }
+
+    #[test]
+    fn a_ping_of_a_stranger_commands_no_terminal() {
+        assert_eq!(text(b"rdma-ping-0: \x1b[2J\xff\0rest"), "rdma-ping-0: \\u{1b}[2J\u{fffd}");
     }
 
     #[test]
