@@ -54,17 +54,17 @@ pub(super) struct IncomingMessage {
     pub(super) told: u64,
     /// The number of bytes to read: the message, and the authentication tags of its segments if the message is encrypted.
     pub(super) total: u64,
-    /// The decryption state of an encrypted message.
+    /// The numbers of the segments of an encrypted message.
     segments: Option<Segments>,
 }
 
 impl IncomingMessage {
-    /// Creates a message of which nothing is fetched yet. `sealed` is true if the messages of the connection are encrypted. `reports` is
-    /// true if the peer wants progress reports while the message is fetched.
-    pub(super) const fn new(offer: Offer, sealed: bool, reports: bool) -> Self {
-        let total = offer.region.len + if sealed { tail(offer.region.len) } else { 0 };
+    /// Creates a message of which nothing is fetched yet. `segments` are the numbers of its segments, if the messages of the connection are
+    /// encrypted. `reports` is true if the peer wants progress reports while the message is fetched.
+    pub(super) const fn new(offer: Offer, segments: Option<Segments>, reports: bool) -> Self {
+        let total = offer.region.len + if segments.is_some() { tail(offer.region.len) } else { 0 };
         let told = if reports { 0 } else { total };
-        Self { offer, asked: 0, done: 0, told, total, segments: None, sink: Sink::Unanswered }
+        Self { offer, asked: 0, done: 0, told, total, segments, sink: Sink::Unanswered }
     }
 
     pub(super) const fn is_whole(&self) -> bool {
@@ -135,8 +135,7 @@ impl IncomingMessage {
     /// memory for a private copy of the message.
     pub(super) fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
         let (whole, message) = (self.is_whole(), self.offer.region.len);
-        let message_of = *self.segments.get_or_insert_with(|| opener.begin(message));
-        let Sink::Library(region) = &mut self.sink else { return false };
+        let (Some(message_of), Sink::Library(region)) = (self.segments, &mut self.sink) else { return false };
         let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
         if region.is_open() {
             // The peer can write to the memory of the message while that memory is registered. So when the whole message has arrived, it is

@@ -460,7 +460,10 @@ impl Connection {
             || active.fetched.iter().any(|&(number, _)| number == offer.number);
         // A transfer counts as in flight until the local side has reported to the peer that the message was fetched. No other offer may use
         // the same number before that report.
-        let incoming = IncomingMessage::new(offer, self.opener.is_some(), self.terms.progress);
+        // The peer has numbered the segments of this message already. So they are counted here, in the order of the offers, and also if the
+        // program refuses the message.
+        let segments = self.opener.as_mut().map(|opener| opener.begin(len));
+        let incoming = IncomingMessage::new(offer, segments, self.terms.progress);
         let wraps = offer.region.address.checked_add(incoming.total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
         if len == 0 || full || known || wraps {

@@ -38,24 +38,27 @@ struct Sequence {
     key: Box<dyn CipherKey>,
     /// The number of the next message or segment.
     next: u64,
-    /// The amount of data that was encrypted or decrypted with the current key, in the units of [`UNITS_PER_KEY`].
+    /// The amount of data for which numbers were reserved since the last renewal that these numbers require, in the units of
+    /// [`UNITS_PER_KEY`].
     spent: u64,
+    /// The number of renewals that the message with the last reserved numbers requires.
+    required: u64,
+    /// The number of renewals of the key so far.
+    renewals: u64,
 }
 
 impl Sequence {
     fn new(key: Box<dyn CipherKey>) -> Self {
-        Self { key, next: 0, spent: 0 }
+        Self { key, next: 0, spent: 0, required: 0, renewals: 0 }
     }
 
-    /// Reserves `count` numbers for a message of `len` bytes, all for the same key. Returns the first number.
+    /// Reserves `count` numbers for a message of `len` bytes, all for the same key. Returns the first number. The key must be renewed
+    /// `required` times before it encrypts or decrypts this message.
     #[inline]
-    fn take(&mut self, count: u64, len: usize) -> u64 {
+    fn reserve(&mut self, count: u64, len: usize) -> u64 {
         let units = count + (len as u64 >> 14);
         if self.spent + units > UNITS_PER_KEY && self.spent > 0 {
-            // The keys of a direction form a chain. One sequence uses the keys at even positions of the chain, and the other sequence uses
-            // the keys at odd positions. So each renewal moves two keys ahead.
-            self.key.renew();
-            self.key.renew();
+            self.required += 1;
             self.spent = 0;
         }
         self.spent += units;
@@ -64,6 +67,28 @@ impl Sequence {
             self.next += count;
         }
         first
+    }
+
+    /// Reserves numbers like [`Sequence::reserve`], and renews the key if the message requires it.
+    #[inline]
+    fn take(&mut self, count: u64, len: usize) -> u64 {
+        let before = self.required;
+        let first = self.reserve(count, len);
+        if self.required != before {
+            self.renew(self.required);
+        }
+        first
+    }
+
+    /// Renews the key until it was renewed `required` times.
+    fn renew(&mut self, required: u64) {
+        while self.renewals < required {
+            // The keys of a direction form a chain. One sequence uses the keys at even positions of the chain, and the other sequence uses
+            // the keys at odd positions. So each renewal moves two keys ahead.
+            self.key.renew();
+            self.key.renew();
+            self.renewals += 1;
+        }
     }
 }
 
@@ -135,7 +160,8 @@ impl Sealer {
 
     /// Reserves the numbers of a large message of `len` bytes. All its segments must be encrypted before the next large message begins.
     pub(crate) fn begin(&mut self, len: u64) -> Segments {
-        Segments { len, first: self.0.segments.take(segments(len), len as usize) }
+        let first = self.0.segments.take(segments(len), len as usize);
+        Segments { len, first, renewals: self.0.segments.renewals }
     }
 
     /// Encrypts segment `index` of a large message in place. Returns its tag, or `None` if the segment is too long.
@@ -174,16 +200,19 @@ impl Opener {
         self.0.messages.key.open(number, header, body).then_some(end)
     }
 
-    /// Reserves the numbers of a large message of `len` bytes. The large messages must be begun in the order in which the peer has
-    /// encrypted them.
+    /// Reserves the numbers of a large message of `len` bytes. All large messages must be begun in the order in which the peer has
+    /// encrypted them, including those that are refused and never decrypted. A message may be begun before earlier ones are decrypted.
     pub(crate) fn begin(&mut self, len: u64) -> Segments {
-        Segments { len, first: self.0.segments.take(segments(len), len as usize) }
+        let first = self.0.segments.reserve(segments(len), len as usize);
+        Segments { len, first, renewals: self.0.segments.required }
     }
 
     /// Decrypts segment `index` of a large message in place. `bytes` has the segment, followed by [`TAG`] bytes that do not belong to the
-    /// segment. These are overwritten and then restored. Returns `false` if the segment is not authentic.
+    /// segment. These are overwritten and then restored. Returns `false` if the segment is not authentic. The large messages must be
+    /// decrypted in the order in which they were begun.
     #[must_use]
-    pub(crate) fn open_segment(&self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
+    pub(crate) fn open_segment(&mut self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
+        self.0.segments.renew(of.renewals);
         let Some(rest) = bytes.last_chunk_mut::<TAG>() else { return false };
         let kept = std::mem::replace(rest, tag);
         let opened = self.0.segments.key.open(of.first + index, &of.len.to_le_bytes(), bytes);
@@ -201,6 +230,8 @@ pub(crate) struct Segments {
     len: u64,
     /// The number of the first segment in its sequence.
     first: u64,
+    /// The number of renewals of the key before this message.
+    renewals: u64,
 }
 
 /// Returns the number of segments of a large message of `len` bytes.

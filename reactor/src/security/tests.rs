@@ -14,7 +14,7 @@ use rustls::server::AlwaysResolvesServerRawPublicKeys;
 use rustls::sign::CertifiedKey;
 use rustls::time_provider::TimeProvider;
 
-use super::channel::{CipherKey, SEGMENT, Sealer, TAG, segment, segments, tail};
+use super::channel::{CipherKey, SEGMENT, Sealer, Segments, TAG, segment, segments, tail};
 use super::known_keys::KnownKeys;
 use super::psk::Psk;
 use super::tls::{Tls, TlsIdentity};
@@ -452,6 +452,11 @@ fn sealed_large(sealer: &mut Sealer, plain: &[u8]) -> Vec<u8> {
 
 fn opened_large(opener: &mut Opener, memory: &mut [u8], len: u64) -> bool {
     let message = opener.begin(len);
+    opened_begun(opener, message, memory, len)
+}
+
+/// Decrypts a large message that was begun before.
+fn opened_begun(opener: &mut Opener, message: Segments, memory: &mut [u8], len: u64) -> bool {
     (0..segments(len)).rev().all(|index| {
         let tag = memory[len as usize + index as usize * TAG..][..TAG].try_into().unwrap();
         let range = segment(index, len);
@@ -500,6 +505,27 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
         let memory = sealed_large(&mut a.sealer, &plain);
         let _ = b.opener.begin(1);
         assert!(!opened_large(&mut b.opener, &mut memory.clone(), 1000));
+    }
+}
+
+/// A receiver begins every large message that the peer offers, and does not decrypt those that it refuses. The other messages are decrypted
+/// with the keys and the numbers of their places, also if a refused message requires another key while an earlier one is still fetched.
+#[test]
+fn refused_large_messages_leave_the_others_whole() {
+    for security in all() {
+        let [mut a, mut b] = channels(&security);
+        let plain: Vec<u8> = (0..SEGMENT + 9).map(|at| at as u8).collect();
+        let len = plain.len() as u64;
+        let mut first = sealed_large(&mut a.sealer, &plain);
+        let mut second = sealed_large(&mut a.sealer, &plain);
+        // A message of 64 GiB requires a renewal of the key before it and after it.
+        let _ = a.sealer.begin(1 << 36);
+        let mut last = sealed_large(&mut a.sealer, &plain);
+        let [of_first, _, _, of_last] = [len, len, 1 << 36, len].map(|len| b.opener.begin(len));
+        assert!(opened_begun(&mut b.opener, of_first, &mut first, len));
+        assert!(!opened_begun(&mut b.opener, of_first, &mut second, len), "a message in the place of another");
+        assert!(opened_begun(&mut b.opener, of_last, &mut last, len));
+        assert_eq!((&first[..plain.len()], &last[..plain.len()]), (&plain[..], &plain[..]));
     }
 }
 
