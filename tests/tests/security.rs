@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::{
-    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, PeerIdentity, Reactor,
-    RegionOptions, SecurityError, SecurityMode, SendErrorKind, Wait,
+    Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, Offered, Outcome,
+    PeerIdentity, Reactor, RegionOptions, SecurityError, SecurityMode, SendErrorKind, SendId, Wait,
 };
 use rdma_reactor_tests::conformance::harness::now;
 use rdma_reactor_tests::forward::Forward;
-use rdma_reactor_tests::gate::Gate;
+use rdma_reactor_tests::gate::{Call, Failure, Gate};
 use rdma_reactor_tests::identities::security;
 use rdma_reactor_tests::patience::{PATIENCE, patient};
 use rdma_reactor_tests::sim::hardware::HardwareProvider;
@@ -311,5 +311,109 @@ fn a_refused_region_leaves_the_next_message_whole() {
             reactor.turn(&mut program, Duration::from_millis(10)).expect("a turn");
         }
         assert_eq!((program.got, program.ended), (vec![1 << 20, (1 << 20) - 1], None), "{mode:?}");
+    }
+}
+
+/// The length of the messages that [`RefusesSome`] refuses, in bytes.
+const REFUSED: usize = (1 << 20) + 1;
+
+/// A program that sends large messages to itself, and refuses those of the length [`REFUSED`].
+#[derive(Default)]
+struct RefusesSome {
+    got: Vec<Vec<u8>>,
+    outcomes: Vec<Outcome>,
+    ended: Option<DisconnectReason>,
+}
+
+impl Handler for RefusesSome {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if cx.listener(conn).is_none() {
+            for len in [REFUSED, 1 << 20, REFUSED, REFUSED, 1 << 19] {
+                cx.send(conn, &vec![len as u8 ^ 5; len]).expect("room");
+            }
+        }
+    }
+    fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
+        if offer.len == REFUSED as u64 {
+            cx.refuse_offer(conn, offer.id).expect("it is not answered yet");
+        }
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.got.push(message.to_vec());
+    }
+    fn on_send_complete(&mut self, _: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
+        self.outcomes.push(outcome);
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.ended = Some(reason);
+    }
+}
+
+/// The program refuses large messages on a secured connection. The connection continues, and the other large messages arrive.
+#[test]
+fn a_refused_offer_leaves_the_next_message_whole() {
+    for mode in MODES {
+        let config = patient(Config::default().security(security(mode)));
+        let mut reactor = Forward::reactor(config, Features::empty(), &Gate::default());
+        let mut program = RefusesSome::default();
+        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let server = reactor.context().local_address(listener).expect("it listens");
+        reactor.context().connect(server).expect("connecting");
+        let end = now() + PATIENCE;
+        while (program.got.len() < 2 || program.outcomes.len() < 5) && program.ended.is_none() {
+            assert!(now() < end, "{} messages, {:?}", program.got.len(), program.outcomes);
+            reactor.turn(&mut program, Duration::from_millis(10)).expect("a turn");
+        }
+        assert_eq!(program.ended, None, "{mode:?}");
+        assert!(program.got == [vec![5; 1 << 20], vec![5; 1 << 19]], "{mode:?}");
+        assert_eq!(program.outcomes.iter().filter(|&&outcome| outcome == Outcome::Refused).count(), 3, "{mode:?}");
+    }
+}
+
+/// A program that counts the sides of its connections that are up.
+#[derive(Default)]
+struct Counts {
+    up: Vec<ConnectionId>,
+    error: Option<ConnectError>,
+}
+
+impl Handler for Counts {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.up.push(conn);
+    }
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.error = Some(error);
+    }
+}
+
+/// The first handshake message of an attempt to connect cannot be posted, so the next address is tried. The buffer of that message returns
+/// to the pool.
+#[test]
+fn a_failed_attempt_gives_its_buffers_back() {
+    for mode in MODES {
+        let gate = Gate::default();
+        let config = patient(Config::default().security(security(mode)));
+        let mut reactor = Forward::reactor(config, Features::empty(), &gate);
+        let mut program = Counts::default();
+        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let server = reactor.context().local_address(listener).expect("it listens");
+        // The side that connects sends the first message.
+        gate.fail_nth(Call::PostSend, 0, Failure::Errno(libc::EIO));
+        reactor.context().connect_any(&[server, server], ConnectOptions::new()).expect("connecting");
+        let end = now() + PATIENCE;
+        while program.up.len() < 2 || reactor.stats().connections.current > 2 {
+            assert!(now() < end && program.error.is_none(), "{:?}, {:?}", program.up, program.error);
+            reactor.turn(&mut program, Duration::from_millis(10)).expect("a turn");
+        }
+        assert_eq!(gate.failed(), 1, "{mode:?}");
+        for &conn in &program.up {
+            reactor.context().close(conn);
+        }
+        while reactor.stats().connections.current > 0 {
+            assert!(now() < end, "{:?}", reactor.stats().connections);
+            reactor.turn(&mut program, Duration::from_millis(10)).expect("a turn");
+        }
+        let memory = reactor.stats().memory;
+        assert_eq!(memory.pool_free, memory.pool_buffers, "{mode:?}");
     }
 }

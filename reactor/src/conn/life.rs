@@ -570,6 +570,16 @@ impl Connection {
         }
     }
 
+    /// Frees the buffers of a failed attempt to connect, after its queue pair was destroyed and before the next attempt replaces it. No
+    /// callback follows.
+    pub(crate) fn drop_attempt(&mut self, env: &mut Env<'_>) {
+        self.sends.abandon_chain();
+        while !self.sends.is_empty() {
+            self.end_send(Outcome::Failed(WcStatus::Flushed.into()), env);
+        }
+        self.drop_early(env);
+    }
+
     /// Cleans up after the queue pair is destroyed. The remaining sends fail. Returns the callback that reports the end of the connection,
     /// or `None` if the program was never notified of the connection.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {

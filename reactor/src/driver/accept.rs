@@ -20,7 +20,7 @@ use crate::config::{Config, Framing};
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::Ending;
-use crate::conn::{Connection, Opening, Role};
+use crate::conn::{Connection, Env, Opening, Role};
 use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
 use crate::limits::buffer_len;
@@ -173,7 +173,7 @@ impl Driver {
 
     /// Starts the next attempt of a connection, with the same connection id. Returns false if no attempt remains.
     pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
-        let Self { table, providers, owners, config, now, stats, .. } = self;
+        let Self { table, devices, providers, owners, config, now, effects, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return false };
         let Some(opening) = slot.conn.reopening() else { return false };
         let Some(mut fallback) = slot.link.fallback.take() else { return false };
@@ -186,7 +186,13 @@ impl Driver {
         let mut old = std::mem::replace(slot, ConnectionSlot::new(conn, cm, slot.link.service));
         slot.link.fallback = (!fallback.is_empty()).then_some(fallback);
         slot.link.regions.clone_from(&old.link.regions);
+        let qp = old.link.qp;
         old.destroy(providers, owners, stats, *now);
+        // The connection keeps its id, so `vacate` must notify the shared queue that the remaining completions of the destroyed queue pair
+        // have no connection. Otherwise they would count as completions of the next attempt.
+        old.link.qp = qp;
+        let device = old.link.place.map_or(usize::MAX, |place| place.device);
+        old.conn.drop_attempt(&mut Env { now: *now, config, device, buffers: devices.buffers(device), effects, stats });
         owners.own(cm, CmIdOwner::Connection(id));
         self.revoke_regions_of(id);
         self.vacate(old);
