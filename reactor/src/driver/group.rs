@@ -126,9 +126,18 @@ impl GroupMember {
         if takes {
             self.load.fetch_add(1, Ordering::Relaxed);
         } else {
-            self.coming.fetch_sub(1, Ordering::SeqCst);
+            self.no_longer_coming();
         }
         takes
+    }
+
+    /// Notes that a request that was counted in `coming` will not be sent to this reactor.
+    fn no_longer_coming(&self) {
+        self.coming.fetch_sub(1, Ordering::SeqCst);
+        // While the request was counted, this reactor may have found that its drain must wait for the request. So it must check again.
+        if !self.open.load(Ordering::SeqCst) {
+            self.wake.wake();
+        }
     }
 }
 
@@ -157,7 +166,7 @@ impl Reactors {
             group: group.clone(),
             index,
             arrivals,
-            counted: false,
+            handled: HandledRequest::default(),
         });
         (group.clone(), ends.collect())
     }
@@ -245,8 +254,19 @@ pub(crate) struct GroupMembership {
     group: Reactors,
     pub(crate) index: usize,
     arrivals: Receiver<Arrival>,
-    /// True if the next new connection is already counted in `load`, because its request was sent to this reactor and counted there.
-    counted: bool,
+    handled: HandledRequest,
+}
+
+/// The request that this reactor handles, if it was sent to this reactor. Such a request is counted in `load`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum HandledRequest {
+    /// There is none, or the program has not accepted it.
+    #[default]
+    Waits,
+    /// The next new connection is that of the request.
+    Begins,
+    /// The request has become a connection, which has the place of the request in `load`.
+    Accepted,
 }
 
 impl GroupMembership {
@@ -294,18 +314,18 @@ impl GroupMembership {
     pub(crate) fn unplace(&self, index: usize) {
         let member = &self.group.members[index];
         member.load.fetch_sub(1, Ordering::Relaxed);
-        member.coming.fetch_sub(1, Ordering::SeqCst);
+        member.no_longer_coming();
     }
 
     /// Notes that this reactor now handles a request that was sent to it. If the request becomes a connection, that connection is not
     /// counted again.
     pub(crate) fn begin(&mut self) {
-        self.counted = true;
+        self.handled = HandledRequest::Begins;
     }
 
     /// Notes that a request that was sent to this reactor has become a connection or was refused.
     pub(crate) fn done(&mut self) {
-        if std::mem::take(&mut self.counted) {
+        if std::mem::take(&mut self.handled) != HandledRequest::Accepted {
             self.own().load.fetch_sub(1, Ordering::Relaxed);
         }
         self.own().coming.fetch_sub(1, Ordering::SeqCst);
@@ -313,7 +333,9 @@ impl GroupMembership {
 
     /// Counts a new connection of this reactor, unless it is already counted as a request.
     pub(crate) fn gained(&mut self) {
-        if !std::mem::take(&mut self.counted) {
+        if self.handled == HandledRequest::Begins {
+            self.handled = HandledRequest::Accepted;
+        } else {
             self.own().load.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -344,5 +366,62 @@ impl GroupMembership {
 impl Drop for GroupMembership {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::seam::wake::Wake;
+
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl Wake for Nobody {
+        fn wake(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A reactor that drains waits for the requests on their way to it. If such a request is not sent after all, no other event may follow,
+    /// so the reactor must be woken.
+    #[test]
+    fn a_draining_reactor_is_woken_when_a_request_does_not_come() {
+        let flags = [0, 1].map(|_| Arc::new(WakeFlag::new(Arc::new(Nobody))));
+        let (_, ends) = Reactors::form(flags.iter().map(|flag| (Arc::clone(flag), 0, 8)).collect());
+        assert_eq!(ends[0].place(Place::Reactor(1)), Some(1));
+        ends[1].close();
+        assert!(ends[1].expects() && !flags[1].take());
+        ends[0].unplace(1);
+        assert!(!ends[1].expects() && flags[1].take(), "the request is not sent");
+        assert_eq!(ends[0].place(Place::Reactor(1)), Some(0));
+        assert!(!ends[1].expects() && flags[1].take(), "the request was counted for a moment");
+    }
+
+    /// A request counts in the load of the reactor to which it was assigned until it is refused, or until its connection has ended.
+    #[test]
+    fn a_refused_request_leaves_the_load() {
+        let (group, mut ends) = Reactors::form(vec![(Arc::new(WakeFlag::new(Arc::new(Nobody))), 0, 8)]);
+        let end = &mut ends[0];
+        assert_eq!(end.place(Place::LeastLoaded), Some(0));
+        end.done();
+        assert_eq!((group.load(0), end.expects()), (Some(0), false), "it is refused");
+        assert_eq!(end.place(Place::LeastLoaded), Some(0));
+        end.begin();
+        end.gained();
+        end.done();
+        assert_eq!((group.load(0), end.expects()), (Some(1), false), "it is a connection");
+        assert_eq!(end.place(Place::LeastLoaded), Some(0));
+        end.gained();
+        end.done();
+        assert_eq!((group.load(0), end.expects()), (Some(2), false), "it is refused, and the program has connected");
+        assert_eq!(end.place(Place::LeastLoaded), Some(0));
+        end.begin();
+        end.gained();
+        end.lost();
+        end.done();
+        assert_eq!((group.load(0), end.expects()), (Some(2), false), "accepting it has failed");
     }
 }
