@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Stats, TimerId, Wait};
+use rdma_reactor::{
+    Access, Config, ConnectionId, Context, Handler, Message, Region, RegionOptions, Stats, TimerId, Wait,
+};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor};
@@ -163,4 +165,36 @@ fn rare_messages_take_what_sleeping_takes() {
     // Checks the measurement itself: a reactor that polls for 50 us before each sleep spends a larger share of the time in its turns.
     let spin = busy(Wait::Spin(Duration::from_micros(50)));
     assert!((0..2).all(|node| spin[node] > event[node] + 0.001), "{spin:?} of the time, and {event:?} asleep");
+}
+
+/// A program that registers a region with a lifetime of 5 ms, in a callback that has already run for 10 ms.
+struct Lender {
+    fabric: Shared,
+    /// The region, and the virtual time at which it was registered.
+    lent: Option<(Region, u64)>,
+}
+
+impl Handler for Lender {
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let registered = lock(&self.fabric).now() + 10 * MS;
+        lock(&self.fabric).advance(registered);
+        let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer().lifetime(Duration::from_millis(5));
+        let region = cx.register_at(address(0, 7471).ip(), 64, &options).expect("a region");
+        self.lent = Some((region, registered));
+    }
+}
+
+/// The lifetime of a region begins with its registration, and not with the turn in which the callback runs.
+#[test]
+fn a_long_callback_does_not_shorten_the_lifetime_of_a_region() {
+    let fabric = network(1);
+    let mut reactor = reactor(0, &fabric, config(Wait::Event));
+    let mut lender = Lender { fabric, lent: None };
+    reactor.context().set_timer(Duration::ZERO, 0);
+    while lender.lent.is_none() {
+        reactor.turn(&mut lender, Duration::ZERO).expect("a turn");
+    }
+    let due = reactor.next_deadline().map(virtual_ns).expect("the end of the lifetime");
+    let registered = lender.lent.as_ref().map(|(_, registered)| *registered).expect("just seen");
+    assert!(due >= registered + 5 * MS, "registered at {registered}, and over at {due}");
 }

@@ -24,8 +24,8 @@ mod turns {
     use mio::unix::SourceFd;
     use mio::{Events, Interest, Poll, Token};
     use rdma_reactor::{
-        Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind, Transfer,
-        TransferEnd, TransferId, TransferOptions, TransferOutcome, Wait,
+        Access, Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, RegionOptions,
+        SendErrorKind, Transfer, TransferEnd, TransferId, TransferOptions, TransferOutcome, Wait,
     };
 
     const ECHOES: usize = 20;
@@ -123,6 +123,27 @@ mod turns {
         assert!(rings(), "nothing wakes the loop that waits for the descriptor");
         client.turn(&mut program, Duration::ZERO).expect("a turn");
         assert_eq!(program.transferred, [(transfer, TransferOutcome::Cancelled)]);
+    }
+
+    /// The end of a region's lifetime is a deadline of the reactor. If the region is registered outside of a turn, the loop may be waiting
+    /// for a later deadline. So the registration must make the descriptor readable.
+    #[test]
+    fn a_lifetime_that_begins_outside_of_a_turn_rings() {
+        let (mut reactor, mut program) = (reactor(), Program::default());
+        let mut outer = Poll::new().expect("a poller");
+        let descriptor = reactor.as_raw_fd();
+        outer.registry().register(&mut SourceFd(&descriptor), Token(0), Interest::READABLE).expect("a descriptor");
+        let mut rings = || {
+            let mut events = Events::with_capacity(1);
+            outer.poll(&mut events, Some(Duration::ZERO)).expect("a poll");
+            !events.is_empty()
+        };
+        let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
+        let _without = reactor.context().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
+        while reactor.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
+        let options = options.lifetime(Duration::from_secs(3600));
+        let _with = reactor.context().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
+        assert!(rings(), "nothing wakes the loop that waits for a later deadline");
     }
 
     #[test]

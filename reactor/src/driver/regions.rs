@@ -88,10 +88,14 @@ impl Driver {
             return Err(SecurityError::Settings(why.into()).into());
         }
         let region = self.registry.register(&mut self.providers, target, material, options)?;
-        if options.access.intersects(Access::REMOTE) {
-            if let Some(at) = options.lifetime.and_then(|lifetime| self.now.checked_add(lifetime)) {
+        if let Some(lifetime) = options.lifetime.filter(|_| options.access.intersects(Access::REMOTE)) {
+            // The registration, or the callback before it, may have taken a long time, so `now` may be out of date.
+            self.look_at_clock();
+            if let Some(at) = self.now.checked_add(lifetime) {
                 let timer = self.timers.insert(at, TimerPurpose::Region(region.key()));
                 self.registry.set_timer(region.key(), timer);
+                // A program that embeds the reactor in its own loop may be waiting for a later deadline than that of the new timer.
+                self.ring();
             }
         }
         Ok(region)
