@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::select;
 use rdma_reactor::aio::{AsyncCalls, AsyncConnection, AsyncListener, AsyncReactor, Received};
-use rdma_reactor::{Access, Blocked, Config, RegionOptions, RemoteRegion, SendErrorKind, SendId};
+use rdma_reactor::{Access, Blocked, Config, DisconnectReason, RegionOptions, RemoteRegion, SendErrorKind, SendId};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
 use rdma_reactor_tests::sim::quiet::{network, reactor};
@@ -656,6 +656,53 @@ fn tasks_that_accept_have_their_turns() {
     drop(dropped);
     world.until("all connections", || accepted.borrow().len() == 3);
     assert_eq!(*accepted.borrow(), [0, 1, 2]);
+}
+
+/// Peers connect and disconnect again and again, and no task accepts the connections. The queue of the listener holds 1,024 ended
+/// connections. While it is full, new connections are closed.
+#[test]
+fn ended_connections_that_no_task_accepts_are_limited() {
+    let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
+    let (server, client) = (world.server(), world.client());
+    let listener = server.listen(SocketAddr::from(SERVER)).unwrap();
+    for number in 0..1024_u32 {
+        let client = client.clone();
+        world.wait("a connection that ends", async move {
+            let conn = client.connect(SERVER.into()).await.unwrap();
+            conn.send(&number.to_le_bytes()).await.unwrap();
+            conn.close();
+            conn.closed().await
+        });
+    }
+    world.until("all have ended", || server.with(|cx| cx.connections()) == 0);
+    let more = client.clone();
+    let end = world.wait("the end of one too many", async move {
+        let conn = more.connect(SERVER.into()).await.unwrap();
+        conn.closed().await
+    });
+    assert_eq!(end, DisconnectReason::Closed);
+    let (_listener, number) = world.wait("the first one", async move {
+        let conn = listener.accept().await.unwrap();
+        let number = conn.recv().await.unwrap().to_vec();
+        (listener, number)
+    });
+    assert_eq!(number, 0_u32.to_le_bytes(), "what an ended connection has received is not lost");
+    let last = world.wait("a connection", async move { client.connect(SERVER.into()).await.unwrap() });
+    world.settle();
+    assert_eq!(server.with(|cx| cx.connections()), 1, "there is room for {last:?}");
+}
+
+#[test]
+fn a_shutdown_ends_the_wait_for_connections() {
+    let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
+    let server = world.server();
+    let listener = server.listen(SocketAddr::from(SERVER)).unwrap();
+    let accepted = world.begin(async move { listener.accept().await.is_some() });
+    world.settle();
+    assert!(accepted.borrow().is_none());
+    server.shutdown(Duration::from_secs(1)).unwrap();
+    world.until("the end of the wait", || accepted.borrow().is_some());
+    assert_eq!(accepted.take(), Some(false));
 }
 
 /// A waker that counts how many wakers of its kind exist.

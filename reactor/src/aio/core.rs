@@ -163,9 +163,14 @@ impl OneThreadOnly_UseSpawnLocal {
         self.advance(|reactor, handler, _| reactor.resume(handler))
     }
 
-    /// Closes all listeners and connections, and takes turns until all have ended or the deadline has passed.
+    /// Closes all listeners and connections, and takes turns until all have ended or the deadline has passed. Then notifies the tasks that
+    /// wait on the listeners.
     pub(super) fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
-        self.advance(|reactor, handler, _| reactor.shutdown(handler, deadline))
+        self.advance(|reactor, handler, _| {
+            let ended = reactor.shutdown(handler, deadline);
+            handler.end_listeners();
+            ended
+        })
     }
 
     /// Runs the deferred actions of destructors, and then `act`. Then wakes the tasks that the actions and `act` have notified. Returns the

@@ -138,6 +138,16 @@ pub(super) type PeerQueue = Rc<RefCell<AsyncQueue<ConnectionId>>>;
 /// [`crate::Config::max_pending`]. A peer whose connection has ended still counts, until a task removes it from the queue.
 const MAX_PENDING_PEERS: usize = 1024;
 
+/// The largest number of ended connections that may wait for a task to accept them on a listener. While as many wait, new connections are
+/// closed. The number of connections that have not ended is limited by [`crate::Config::max_connections`].
+const MAX_ENDED_IN_BACKLOG: usize = 1024;
+
+/// Returns true if a listener closes new connections, because too many of the connections that no task has accepted have already ended.
+fn is_overfull(backlog: &AsyncQueue<Rc<SharedConnection>>) -> bool {
+    backlog.len() >= MAX_ENDED_IN_BACKLOG
+        && backlog.count(|shared| shared.state.borrow().end.is_some()) >= MAX_ENDED_IN_BACKLOG
+}
+
 /// The state of a timer that a task waits for.
 #[derive(Debug)]
 pub(super) enum TimerState {
@@ -199,6 +209,16 @@ impl TaskHandler {
         let left: Vec<_> = connections.iter().map(|shared| shared.id).collect();
         left.iter().for_each(|&conn| self.forget(conn));
         left
+    }
+
+    /// Notifies the tasks that wait for connections or peers, because the reactor accepts no more connections on its listeners.
+    pub(super) fn end_listeners(&mut self) {
+        for backlog in self.listeners.values() {
+            backlog.borrow_mut().end(&mut self.ready);
+        }
+        for waiting in self.pending_peers.values().flatten() {
+            waiting.borrow_mut().end(&mut self.ready);
+        }
     }
 
     /// Refuses the peers that wait for approval on a listener, and all peers that arrive there later.
@@ -275,10 +295,11 @@ impl Handler for TaskHandler {
             });
         }
         // This connection is not in the table: a listener has accepted the connection, or the program has dropped the future that opened
-        // it. Close the connection if no listener can queue it: the connection has no listener, the listener was dropped, or the reactor is
-        // being drained.
+        // it. Close the connection if no listener can queue it: the connection has no listener, the listener was dropped, the reactor is
+        // being drained, or the queue is full.
         let backlog = cx.listener(conn).and_then(|listener| self.listeners.get_mut(&listener));
-        let Some(backlog) = backlog.filter(|backlog| !backlog.borrow().is_over()) else { return cx.close(conn) };
+        let takes = |backlog: &AsyncQueue<_>| !backlog.is_over() && !is_overfull(backlog);
+        let Some(backlog) = backlog.filter(|backlog| takes(&backlog.borrow())) else { return cx.close(conn) };
         let shared = SharedConnection::new(conn);
         shared.state.borrow_mut().up = true;
         self.ready.extend(backlog.borrow_mut().add(Rc::clone(&shared)));
@@ -358,12 +379,7 @@ impl Handler for TaskHandler {
     }
 
     fn on_drain(&mut self, cx: &mut Context<'_>, _: Duration) {
-        for backlog in self.listeners.values() {
-            backlog.borrow_mut().end(&mut self.ready);
-        }
-        for waiting in self.pending_peers.values().flatten() {
-            waiting.borrow_mut().end(&mut self.ready);
-        }
+        self.end_listeners();
         let Self { connections, calls, .. } = self;
         if !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
             return cx.close_all();

@@ -35,9 +35,12 @@ impl AsyncListener {
         self.id
     }
 
-    /// Waits for the next established connection, and returns it. Returns `None` if the reactor is being drained and all established
-    /// connections were returned. Connections are returned in the order in which they were established. If several tasks wait, the task
-    /// that has waited longest gets the next connection. Dropping the future loses no connection.
+    /// Waits for the next established connection, and returns it. Returns `None` if the reactor is being drained or was shut down, and all
+    /// established connections were returned. Connections are returned in the order in which they were established. If several tasks wait,
+    /// the task that has waited longest gets the next connection. Dropping the future loses no connection.
+    ///
+    /// A connection that has ended before a task accepts it is returned, too, so that the task gets its messages. While 1,024 such
+    /// connections wait on a listener, the reactor closes new connections of that listener.
     pub async fn accept(&self) -> Option<AsyncConnection> {
         let shared = NextItem::new(&self.backlog).await?;
         Some(AsyncConnection::new(Rc::clone(&self.core), shared))

@@ -29,8 +29,8 @@ impl PendingPeers {
         Self { core, listener, peers }
     }
 
-    /// Waits for the next authenticated peer, and returns it. Returns `None` if the reactor is being drained or the listener was dropped:
-    /// no further peer arrives then. Dropping the future loses no peer.
+    /// Waits for the next authenticated peer, and returns it. Returns `None` if the reactor is being drained or was shut down, or if the
+    /// listener was dropped: no further peer arrives then. Dropping the future loses no peer.
     pub async fn next(&self) -> Option<PendingPeer> {
         loop {
             let id = NextItem::new(&self.peers).await?;

@@ -46,6 +46,11 @@ impl<T> AsyncQueue<T> {
         self.items.len()
     }
 
+    /// Returns the number of items for which `is` returns true.
+    pub(super) fn count(&self, is: impl Fn(&T) -> bool) -> usize {
+        self.items.iter().filter(|item| is(item)).count()
+    }
+
     /// Removes and returns all items.
     pub(super) fn take(&mut self) -> VecDeque<T> {
         std::mem::take(&mut self.items)

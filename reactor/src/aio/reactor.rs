@@ -230,7 +230,8 @@ impl AsyncReactor {
         self.core.reactor(|reactor| reactor.is_drained())
     }
 
-    /// Returns a handle with which other threads can send messages, and wake, drain or stop the reactor.
+    /// Returns a handle with which other threads can send messages on connections, and wake or drain the reactor.
+    /// [`ReactorHandle::stop`] has no effect, because [`AsyncReactor::run`] returns only when its future is done.
     #[must_use]
     pub fn handle(&self) -> ReactorHandle {
         self.core.reactor(|reactor| reactor.handle())
@@ -268,7 +269,7 @@ impl AsyncReactor {
 
     /// Closes all listeners and connections, and takes turns until all have ended or `deadline` has passed. Connections end as with
     /// [`AsyncConnection::close`]. Connections that remain at the deadline are aborted when the reactor is dropped. Tasks do not run during
-    /// the shutdown: they continue when `shutdown` returns.
+    /// the shutdown: they continue when `shutdown` returns. [`AsyncListener::accept`] then returns `None`.
     ///
     /// ```
     /// use std::time::Duration;
