@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::error::{Result, TransportError};
+use crate::error::{Result, TransportError, in_range};
 use crate::roce::RoceConfig;
 
 /// The largest number of RDMA Reads that may be outstanding in one direction of a connection.
 pub(crate) const MAX_READ_DEPTH: u16 = 128;
+/// The longest time that a setting can have, in milliseconds: 10 years. The sum of the current time and a longer time could be out of the
+/// range of [`Instant`](std::time::Instant).
+const MAX_TIME: u64 = 10 * 365 * 86_400_000;
 
 /// The policy for the CRC32c of FPDUs (RFC 5044 §4.4). A connection uses a CRC if either peer requests it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +60,8 @@ impl Default for WithinHost {
     }
 }
 
-/// The settings of [`crate::iwarp::Iwarp`]. The defaults suit a server on a network that it does not control.
+/// The settings of [`crate::iwarp::Iwarp`]. The defaults suit a server on a network that it does not control. No time may be longer than
+/// 10 years.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct IwarpConfig {
@@ -99,7 +103,7 @@ pub struct IwarpConfig {
     /// The time for which a server holds its sends after the MPA reply, so that the client does not read the reply and the first FPDU in
     /// one call. Connections whose client has agreed to send first do not wait for this time.
     pub reply_grace: Duration,
-    /// The time for which a listener pauses when the system has no descriptor for a new connection.
+    /// The time for which a listener pauses when the system has no descriptor for a new connection, at least 1 ms.
     pub accept_backoff: Duration,
     /// If true, a connection attempt is repeated once with MPA revision 1 when the peer closes the TCP connection instead of answering the
     /// MPA request of revision 2.
@@ -176,6 +180,20 @@ impl IwarpConfig {
         self.allowed_peers.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(&peer)))
     }
 
+    /// Returns the names and the values of the settings that are times.
+    const fn times(&self) -> [(&'static str, Duration); 8] {
+        [
+            ("request_timeout", self.request_timeout),
+            ("request_grace", self.request_grace),
+            ("accept_timeout", self.accept_timeout),
+            ("ready_timeout", self.ready_timeout),
+            ("linger", self.linger),
+            ("reply_grace", self.reply_grace),
+            ("accept_backoff", self.accept_backoff),
+            ("meeting_timeout", self.within_host.meeting_timeout),
+        ]
+    }
+
     /// Returns an error if a setting is out of its range.
     pub(crate) fn check(&self) -> Result<()> {
         let range = |what, value, range| Err(TransportError::OutOfRange { what, value, range });
@@ -191,6 +209,14 @@ impl IwarpConfig {
         if self.receive_budget == 0 {
             return range("receive_budget", 0, "at least 1");
         }
+        for (what, time) in self.times() {
+            let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            in_range(what, milliseconds, 0..=MAX_TIME, "at most 10 years (given here in ms)")?;
+        }
+        if self.accept_backoff < Duration::from_millis(1) {
+            // A pause that ends at the time at which it begins would never let the call that handles deadlines return.
+            return range("accept_backoff", 0, "at least 1 ms (given here in ms)");
+        }
         if self.roce.port == Some(0) || self.roce.group_port == 0 {
             return range("UDP port of datagrams or groups", 0, "at least 1");
         }
@@ -199,5 +225,39 @@ impl IwarpConfig {
             return range("queue key of datagrams", self.roce.queue_key.into(), "below 0x80000000");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Setting = fn(&mut IwarpConfig) -> &mut Duration;
+
+    /// A time is accepted if every deadline that the provider computes from it is a valid time.
+    #[test]
+    fn no_time_leaves_the_range_of_deadlines() {
+        let settings: [(&str, Setting); 8] = [
+            ("request_timeout", |config| &mut config.request_timeout),
+            ("request_grace", |config| &mut config.request_grace),
+            ("accept_timeout", |config| &mut config.accept_timeout),
+            ("ready_timeout", |config| &mut config.ready_timeout),
+            ("linger", |config| &mut config.linger),
+            ("reply_grace", |config| &mut config.reply_grace),
+            ("accept_backoff", |config| &mut config.accept_backoff),
+            ("meeting_timeout", |config| &mut config.within_host.meeting_timeout),
+        ];
+        for (name, of) in settings {
+            let mut config = IwarpConfig::default();
+            *of(&mut config) = Duration::from_millis(MAX_TIME);
+            config.check().unwrap();
+            for time in [Duration::from_millis(MAX_TIME + 1), Duration::MAX] {
+                *of(&mut config) = time;
+                let refused = matches!(config.check(), Err(TransportError::OutOfRange { what, .. }) if what == name);
+                assert!(refused, "{name} {time:?}");
+            }
+            *of(&mut config) = Duration::ZERO;
+            assert_eq!(config.check().is_err(), name == "accept_backoff", "{name}");
+        }
     }
 }

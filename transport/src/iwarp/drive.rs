@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::config::SharedMemoryPolicy;
 use super::endpoint::{Accepting, CmEndpoint, EndpointState, lost, never_up};
@@ -27,6 +27,9 @@ const RECEIVES: usize = 4;
 /// The largest number of connections that one call of `progress` serves. With this limit, the received data is still in the CPU caches when
 /// the program processes it after the call.
 const SERVED: usize = 32;
+/// The least time until an established connection is checked again whose MPA reply is not sent or not acknowledged. Without such a time, a
+/// `reply_grace` of 0 would never let [`Iwarp::timers`] return.
+const RETRY: Duration = Duration::from_millis(1);
 
 /// The result of a receive call.
 enum ReceiveResult {
@@ -418,7 +421,7 @@ impl<N: Net> Iwarp<N> {
             EndpointState::Live => {
                 let acknowledged = endpoint.socket.is_none_or(|socket| self.net.all_acknowledged(socket));
                 if !endpoint.frame.is_empty() || !acknowledged {
-                    self.set_deadline(key, Some(now + self.config.reply_grace));
+                    self.set_deadline(key, Some(now + self.config.reply_grace.max(RETRY)));
                 } else if let Some(qp) = endpoint.qp.as_mut().filter(|qp| qp.is_held()) {
                     qp.release();
                     self.transmit(key);

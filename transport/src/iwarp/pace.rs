@@ -58,7 +58,7 @@ impl Pace {
     pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
         let cost = octets + fpdus * FPDU_COST;
         if octets >= SAMPLE {
-            let fits = (budget as u64 * octets as u64 / cost as u64) as usize;
+            let fits = ((budget as u64).saturating_mul(octets as u64) / cost as u64) as usize;
             // In one step, the room may shrink to any size, but at most doubles. Otherwise a peer could gain room with a few large FPDUs
             // and then send many small FPDUs.
             self.room = fits.min(self.room.saturating_mul(2)).max(LEAST);
@@ -114,6 +114,14 @@ mod tests {
         let signs = (0..10 * SIGN).filter(|_| pace.is_sign_of_life(1, 0)).count();
         assert_eq!(signs, 10);
         assert!(pace.is_sign_of_life(SIGN, 0) && pace.is_sign_of_life(20, 1));
+    }
+
+    /// A program can set the largest possible budget, so that no connection stops receiving for the sake of others.
+    #[test]
+    fn the_largest_budget_does_not_overflow() {
+        let mut pace = Pace::new();
+        assert_eq!(pace.cost(FIRST, 1, usize::MAX), FIRST + FPDU_COST);
+        assert_eq!(pace.room(), 2 * FIRST);
     }
 
     #[test]

@@ -139,3 +139,15 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     assert!(most <= 600, "{most} frames in one call");
     assert!(busy > 100, "what was left counts as unread: {busy}");
 }
+
+/// If the MPA reply cannot be sent, for example because the peer has reset the connection, the next attempt to end the `reply_grace` comes
+/// later. Otherwise one call would handle the same deadline forever.
+#[test]
+fn a_reply_grace_of_nothing_does_not_keep_the_timers_busy() {
+    let reply_grace = Duration::ZERO;
+    let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, reply_grace, ..IwarpConfig::default() });
+    let (qp, _peer) = connected(&mut bench);
+    bench.iwarp.endpoints.get_mut(qp.0).unwrap().frame = vec![0];
+    bench.iwarp.expire(qp.0, bench.now);
+    assert!(bench.iwarp.next_deadline().is_some_and(|at| at > bench.now));
+}
