@@ -4,6 +4,7 @@ The browser is driven by the protocol of WebDriver (W3C), through chromedriver.
 """
 
 import base64
+import decimal
 import json
 import os
 import pathlib
@@ -39,9 +40,12 @@ def call(method, path, body=None):
         return json.load(answer)["value"]
 
 
+HALF_UP = decimal.Context(prec=3, rounding=decimal.ROUND_HALF_UP)
+
+
 def number(value, unit):
-    """What Number.toPrecision(3) of JavaScript shows, read back as a number."""
-    return "not measured" if value is None else (float(f"{value:.3g}"), unit)
+    """What Number.toPrecision(3) of JavaScript shows, read back as a number. Of two numbers that are as close, it shows the larger one."""
+    return "not measured" if value is None else (float(HALF_UP.create_decimal(value)), unit)
 
 
 def read(text):
