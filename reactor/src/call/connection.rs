@@ -87,6 +87,17 @@ enum Frame {
     Cancel(u64),
 }
 
+impl Frame {
+    /// Returns true if the frame need not be sent: it is a request whose call has ended, or an answer after the deadline of its call.
+    fn is_dead<T>(self, calls: &Slab<Call<T>>, now: Instant) -> bool {
+        match self {
+            Self::Request(key, _) => calls.get(key).is_none(),
+            Self::Answer(_, until) => until <= now,
+            Self::Refusal(..) | Self::Cancel(_) => false,
+        }
+    }
+}
+
 /// The calls of one connection, see the [module](self).
 #[derive(Debug)]
 pub(super) struct ConnectionCalls<T> {
@@ -375,17 +386,14 @@ impl<T> ConnectionCalls<T> {
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         while let Some(QueuedFrame { frame, payload }) = self.queue.pop_front() {
             let now = cx.now();
-            // The header is `None` if the frame is not to be sent: a request whose call has ended, or an answer after the deadline of its
-            // call.
             let header = match frame {
-                Frame::Request(key, until) => self
-                    .is_in_flight(key)
-                    .then(|| CallHeader::request(wire_id(key), until.saturating_duration_since(now))),
-                Frame::Answer(id, until) => (until > now).then(|| CallHeader::answer(id, Status::DONE)),
-                Frame::Refusal(id, status) => Some(CallHeader::answer(id, status)),
-                Frame::Cancel(id) => Some(CallHeader { kind: CallKind::Cancel, id }),
+                Frame::Request(key, until) => CallHeader::request(wire_id(key), until.saturating_duration_since(now)),
+                Frame::Answer(id, _) => CallHeader::answer(id, Status::DONE),
+                Frame::Refusal(id, status) => CallHeader::answer(id, status),
+                Frame::Cancel(id) => CallHeader { kind: CallKind::Cancel, id },
             };
-            let sent = header.map_or(Ok(()), |header| shared.send(cx, self.id, header, &payload));
+            let dead = frame.is_dead(&self.calls, now);
+            let sent = if dead { Ok(()) } else { shared.send(cx, self.id, header, &payload) };
             if let Err(SendErrorKind::WouldBlock(_)) = sent {
                 self.queue.push_front(QueuedFrame { frame, payload });
                 return;
@@ -410,22 +418,21 @@ impl<T> ConnectionCalls<T> {
         self.close_if_done(cx, shared);
     }
 
-    /// Drops the queued frames that [`ConnectionCalls::send_queued`] would not send: requests whose calls have ended, and answers after the
-    /// deadlines of their calls.
+    /// Drops the queued frames that need not be sent.
     #[cold]
     fn drop_dead_frames(&mut self, shared: &mut Shared, now: Instant) {
         let Self { calls, held, queue, queued, .. } = self;
-        queue.retain(|QueuedFrame { frame, payload }| match *frame {
-            Frame::Request(key, _) if calls.get(key).is_none() => {
-                queued.remove(payload.len());
-                false
+        queue.retain(|QueuedFrame { frame, payload }| {
+            let dead = frame.is_dead(calls, now);
+            match frame {
+                Frame::Request(..) if dead => queued.remove(payload.len()),
+                Frame::Answer(..) if dead => {
+                    held.remove(payload.len());
+                    shared.held.remove(payload.len());
+                }
+                _ => {}
             }
-            Frame::Answer(_, until) if until <= now => {
-                held.remove(payload.len());
-                shared.held.remove(payload.len());
-                false
-            }
-            _ => true,
+            !dead
         });
     }
 

@@ -573,11 +573,16 @@ impl Connection {
     /// Frees the buffers of a failed attempt to connect, after its queue pair was destroyed and before the next attempt replaces it. No
     /// callback follows.
     pub(crate) fn drop_attempt(&mut self, env: &mut Env<'_>) {
+        self.fail_sends(env);
+        self.drop_early(env);
+    }
+
+    /// Ends all sends that remain after the queue pair is destroyed.
+    fn fail_sends(&mut self, env: &mut Env<'_>) {
         self.sends.abandon_chain();
         while !self.sends.is_empty() {
             self.end_send(Outcome::Failed(WcStatus::Flushed.into()), env);
         }
-        self.drop_early(env);
     }
 
     /// Cleans up after the queue pair is destroyed. The remaining sends fail. Returns the callback that reports the end of the connection,
@@ -586,10 +591,7 @@ impl Connection {
         if !self.sends.is_empty() || self.delays_its_close() {
             self.cut_off();
         }
-        self.sends.abandon_chain();
-        while !self.sends.is_empty() {
-            self.end_send(Outcome::Failed(WcStatus::Flushed.into()), env);
-        }
+        self.fail_sends(env);
         self.fail_transfers(env);
         self.fail_lists(env);
         self.drop_early(env);

@@ -24,7 +24,8 @@ const MOST_GBIT: f64 = 1e5;
 const MOST_US: f64 = 3.6e9;
 /// The largest duration in a report: thirty days, in seconds.
 const MOST_SECONDS: f64 = 2.6e6;
-const MOST_COUNT: f64 = 1e15;
+/// The largest count in a report: of connects, round trips, messages or errors.
+pub(super) const MOST_COUNT: f64 = 1e15;
 /// The largest amount of memory in a report: one pebibyte, in KiB.
 const MOST_KIB: f64 = (1_u64 << 40) as f64;
 

@@ -4,11 +4,8 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{ConnectionId, Context, SendBuffer};
 
-use super::control::ReceivedLoad;
+use super::control::{MOST_COUNT, ReceivedLoad};
 use super::frame::{self, LOAD};
-
-/// The largest number of errors that is reported. Rank 0 accepts no larger one, and a peer can cause any number of them.
-const MOST_ERRORS: u64 = 1_000_000_000_000_000;
 
 /// The outgoing stream, to the peer.
 #[derive(Debug, Default)]
@@ -87,7 +84,8 @@ impl Inbound {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);
         let bits = (self.messages * LOAD as u64 * 8) as f64;
         let gbit = if span.is_zero() { 0.0 } else { bits / span.as_secs_f64() / 1e9 };
-        let errors = self.errors.min(MOST_ERRORS);
+        // A peer can cause any number of errors. Rank 0 would take a report with a larger number for an implausible one.
+        let errors = self.errors.min(MOST_COUNT as u64);
         ReceivedLoad { from, messages: self.messages, gbit, errors, complete: self.complete }
     }
 }
@@ -130,7 +128,7 @@ mod tests {
         (0..2).for_each(|_| inbound.end(u64::MAX, now));
         inbound.take(None, now);
         let heard = vec![inbound.result(3)];
-        assert_eq!(heard[0].errors, MOST_ERRORS);
+        assert_eq!(heard[0].errors, 1_000_000_000_000_000);
         let report = RankReport::Loaded { heard, memory_kib: 1 };
         assert_eq!(RankReport::read(&control::write(&report)), Ok(report));
     }
