@@ -59,17 +59,22 @@ mod turns {
         Reactor::new(Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event)).expect("a reactor")
     }
 
-    #[test]
-    fn an_open_turn_does_not_ring_and_a_closed_one_does() {
-        let (mut reactor, mut program) = (reactor(), Program::default());
+    /// Returns a function that tells whether a loop that waits for the descriptor of the reactor has been woken since the last call.
+    fn outer_loop(reactor: &Reactor) -> impl FnMut() -> bool + use<> {
         let mut outer = Poll::new().expect("a poller");
         let descriptor = reactor.as_raw_fd();
         outer.registry().register(&mut SourceFd(&descriptor), Token(0), Interest::READABLE).expect("a descriptor");
-        let mut rings = || {
+        move || {
             let mut events = Events::with_capacity(1);
             outer.poll(&mut events, Some(Duration::ZERO)).expect("a poll");
             !events.is_empty()
-        };
+        }
+    }
+
+    #[test]
+    fn an_open_turn_does_not_ring_and_a_closed_one_does() {
+        let (mut reactor, mut program) = (reactor(), Program::default());
+        let mut rings = outer_loop(&reactor);
         while reactor.turn(&mut program, Duration::ZERO).expect("a turn").more {}
         rings();
         let hour = Duration::from_secs(3600);
@@ -89,14 +94,7 @@ mod turns {
     fn a_transfer_that_is_cancelled_outside_of_a_turn_rings() {
         let (mut server, mut client) = (reactor(), reactor());
         let (mut echo, mut program) = (Program::default(), Program::default());
-        let mut outer = Poll::new().expect("a poller");
-        let descriptor = client.as_raw_fd();
-        outer.registry().register(&mut SourceFd(&descriptor), Token(0), Interest::READABLE).expect("a descriptor");
-        let mut rings = || {
-            let mut events = Events::with_capacity(1);
-            outer.poll(&mut events, Some(Duration::ZERO)).expect("a poll");
-            !events.is_empty()
-        };
+        let mut rings = outer_loop(&client);
         let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
         let address = server.context().local_address(listener).expect("it listens");
         client.context().connect(address).expect("an attempt");
@@ -130,14 +128,7 @@ mod turns {
     #[test]
     fn a_lifetime_that_begins_outside_of_a_turn_rings() {
         let (mut reactor, mut program) = (reactor(), Program::default());
-        let mut outer = Poll::new().expect("a poller");
-        let descriptor = reactor.as_raw_fd();
-        outer.registry().register(&mut SourceFd(&descriptor), Token(0), Interest::READABLE).expect("a descriptor");
-        let mut rings = || {
-            let mut events = Events::with_capacity(1);
-            outer.poll(&mut events, Some(Duration::ZERO)).expect("a poll");
-            !events.is_empty()
-        };
+        let mut rings = outer_loop(&reactor);
         let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
         let _without = reactor.context().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
         while reactor.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}

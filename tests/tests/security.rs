@@ -7,6 +7,7 @@
 //! earlier completions.
 
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -295,15 +296,20 @@ impl Handler for SendsDeviceMemory {
     }
 }
 
+/// Returns a reactor on a forwarding provider that listens in this security mode, and its address.
+fn listening(mode: SecurityMode, gate: &Gate) -> (Reactor, SocketAddr) {
+    let config = patient(Config::default().security(security(mode)));
+    let mut reactor = Forward::reactor(config, Features::empty(), gate);
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let address = reactor.context().local_address(listener).expect("it listens");
+    (reactor, address)
+}
+
 /// A send of memory that cannot be sealed is refused. The connection continues, and the next large messages arrive.
 #[test]
 fn a_refused_region_leaves_the_next_message_whole() {
     for mode in MODES {
-        let config = patient(Config::default().security(security(mode)));
-        let mut reactor = Forward::reactor(config, Features::empty(), &Gate::default());
-        let mut program = SendsDeviceMemory::default();
-        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-        let server = reactor.context().local_address(listener).expect("it listens");
+        let ((mut reactor, server), mut program) = (listening(mode, &Gate::default()), SendsDeviceMemory::default());
         reactor.context().connect(server).expect("connecting");
         let end = now() + PATIENCE;
         while (program.got.len() < 2 || reactor.stats().memory.copied_bytes > 0) && program.ended.is_none() {
@@ -353,11 +359,7 @@ impl Handler for RefusesSome {
 #[test]
 fn a_refused_offer_leaves_the_next_message_whole() {
     for mode in MODES {
-        let config = patient(Config::default().security(security(mode)));
-        let mut reactor = Forward::reactor(config, Features::empty(), &Gate::default());
-        let mut program = RefusesSome::default();
-        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-        let server = reactor.context().local_address(listener).expect("it listens");
+        let ((mut reactor, server), mut program) = (listening(mode, &Gate::default()), RefusesSome::default());
         reactor.context().connect(server).expect("connecting");
         let end = now() + PATIENCE;
         while (program.got.len() < 2 || program.outcomes.len() < 5) && program.ended.is_none() {
@@ -392,11 +394,7 @@ impl Handler for Counts {
 fn a_failed_attempt_gives_its_buffers_back() {
     for mode in MODES {
         let gate = Gate::default();
-        let config = patient(Config::default().security(security(mode)));
-        let mut reactor = Forward::reactor(config, Features::empty(), &gate);
-        let mut program = Counts::default();
-        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-        let server = reactor.context().local_address(listener).expect("it listens");
+        let ((mut reactor, server), mut program) = (listening(mode, &gate), Counts::default());
         // The side that connects sends the first message.
         gate.fail_nth(Call::PostSend, 0, Failure::Errno(libc::EIO));
         reactor.context().connect_any(&[server, server], ConnectOptions::new()).expect("connecting");

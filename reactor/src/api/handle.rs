@@ -234,21 +234,11 @@ impl<M> Commands<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seam::wake::Wake;
-    use std::io;
-
-    #[derive(Debug)]
-    struct Nobody;
-
-    impl Wake for Nobody {
-        fn wake(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::seam::wake::NoWake;
 
     #[test]
     fn a_reactor_that_goes_with_a_full_queue_is_gone() {
-        let commands = Commands::new(Arc::new(WakeFlag::new(Arc::new(Nobody))), 2);
+        let commands = Commands::new(Arc::new(WakeFlag::new(Arc::new(NoWake))), 2);
         let remote = commands.handle();
         assert_eq!((remote.post(1), remote.post(2)), (Ok(()), Ok(())));
         assert_eq!(remote.post(3), Err(HandleError::Full(3)));

@@ -371,25 +371,14 @@ impl Drop for GroupMembership {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use super::*;
-    use crate::seam::wake::Wake;
-
-    #[derive(Debug)]
-    struct Nobody;
-
-    impl Wake for Nobody {
-        fn wake(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::seam::wake::NoWake;
 
     /// A reactor that drains waits for the requests on their way to it. If such a request is not sent after all, no other event may follow,
     /// so the reactor must be woken.
     #[test]
     fn a_draining_reactor_is_woken_when_a_request_does_not_come() {
-        let flags = [0, 1].map(|_| Arc::new(WakeFlag::new(Arc::new(Nobody))));
+        let flags = [0, 1].map(|_| Arc::new(WakeFlag::new(Arc::new(NoWake))));
         let (_, ends) = Reactors::form(flags.iter().map(|flag| (Arc::clone(flag), 0, 8)).collect());
         assert_eq!(ends[0].place(Place::Reactor(1)), Some(1));
         ends[1].close();
@@ -403,7 +392,7 @@ mod tests {
     /// A request counts in the load of the reactor to which it was assigned until it is refused, or until its connection has ended.
     #[test]
     fn a_refused_request_leaves_the_load() {
-        let (group, mut ends) = Reactors::form(vec![(Arc::new(WakeFlag::new(Arc::new(Nobody))), 0, 8)]);
+        let (group, mut ends) = Reactors::form(vec![(Arc::new(WakeFlag::new(Arc::new(NoWake))), 0, 8)]);
         let end = &mut ends[0];
         assert_eq!(end.place(Place::LeastLoaded), Some(0));
         end.done();

@@ -491,16 +491,7 @@ mod tests {
     use super::*;
     use crate::id::ReactorTag;
     use crate::providers::device_index;
-    use crate::seam::wake::Wake;
-
-    #[derive(Debug)]
-    struct NoopWake;
-
-    impl Wake for NoopWake {
-        fn wake(&self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::seam::wake::NoWake;
 
     /// Returns a device that makes its keys from a fixed seed, so that two such devices use the same keys.
     fn device() -> Iwarp<TcpNet> {
@@ -517,7 +508,7 @@ mod tests {
     #[test]
     fn a_peer_takes_back_the_key_of_its_device_and_of_nobody_else() {
         let mut providers = Providers::new(vec![Box::new(device()), Box::new(device())]).unwrap();
-        let mut registry = Registry::new(Arc::new(WakeFlag::new(Arc::new(NoopWake))), 0);
+        let mut registry = Registry::new(Arc::new(WakeFlag::new(Arc::new(NoWake))), 0);
         let [owner, other] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
         let options = RegionOptions::new().allow(Access::REMOTE_WRITE).any_peer();
         let devices = [0, 1].map(|provider| device_index(provider, DeviceId(0)));

@@ -18,6 +18,18 @@ pub trait Wake: Send + Sync + fmt::Debug {
     fn wake(&self) -> io::Result<()>;
 }
 
+/// A waker for tests that have no poller.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct NoWake;
+
+#[cfg(test)]
+impl Wake for NoWake {
+    fn wake(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// The requests of other threads to a reactor that need no queue: wake up, stop, and drain.
 #[derive(Debug)]
 pub(crate) struct WakeFlag {

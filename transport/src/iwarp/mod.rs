@@ -32,6 +32,8 @@ mod drive;
 mod endpoint;
 mod fault;
 mod forecast;
+#[cfg(test)]
+mod forward_net;
 #[cfg(fuzz_targets)]
 #[path = "../../../tests/fuzz/transport/iwarp/mod.rs"]
 pub mod fuzz;

@@ -2,16 +2,15 @@
 
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::RawFd;
 use std::time::Duration;
 
 use super::*;
 use crate::cm::{CmEvent, ConnectParam};
 use crate::cq::CqAttr;
 use crate::datagram::{Destination, QUEUE_KEY};
-use crate::iwarp::net::Ready;
+use crate::iwarp::forward_net::forward_net;
 use crate::iwarp::{IwarpConfig, TcpNet};
-use crate::mem::{Interface, Memory, RecvSlice, SendSlice};
+use crate::mem::{Interface, Memory};
 use crate::patience;
 use crate::provider::{CqId, Drive, PostError, Provider};
 use crate::roce::frame::{HEADROOM, ROOM};
@@ -377,65 +376,32 @@ struct LinkLocalNet {
 }
 
 impl Net for LinkLocalNet {
-    type Segment = <TcpNet as Net>::Segment;
-    fn segment(&mut self, memory: Memory) -> Self::Segment {
-        self.inner.segment(memory)
-    }
-    fn channel(&self, channel: NetChannel) -> RawFd {
-        self.inner.channel(channel)
-    }
-    fn wake(&mut self, channel: NetChannel) {
-        self.inner.wake(channel);
-    }
-    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
-        self.inner.poll(channel, edges)
-    }
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
-        self.inner.listen(address, backlog)
-    }
-    fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
-        self.inner.accept(listener)
-    }
-    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
-        self.inner.connect(peer)
-    }
-    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
-        self.inner.connected(socket)
-    }
-    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
-        self.inner.promote(socket)
-    }
+    forward_net!(
+        segment channel wake poll listen accept connect connected promote max_segment all_acknowledged recv send
+        shutdown
+    );
+
     fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
         self.bound.get(&socket).copied().ok_or(io::ErrorKind::NotConnected.into())
     }
-    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
-        self.inner.max_segment(socket)
-    }
-    fn all_acknowledged(&self, socket: SocketId) -> bool {
-        self.inner.all_acknowledged(socket)
-    }
-    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
-        self.inner.recv(socket, bufs)
-    }
-    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
-        self.inner.send(socket, bufs)
-    }
-    fn shutdown(&mut self, socket: SocketId) {
-        self.inner.shutdown(socket);
-    }
+
     fn close(&mut self, socket: SocketId, reset: bool) {
         self.bound.remove(&socket);
         self.inner.close(socket, reset);
     }
+
     fn has_packets(&self) -> bool {
         true
     }
+
     fn interface(&self, _: IpAddr) -> io::Result<Interface> {
         self.inner.interface([127, 0, 0, 1].into())
     }
+
     fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {
         Ok("fe80::1".parse().unwrap())
     }
+
     fn open_packets(&mut self, mut address: SocketAddr) -> io::Result<SocketId> {
         if !matches!(address, SocketAddr::V6(v6) if v6.scope_id() > 0) {
             return Err(io::ErrorKind::InvalidInput.into());

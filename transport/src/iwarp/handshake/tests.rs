@@ -3,7 +3,7 @@
 use super::super::bench::{Bench, request_v1};
 use super::*;
 use crate::cm::{ConnectParam, DisconnectCause, ListenParam, PathOptions};
-use crate::iwarp::net::Ready;
+use crate::iwarp::forward_net::forward_net;
 use crate::iwarp::{CrcPolicy, IwarpConfig};
 use crate::iwarp::{Iwarp, TcpNet};
 use crate::mem::Memory;
@@ -14,7 +14,6 @@ use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::RawFd;
 use std::time::Duration;
 
 #[test]
@@ -413,55 +412,14 @@ struct Exhausted {
 }
 
 impl Net for Exhausted {
-    type Segment = <TcpNet as Net>::Segment;
-    fn segment(&mut self, memory: crate::mem::Memory) -> Self::Segment {
-        self.inner.segment(memory)
-    }
-    fn channel(&self, channel: NetChannel) -> RawFd {
-        self.inner.channel(channel)
-    }
-    fn wake(&mut self, channel: NetChannel) {
-        self.inner.wake(channel);
-    }
-    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
-        self.inner.poll(channel, edges)
-    }
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
-        self.inner.listen(address, backlog)
-    }
+    forward_net!(
+        segment channel wake poll listen connect connected promote local_address max_segment all_acknowledged recv
+        send shutdown close
+    );
+
     fn accept(&mut self, _: SocketId) -> io::Result<(SocketId, SocketAddr)> {
         self.attempts += 1;
         Err(io::Error::from_raw_os_error(libc::EMFILE))
-    }
-    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
-        self.inner.connect(peer)
-    }
-    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
-        self.inner.connected(socket)
-    }
-    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
-        self.inner.promote(socket)
-    }
-    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
-        self.inner.local_address(socket)
-    }
-    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
-        self.inner.max_segment(socket)
-    }
-    fn all_acknowledged(&self, socket: SocketId) -> bool {
-        self.inner.all_acknowledged(socket)
-    }
-    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
-        self.inner.recv(socket, bufs)
-    }
-    fn send(&mut self, socket: SocketId, bufs: &[crate::mem::SendSlice<'_>]) -> io::Result<usize> {
-        self.inner.send(socket, bufs)
-    }
-    fn shutdown(&mut self, socket: SocketId) {
-        self.inner.shutdown(socket);
-    }
-    fn close(&mut self, socket: SocketId, reset: bool) {
-        self.inner.close(socket, reset);
     }
 }
 

@@ -1,15 +1,14 @@
 //! Tests of the setup of shared memory, with the sockets of the system.
 
 use super::super::bench::Bench;
-use super::super::net::Ready;
+use super::super::forward_net::forward_net;
 use super::super::{IwarpConfig, TcpNet};
 use super::*;
 use crate::cm::{CmEvent, CmId, ConnectParam, ListenParam, PathOptions};
 use crate::error::TransportError;
-use crate::mem::{RecvSlice, SendSlice};
 use crate::patience::until;
 use crate::provider::Provider;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 
 /// The sockets of the system, with failures. If `accepts` is false, no Unix socket can be accepted any more. Otherwise the Unix socket that
 /// was accepted cannot move to the completion channel, because the system watches too many descriptors.
@@ -21,16 +20,19 @@ struct FaultyNet {
 }
 
 impl Net for FaultyNet {
-    type Segment = <TcpNet as Net>::Segment;
-    fn segment(&mut self, memory: Memory) -> Self::Segment {
-        self.inner.segment(memory)
-    }
+    forward_net!(
+        segment channel wake poll listen accept connect connected local_address max_segment all_acknowledged recv send
+        shutdown close
+    );
+
     fn is_local(&self, socket: SocketId) -> bool {
         self.inner.is_local(socket)
     }
+
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
         self.inner.listen_local(name)
     }
+
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
         if !self.accepts {
             return Err(io::ErrorKind::ResourceBusy.into());
@@ -39,59 +41,20 @@ impl Net for FaultyNet {
         self.accepted = Some(socket);
         Ok(socket)
     }
+
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         self.inner.pass(socket, packet, file)
     }
+
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         self.inner.take(socket, room)
     }
-    fn channel(&self, channel: NetChannel) -> RawFd {
-        self.inner.channel(channel)
-    }
-    fn wake(&mut self, channel: NetChannel) {
-        self.inner.wake(channel);
-    }
-    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
-        self.inner.poll(channel, edges)
-    }
-    fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {
-        self.inner.listen(address, backlog)
-    }
-    fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
-        self.inner.accept(listener)
-    }
-    fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId> {
-        self.inner.connect(peer)
-    }
-    fn connected(&mut self, socket: SocketId) -> io::Result<()> {
-        self.inner.connected(socket)
-    }
+
     fn promote(&mut self, socket: SocketId) -> io::Result<()> {
         if self.accepted == Some(socket) {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         self.inner.promote(socket)
-    }
-    fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
-        self.inner.local_address(socket)
-    }
-    fn max_segment(&self, socket: SocketId) -> io::Result<usize> {
-        self.inner.max_segment(socket)
-    }
-    fn all_acknowledged(&self, socket: SocketId) -> bool {
-        self.inner.all_acknowledged(socket)
-    }
-    fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
-        self.inner.recv(socket, bufs)
-    }
-    fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
-        self.inner.send(socket, bufs)
-    }
-    fn shutdown(&mut self, socket: SocketId) {
-        self.inner.shutdown(socket);
-    }
-    fn close(&mut self, socket: SocketId, reset: bool) {
-        self.inner.close(socket, reset);
     }
 }
 

@@ -31,7 +31,7 @@ use crate::memory::landing::Offered;
 use crate::memory::list::TransferOutcome;
 use crate::memory::region::{DropChannel, Region, RemoteRegion};
 use crate::memory::region_memory::{RegionBytes, RegionMemory};
-use crate::seam::wake::{Wake, WakeFlag};
+use crate::seam::wake::{NoWake, WakeFlag};
 use crate::security::Security;
 use crate::stats::Stats;
 
@@ -103,15 +103,6 @@ pub(super) enum Manner {
 pub(super) struct Ended {
     /// The reason of `on_disconnect`. `None` if the connection was never up.
     pub(super) reason: Option<DisconnectReason>,
-}
-
-#[derive(Debug)]
-struct NoWake;
-
-impl Wake for NoWake {
-    fn wake(&self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 /// One side of a history: its connection, its device, and its program.
