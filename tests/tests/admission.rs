@@ -11,8 +11,8 @@ use std::time::Duration;
 use futures_util::future::{join, join3};
 use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor, PendingPeers};
 use rdma_reactor::{
-    Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
-    PeerName, ProviderChoice, Reactor, Security, SecurityError, SecurityMode, TimerId, Tls,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
+    PeerName, ProviderChoice, Reactor, Region, RegionOptions, Security, SecurityError, SecurityMode, TimerId, Tls,
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::identities::{Authority, psk, security};
@@ -143,6 +143,74 @@ fn an_answer_that_does_not_come_ends_the_attempt() {
         assert!(took >= WAIT && client.seen.borrow().error.is_some(), "{mode:?}: {took:?}");
         let server = server.seen.borrow();
         assert_eq!((&server.answered[..], server.up.len(), left), (&[false, false][..], 0, 0), "{mode:?}");
+    }
+}
+
+/// A late decision is about the peer that the program was asked about. So no other address is tried after the question.
+#[test]
+fn a_postponed_judgement_is_not_about_another_address() {
+    for mode in MODES {
+        let fabric = network(3);
+        let config = Config::default().security(security(mode)).timeouts(|timeouts| timeouts.connect = WAIT / 3);
+        let [first, client, second] = [Side::new(None), Side::new(Some(Ok(()))), Side::new(None)];
+        let mut nodes = [&first, &client, &second]
+            .into_iter()
+            .enumerate()
+            .map(|(node, side)| Node::new(reactor(node, &fabric, config.clone()), Box::new(side.clone())))
+            .collect::<Vec<_>>();
+        let servers = [0, 2].map(|node| address(node, 7471));
+        for (node, address) in [(0, servers[0]), (2, servers[1])] {
+            nodes[node].reactor.context().listen(address).expect("a free port");
+        }
+        nodes[CLIENT].reactor.context().connect_any(&servers, ConnectOptions::new()).expect("connecting");
+        until(&fabric, &mut nodes, "the answer, which is too late", |_| !client.seen.borrow().answered.is_empty());
+        let client = client.seen.borrow();
+        assert_eq!((&client.error, client.asked.len()), (&Some(ConnectError::Timeout), 1), "{mode:?}");
+        assert_eq!((&client.answered[..], client.up.len()), (&[false, false][..], 0), "{mode:?}");
+        assert!(second.seen.borrow().asked.is_empty(), "{mode:?}");
+    }
+}
+
+/// The program of a server that registers memory for each peer before it judges the peer, and never judges.
+#[derive(Clone, Default)]
+struct Generous {
+    regions: Rc<RefCell<Vec<Region>>>,
+    waited: Rc<RefCell<usize>>,
+}
+
+impl Handler for Generous {
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
+        let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
+        self.regions.borrow_mut().push(cx.register(conn, 64, &options).expect("a region"));
+        cx.postpone_judgement(conn);
+        cx.set_timer(WAIT, 0);
+        Ok(())
+    }
+
+    fn on_timer(&mut self, _: &mut Context<'_>, _: TimerId, _: u64) {
+        *self.waited.borrow_mut() += 1;
+    }
+}
+
+/// The rights of a peer end with its connection, also if the connection was not up and gives way to another one.
+#[test]
+fn an_evicted_peer_loses_its_rights() {
+    for mode in MODES {
+        let (fabric, server) = (network(3), Generous::default());
+        let secured = Config::default().security(security(mode)).allow_plain_remote_memory(true);
+        let limited = secured.clone().max_pending(1);
+        let mut nodes = vec![Node::new(reactor(SERVER, &fabric, limited), Box::new(server.clone()))];
+        nodes.extend([1, 2].map(|node| Node::new(reactor(node, &fabric, secured.clone()), Box::new(Side::new(None)))));
+        nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+        nodes[1].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "the first has waited", |_| *server.waited.borrow() == 1);
+        assert!(server.regions.borrow_mut()[0].bytes_mut().is_none(), "{mode:?}: the peer may write");
+        nodes[2].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "the second is asked about", |_| server.regions.borrow().len() == 2);
+        assert_eq!(nodes[SERVER].reactor.stats().connections.evicted, 1, "{mode:?}");
+        let mut regions = server.regions.borrow_mut();
+        assert!(regions[0].bytes_mut().is_some(), "{mode:?}: the rights of the first have ended");
+        assert!(regions[1].bytes_mut().is_none(), "{mode:?}: the second may write");
     }
 }
 

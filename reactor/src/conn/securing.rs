@@ -186,13 +186,15 @@ impl Connection {
         self.mark(env);
     }
 
-    /// Notes that the program has postponed its decision about the peer's identity.
-    pub(crate) fn postpone_judgement(&mut self) {
-        let State::Securing(securing) = &mut self.state else { return };
+    /// Notes that the program has postponed its decision about the peer's identity. Returns false if the program is not being asked for
+    /// this decision.
+    pub(crate) fn postpone_judgement(&mut self) -> bool {
+        let State::Securing(securing) = &mut self.state else { return false };
         securing.progress = match mem::replace(&mut securing.progress, SecuringProgress::Proving) {
             SecuringProgress::Asking(sealer) => SecuringProgress::Postponed(sealer),
             other => other,
         };
+        matches!(securing.progress, SecuringProgress::Postponed(_))
     }
 
     /// Handles a decision that the program had postponed. `refusal` is the reason if the program refuses the peer, or `None` if it accepts

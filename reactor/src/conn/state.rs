@@ -139,6 +139,12 @@ impl Closing {
         }
     }
 
+    /// Returns true if the connection was not reported as up, but may have been up on the peer's side. In this case, the peer's opening
+    /// message may still be in the completion queue.
+    pub(crate) const fn may_have_been_up(&self) -> bool {
+        self.late.is_some()
+    }
+
     /// Notes that the peer's opening message has arrived, which shows that the connection was up on the peer's side. Returns false if the
     /// connection does not wait for that message.
     pub(super) fn opened(&mut self) -> bool {

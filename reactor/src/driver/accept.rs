@@ -171,6 +171,16 @@ impl Driver {
         self.attempt_next(id)
     }
 
+    /// Notes that the program has postponed its decision about the peer's identity. From now on, no other address is tried, because a later
+    /// decision would be about the peer at that address. The attempts of a connection have the same id, so the program could not distinguish
+    /// the peers.
+    pub(crate) fn postpone_judgement(&mut self, id: ConnectionId) {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        if slot.conn.postpone_judgement() {
+            slot.link.fallback = None;
+        }
+    }
+
     /// Starts the next attempt of a connection, with the same connection id. Returns false if no attempt remains.
     pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
         let Self { table, devices, providers, owners, config, now, effects, stats, .. } = self;

@@ -255,8 +255,10 @@ impl Driver {
         }
         // `is_flushed` does not cover receives of the shared queue. Messages of this connection may still be in the completion queue, and
         // must be handled first. The exception is a connection that the local side opened, that did not come up, and that is not secured:
-        // it delivers no messages. On a secured connection that did not come up, one of the messages may be the peer's refusal.
-        let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !slot.conn.is_secured();
+        // it delivers no messages, unless it may have been up on the peer's side. On a secured connection that did not come up, one of the
+        // messages may be the peer's refusal.
+        let never_up =
+            matches!(closing.ending, Ending::ConnectError(_)) && !closing.may_have_been_up() && !slot.conn.is_secured();
         if !slot.conn.receives().is_shared() || never_up {
             return Some(true);
         }
@@ -297,8 +299,10 @@ impl Driver {
         Event::Disconnected(Box::new(DisconnectReason::WorkRequest { device, failure }))
     }
 
-    /// Removes a connection of which the program was not notified. Its connection-manager id is not destroyed.
+    /// Removes a connection of which the program was not notified, except by `on_identity`. Its connection-manager id is not destroyed.
     pub(super) fn forget(&mut self, id: ConnectionId) {
+        // In `on_identity`, the program may have registered regions for this peer.
+        self.revoke_regions_of(id);
         if let Some(slot) = self.table.get(id) {
             self.owners.disown(slot.link.cm);
             self.release(id);

@@ -22,12 +22,14 @@ use crate::slab::{Key, Slab};
 /// The largest number of epoll events that one call of [`Net::poll`] returns.
 const EVENTS: usize = 256;
 const WAKE: Token = Token(usize::MAX);
+/// The largest value of `TCP_KEEPIDLE` that Linux accepts, in seconds.
+const MAX_KEEPIDLE: u64 = 32_767;
 
 /// The settings of [`TcpNet`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpConfig {
-    /// The time without data after which TCP probes the peer (`SO_KEEPALIVE`). `None` disables the probes.
+    /// The time without data after which TCP probes the peer (`SO_KEEPALIVE`), 1 s to 32,767 s. `None` disables the probes.
     pub keepalive: Option<Duration>,
     /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`). `None` leaves the
     /// limit to the system.
@@ -126,8 +128,12 @@ impl TcpNet {
     /// Creates an instance with the given settings.
     ///
     /// # Errors
-    /// Returns an error if the system has no descriptors left.
+    /// Returns an error if a setting is out of its range, or if the system has no descriptors left.
     pub fn with_config(config: TcpConfig) -> io::Result<Self> {
+        if config.keepalive.is_some_and(|time| !(1..=MAX_KEEPIDLE).contains(&time.as_secs())) {
+            let why = "TcpConfig::keepalive must be 1 s to 32,767 s";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         Ok(Self {
             config,
             cm: EventSet::new()?,
@@ -640,5 +646,20 @@ mod tests {
         let mut side = TcpNode::new(IwarpConfig::default());
         let foreign = side.iwarp.handover().unwrap().attach(Detached::new("another", ()), Instant::now());
         assert!(matches!(foreign, Err(TransportError::Unsupported { .. })));
+    }
+
+    /// The system would refuse these times for each new socket.
+    #[test]
+    fn a_keepalive_time_that_the_system_refuses_is_out_of_range() {
+        let with = |keepalive| TcpNet::with_config(TcpConfig { keepalive: Some(keepalive), ..TcpConfig::default() });
+        for wrong in [Duration::ZERO, Duration::from_millis(999), Duration::from_secs(MAX_KEEPIDLE + 1), Duration::MAX]
+        {
+            let error = with(wrong).expect_err("out of range");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{wrong:?}");
+        }
+        for right in [Duration::from_secs(1), Duration::from_secs(MAX_KEEPIDLE)] {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            with(right).unwrap().tune(&socket).unwrap();
+        }
     }
 }

@@ -290,11 +290,13 @@ impl Context<'_> {
     /// Postpones the decision about the peer's identity. Call this within [`crate::Handler::on_identity`]; after that,
     /// the reactor ignores the `Ok` that this `on_identity` returns. The connection is established only after
     /// [`Context::judge`] accepts the peer. If no decision is made in time, the connection ends: after
-    /// `Timeouts::connect` on the side that connects, and after `Timeouts::handshake` on the side that accepts.
+    /// `Timeouts::connect` on the side that connects, and after `Timeouts::handshake` on the side that accepts. The
+    /// decision is about the peer at the current address. So if this connection is not established, the reactor tries
+    /// no other address ([`Context::connect_any`]).
     ///
     /// Example: [`Context::judge`].
     pub fn postpone_judgement(&mut self, conn: ConnectionId) {
-        self.driver.input(conn, |conn, _| conn.postpone_judgement());
+        self.driver.postpone_judgement(conn);
     }
 
     /// Makes the decision that [`Context::postpone_judgement`] has postponed. `answer` has the meaning of the result of
