@@ -232,7 +232,10 @@ impl Handler for Client {
         let mut bytes = vec![0; BLOCK];
         region.copy_to(0, &mut bytes);
         self.free.push(region);
-        self.compared += u64::from(bytes == content(block));
+        if bytes != content(block) {
+            return check(cx, conn, Err(format!("block {block} is not what was stored").into()));
+        }
+        self.compared += 1;
         if self.compared == BLOCKS {
             self.say("read back and compared");
             return cx.close(conn);
