@@ -14,6 +14,7 @@ use crate::loopback::{Loopback, Network};
 use crate::mutant::{Defect, Mutant};
 use crate::null::Null;
 use crate::parts::embedded_with;
+use crate::patience::PATIENCE;
 use crate::sim::environment::VirtualTime;
 use crate::sim::fabric::{Fabric, Shared};
 use crate::sim::hardware::HardwareProvider;
@@ -90,6 +91,8 @@ pub const EMBEDDED: Real = Real {
 fn shared() -> IwarpConfig {
     let mut config = extended();
     config.shared_memory = SharedMemoryPolicy::Require;
+    // Even a busy machine does not reach this limit.
+    config.within_host.meeting_timeout = PATIENCE;
     config
 }
 

@@ -26,4 +26,5 @@ pub fn patient(config: Config) -> Config {
         .timeouts(|t| t.close = HOUR)
         .timeouts(|t| t.transfer = HOUR)
         .timeouts(|t| t.pool_idle = HOUR)
+        .iwarp(|i| i.within_host.meeting_timeout = HOUR)
 }

@@ -157,6 +157,8 @@ fn a_sender_waits_for_the_receiver() {
 
 #[test]
 fn thousand_tasks_share_a_reactor() {
+    // Both ends of the thousand connections are in this process.
+    rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
     run("thousand_tasks", config().receive_depth(8).send_depth(8), |net, listener| async move {
         let address = listener.local_address().unwrap();
         let ask = |number: u32| {

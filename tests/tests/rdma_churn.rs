@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rdma_reactor_tests::conformance::Setup;
-use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, open_descriptors, with_watchdog_of};
+use rdma_reactor_tests::conformance::harness::{Event, PATIENCE, Pair, Probe, now, open_descriptors, with_watchdog_of};
 use rdma_reactor_tests::device::{Device, RXE, SIW, config};
 use rdma_reactor_tests::usage::resident_kib;
 
@@ -43,7 +43,10 @@ fn churn(device: Device) {
         _ => {}
     });
     c.record_messages = false;
-    let mut p = Pair::new(&Setup::on(device), config(), Probe::echo(), c);
+    let setup = Setup::on(device);
+    // A busy machine may exceed the default limit of a flush. On siw, a flush may end only when its limit is over, so that limit is kept.
+    let config = if setup.flushes { config().timeouts(|t| t.flush = PATIENCE) } else { config() };
+    let mut p = Pair::new(&setup, config, Probe::echo(), c);
     address.set(Some(p.address));
     let start = now();
     for _ in 0..AT_ONCE {

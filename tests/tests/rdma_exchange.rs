@@ -47,7 +47,7 @@ mod faults {
         Config, ConnectError, ConnectFailure, ConnectOptions, DisconnectReason, ExchangeOptions, ListenOptions,
         ProviderChoice, Reactor, Retries, Timeouts,
     };
-    use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, with_watchdog};
+    use rdma_reactor_tests::conformance::harness::{Event, PATIENCE, Pair, Probe, now, with_watchdog};
     use rdma_reactor_tests::device::{Peer, RXE, SIW, config};
 
     const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
@@ -56,7 +56,10 @@ mod faults {
         ConnectOptions::new().exchange(ExchangeOptions::default())
     }
 
+    /// Returns a server that does not listen yet, and a client. A flush has no short time limit, because a busy machine may exceed the
+    /// default, and [`Pair::finish`] fails if a flush has exceeded its limit.
     fn pair_at(config: &Config, s: Probe, address: SocketAddr) -> Pair {
+        let config = config.clone().timeouts(|t| t.flush = PATIENCE);
         let [server, client] = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
         Pair { server, s, client, c: Probe::default(), address, flushes: true, witness: None }
     }

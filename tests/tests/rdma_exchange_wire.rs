@@ -4,10 +4,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_reactor::{ConnectOptions, ExchangeOptions, ListenOptions, Reactor, Source};
+use rdma_reactor::{Config, ConnectOptions, ExchangeOptions, ListenOptions, Reactor, Source};
 use rdma_reactor_tests::conformance::Setup;
-use rdma_reactor_tests::conformance::harness::{Pair, Probe, with_watchdog};
-use rdma_reactor_tests::device::config;
+use rdma_reactor_tests::conformance::harness::{PATIENCE, Pair, Probe, with_watchdog};
+use rdma_reactor_tests::device;
 use rdma_reactor_tests::exchanged;
 
 /// The devices at the two ends of the veth pair.
@@ -17,6 +17,12 @@ const DEVICES: [&str; 2] = ["rxe8", "rxe9"];
 fn ends(v6: bool) -> [IpAddr; 2] {
     let texts = if v6 { ["fd77:8::1", "fd77:9::1"] } else { ["10.77.8.1", "10.77.9.1"] };
     texts.map(|text| text.parse().expect("an address"))
+}
+
+/// Returns the settings of both reactors. A flush has no short time limit, because a busy machine may exceed the default, and
+/// [`Pair::finish`] fails if a flush has exceeded its limit.
+fn config() -> Config {
+    device::config().timeouts(|t| t.flush = PATIENCE)
 }
 
 /// Returns a server on the second device that listens for exchanges, and a client.

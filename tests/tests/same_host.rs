@@ -138,7 +138,8 @@ fn a_killed_peer_is_lost_at_once() {
         let mut host = Host::new(|config| config);
         for round in 1..=3 {
             let mut peer = Peer::connect(&["shm"], host.address, 4);
-            host.until(|server, _| server.echoes >= 1000 * round as u64);
+            // The echoes may be those of some connections, while another one is not up yet.
+            host.until(|server, _| server.up.len() == CONNECTIONS * round && server.echoes >= 1000 * round as u64);
             peer.signal(libc::SIGKILL);
             peer.child.wait().expect("it is dead");
             host.until(|server, _| server.ends.len() == CONNECTIONS * round);
@@ -187,7 +188,7 @@ fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
             config.timeouts(|t| (t.keepalive_interval, t.keepalive) = (second, 3 * second)).buffer_size(64 << 10)
         });
         let peer = Peer::connect(&["shm"], host.address, 1);
-        host.until(|server, _| server.echoes >= 100);
+        host.until(|server, _| server.up.len() == CONNECTIONS && server.echoes >= 100);
         peer.signal(libc::SIGSTOP);
         let conn = host.server.up[0];
         let mut refused = 0;

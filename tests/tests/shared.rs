@@ -28,6 +28,8 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
 fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {
         const STRIDE: usize = 8256;
+        // Both ends of the 500 connections are in this process.
+        rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
         let config = patient(Setup::iwarp().config());
         let small = patient(Setup::iwarp().config()).receive_depth(5).send_depth(1).buffer_size(64);
         let mib = |config: Config| idle(config, small.clone(), 500, STRIDE) >> 20;

@@ -62,6 +62,8 @@ async fn end(reactor: ThreadedReactor) {
 
 #[test]
 fn a_thousand_tasks_on_four_threads_get_their_own_answers() {
+    // Both ends of the thousand connections are in this process.
+    rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
     on_threads(4, async {
         let server = ThreadedReactor::start(config()).unwrap();
         let address = serve(server.clone()).await;

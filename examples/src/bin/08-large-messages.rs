@@ -5,7 +5,7 @@
 
 use std::error::Error;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_reactor::{
     Access, Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, ProviderChoice,
@@ -79,7 +79,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = server.context().listen("127.0.0.1:0".parse()?)?;
     let address = server.context().local_address(listener).ok_or("the listener is gone")?;
     let thread = thread::spawn(move || server.run(&mut Receiver));
-    let mut client = Reactor::new(config)?;
+    // The receiver reads every byte of the first message before it fetches the second one, so the close gets a long timeout.
+    let mut client = Reactor::new(config.timeouts(|t| t.close = Duration::from_secs(60)))?;
     client.context().connect(address)?;
     client.run(&mut Sender { started: Instant::now(), region: None, copy: None })?;
     thread.join().map_err(|_| "the receiver panicked")??;

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use patience::PATIENCE;
 use rdma_reactor::{
     Access, Config, ConnectionId, Context, Framing, Handler, Immediate, ListenOptions, Message, Outcome,
-    ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendId,
+    ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId,
 };
 
 /// The deliberate fault of the server.
@@ -71,6 +71,16 @@ fn command(opcode: u8, tail: [u8; 16]) -> [u8; 32] {
     message
 }
 
+/// Returns the id of a send, or `None` if the connection has ended. A client that has noticed a fault closes the connection. The messages
+/// that the client has sent before are still delivered to the server, and the server answers them.
+fn accepted(sent: Result<SendId, SendErrorKind>) -> Option<SendId> {
+    match sent {
+        Ok(id) => Some(id),
+        Err(SendErrorKind::Closed) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// Removes a complete request from the front of `input`. Returns its parts, or `None` if it is not complete yet.
 fn request(input: &mut Vec<u8>) -> Option<Vec<Vec<u8>>> {
     let mut at = 0;
@@ -97,7 +107,7 @@ impl Server {
     fn offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let RemoteRegion { address, len, key } = self.buffer.as_ref().unwrap().remote();
         let tail = u128::from(address) << 64 | u128::from(len) << 32 | u128::from(key);
-        cx.send(conn, &command(3, tail.to_be_bytes())).unwrap();
+        accepted(cx.send(conn, &command(3, tail.to_be_bytes())));
         (self.filled, self.offers) = (0, self.offers + 1);
     }
 
@@ -137,7 +147,7 @@ impl Server {
         let source = self.source.as_mut().unwrap();
         source.copy_from(0, &self.out[..len]).unwrap();
         let told = if let Fault::Written(told) = self.wrong { told } else { len as u32 };
-        self.writing = Some(cx.write_with_immediate(conn, self.room, source, 0..len, told).unwrap());
+        self.writing = accepted(cx.write_with_immediate(conn, self.room, source, 0..len, told));
         self.out.drain(..len);
         self.room.address += len as u64;
         self.room.len -= len as u64;
@@ -150,7 +160,7 @@ impl Handler for Server {
         self.buffer = Some(cx.register(conn, self.len, &options).unwrap());
         self.source = Some(cx.register(conn, self.len, &RegionOptions::new()).unwrap());
         self.offer(cx, conn);
-        cx.send(conn, &command(2, [0; 16])).unwrap();
+        accepted(cx.send(conn, &command(2, [0; 16])));
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
@@ -159,7 +169,7 @@ impl Handler for Server {
         assert_eq!(message[..1], [0]);
         match message[1] {
             // The server offers a feature that is unknown to the client.
-            0 => drop(cx.send(conn, &command(0, (1_u128 << 63 | tail).to_be_bytes())).unwrap()),
+            0 => _ = accepted(cx.send(conn, &command(0, (1_u128 << 63 | tail).to_be_bytes()))),
             1 => assert_eq!(tail, 0, "features that the server has not"),
             2 if self.wrong != Fault::Slow => {}
             2 => {
@@ -171,7 +181,7 @@ impl Handler for Server {
                 let (address, len, key) = ((tail >> 64) as u64, (tail >> 32) as u32, tail as u32);
                 self.room = RemoteRegion { address, len: len.into(), key };
                 if let Fault::Command(message) = self.wrong {
-                    cx.send(conn, message).unwrap();
+                    accepted(cx.send(conn, message));
                 }
                 self.flush(cx, conn);
             }

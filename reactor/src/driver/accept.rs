@@ -171,9 +171,8 @@ impl Driver {
         self.attempt_next(id)
     }
 
-    /// Notes that the program has postponed its decision about the peer's identity. From now on, no other address is tried, because a later
-    /// decision would be about the peer at that address. The attempts of a connection have the same id, so the program could not distinguish
-    /// the peers.
+    /// Notes that the program has postponed its decision about the peer's identity. From now on, no other address is tried: all attempts of
+    /// a connection have the same id, so the decision could be mistaken for a decision about the peer at another address.
     pub(crate) fn postpone_judgement(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         if slot.conn.postpone_judgement() {

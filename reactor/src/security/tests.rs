@@ -471,7 +471,8 @@ fn large_messages_open_in_place_from_their_end() {
         for len in [1, 15, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5] {
             let plain: Vec<u8> = (0..len).map(|at| (at * 31 + (at >> 8)) as u8).collect();
             let mut memory = sealed_large(&mut a.sealer, &plain);
-            assert_ne!(memory[..len], plain);
+            // The encrypted form of a single byte is the same byte with a probability of 1/256.
+            assert!(len == 1 || memory[..len] != plain, "{len} bytes");
             // Ordinary messages that are encrypted between two large messages use the other sequence, with separate numbers and a separate
             // key.
             let mut small = sealed(&mut a.sealer, [0; 8], b"small");
@@ -648,8 +649,11 @@ proptest! {
         let mut said = Vec::new();
         honest.begin(&mut said).unwrap();
         let _ = honest.read(&out, &mut said);
+        let whole = said.clone();
         said.truncate(good.min(said.len().saturating_sub(1)));
         said.extend_from_slice(&noise);
+        // If only the last byte is missing, the noise is that byte with a probability of 1/256.
+        prop_assume!(!said.starts_with(&whole));
         for piece in said.chunks(cut) {
             if side.read(piece, &mut out).is_err() {
                 break;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rdma_reactor::SendErrorKind;
 
 use super::flow::welcome;
-use super::harness::{Pair, Probe, Setup, at_home, pattern};
+use super::harness::{HOUR, Pair, Probe, Setup, at_home, pattern};
 
 fn doorbells(p: &Pair) -> u64 {
     p.client.stats().messages.doorbells
@@ -14,7 +14,9 @@ fn doorbells(p: &Pair) -> u64 {
 
 /// A cork must delay sends for several turns. A flush must post them immediately, as one chain.
 pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
-    let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
+    // A ping, or the answer to one, would be posted in spite of the cork.
+    let config = setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR));
+    let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let conn = p.connect();
     welcome(&mut p);
     let before = doorbells(&p);
@@ -94,8 +96,8 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
             p.client.context().close(conn);
         }
         p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
-        // The pool keeps its first slab, which is large enough for one connection. It releases each other slab when no buffer of the slab is
-        // in use any more.
+        // The pool keeps its first slab, which is large enough for one connection. It releases each other slab when no buffer of the slab
+        // is in use any more.
         p.until("memory is released", |p| (0..2).all(|side| buffers(p)[side] <= first[side]));
         p.until("the buffers are free", |p| at_home(&p.client) && at_home(&p.server));
     }

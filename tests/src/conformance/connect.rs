@@ -1,6 +1,7 @@
 //! The tests of successful and failed attempts to connect.
 
 use std::cell::RefCell;
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -169,18 +170,23 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.finish();
 }
 
-/// A port of this host that has no listener. A bound socket reserves it, so that no other program listens there.
-struct Deserted {
-    address: SocketAddr,
+/// A port of this host that has no listener. A bound socket reserves it, so that no other program, and no other test, listens there.
+pub(super) struct Deserted {
+    pub(super) address: SocketAddr,
     _socket: Socket,
 }
 
 impl Deserted {
-    fn new(setup: &Setup) -> Self {
-        let socket = Socket::new(Domain::for_address(setup.address), Type::STREAM, None).expect("a socket");
-        socket.bind(&setup.address.into()).expect("a port");
-        let address = socket.local_addr().expect("it is bound").as_socket().expect("a port");
-        Self { address, _socket: socket }
+    pub(super) fn new(setup: &Setup) -> Self {
+        Self::at(setup.address).expect("a port")
+    }
+
+    /// Reserves the port of `address`, or any free port if that is 0.
+    pub(super) fn at(address: SocketAddr) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        socket.bind(&address.into())?;
+        let address = socket.local_addr()?.as_socket().expect("an IP address");
+        Ok(Self { address, _socket: socket })
     }
 }
 

@@ -14,6 +14,7 @@ use rdma_reactor::{
     RemoteRegion, SendErrorKind, Wait,
 };
 
+use super::connect::Deserted;
 use super::flow::fill_window;
 use super::harness::{CLIENT, Event, HOUR, PATIENCE, Pair, Probe, SERVER, Setup, now};
 use super::violations::{DATA, WINDOW, message, reason, rude};
@@ -113,7 +114,8 @@ pub fn connections_past_the_pool_are_refused(setup: &Setup) {
                 let side = if limited == SERVER { &p.server } else { &p.client };
                 let buffers = side.stats().memory.pool_buffers;
                 assert!(buffers * (4 << 10) <= MEMORY, "{buffers} buffers");
-                p.c.live() + errors(p) == opened
+                // If the server's side were not up yet, the server might evict it later, for a connection for which it has no memory.
+                p.c.live() + errors(p) == opened && p.s.live() == p.c.live()
             });
         }
         let fit = p.c.live();
@@ -149,14 +151,18 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     for _ in 0..FLOOD {
         p.client.context().connect(p.address).expect("connecting");
     }
-    let refused = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
-    p.until("each has an answer", |p| p.c.live() + refused(p) == FLOOD);
+    let ended = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..) | Event::Disconnect(..)));
+    p.until("each has an answer", |p| p.c.live() + ended(p) == FLOOD);
     p.until("the server knows", |p| p.s.live() == p.c.live());
     assert!((1..=MOST).contains(&p.c.live()), "{} are up", p.c.live());
-    for event in &p.c.events {
-        let busy = |error: &ConnectError| matches!(error, ConnectError::Rejected { reason: RejectReason::Busy, .. });
-        assert!(!matches!(event, Event::ConnectError(_, error) if !busy(error)), "{event:?}");
-    }
+    let busy = p.c.count(|event| match event {
+        Event::ConnectError(_, ConnectError::Rejected { reason, .. }) => *reason == RejectReason::Busy,
+        _ => false,
+    });
+    // On a slow machine, the server may evict an accepted connection that is not up yet for a later one. The client learns this as another
+    // error, or as the end of the connection.
+    let evicted = p.server.stats().connections.evicted;
+    assert!((ended(&p) - busy) as u64 <= evicted, "{evicted} were evicted: {:?}", p.c);
     // The test closes only the connections that were established.
     let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     for conn in p.c.events.iter().filter_map(up).collect::<Vec<_>>() {
@@ -407,6 +413,8 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     let begun: Rc<Cell<usize>> = Rc::default();
     let to: Rc<Cell<Option<SocketAddr>>> = Rc::default();
     let (counts, connects, address, local) = (Rc::clone(&calls), Rc::clone(&begun), Rc::clone(&to), setup.address);
+    let gone = Deserted::new(setup);
+    let nobody = gone.address;
     let (mut s, mut up) = (filler(), Vec::new());
     let mut fill = s.react;
     s.react = Box::new(move |cx, event| {
@@ -424,7 +432,6 @@ pub fn every_call_in_every_callback(setup: &Setup) {
             return;
         }
         let listener = cx.listen(local).expect("listening");
-        let nobody = cx.local_address(listener).expect("it listens");
         cx.close_listener(listener);
         for to in [nobody, address] {
             cx.connect(to).expect("connecting");
@@ -487,7 +494,7 @@ pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     floods.set(false);
     p.client.context().close(flooding);
     p.until("the end", |p| end(p, flooding).is_some());
-    assert_eq!(p.s.received, p.c.sent, "what was accepted arrives");
+    p.until("what was accepted arrives", |p| p.s.received == p.c.sent);
     p.finish();
 }
 
@@ -577,6 +584,8 @@ pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
         let offers = p.connect();
         p.connect();
         let (raw, _) = rude(&mut p);
+        // The end of the first send may be reported after the server has received the message. It must not count below.
+        p.until("the hello has ended", |p| p.c.sent == 1);
         // From here on, the server takes no turns.
         let mut accepted = 2;
         while p.client.context().send(full, &[1; 1000]).is_ok() {

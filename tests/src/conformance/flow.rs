@@ -158,7 +158,8 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     let mut p = Pair::new(setup, config, s, Probe::default());
     let conn = p.connect();
     let held = fill_window(&mut p, conn);
-    assert!((DEPTH as u64 - 4..=DEPTH as u64 - 2).contains(&held), "{held} kept: all but the credits for control");
+    // The hello has used one of the other credits. On a slow machine, so has an early ping whose answer has not arrived yet.
+    assert!((DEPTH as u64 - 5..=DEPTH as u64 - 2).contains(&held), "{held} kept: all but the credits for control");
     assert_eq!(p.client.context().send(conn, b"no room"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     let before = p.c.count(|e| matches!(e, Event::Writable(_)));
     let kept = p.s.keep.take().expect("kept messages");
@@ -174,7 +175,10 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     p.until("the message", |p| p.s.received == held + 1);
     // The test keeps one message, which must stay valid after its connection and its reactor have ended.
     p.s.keep = Some(Vec::new());
-    p.client.context().send(conn, b"the last").expect("room");
+    // If an early ping has caused `on_writable`, the credits of the released messages may not have arrived yet.
+    while p.client.context().send(conn, b"the last").is_err() {
+        p.turn();
+    }
     p.until("the last message", |p| p.s.received == held + 2);
     let kept = p.s.keep.take().expect("kept messages");
     p.client.context().close(conn);
@@ -258,12 +262,18 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
 /// Timers must fire in the order of their deadlines, once each, and not early. A cancelled timer must never fire.
 pub fn timers_fire_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
-    let start = now();
     let ms = Duration::from_millis;
+    let start = loop {
+        let (start, mut cx) = (now(), p.client.context());
+        let set = [cx.set_timer(ms(30), 3), cx.set_timer(ms(10), 1)];
+        if start.elapsed() < ms(20) {
+            break start;
+        }
+        // After a pause between the two calls, the deadlines may have the other order.
+        assert!(set.into_iter().all(|timer| cx.cancel_timer(timer)));
+    };
     let cancelled = {
         let mut cx = p.client.context();
-        cx.set_timer(ms(30), 3);
-        cx.set_timer(ms(10), 1);
         cx.set_timer(Duration::MAX, 99);
         let cancelled = cx.set_timer(ms(20), 2);
         assert!(cx.cancel_timer(cancelled));
@@ -309,7 +319,10 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     });
     assert_eq!((p.s.live(), p.c.live()), (1, 1), "idle is not silent");
     let start = now();
-    p.client.context().send(conn, b"alive").expect("open");
+    // A ping and a pong may use the only credits of a small window for a moment.
+    while p.client.context().send(conn, b"alive").is_err() {
+        p.turn();
+    }
     p.until("the echo", |p| p.c.received == 1);
     // The server takes no turns, so it appears dead to the client.
     while p.c.live() == 1 {

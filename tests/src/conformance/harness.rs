@@ -198,9 +198,10 @@ impl Setup {
             .provider(self.provider)
             .max_memory(2 << 30)
             .shared_receives(self.shared)
-            .timeouts(|t| t.connect = PATIENCE)
+            .timeouts(|t| (t.connect, t.attempt) = (PATIENCE, PATIENCE))
             .timeouts(|t| t.handshake = PATIENCE)
             .timeouts(|t| t.transfer = PATIENCE)
+            .iwarp(|i| i.within_host.meeting_timeout = PATIENCE)
             // On an iWARP device, a close may take up to this timeout.
             .timeouts(|t| t.close = Duration::from_secs(10))
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(5), PATIENCE));

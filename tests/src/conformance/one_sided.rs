@@ -8,7 +8,7 @@ use rdma_reactor::{
     RemoteRegion, SendErrorKind, SendId, SendKind,
 };
 
-use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
+use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -289,17 +289,19 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Repeats an operation of the client until it is accepted. It may be refused at first, because a ping may use the only send slot for a
-/// moment.
-fn once_there_is_room(
+/// Repeats an operation of the client until it is accepted. It may be refused at first, because a ping or a pong may use the only send slot
+/// or the last credit for a moment.
+pub(super) fn once_there_is_room(
     p: &mut Pair,
     mut operation: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
 ) -> Result<SendId, SendErrorKind> {
+    let deadline = now() + PATIENCE;
     loop {
         match operation(&mut p.client.context()) {
-            Err(SendErrorKind::WouldBlock(Blocked::Queue)) => p.turn(),
+            Err(SendErrorKind::WouldBlock(blocked)) => assert!(now() < deadline, "no room: {blocked:?}"),
             other => return other,
         }
+        p.turn();
     }
 }
 

@@ -515,6 +515,7 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
     let config = setup.config().receive_depth(8);
     let (server, rest) = Script::keeper();
     let mut d = Duo::new(setup, config, server, Script::quiet());
+    d.c = d.c.linger(PATIENCE);
     let bytes = pattern(8, 1 << 20);
     let (mut cx, id) = d.here();
     let sent = write_until_full(&mut cx, id, &bytes);
@@ -547,16 +548,25 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let (server, rest) = Script::keeper();
     let mut d = Duo::new(setup, config, server, Script::quiet());
     d.c = d.c.linger(Duration::from_millis(100));
+    // A client that hears nothing of the server at first sends a ping. Its answer must not arrive after the close, because it might bring a
+    // credit for the end of the stream. When the client has the first byte, it does not send that ping any more. When the server has the
+    // client's byte, it has answered a ping that was sent before, and this answer precedes the second byte.
+    let (mut cx, id) = d.there();
+    cx.stream(id).write_all(&[0]).expect("room");
+    d.until("the server's byte", |d| d.client.stats().messages.bytes_received == 1);
+    let (mut cx, id) = d.here();
+    cx.stream(id).write_all(&[1]).expect("room");
+    d.until("the client's byte", |d| d.server.stats().messages.bytes_received == 1);
     // This byte brings the client the last credit that the server can grant while the server's program reads nothing. So no pong can later
     // bring the client a credit for the end of its stream.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
     // `start` is read before the turn in which the stream is closed, because the linger timer counts from the start of that turn.
     let start = now();
-    d.until("a byte", |d| d.c.handler.count(&News::Readable) == 1);
+    d.until("the second byte", |d| d.client.stats().messages.bytes_received == 2);
     let (mut cx, id) = d.here();
-    assert_eq!(cx.stream(id).read(&mut [0; 2]).expect("a byte"), 1);
-    let sent = write_until_full(&mut cx, id, &[1; 1 << 20]);
+    assert_eq!(cx.stream(id).read(&mut [0; 3]).expect("two bytes"), 2);
+    let sent = 1 + write_until_full(&mut cx, id, &[1; 1 << 20]);
     cx.stream(id).close();
     d.until("the end", |d| d.s.handler.is_over() && d.c.handler.is_over());
     assert!(now() - start >= Duration::from_millis(100));

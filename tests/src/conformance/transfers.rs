@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{
-    Access, ConnectionId, DisconnectReason, Piece, Region, RegionOptions, SendErrorKind, Transfer, TransferEnd,
+    Access, Config, ConnectionId, DisconnectReason, Piece, Region, RegionOptions, SendErrorKind, Transfer, TransferEnd,
     TransferId, TransferOptions, TransferOutcome,
 };
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
+use super::one_sided::once_there_is_room;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 /// The length of a block, in bytes.
@@ -25,7 +26,10 @@ struct Bench {
 }
 
 fn bench(setup: &Setup, send_depth: u32) -> Bench {
-    let config = setup.config().send_depth(send_depth).timeouts(|t| t.close = Duration::from_secs(5));
+    bench_with(setup, setup.config().send_depth(send_depth).timeouts(|t| t.close = Duration::from_secs(5)))
+}
+
+fn bench_with(setup: &Setup, config: Config) -> Bench {
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let here = p.connect();
     let there = p.s.connection().expect("the server was told");
@@ -90,8 +94,8 @@ impl Bench {
 
     /// Checks that the connection still works, and that it can be closed gracefully.
     fn finish(mut self) {
-        let received = self.p.s.received;
-        self.p.client.context().send(self.here, b"on").expect("room");
+        let (here, received) = (self.here, self.p.s.received);
+        once_there_is_room(&mut self.p, |cx| cx.send(here, b"on")).expect("it is open");
         self.p.until("a message behind it all", |p| p.s.received > received);
         drop((self.remote, self.local));
         self.p.finish();
@@ -252,7 +256,8 @@ fn shuffled_back(bytes: &[u8]) -> Vec<u8> {
 
 /// A close must wait until the lists have completed.
 pub fn a_close_waits_for_lists(setup: &Setup) {
-    let mut b = bench(setup, 16);
+    // The close waits for the list, at most for this timeout. So even a busy machine must not reach it.
+    let mut b = bench_with(setup, setup.config().send_depth(16).timeouts(|t| t.close = PATIENCE));
     let bytes = pattern(5, BLOCK * BLOCKS);
     b.local.copy_from(0, &bytes).expect("nothing is lent");
     let list = pieces(&b.remote);

@@ -9,6 +9,7 @@ use rdma_reactor::{
 };
 
 use super::harness::{Event, Pair, Probe, Setup};
+use super::one_sided::once_there_is_room;
 
 /// Returns a valid greeting with this window, see `docs/wire.md`.
 #[must_use]
@@ -102,7 +103,7 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
     }
     // The connection of an honest peer must still echo.
     let before = p.c.received;
-    p.client.context().send(honest, b"still here").expect("room");
+    once_there_is_room(&mut p, |cx| cx.send(honest, b"still here")).expect("it is open");
     p.until("the echo", |p| p.c.received == before + 1);
     assert_eq!(reason(&p, first), None);
     p.finish();

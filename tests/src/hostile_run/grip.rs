@@ -327,6 +327,8 @@ impl Grips {
 
     /// Runs a few steps of the attack on each connection.
     pub fn act(&self, rng: &mut Rng) {
+        // No connection is added while `grips` is locked. So this plan is not carried out on a connection that began with a later plan.
+        let grips = locked(&self.grips);
         let (means, keys) = {
             let plan = self.plan();
             (plan.means, plan.keys.clone())
@@ -335,7 +337,7 @@ impl Grips {
         if keys.is_empty() && rng.below(64) != 0 {
             return;
         }
-        for grip in locked(&self.grips).values() {
+        for grip in grips.values() {
             for _ in 0..1 + rng.below(8) {
                 let means = if means == Means::All { Means::EACH[rng.index(7)] } else { means };
                 grip.act(means, &keys, rng);

@@ -1,6 +1,10 @@
 //! Cases: listeners, and the establishment of connections.
 
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
 
 use super::harness::*;
 use crate::cm::{CmEventKind, ConnectFailure, ConnectParam, ListenParam};
@@ -86,9 +90,24 @@ pub(super) fn a_reject_carries_private_data(harness: &mut Harness) {
     }
 }
 
+/// Returns an address of the passive side on which nobody listens, and a socket that reserves its port. Without this socket, a listener of
+/// another case could get the port before this case connects. `None` if the address is not one of this host, as in a simulation.
+fn deserted(harness: &mut Harness) -> (SocketAddr, Option<Socket>) {
+    for _ in 0..100 {
+        let (listener, address) = harness.listen(PASSIVE);
+        harness.destroy_id(PASSIVE, listener);
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).expect("a socket");
+        match socket.bind(&address.into()) {
+            Ok(()) => return (address, Some(socket)),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            Err(_) => return (address, None),
+        }
+    }
+    panic!("no port of a listener that is destroyed is free");
+}
+
 pub(super) fn an_attempt_without_a_listener_is_refused(harness: &mut Harness) {
-    let (listener, to) = harness.listen(PASSIVE);
-    harness.destroy_id(PASSIVE, listener);
+    let (to, _reserved) = deserted(harness);
     let id = harness.resolved(to, Duration::from_secs(300));
     harness.create_queue_pair(ACTIVE, id, &Spec::default());
     harness.provider(ACTIVE).connect(id, &ConnectParam::default()).expect("a connect");
