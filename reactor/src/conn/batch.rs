@@ -263,5 +263,7 @@ impl Connection {
         }
         let end = TransferEnd { outcome, pieces, there, unknown: posted - there };
         self.tell(env, Event::Transferred(Box::new((id, end))));
+        // The list may have ended without a completion, and may have released slots and credits that a refused send waits for.
+        self.ask_writable(env);
     }
 }

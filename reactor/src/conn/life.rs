@@ -457,8 +457,10 @@ impl Connection {
         self.end(Ending::disconnect(Evidence::Unposted(why)), env);
     }
 
-    /// Ends the connection because a callback of the program has panicked. The program receives no more messages of this connection.
+    /// Ends the connection because a callback of the program has panicked. The program receives no more messages of this connection, not
+    /// even those whose callbacks are pending.
     pub(crate) fn panicked(&mut self, why: String, env: &mut Env<'_>) {
+        self.mute(env);
         let evidence = Evidence::Decided(DisconnectReason::Internal(why));
         let ending = Ending::Disconnect { evidence, delivers: false };
         self.end(ending, env);
@@ -559,11 +561,12 @@ impl Connection {
     /// device may still access them. Returns the number of buffers that are lost in this way.
     pub(crate) fn forsake(&mut self) -> usize {
         self.forsake_lists();
+        self.forsake_landings();
         self.sends.forsake() + self.receives.forsake()
     }
 
-    /// If the program has closed the connection: notes that a send was not delivered. In this case, the reason that `on_disconnect` reports
-    /// has `complete: false`.
+    /// If the program has closed the connection: notes that a send of the program was not delivered. In this case, the reason that
+    /// `on_disconnect` reports has `complete: false`.
     pub(super) fn cut_off(&mut self) {
         if let State::Closing(closing) = &mut self.state {
             closing.cut_off();
@@ -577,18 +580,19 @@ impl Connection {
         self.drop_early(env);
     }
 
-    /// Ends all sends that remain after the queue pair is destroyed.
+    /// Ends all sends that remain after the queue pair is destroyed. They fail, except those that have completed before an earlier Read.
     fn fail_sends(&mut self, env: &mut Env<'_>) {
         self.sends.abandon_chain();
         while !self.sends.is_empty() {
-            self.end_send(Outcome::Failed(WcStatus::Flushed.into()), env);
+            let outcome = self.sends.front_ended_at_last().unwrap_or(Outcome::Failed(WcStatus::Flushed.into()));
+            self.end_oldest(outcome, env);
         }
     }
 
     /// Cleans up after the queue pair is destroyed. The remaining sends fail. Returns the callback that reports the end of the connection,
     /// or `None` if the program was never notified of the connection.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
-        if !self.sends.is_empty() || self.delays_its_close() {
+        if self.delays_its_close() {
             self.cut_off();
         }
         self.fail_sends(env);

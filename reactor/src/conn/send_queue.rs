@@ -476,13 +476,16 @@ impl SendQueue {
     }
 
     /// Sets whether the ends of copied messages are reported from now on. If `telling` is true, these ends are always reported. Otherwise,
-    /// they are reported if `Config::quiet_sends` is not set.
-    pub(crate) const fn tell_of_next(&mut self, telling: bool) {
+    /// they are reported if `Config::quiet_sends` is not set. Returns the value of `telling` in the last call, or false if `quiet_sends` is
+    /// not set.
+    pub(crate) const fn tell_of_next(&mut self, telling: bool) -> bool {
+        let before = matches!(self.copies, Copies::ReportedForNow);
         self.copies = match (self.copies, telling) {
             (Copies::Reported, _) => Copies::Reported,
             (Copies::Quiet | Copies::ReportedForNow, true) => Copies::ReportedForNow,
             (Copies::Quiet | Copies::ReportedForNow, false) => Copies::Quiet,
         };
+        before
     }
 
     /// Requests a report of the end of the last message, although its payload was copied. The program waits for that report before it
@@ -580,6 +583,19 @@ impl SendQueue {
     /// Returns the outcome of the oldest send. `None` if it has not completed.
     pub(crate) fn front_ended(&self) -> Option<Outcome> {
         self.entries.front()?.ended
+    }
+
+    /// Returns the outcome of the oldest send, like [`SendQueue::front_ended`], after the queue pair is destroyed. At that time, the hello
+    /// and the Reads of large messages have no effect any more, so `None` is returned for these.
+    pub(super) fn front_ended_at_last(&self) -> Option<Outcome> {
+        let front = self.entries.front()?;
+        front.ended.filter(|_| !matches!(front.role, SendRole::Hello | SendRole::Large(_)))
+    }
+
+    /// Returns true if the program waits for the oldest send: it is a send of the program, or belongs to a list. The parts of a send before
+    /// its last part do not count, because the last part does not succeed without them.
+    fn front_is_of_program(&self) -> bool {
+        self.entries.front().is_some_and(|entry| entry.id.is_some() || matches!(entry.role, SendRole::List(_)))
     }
 
     /// Removes up to `most` messages from the front of the queue, and returns their buffers to the pool. Either the ends of all removed
@@ -965,7 +981,8 @@ impl Connection {
             && self.refused.is_none()
             && !self.sends.is_half_chained()
             && !self.sends.is_awaited
-            && !(self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due())
+            && (self.framing == Framing::Raw
+                || !(self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due()))
             && !self.feeds_itself()
     }
 
@@ -1090,7 +1107,7 @@ impl Connection {
             }
             // The sends behind these may have completed before them.
             while let Some(outcome) = self.sends.front_ended() {
-                self.end_send(outcome, env);
+                self.end_oldest(outcome, env);
             }
         } else {
             // The completion is that of the last of `count` sends. The sends before it were unsignaled, and have succeeded, even if the
@@ -1098,7 +1115,7 @@ impl Connection {
             let succeeded = if last.is_sent() { count } else { count - 1 };
             self.end_sends(succeeded, env);
             if succeeded < count {
-                self.end_send(last, env);
+                self.end_oldest(last, env);
             }
         }
         self.ask_writable(env);
@@ -1109,7 +1126,6 @@ impl Connection {
             self.mark(env);
         }
         if let Err(failure) = result {
-            self.cut_off();
             self.work_request_failed(failure, env);
         }
         true
@@ -1150,6 +1166,23 @@ impl Connection {
         }
         if let Some(send) = entry.id.filter(|_| !entry.quiet) {
             self.tell(env, Event::Sent { send, count: 1, outcome });
+        }
+    }
+
+    /// Ends the oldest send like [`Connection::end_send`]. If the send has failed, and is not one of the reactor's own, the connection was
+    /// cut off.
+    #[inline]
+    pub(super) fn end_oldest(&mut self, outcome: Outcome, env: &mut Env<'_>) {
+        if !outcome.is_sent() {
+            self.oldest_failed();
+        }
+        self.end_send(outcome, env);
+    }
+
+    #[cold]
+    fn oldest_failed(&mut self) {
+        if self.sends.front_is_of_program() {
+            self.cut_off();
         }
     }
 

@@ -122,12 +122,16 @@ impl Ending {
 
 impl Closing {
     /// Processes another report of the end of the connection. Keeps the better evidence of the two: that of this `Closing`, or that of
-    /// `other`.
+    /// `other`. After a report of a protocol violation or of a panic, no more messages are delivered, also if the transport had ended
+    /// before.
     pub(super) fn learn(&mut self, other: Ending) {
-        if let (Ending::Disconnect { evidence, .. }, Ending::Disconnect { evidence: found, .. }) =
-            (&mut self.ending, other)
+        if let (
+            Ending::Disconnect { evidence, delivers },
+            Ending::Disconnect { evidence: found, delivers: still_delivers },
+        ) = (&mut self.ending, other)
         {
             *evidence = better(evidence.clone(), found);
+            *delivers &= still_delivers;
         }
     }
 

@@ -84,8 +84,8 @@ pub(super) struct Active {
     /// The numbers of messages that were fetched or refused, and for which no report was sent to the peer yet.
     fetched: VecDeque<(u32, MessageKind)>,
     /// Memory of the program for messages that will not arrive. Reads in flight may still write to this memory, so it stays registered
-    /// until the end of the connection.
-    lost: Vec<(Offered, Landing)>,
+    /// until the end of the connection. `None` if it stays registered forever, because the queue pair could not be destroyed.
+    lost: Vec<(Offered, Option<Landing>)>,
     /// The number of Reads in flight for large messages.
     pub(super) pieces: usize,
     /// The time of the last progress of the Reads: a Read ended, or one was posted while no other was in flight.
@@ -269,8 +269,14 @@ impl Connection {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }
 
-    /// Checks that a message of `len` bytes can be offered now. `copy` is true if the message will be copied.
-    pub(crate) fn check_offer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
+    /// Checks that a message of `len` bytes can be offered now. `copy` is true if the message will be copied. `cuts` is true if the message
+    /// may be sent in fragments instead, when there is capacity for them.
+    pub(crate) fn check_offer(
+        &mut self,
+        len: usize,
+        (copy, cuts): (bool, bool),
+        env: &mut Env<'_>,
+    ) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
             return Err(SendErrorKind::Closed);
         }
@@ -283,14 +289,15 @@ impl Connection {
             other => other,
         };
         room.map_err(|blocked| {
-            self.refuse_transfer(len, copy, env);
+            self.refuse_transfer(len, (copy, cuts), env);
             SendErrorKind::WouldBlock(blocked)
         })
     }
 
-    /// Notes that a send of a message longer than one buffer was refused for lack of capacity.
-    pub(crate) fn refuse_transfer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) {
-        let parts = self.parts(len).unwrap_or(usize::MAX);
+    /// Notes that a send of a message longer than one buffer was refused for lack of capacity. `copy` and `cuts` have the same meaning as
+    /// in [`Connection::check_offer`].
+    pub(crate) fn refuse_transfer(&mut self, len: usize, (copy, cuts): (bool, bool), env: &mut Env<'_>) {
+        let parts = self.parts(len).filter(|_| cuts).unwrap_or(usize::MAX);
         self.refuse(Need::Transfer { parts, copy: if copy { len } else { 0 } }, env);
     }
 
@@ -395,9 +402,22 @@ impl Connection {
         }
     }
 
+    /// Makes sure that the program's memory into which Reads are posted is never reused, because the queue pair could not be destroyed, so
+    /// the device may still write to that memory. The ends of these messages are still reported to the program.
+    pub(super) fn forsake_landings(&mut self) {
+        let Some(active) = self.transfers.active_mut().filter(|active| active.pieces > 0) else { return };
+        active.lost.iter_mut().for_each(|(_, landing)| *landing = None);
+        for transfer in &mut active.incoming {
+            if matches!(transfer.sink, Sink::Program(_)) && transfer.asked > transfer.done {
+                active.lost.push((transfer.offered(), None));
+                transfer.sink = Sink::Unanswered;
+            }
+        }
+    }
+
     /// Ends a message that was read into the program's memory: releases that memory, and reports `result` to the program.
-    fn end_landing(&self, offered: Offered, landing: Landing, result: Result<(), Failure>, env: &mut Env<'_>) {
-        if let Some(region) = landing.done() {
+    fn end_landing(&self, offered: Offered, landing: Option<Landing>, result: Result<(), Failure>, env: &mut Env<'_>) {
+        if let Some(region) = landing.and_then(Landing::done) {
             self.want(env, Action::Unused(region));
         }
         self.tell(env, Event::Landed(Box::new((offered, result))));
@@ -417,7 +437,7 @@ impl Connection {
             let offered = transfer.offered();
             match transfer.sink {
                 Sink::Library(region) => regions.push(region),
-                Sink::Program(landing) => active.lost.push((offered, landing)),
+                Sink::Program(landing) => active.lost.push((offered, Some(landing))),
                 Sink::Unanswered | Sink::Wanted => {}
             }
         }
@@ -648,7 +668,7 @@ impl Connection {
                             self.tell(env, Event::Fetched(region));
                         }
                         Sink::Library(region) => self.want(env, Action::Discard(region)),
-                        Sink::Program(landing) => self.end_landing(offered, landing, Ok(()), env),
+                        Sink::Program(landing) => self.end_landing(offered, Some(landing), Ok(()), env),
                         Sink::Unanswered | Sink::Wanted => {}
                     }
                 }

@@ -150,11 +150,11 @@ impl Driver {
             return Err(SendErrorKind::TooLong { len, max: most });
         }
         let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-        slot.conn.check_offer(len, true, &mut env)?;
+        slot.conn.check_offer(len, (true, true), &mut env)?;
         let claimant = Claimant { who: id, host: None, own: slot.conn.copies() };
         if !self.large.copied.request(claimant, len) {
             let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-            slot.conn.refuse_transfer(len, true, &mut env);
+            slot.conn.refuse_transfer(len, (true, true), &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
         let mut region = match self.block(id, len, MemoryUse::Copied) {
@@ -244,7 +244,8 @@ impl Driver {
         let (start, len) = (range.start as u64, range.len());
         let remote = region.remote().part(start, len as u64).ok_or_else(|| outside(region, &range))?;
         self.input(id, |conn, env| {
-            conn.check_offer(len, false, env)?;
+            // A message in fragments has no tag.
+            conn.check_offer(len, (false, tag.is_none()), env)?;
             let hold = region.lend_to_peer(range);
             Ok(conn.offer(remote, tag, OfferSource::Lent(region.key(), hold), env))
         })

@@ -90,6 +90,15 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         p.until("it is reported", |p| p.c.sent == 1);
         let told = p.c.events.iter().rev().find(|event| matches!(event, Event::Sent(..)));
         assert_eq!(told, Some(&Event::Sent(conn, from_region.sequence(), Outcome::Sent)));
+        // A call of `reporting` inside another one does not end the effect of the outer one.
+        let nested = once_there_is_room(&mut p, |cx| {
+            cx.reporting(conn, |cx| {
+                cx.reporting(conn, |_| ());
+                cx.send(conn, b"reported")
+            })
+        });
+        nested.expect("it is open");
+        p.until("it is reported as well", |p| p.c.sent == 2);
         // There are two cases. With the timer, the timer's callback sends the last message. Without it, the last message is sent just
         // before the close, so its send completes together with the goodbye.
         if by_a_timer {
@@ -99,7 +108,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
             p.client.context().close(conn);
         }
         p.until("the end", |p| p.c.live() == 0 && p.s.live() == 0);
-        assert_eq!(p.s.received, MESSAGES + 3);
+        assert_eq!(p.s.received, MESSAGES + 4);
         let last = p.s.events.last();
         assert!(matches!(last, Some(Event::Disconnect(_, DisconnectReason::Closed))), "{last:?}");
         p.finish();

@@ -204,9 +204,10 @@ impl Context<'_> {
     /// }
     /// ```
     pub fn reporting<R>(&mut self, conn: ConnectionId, begin: impl FnOnce(&mut Self) -> R) -> R {
-        self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(true));
+        let before = self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(true));
         let result = begin(self);
-        self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(false));
+        // `begin` itself, or its caller, may be in another call of `reporting`, for example around `Broadcast::publish`.
+        self.driver.input(conn, |conn, _| conn.sends_mut().tell_of_next(before == Some(true)));
         result
     }
 

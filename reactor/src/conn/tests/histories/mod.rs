@@ -20,14 +20,15 @@ use proptest::prelude::*;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::WcStatus;
 
-use self::device::{Item, WireBytes};
+use self::device::{Completion, Item, WireBytes};
 use self::side::{BUFFER, Manner, Side, SideOptions};
 use crate::config::{Config, Framing};
+use crate::conn::effects::Event;
 use crate::conn::frame::{FrameHeader, MAX_FOLLOWING, MessageKind, Offer, TransferProgress};
 use crate::conn::list::ListDirection;
 use crate::conn::{Connection, Role};
 use crate::error::{ConnectError, DisconnectReason};
-use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
+use crate::limits::{CONTROL_CREDITS, MAX_CONTROL, MAX_TRANSFERS};
 use crate::memory::list::TransferOutcome;
 use crate::memory::region::RemoteRegion;
 
@@ -722,6 +723,173 @@ fn the_end_of_a_notification_ends_its_own_list() {
     assert_eq!(side.transferred, [(writes, TransferOutcome::Done)]);
     history.settle();
     assert_eq!(history.sides[0].transferred, [(writes, TransferOutcome::Done), (reads, TransferOutcome::Done)]);
+    history.end();
+}
+
+/// If both programs close the connection at the same time, the goodbye of a side may be flushed before its completion. A goodbye is not a
+/// send of the program, so nothing was cut off.
+#[test]
+fn a_goodbye_that_is_flushed_cuts_nothing_off() {
+    let mut history = connected(16, 8);
+    for side in &mut history.sides {
+        side.close();
+        side.end();
+        assert!(side.post() && side.device.transmit(), "the goodbye");
+    }
+    for end in 0..2 {
+        let [side, peer] = pair(&mut history.sides, end);
+        assert!(side.device.arrive(&mut peer.device, true) && side.poll(), "the goodbye of the peer");
+    }
+    history.part();
+    let ended = history.sides.each_ref().map(|side| side.ended.as_ref().and_then(|ended| ended.reason.clone()));
+    assert_eq!(ended, [0, 1].map(|_| Some(DisconnectReason::Local { complete: true })));
+    history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// On some devices, such as siw, a message may complete before a Read that was posted earlier. If the Read never completes, the message was
+/// sent all the same.
+#[test]
+fn a_message_that_has_completed_before_a_lost_read_was_sent() {
+    let mut history = connected_on(false, 16, 8);
+    let side = &mut history.sides[0];
+    side.read(1);
+    side.send_filled(4);
+    assert!(side.post());
+    while side.device.transmit() {}
+    assert!(side.device.complete() && side.poll() && side.sends.len() == 2, "the Read is not answered");
+    side.tell(Connection::device_removed);
+    side.input(Connection::finish);
+    let mut sent = Vec::new();
+    while let Some((_, event)) = side.effects.next_event() {
+        if let Event::Sent { outcome, .. } = event {
+            sent.push(outcome.is_sent());
+        }
+    }
+    assert_eq!(sent, [false, true]);
+}
+
+/// If the device cannot destroy the queue pair, it may still write to the program's memory into which a message is being read. The program
+/// is notified of the end, but can never borrow that memory again.
+#[test]
+fn a_place_that_the_device_may_still_write_is_not_given_back() {
+    let mut history = connected(16, 8);
+    history.sides[0].offer(2 * BUFFER, false);
+    assert!(history.sides[0].post() && history.sides[0].device.transmit());
+    let [side, peer] = pair(&mut history.sides, 1);
+    assert!(side.device.arrive(&mut peer.device, true) && side.poll(), "the offer");
+    assert!(side.post() && side.device.transmit(), "the Read");
+    side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
+    side.input(|conn, _| conn.forsake());
+    let (offered, place) = side.landings.pop().expect("a message that is being read");
+    side.input(Connection::finish);
+    let mut landed = Vec::new();
+    while let Some((_, event)) = side.effects.next_event() {
+        if let Event::Landed(ended) = event {
+            landed.push((ended.0, ended.1.is_ok()));
+        }
+    }
+    assert_eq!(landed, [(offered, false)]);
+    assert!(place.bytes().is_none(), "a device may write what a program may look at");
+}
+
+/// The transport has ended, and a message that violates the protocol is processed only after that. No later message is delivered.
+#[test]
+fn nothing_is_delivered_behind_a_violation_that_is_found_late() {
+    let mut history = connected(16, 8);
+    let [side, peer] = pair(&mut history.sides, 1);
+    side.trusts = false;
+    peer.device.wire.push_back(Item::Message(WireBytes::of(&[0xff; 8])));
+    peer.send_filled(4);
+    assert!(peer.post() && peer.device.transmit());
+    while side.device.arrive(&mut peer.device, false) {}
+    side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
+    assert!(side.poll() && side.poll() && !side.poll());
+    assert_eq!(side.stats.messages.received, 0);
+}
+
+/// A callback panics while the callbacks for later messages are pending. None of these is made.
+#[test]
+fn nothing_is_delivered_after_a_panic() {
+    let mut history = connected(16, 8);
+    let [side, peer] = pair(&mut history.sides, 1);
+    (0..2).for_each(|_| peer.send_filled(4));
+    assert!(peer.post());
+    while peer.device.transmit() || side.device.arrive(&mut peer.device, true) {}
+    while let Some(Completion::Receive { place, completed }) = side.device.completions.pop_front() {
+        side.input(|conn, env| conn.received(place, &completed, env));
+    }
+    let Some((_, Event::Message(first))) = side.effects.next_event() else { panic!("no message has arrived") };
+    side.buffers.free_receive(first.buffer.expect("it was not detached yet"), first.shared);
+    side.input(|conn, env| conn.panicked("on_recv panicked".to_owned(), env));
+    assert!(side.effects.next_event().is_none(), "the second message");
+    history.part();
+    let ended = history.sides[1].ended.as_ref().expect("every connection ends");
+    assert!(matches!(ended.reason, Some(DisconnectReason::Internal(_))), "{ended:?}");
+    history.sides.iter_mut().for_each(Side::check_home);
+}
+
+/// A message with a tag is always offered. If it was refused because too many offers are in flight, capacity for its fragments does not
+/// help.
+#[test]
+fn a_tagged_offer_does_not_wait_for_fragments() {
+    let mut history = connected(40, 40);
+    let side = &mut history.sides[0];
+    (0..MAX_TRANSFERS).for_each(|_| side.offer(BUFFER + 2, false));
+    assert!(!side.refused);
+    side.offer(BUFFER + 2, false);
+    let conn = side.conn.as_ref().expect("it is up");
+    assert!(side.refused && conn.may_cut(BUFFER + 2));
+    assert_eq!(conn.is_unblocked(), None, "it would be refused again");
+    history.end();
+}
+
+/// A list that waits for a credit ends. The credit that was reserved for it is free now, so the driver must check if the program's refused
+/// send would be accepted.
+#[test]
+fn the_end_of_a_list_wakes_a_refused_send() {
+    let mut history = connected(16, 40);
+    let side = &mut history.sides[0];
+    while side.credits() > CONTROL_CREDITS {
+        side.send(4);
+    }
+    let list = side.begin_list(ListDirection::Write, 1, true);
+    assert!(side.post());
+    while side.device.transmit() || side.device.complete() || side.poll() {}
+    side.post();
+    side.send(4);
+    assert!(side.refused && side.transferred.is_empty(), "no credit is left for the message of the list");
+    let (before, conn) = (side.credits(), side.conn.as_mut().expect("it is up"));
+    for limit in 1.. {
+        conn.tx.grant(limit).expect("it is one more than before");
+        if conn.tx.available() > before {
+            break;
+        }
+    }
+    assert_eq!(conn.is_unblocked(), None, "the list comes first");
+    side.effects.to_ask.clear();
+    assert_eq!(side.input(|conn, env| conn.cancel_list(list, env)), Some(true));
+    assert!(!side.effects.to_ask.is_empty(), "nobody asks about the refused send");
+    assert!(side.conn.as_ref().is_some_and(|conn| conn.is_unblocked().is_some()));
+}
+
+/// A connection without headers sends no grants, so no grant is due that would override a cork.
+#[test]
+fn a_cork_holds_a_connection_without_headers() {
+    let terms = SideOptions { framing: Framing::Raw, ..connected(8, 8).terms };
+    let mut history = History::new(&[terms.clone(), terms], start());
+    (0..2).for_each(|end| history.establish(end));
+    history.settle();
+    for _ in 0..32 {
+        history.sides[1].send(4);
+        history.settle();
+    }
+    let side = &mut history.sides[0];
+    side.cork();
+    side.send(4);
+    side.post();
+    assert!(!side.device.transmit(), "the cork holds it back");
+    side.flush_now();
+    assert!(side.device.transmit());
     history.end();
 }
 

@@ -190,7 +190,7 @@ impl Side {
 
     /// Offers a message longer than one buffer. If `copy` is true, the payload is copied. Otherwise it is read from the program's region.
     pub(super) fn offer(&mut self, len: usize, copy: bool) {
-        let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, copy, env)) else { return };
+        let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, (copy, copy), env)) else { return };
         let key = self.source.key();
         let hold = self.source.lend_to_peer(0..1);
         let source = if copy {
