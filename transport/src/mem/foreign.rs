@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
+use super::shared::max_file_size;
 use super::{Backing, Memory, in_pages, page_size, words};
 
 impl Memory {
@@ -11,7 +12,8 @@ impl Memory {
     /// the file. A process that receives the descriptor can map the file, and then reads the bytes that peers write.
     ///
     /// # Errors
-    /// The system's error if it cannot create the file; `InvalidInput` if `len` is 0 or above `i64::MAX`.
+    /// The system's error if it cannot create the file; `InvalidInput` if `len` is 0 or above `i64::MAX`; `EFBIG` if `len`
+    /// is above the process's limit of file sizes.
     pub fn new_file(len: usize) -> io::Result<(Self, OwnedFd)> {
         Self::file_in_pages(len, page_size())
     }
@@ -19,6 +21,10 @@ impl Memory {
     fn file_in_pages(len: usize, page: usize) -> io::Result<(Self, OwnedFd)> {
         let whole = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = whole.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        if len as u64 > max_file_size()? {
+            // Without this check, the system would end the process by the signal SIGXFSZ.
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
         // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -155,6 +161,27 @@ mod tests {
                 assert!(refused.to_string().contains(&format!("multiples of {page}")), "{refused}");
             }
         }
+    }
+
+    /// The system ends a process that makes a file longer than its limit by the signal SIGXFSZ.
+    #[test]
+    fn a_file_above_the_limit_of_the_process_is_an_error() {
+        // The limit is that of a process, so a child has it.
+        // SAFETY: the child makes system calls only, and ends without running any code of the parent.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let limit = libc::rlimit { rlim_cur: 8192, rlim_max: 8192 };
+            // SAFETY: the pointer is to a structure that the call reads.
+            let limited = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) } == 0;
+            let refused = Memory::new_file(8193).is_err_and(|error| error.raw_os_error() == Some(libc::EFBIG));
+            // SAFETY: the call ends the child.
+            unsafe { libc::_exit(i32::from(!(limited && refused))) };
+        }
+        let mut status = 0;
+        // SAFETY: the pointer is to memory for the result.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
     }
 
     #[test]

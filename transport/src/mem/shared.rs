@@ -161,7 +161,7 @@ fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
 }
 
 /// Returns the largest size of a file that this process may create (`ulimit -f`), in bytes.
-fn max_file_size() -> io::Result<u64> {
+pub(super) fn max_file_size() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a structure for the result.
     checked(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) })?;

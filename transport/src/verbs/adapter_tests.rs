@@ -5,17 +5,22 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+
 use super::core::Verbs;
 use super::fake::{Fake, Handle, Personality};
 use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
-use crate::cm::{CmEventKind, ConnectParam, DisconnectCause, ListenParam, PathOptions, Retries};
+use crate::cm::{
+    CmEventKind, ConnectFailure, ConnectParam, DisconnectCause, ListenParam, PathOptions, Retries, Source,
+};
 use crate::cq::{CqAttr, Notify};
 use crate::datagram::{Destination, QUEUE_KEY, Route};
 use crate::event::DeviceEventKind;
 use crate::mem::Memory;
 use crate::mr::Access;
 use crate::patience::until;
-use crate::provider::{CqId, DeviceId, Provider};
+use crate::provider::{Channel, CqId, DeviceId, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::slab::Key;
 use crate::srq::SrqAttr;
@@ -286,6 +291,46 @@ fn one_port_that_is_down_does_not_block_the_other() {
     assert!(refused, "{events:?}");
 }
 
+/// No connect request is sent through a port that has gone down since the address was resolved. On rxe such a request would do damage.
+#[test]
+fn a_port_that_goes_down_before_the_connect_refuses_it() {
+    let mut world = AdapterTest::new(Personality::default());
+    let (id, device) = world.resolved(1);
+    let cq = world.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
+    world.verbs.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
+    world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
+    assert!(world.events().is_empty());
+    world.fake.noted();
+    let refused = world.verbs.connect(id, &ConnectParam::default()).unwrap_err().to_string();
+    assert!(refused.contains("port 1 of fake0 is down"), "{refused}");
+    assert!(world.fake.noted().is_empty(), "nothing is sent");
+    // The call has changed nothing: the id connects when its port is up again.
+    world.fake.port_event(ev::IBV_EVENT_PORT_ACTIVE, 1);
+    assert!(world.events().is_empty());
+    world.verbs.connect(id, &ConnectParam::default()).unwrap();
+    let events = world.events();
+    assert!(matches!(events[..], [CmEventKind::Established { .. }]), "{events:?}");
+}
+
+/// An id with a local address is on a device before the address of its peer is resolved. If the device is removed then, the kernel reports
+/// the removal, and never the result of the resolving (the kernel's drivers/infiniband/core/cma.c, `addr_handler`).
+#[test]
+fn a_device_that_is_removed_ends_the_resolving_from_its_address() {
+    let mut world = AdapterTest::new(Personality::default());
+    let source = Source::Address("10.0.0.1".parse().unwrap());
+    let options = PathOptions { source, ..PathOptions::default() };
+    let never = "10.0.0.98:7".parse().unwrap();
+    let id = world.verbs.resolve(never, &options, world.now + Duration::from_secs(5)).unwrap();
+    assert!(world.events().is_empty());
+    let raw = world.verbs.id(id).unwrap().raw.as_ptr();
+    world.fake.id_event(raw, cm::RDMA_CM_EVENT_DEVICE_REMOVAL);
+    let events = world.events();
+    assert!(matches!(events[..], [CmEventKind::ConnectFailed(ConnectFailure::Unreachable(_))]), "{events:?}");
+    world.fake.id_event(raw, cm::RDMA_CM_EVENT_DEVICE_REMOVAL);
+    assert!(world.events().is_empty(), "told once");
+    world.verbs.destroy_id(id, world.now).unwrap();
+}
+
 /// Each id at a link-local address is bound with the scope of the address, also the provider's own id that watches the device.
 #[test]
 fn link_local_addresses_are_bound_with_their_scope() {
@@ -468,6 +513,33 @@ fn one_bad_queue_ends_its_connections_only() {
     world.verbs.destroy_cq(bad.cq).unwrap();
     world.fake.complete(&good.handle, failed(3));
     assert_eq!(world.poll(good.cq).len(), 1);
+}
+
+/// A poll may find that a completion queue has failed. Then the connection-manager channel becomes readable, so that a program that sleeps
+/// reads the ends of the connections. The completions that the same poll has taken from the queue before are returned.
+#[test]
+fn a_queue_that_fails_in_a_poll_wakes_the_program() {
+    let mut world = AdapterTest::new(Personality::default());
+    let (bad, _) = world.pair();
+    let mut channel = Poll::new().unwrap();
+    let fd = world.verbs.channel(Channel::ConnectionManager).unwrap();
+    channel.registry().register(&mut SourceFd(&fd), Token(0), Interest::READABLE).unwrap();
+    let mut edges = Events::with_capacity(1);
+    assert!(world.events().is_empty());
+    channel.poll(&mut edges, Some(Duration::ZERO)).unwrap();
+    // The provider polls the queue for 32 completions at a time.
+    for number in 0..32 {
+        world.fake.complete(&bad.handle, failed(number));
+    }
+    world.fake.break_queue(&bad.handle);
+    let mut out = Vec::new();
+    let count = world.verbs.poll_cq(bad.cq, 64, &mut out).unwrap();
+    assert_eq!((count, out.len()), (32, 32));
+    assert_eq!(world.verbs.poll_cq(bad.cq, 64, &mut out).unwrap(), 0);
+    channel.poll(&mut edges, Some(Duration::ZERO)).unwrap();
+    assert!(!edges.is_empty(), "the failure makes an edge");
+    let events = world.events();
+    assert!(matches!(events[..], [CmEventKind::Disconnected(DisconnectCause::Path(_))]), "{events:?}");
 }
 
 /// The failure of a queue pair, and the overrun of a completion queue, end only the connections that use the failed queue. The provider

@@ -60,6 +60,7 @@ impl Verbs {
     /// Returns a new id that is bound to an address of the device `name`. The address has the same address family as
     /// `peer`. If `port` is `Some`, the address is on this port of the device.
     fn id_on(&mut self, name: &str, port: Option<u8>, peer: SocketAddr) -> Result<RawId> {
+        let mut failed = None;
         for address in local_addresses() {
             if address.is_ipv6() != peer.is_ipv6() {
                 continue;
@@ -69,11 +70,21 @@ impl Verbs {
                 // The address is not on an RDMA device, like most addresses of a host.
                 continue;
             }
-            let device = self.device_of(&raw)?;
+            let device = match self.device_of(&raw) {
+                Ok(device) => device,
+                Err(error) => {
+                    // This may be another device than the one that is named.
+                    failed = Some(error);
+                    continue;
+                }
+            };
             let on_port = port.is_none_or(|port| port == raw.port());
             if on_port && self.devices[device.0 as usize].info.name == name {
                 return Ok(raw);
             }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         let kind = if peer.is_ipv6() { "IPv6" } else { "IPv4" };
         let port = port.map_or_else(String::new, |port| format!("port {port} of "));

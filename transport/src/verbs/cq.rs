@@ -96,7 +96,8 @@ impl RawCq {
             // SAFETY: the queue is live, and the buffer has room for `want` completions.
             let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.0.as_mut_ptr()) };
             if rc <= 0 {
-                if rc < 0 {
+                // The completions of the earlier calls are returned first. If the queue has failed, the next poll fails, too.
+                if rc < 0 && taken == 0 {
                     return Err(TransportError::io("ibv_poll_cq", failure(rc)));
                 }
                 break;

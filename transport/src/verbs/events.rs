@@ -154,11 +154,17 @@ impl Verbs {
                 self.flush_closing(CmId(key));
                 self.disconnected(key, cause);
             }
-            cm::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                if let Some(device) = id.device {
-                    self.device_removed(device);
+            cm::RDMA_CM_EVENT_DEVICE_REMOVAL => match id.device {
+                Some(device) => self.device_removed(device),
+                // An id with a local address is on a device before the peer's address is resolved. The removal ends the resolving, and
+                // no other event follows (the kernel's drivers/infiniband/core/cma.c, `addr_handler`).
+                None if id.state == IdState::Resolving => {
+                    id.state = IdState::Closed;
+                    let why = "the device of the local address was removed".into();
+                    self.push(key, CmEventKind::ConnectFailed(ConnectFailure::Unreachable(why)));
                 }
-            }
+                None => {}
+            },
             cm::RDMA_CM_EVENT_TIMEWAIT_EXIT => self.push(key, CmEventKind::TimewaitExit),
             cm::RDMA_CM_EVENT_ADDR_ERROR
             | cm::RDMA_CM_EVENT_ROUTE_ERROR
@@ -454,6 +460,8 @@ impl Verbs {
         log::error!("{why}");
         let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
         self.path_failed(on_it, &why);
+        // The failure may have been found by a poll, or when the queue was armed. Then nothing else makes the channel readable.
+        self.connector.wake();
     }
 
     /// Treats a device as failed and removed. Its completion channel has failed, so the provider can no longer wait for

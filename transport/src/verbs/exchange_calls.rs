@@ -10,6 +10,7 @@ use super::capabilities::port_attr;
 use super::core::{CachedPortGid, STALE_ID, Verbs};
 use super::entry::{ExchangeSocket, IdEntry, IdState};
 use super::exchange_socket::{DetachedStream, ExchangeListener, ExchangeStream, adopt};
+use super::ffi::scoped;
 use super::gid::{self, PortGid};
 use super::id::{ConnectOffer, RawId};
 use super::status::connect_failure;
@@ -105,7 +106,16 @@ impl Verbs {
         let mut exchange = exchange.clone();
         match &path.source {
             Source::Any => {}
-            Source::Address(address) => stream.from = Some(*address),
+            Source::Address(address) => {
+                let mut from = scoped(*address);
+                if let (SocketAddr::V6(from), Some(SocketAddr::V6(to))) = (&mut from, stream.to) {
+                    // Several network interfaces may have the same link-local address. The peer is on one of them.
+                    if from.ip().is_unicast_link_local() && to.scope_id() != 0 {
+                        from.set_scope_id(to.scope_id());
+                    }
+                }
+                stream.from = Some(from);
+            }
             Source::Device { name, port } => {
                 exchange.device.get_or_insert_with(|| name.clone());
                 exchange.port = exchange.port.or(*port);
@@ -113,7 +123,7 @@ impl Verbs {
         }
         let unreachable = |source| TransportError::io("finding the way to the peer", source);
         let local = match (stream.to, stream.from) {
-            (Some(_), Some(from)) => Some(SocketAddr::new(from, 0)),
+            (Some(_), Some(from)) => Some(from),
             (Some(to), None) => Some(gid::source_for(to).map_err(unreachable)?),
             (None, _) => stream.local_address(),
         };

@@ -2,7 +2,7 @@
 //! such streams.
 
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
+use std::net::{Ipv6Addr, Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -44,8 +44,8 @@ pub(super) struct ExchangeStream {
     pub(super) conversation: Conversation,
     /// The address to which the active side connects. `None` if the program has supplied the stream.
     pub(super) to: Option<SocketAddr>,
-    /// The local address of the stream, if the program has chosen one.
-    pub(super) from: Option<IpAddr>,
+    /// The local address of the stream with port 0, if the program has chosen one.
+    pub(super) from: Option<SocketAddr>,
     pub(super) port_gid: Option<PortGid>,
     pub(super) type_of_service: Option<u8>,
     pub(super) ack_timeout: Option<u8>,
@@ -188,7 +188,7 @@ impl ExchangeStream {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
             tune(&socket)?;
             if let Some(from) = self.from {
-                socket.bind(&SockAddr::from(SocketAddr::new(from, 0)))?;
+                socket.bind(&SockAddr::from(from))?;
             }
             match socket.connect(&SockAddr::from(to)) {
                 Ok(()) => {}

@@ -28,6 +28,8 @@ use crate::exchange::message::{Endpoint, ExchangeMessage, ExchangeRefusal, HEADE
 use crate::patience::until;
 use crate::provider::{Channel, DeviceId, Provider};
 use crate::qp::QpAttr;
+use crate::srq::SrqAttr;
+use crate::wr::{RecvWr, SgeList};
 
 const LOOPBACK: &str = "127.0.0.1:0";
 const LONG: Duration = Duration::from_secs(3600);
@@ -212,6 +214,60 @@ fn read(stream: &mut impl Read) -> Vec<u8> {
     let mut body = vec![0; usize::from(u16::from_be_bytes([head[6], head[7]]))];
     stream.read_exact(&mut body).unwrap();
     [&head[..], &body].concat()
+}
+
+/// A device may have several ports. If the program names the device and no port, the port with the address of the stream
+/// is used. If no port has this address, a port without a GID does not keep the others from being used.
+#[test]
+fn the_port_of_a_named_device_is_that_of_the_address() {
+    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    for addresses in [&["10.0.0.1"][..], &[]] {
+        let sysfs = Sysfs::new(addresses);
+        sysfs.write("ports/2/link_layer", "Ethernet\n");
+        sysfs.write("ports/2/gids/0", "0000:0000:0000:0000:0000:ffff:7f00:0001");
+        sysfs.write("ports/2/gid_attrs/types/0", "RoCE v2");
+        let chosen = |source: &str| super::gid::choose(&sysfs.0, Some(source.parse().unwrap()), &options).unwrap();
+        let of_stream = chosen("127.0.0.1:0");
+        assert_eq!((of_stream.port, of_stream.gid_index), (2, 0), "{addresses:?}");
+        let other = chosen("192.0.2.1:0");
+        assert_eq!(other.port, if addresses.is_empty() { 2 } else { 1 });
+    }
+    let (nothing, source) = (Sysfs::new(&[]), Some("127.0.0.1:0".parse().unwrap()));
+    let error = super::gid::choose(&nothing.0, source, &options).unwrap_err().to_string();
+    assert!(error.contains("port 1 of fake0 has no GID"), "{error}");
+}
+
+/// The system refuses a link-local address without a scope. So the local address of a stream gets the scope of the peer's address.
+#[test]
+fn a_link_local_source_has_the_scope_of_the_peer() {
+    let mut world = ExchangeTest::new();
+    world.sysfs.write("ports/1/gids/7", "fe80:0000:0000:0000:0000:0000:0000:0001");
+    world.sysfs.write("ports/1/gid_attrs/ndevs/7", "lo\n");
+    let path = PathOptions { source: Source::Address("fe80::1".parse().unwrap()), ..PathOptions::default() };
+    // The loopback interface has the index 1.
+    let (id, _) = world.resolve_with("[fe80::2%1]:7".parse().unwrap(), &path, &ExchangeOptions::default()).unwrap();
+    assert_eq!(world.verbs.local_address(id), Some("[fe80::1%1]:0".parse().unwrap()));
+    world.nothing_is_left(&[id], 0);
+}
+
+/// A peer may send as soon as it has the answer to its request. So a connection may hold a shared receive before it is established here. If
+/// the program destroys it then, the receive must not be lost with its queue pair.
+#[test]
+fn a_shared_receive_in_progress_is_not_lost_while_accepting() {
+    let mut world = ExchangeTest::with(Personality { holds_a_receive: true, ..Personality::default() });
+    let (_, to) = world.listen();
+    let mut peer = TcpStream::connect(to).unwrap();
+    peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
+    let (id, device) = world.request();
+    let cq = world.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
+    let role = world.verbs.shared_receives().unwrap();
+    let srq = role.create_srq(device, &SrqAttr::new(4)).unwrap();
+    role.post_srq_recv(srq, &[RecvWr { wr_id: 1, sges: SgeList::default() }]).map_err(|error| error.error).unwrap();
+    world.verbs.create_qp(id, &QpAttr { srq: Some(srq), ..QpAttr::new(cq, cq, 4, 4) }).unwrap();
+    world.verbs.accept(id, &ConnectParam::default(), world.now).unwrap();
+    world.verbs.destroy_id(id, world.now).unwrap();
+    assert!(world.fake.noted().iter().all(|line| !line.contains("lost")), "it waits for the event");
+    assert!(world.verbs.next_deadline().is_some(), "and not for ever");
 }
 
 #[test]

@@ -116,13 +116,28 @@ impl<'a> Port<'a> {
         })
     }
 
+    /// Returns the entry of the GID for an address of this host. Returns `None` if the port has none.
+    fn entry_of(&self, source: SocketAddr) -> Option<(u8, [u8; 16])> {
+        let scope = if let SocketAddr::V6(v6) = source { v6.scope_id() } else { 0 };
+        let wanted = gid_of(source.ip());
+        self.usable().find(|&(index, gid)| gid == wanted && self.is_of(index, scope))
+    }
+
+    /// Returns true if an address of this host is on this port.
+    fn is_at(&self, root: &Path, source: SocketAddr) -> bool {
+        if self.is_ethernet() {
+            self.entry_of(source).is_some()
+        } else {
+            interface_of(source.ip()).is_some_and(|found| self.has(root, found))
+        }
+    }
+
     /// Returns the GID that a connection uses on this port. Returns `None` if the port does not match `source` and
     /// `options`.
     fn choose(&self, root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<Option<PortGid>> {
         let named = options.device.is_some();
         if !self.is_ethernet() {
-            let on_it =
-                source.is_some_and(|source| interface_of(source.ip()).is_some_and(|found| self.has(root, found)));
+            let on_it = source.is_some_and(|source| self.is_at(root, source));
             let index = options.gid_index.unwrap_or(0);
             let port_gid = self.gid(index).map(|gid| self.port_gid(Network::InfiniBand, (index, gid)));
             return match port_gid.filter(|_| named || on_it) {
@@ -130,12 +145,7 @@ impl<'a> Port<'a> {
                 port_gid => Ok(port_gid),
             };
         }
-        let of_source = |source: SocketAddr| {
-            let scope = if let SocketAddr::V6(v6) = source { v6.scope_id() } else { 0 };
-            let wanted = gid_of(source.ip());
-            self.usable().find(|&(index, gid)| gid == wanted && self.is_of(index, scope))
-        };
-        let found = source.and_then(of_source);
+        let found = source.and_then(|source| self.entry_of(source));
         if !named && found.is_none() {
             return Ok(None);
         }
@@ -225,9 +235,15 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
         Some(name) => vec![name.clone()],
         None => names(root),
     };
+    let mut failed = None;
     for device in &devices {
         let is_iwarp = line(&root.join(device).join("node_type")).is_some_and(|kind| kind.starts_with("4:"));
-        for port in Port::all(root, device) {
+        let mut ports = Port::all(root, device);
+        if options.device.is_some() && ports.len() > 1 {
+            // Of the ports of a named device, try the one with the address of the stream first.
+            ports.sort_by_cached_key(|port| source.is_none_or(|source| !port.is_at(root, source)));
+        }
+        for port in ports {
             if is_iwarp {
                 // The GID of an iWARP port contains the hardware address of the port's network interface.
                 let own = || {
@@ -243,10 +259,16 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
             if options.port.is_some_and(|wanted| wanted != port.number) {
                 continue;
             }
-            if let Some(port_gid) = port.choose(root, source, options)? {
-                return Ok(port_gid);
+            match port.choose(root, source, options) {
+                Ok(Some(port_gid)) => return Ok(port_gid),
+                Ok(None) => {}
+                // Another port may have a GID.
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
+    }
+    if let Some(error) = failed {
+        return Err(error);
     }
     let reason = match (&options.device, source) {
         (Some(name), _) => {

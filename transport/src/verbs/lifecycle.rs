@@ -71,10 +71,18 @@ impl Verbs {
     /// Adds an open device to the table, and registers its descriptors in the epoll set.
     fn add_device(&mut self, device: Device) -> Result<DeviceId> {
         let index = self.devices.len();
-        for fd in device.live()?.event_fds() {
-            let registered =
-                self.event_set.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
-            registered.map_err(|source| TransportError::io("watching a device", source))?;
+        let fds: Vec<_> = device.live()?.event_fds().collect();
+        let registry = self.event_set.poll.registry();
+        for (nth, fd) in fds.iter().enumerate() {
+            if let Err(source) = registry.register(&mut SourceFd(fd), Token(ASYNC + index), Interest::READABLE) {
+                // The library keeps the device's descriptor open. If it stayed registered, each later attempt would fail.
+                for fd in &fds[..nth] {
+                    if let Err(error) = registry.deregister(&mut SourceFd(fd)) {
+                        log::debug!("deregistering a device: {error}");
+                    }
+                }
+                return Err(TransportError::io("watching a device", source));
+            }
         }
         self.devices.push(device);
         Ok(DeviceId(index as u32))

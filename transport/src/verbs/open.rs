@@ -83,8 +83,15 @@ impl Verbs {
             return unreachable(error);
         }
         let mut fd = libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `fd` is one descriptor, and exists until the call returns.
-        let rc = unsafe { libc::poll(&raw mut fd, 1, timeout) };
+        let rc = loop {
+            // SAFETY: `fd` is one descriptor, and exists until the call returns.
+            let rc = unsafe { libc::poll(&raw mut fd, 1, timeout) };
+            // A signal of the program says nothing about the peer. The wait has an end nevertheless: the kernel reports a failure after
+            // the time limit of `resolve_address`.
+            if rc >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                break rc;
+            }
+        };
         let event = if rc > 0 { channel.next()? } else { None };
         match event {
             Some(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED => self.reached(&id),
@@ -142,6 +149,7 @@ impl Verbs {
     /// Finds a device that has an address of this host and an active port.
     fn serves_any(&mut self) -> Result<Reach> {
         let mut reason = "no address of this host is on an RDMA device".to_owned();
+        let mut failed = None;
         for address in local_addresses() {
             let channel = Arc::new(EventChannel::open()?);
             let id = RawId::create(&channel, Service::Connected)?;
@@ -149,12 +157,14 @@ impl Verbs {
                 // The address is not on an RDMA device, like most addresses of a host.
                 continue;
             }
-            match self.reached(&id)? {
-                Reach::No { reason: why } => reason = why,
-                yes @ Reach::Yes { .. } => return Ok(yes),
+            match self.reached(&id) {
+                Ok(Reach::No { reason: why }) => reason = why,
+                Ok(yes @ Reach::Yes { .. }) => return Ok(yes),
+                // The other devices may work.
+                Err(error) => failed = Some(error),
             }
         }
-        Ok(Reach::No { reason })
+        failed.map_or(Ok(Reach::No { reason }), Err)
     }
 }
 

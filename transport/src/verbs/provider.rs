@@ -149,7 +149,8 @@ unsafe impl Provider for Verbs {
         if entry.raw.uses_exchange() {
             return self.connect_by_exchange(id, &offer, param.retries.min_rnr_timer);
         }
-        let (iwarp, raw) = (self.is_iwarp(entry), Arc::clone(&entry.raw));
+        let (iwarp, raw, device) = (self.is_iwarp(entry), Arc::clone(&entry.raw), entry.device);
+        self.check_port(device, raw.port())?;
         let mut refused = None;
         if iwarp {
             let started = self.connector.connect(id.0, raw, offer);

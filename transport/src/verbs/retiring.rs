@@ -23,7 +23,11 @@ impl Verbs {
     /// Returns true if the queue pair of an id may hold a shared receive, and the device reports by an event that this
     /// receive has completed. In this case, the queue pair must be kept until the event arrives.
     pub(super) fn must_retire(&self, id: &IdEntry) -> bool {
-        let connected = matches!(id.state, IdState::Established | IdState::Disconnecting { .. } | IdState::Closed);
+        // A peer may send as soon as the local side has accepted, before the connection is established here.
+        let connected = matches!(
+            id.state,
+            IdState::Accepting | IdState::Established | IdState::Disconnecting { .. } | IdState::Closed
+        );
         let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
         let device = id.device.map(|device| &self.devices[device.0 as usize]);
         connected && on_shared && device.is_some_and(|device| device.limits.reports_last_receive() && !device.removed)
