@@ -125,7 +125,11 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("Incoming", &["writing", "release_due"], "a write that is not whole, and payload that is to be released"),
     ("ReceiveProgress", &["news", "more", "unknown_window"], "something may have come, be left, and wait for a packet"),
     ("Link", &["extensions", "dead"], "what was agreed on, and the end"),
-    ("Outgoing", &["immediate_next", "answer_next"], "an answer may be next when immediate data is due"),
+    (
+        "Outgoing",
+        &["recorded", "immediate_next", "answer_next"],
+        "an answer may be next when immediate data of a write with records is due",
+    ),
     // Types of the provider on devices.
     (
         "RawDevice",

@@ -24,6 +24,8 @@ const EVENTS: usize = 256;
 const WAKE: Token = Token(usize::MAX);
 /// The largest value of `TCP_KEEPIDLE` that Linux accepts, in seconds.
 const MAX_KEEPIDLE: u64 = 32_767;
+/// The largest value of `TCP_USER_TIMEOUT` that Linux accepts, in milliseconds.
+const MAX_USER_TIMEOUT: u64 = 2_147_483_647;
 
 /// The settings of [`TcpNet`].
 #[derive(Clone, Debug)]
@@ -31,8 +33,8 @@ const MAX_KEEPIDLE: u64 = 32_767;
 pub struct TcpConfig {
     /// The time without data after which TCP probes the peer (`SO_KEEPALIVE`), 1 s to 32,767 s. `None` disables the probes.
     pub keepalive: Option<Duration>,
-    /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`). `None` leaves the
-    /// limit to the system.
+    /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`), 1 ms to
+    /// 2,147,483,647 ms (24 days). `None` leaves the limit to the system.
     pub user_timeout: Option<Duration>,
     /// The size in bytes of the socket's send buffer. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,
@@ -132,6 +134,11 @@ impl TcpNet {
     pub fn with_config(config: TcpConfig) -> io::Result<Self> {
         if config.keepalive.is_some_and(|time| !(1..=MAX_KEEPIDLE).contains(&time.as_secs())) {
             let why = "TcpConfig::keepalive must be 1 s to 32,767 s";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        // The system would refuse a longer time for each new socket, and takes 0 for no limit.
+        if config.user_timeout.is_some_and(|time| !(1..=u128::from(MAX_USER_TIMEOUT)).contains(&time.as_millis())) {
+            let why = "TcpConfig::user_timeout must be 1 ms to 2,147,483,647 ms";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         Ok(Self {
@@ -658,6 +665,21 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{wrong:?}");
         }
         for right in [Duration::from_secs(1), Duration::from_secs(MAX_KEEPIDLE)] {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            with(right).unwrap().tune(&socket).unwrap();
+        }
+    }
+
+    /// The system would refuse a longer time for each new socket, so that no connection could be made.
+    #[test]
+    fn a_user_timeout_that_the_system_refuses_is_out_of_range() {
+        let with = |timeout| TcpNet::with_config(TcpConfig { user_timeout: Some(timeout), ..TcpConfig::default() });
+        let longest = Duration::from_millis(MAX_USER_TIMEOUT);
+        for wrong in [Duration::ZERO, Duration::from_micros(999), longest + Duration::from_millis(1), Duration::MAX] {
+            let error = with(wrong).expect_err("out of range");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{wrong:?}");
+        }
+        for right in [Duration::from_millis(1), longest] {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             with(right).unwrap().tune(&socket).unwrap();
         }

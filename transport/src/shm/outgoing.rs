@@ -182,6 +182,9 @@ pub(super) struct Outgoing {
     first: u64,
     /// The number of transmitted bytes of the first work request in `queue`.
     part: usize,
+    /// True if the first work request in `queue` is a write, and a record with a part of it was written. Such a write also
+    /// ends with a record, because its target cannot see the direct accesses, and must learn that the write is complete.
+    recorded: bool,
     /// True if the payload of the first work request in `queue` is transmitted and only its immediate data is missing.
     immediate_next: bool,
     staging: StagingBuffer,
@@ -216,6 +219,7 @@ impl Outgoing {
             queue: VecDeque::new(),
             first: 0,
             part: 0,
+            recorded: false,
             immediate_next: false,
             staging: StagingBuffer { memory: None, slot: 0, pos: 0, tail: 0, parts: VecDeque::new() },
             awaited: VecDeque::new(),
@@ -499,7 +503,7 @@ impl Outgoing {
         match step {
             Some(Some(until)) => {
                 self.inflight.push_back((entry.done(), until));
-                (self.part, self.immediate_next, self.answer_next) = (0, false, true);
+                (self.part, self.recorded, self.immediate_next, self.answer_next) = (0, false, false, true);
                 TransmitStep::Sent(entry.len.min(MAX_PIECE))
             }
             Some(None) => {
@@ -552,7 +556,7 @@ impl Outgoing {
                     let address = remote.address.wrapping_add(self.part as u64);
                     let until =
                         self.put_part(segment, cx.lendings, entry, RecordKind::Write, &[remote.key.0.into(), address])?;
-                    self.changes = self.ring.pos();
+                    (self.changes, self.recorded) = (self.ring.pos(), true);
                     until
                 };
                 if until.is_some() && matches!(entry.wr.op, SendOp::WriteWithImmediate(..)) {
@@ -672,7 +676,8 @@ impl Outgoing {
 
     /// Writes a part of a payload directly to a region of the peer that this side has mapped. Returns the number of
     /// written bytes. Returns `None`, and writes nothing, if the payload is empty, if no window with the right to write
-    /// contains the bytes, or if earlier records must take effect first.
+    /// contains the bytes, if earlier records must take effect first, or if the part is the last one of a write that has
+    /// begun with a record.
     fn write_through<S: Segment>(
         &self,
         segment: &S,
@@ -685,6 +690,9 @@ impl Outgoing {
         }
         let address = remote.address.checked_add(self.part as u64)?;
         let left = (entry.len - self.part).min(MAX_PIECE);
+        if self.recorded && self.part + left == entry.len {
+            return None;
+        }
         let (window, offset) = windows.region(segment, remote.key.0, address, left, Access::REMOTE_WRITE)?;
         let sink = window.sink(offset, left)?;
         let mut done = 0;
@@ -878,7 +886,7 @@ impl Outgoing {
         }
         self.requests.clear();
         self.awaited.clear();
-        (self.part, self.immediate_next) = (0, false);
+        (self.part, self.recorded, self.immediate_next) = (0, false, false);
     }
 }
 
@@ -892,4 +900,66 @@ pub(super) struct TransmitContext<'a> {
     /// Output: the key of a region that the peer may map (`Access::DIRECT`), but has accessed with a request. After
     /// [`Outgoing::transmit`] has returned, the caller lends the region to the peer.
     pub(super) direct: Option<u32>,
+}
+
+#[cfg(all(test, not(loom_model)))]
+mod tests {
+    use super::*;
+    use crate::mr::RemoteKey;
+    use crate::shm::packet::ReceivedAnnouncement;
+    use crate::shm::ring::Consumer;
+    use crate::shm::segment::{LEN, MappedSegment, SegmentSide, Words};
+
+    /// The local side maps a region of the peer while it transmits a write to this region. The write has begun with
+    /// records, so it also ends with a record. Otherwise the peer would take the write for incomplete for ever, and the end
+    /// of the connection for an end in the middle of a message.
+    #[test]
+    fn a_write_that_begins_with_a_record_ends_with_one() {
+        const KEY: u32 = 5;
+        const SIZE: usize = 2 * MAX_PIECE;
+        let (here, there) = (SegmentSide::Active.outgoing(), SegmentSide::Passive.outgoing());
+        let segment = MappedSegment::new(Memory::new_shared(LEN, Sharing::Write).expect("memory"));
+        let region = Arc::new(Memory::new_shared(SIZE, Sharing::Write).expect("memory"));
+        let mut of_peer = Lendings::new(there);
+        of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_WRITE).expect("a slot");
+        let told = of_peer.next_announcement().expect("an announcement");
+        let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
+        let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
+        let announced = ReceivedAnnouncement { slot, word, rights, base, len: SIZE as u64 };
+
+        let source = Memory::new(SIZE).expect("memory");
+        source.write(0, &vec![7; SIZE]);
+        let (mut outgoing, mut ring) = (Outgoing::new(here, (1, 1)), Consumer::new(here));
+        let op = SendOp::Write(RemoteAddress { address: base, key: RemoteKey(KEY) });
+        let sges = SgeList::one(source.sge(0, SIZE));
+        outgoing.post(&SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }, SIZE);
+        let (keys, mut lendings, mut windows) = (KeyTable::default(), Lendings::new(here), Windows::new(there));
+        let (mut done, mut records) = (Vec::new(), Vec::new());
+        for round in 0..1000 {
+            let scope = Key::NONE;
+            let mut cx =
+                TransmitContext { scope, keys: &keys, lendings: &mut lendings, windows: &windows, direct: None };
+            outgoing.transmit(&segment, &mut cx, &mut |one| done.push(one));
+            outgoing.ring.publish(&segment);
+            while ring.available(&segment).expect("a valid position") > 0 {
+                let header = RecordHeader::parse(segment.peek(ring.next_record())).expect("a record");
+                if header.kind == RecordKind::Write {
+                    records.push(header.is_last());
+                }
+                ring.advance(header.size());
+            }
+            ring.release(&segment);
+            // As if the peer had consumed the records in the middle of the next transmission.
+            outgoing.reap(&segment, &mut |one| done.push(one)).expect("a valid position");
+            if round == 0 {
+                assert!(done.is_empty() && !records.is_empty(), "the ring has room for the whole write");
+                windows.open(announced, &file).expect("it is mapped");
+            }
+            if !done.is_empty() {
+                break;
+            }
+        }
+        assert_eq!((done.len(), records.pop(), records.contains(&true)), (1, Some(true), false));
+        assert_eq!(region.read(SIZE / 2, 8), [7; 8], "the middle of the write was not written directly");
+    }
 }

@@ -221,6 +221,19 @@ fn nobody_there_and_a_no() {
     }
 }
 
+/// Only queries that the program has not answered count toward the limit. The queries that it has accepted are no reason to drop others.
+#[test]
+fn accepted_questions_leave_room_for_others() {
+    let few = IwarpConfig { max_handshakes: 1, ..IwarpConfig::default() };
+    let (mut active, mut passive) = (DatagramNode::new(IwarpConfig::default()), DatagramNode::new(few));
+    let (at, from) = ("127.0.0.1:0".parse().unwrap(), "127.0.0.3:0".parse().unwrap());
+    for count in 1..=2 {
+        meet(&mut active, &mut passive, at, from);
+        let handshakes = &passive.iwarp.handshakes;
+        assert_eq!((handshakes.queries, passive.iwarp.datagrams.received_queries.len()), (0, count));
+    }
+}
+
 /// A query that gets no reply is sent again and again. At the deadline of the query, the id fails.
 #[test]
 fn questions_are_asked_again_until_their_deadline() {
