@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -703,6 +704,66 @@ fn a_shutdown_ends_the_wait_for_connections() {
     server.shutdown(Duration::from_secs(1)).unwrap();
     world.until("the end of the wait", || accepted.borrow().is_some());
     assert_eq!(accepted.take(), Some(false));
+}
+
+/// A closure of the program requests an operation, and then panics. The task that takes the turns is woken nevertheless, so that the
+/// operation does not wait for the next event.
+#[test]
+fn a_closure_that_panics_wakes_the_driver() {
+    let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
+    world.settle();
+    let client = world.client();
+    let bell = Arc::new(Bell { task: 0, rung: false.into(), wakes: 0.into(), woken: Arc::default() });
+    let waker = Waker::from(Arc::clone(&bell));
+    let mut requested = pin!(client.turn_requested());
+    assert!(requested.as_mut().poll(&mut Task::from_waker(&waker)).is_pending());
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        client.with(|cx| {
+            cx.set_timer(Duration::ZERO, 0);
+            assert!(cx.connections() > 0, "a planted panic");
+        });
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(bell.wakes.load(Ordering::Relaxed), 1);
+    assert!(requested.as_mut().poll(&mut Task::from_waker(&waker)).is_ready());
+}
+
+thread_local! {
+    /// The reactor that [`LastOwner`] uses, and the number of its uses.
+    static USED: RefCell<(Option<AsyncReactor>, u32)> = const { RefCell::new((None, 0)) };
+}
+
+/// A waker that uses a reactor when it is dropped. The waker of a task does that if it is the last owner of the task, and the task has a
+/// value whose destructor uses the reactor.
+struct LastOwner;
+
+impl Wake for LastOwner {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for LastOwner {
+    fn drop(&mut self) {
+        USED.with_borrow_mut(|(net, uses)| {
+            *uses += 1;
+            net.as_ref().map(|net| net.with(|cx| cx.connections()))
+        });
+    }
+}
+
+/// When a `Sleep` is dropped, its waker is dropped, too. The reactor is not borrowed then, so the owners of the waker may use it.
+#[test]
+fn a_waker_that_a_dropped_sleep_owns_may_use_the_reactor() {
+    let world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
+    let client = world.client();
+    USED.set((Some(client.clone()), 0));
+    let mut sleep = Box::pin(client.sleep(Duration::from_secs(60)));
+    let waker = Waker::from(Arc::new(LastOwner));
+    assert!(sleep.as_mut().poll(&mut Task::from_waker(&waker)).is_pending());
+    drop(waker);
+    assert_eq!(USED.with_borrow(|(_, uses)| *uses), 0, "the timer owns the waker");
+    drop(sleep);
+    let (_net, uses) = USED.take();
+    assert_eq!(uses, 1);
 }
 
 /// A waker that counts how many wakers of its kind exist.

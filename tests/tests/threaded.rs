@@ -3,8 +3,10 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -224,6 +226,74 @@ fn deliver_waits_until_the_message_is_sent() {
             }
         };
         assert!(matches!(end, DeliverError::NotSent(_) | DeliverError::Unknown(_)), "{end}");
+        end_both(here, there).await;
+    });
+}
+
+/// A task delivers a message while its connection is ending, so the message is not sent. The task gets the reason of the end. That reason
+/// is known only when the connection has ended.
+#[test]
+fn a_message_for_an_ending_connection_hears_the_reason_of_the_end() {
+    on_threads(2, async {
+        let (here, conn, there, _accepted) = pair(config()).await;
+        let (id, sender, reactor) = (conn.id(), conn.sender().clone(), here.clone());
+        let ((first, first_gate), (second, second_gate)) = (mpsc::channel::<()>(), mpsc::channel::<()>());
+        let (handled, is_handled) = tokio::sync::oneshot::channel();
+        // The thread of the reactor carries out three commands in one turn: it closes the connection, gets the message, and waits. The
+        // first command also waits, until the other two are queued.
+        let mut closes = pin!(reactor.with(move |cx| {
+            first_gate.recv().unwrap();
+            cx.close(id);
+        }));
+        assert!(closes.as_mut().now_or_never().is_none());
+        let mut delivered = pin!(sender.deliver("too late"));
+        assert!(delivered.as_mut().now_or_never().is_none());
+        let mut waits = pin!(reactor.with(move |_| {
+            handled.send(()).unwrap();
+            second_gate.recv().unwrap();
+        }));
+        assert!(waits.as_mut().now_or_never().is_none());
+        first.send(()).unwrap();
+        is_handled.await.unwrap();
+        let early = delivered.as_mut().now_or_never();
+        assert_eq!(early, None, "the connection has not ended");
+        second.send(()).unwrap();
+        let end = delivered.await.unwrap_err();
+        let DeliverError::NotSent(end) = end else { panic!("{end}") };
+        assert!(matches!(end, ConnectionEnd::Disconnected(DisconnectReason::Local { .. })), "{end}");
+        closes.await.unwrap();
+        waits.await.unwrap();
+        end_both(here, there).await;
+    });
+}
+
+/// Peers connect and disconnect again and again, and no task accepts the connections. The queue of the listener holds 1,024 ended
+/// connections. While it is full, new connections are closed.
+#[test]
+fn ended_connections_that_no_task_accepts_are_limited() {
+    on_threads(2, async {
+        let (here, there) = (ThreadedReactor::start(config()).unwrap(), ThreadedReactor::start(config()).unwrap());
+        let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
+        let address = listener.local_address();
+        for number in 0..1024_u32 {
+            let conn = here.connect(address).await.unwrap();
+            conn.send(number.to_le_bytes().to_vec()).await.unwrap();
+        }
+        while there.with(|cx| cx.stats().connections.disconnected).await.unwrap() < 1024 {
+            tokio::task::yield_now().await;
+        }
+        let mut more = here.connect(address).await.unwrap();
+        assert_eq!(more.recv().await.unwrap_err(), ConnectionEnd::Disconnected(DisconnectReason::Closed));
+        let mut first = listener.accept().await.unwrap();
+        assert_eq!(first.recv().await.unwrap()[..], 0_u32.to_le_bytes(), "an ended connection keeps its messages");
+        // There is room for a connection again.
+        let last = here.connect(address).await.unwrap();
+        last.send("the last one").await.unwrap();
+        for _ in 1..1024 {
+            listener.accept().await.unwrap();
+        }
+        let mut accepted = listener.accept().await.unwrap();
+        assert_eq!(&accepted.recv().await.unwrap()[..], b"the last one");
         end_both(here, there).await;
     });
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::handler::{NOT_APPROVED, TaskHandler};
+use super::handler::{NOT_APPROVED, TaskHandler, TimerState};
 use super::turns::{PendingTurn, Turns};
 use crate::call::{CallId, RequestId};
 use crate::{ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, TimerId, TransferId, Turn};
@@ -47,6 +47,17 @@ pub(super) struct OneThreadOnly_UseSpawnLocal {
 struct Inner {
     reactor: Reactor,
     handler: TaskHandler,
+}
+
+/// Calls a waker when it is dropped, also if a panic drops it.
+struct WakeOnDrop(Option<Waker>);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        if let Some(waker) = self.0.take() {
+            waker.wake();
+        }
+    }
 }
 
 impl fmt::Debug for OneThreadOnly_UseSpawnLocal {
@@ -98,17 +109,22 @@ impl OneThreadOnly_UseSpawnLocal {
     }
 
     fn lend<R>(&self, mut inner: RefMut<'_, Inner>, act: impl FnOnce(&mut Context<'_>, &mut TaskHandler) -> R) -> R {
-        let Inner { reactor, handler } = &mut *inner;
         if self.turns(Turns::request) {
+            let Inner { reactor, handler } = &mut *inner;
             return act(&mut reactor.quiet_context(), handler);
         }
         // If a task drives the reactor, waking that task is enough: the task then takes a turn. This saves the system call that would make
         // the descriptor readable.
-        let Some(driver) = self.driver.take() else { return act(&mut reactor.context(), handler) };
-        let result = act(&mut reactor.quiet_context(), handler);
-        drop(inner);
-        driver.wake();
-        result
+        let Some(driver) = self.driver.take() else {
+            let Inner { reactor, handler } = &mut *inner;
+            return act(&mut reactor.context(), handler);
+        };
+        // The driver is also woken if `act` panics, because `act` may have requested operations before. The variable `lent` is declared
+        // after `_driver`, so it is dropped first: the reactor is not borrowed any more when the driver is woken.
+        let _driver = WakeOnDrop(Some(driver));
+        let mut lent = inner;
+        let Inner { reactor, handler } = &mut *lent;
+        act(&mut reactor.quiet_context(), handler)
     }
 
     /// Releases a message: its receive buffer returns to the connection immediately. If the reactor is borrowed, the message stays in
@@ -123,7 +139,8 @@ impl OneThreadOnly_UseSpawnLocal {
     /// Runs the action of a destructor immediately. If the reactor is borrowed, defers the action until the next turn.
     pub(super) fn run_or_defer(&self, action: DropAction) {
         match self.inner.try_borrow_mut() {
-            Ok(inner) => self.lend(inner, |cx, handler| run_drop_action(cx, handler, action)),
+            // The result is dropped after the borrow of the reactor has ended.
+            Ok(inner) => drop(self.lend(inner, |cx, handler| run_drop_action(cx, handler, action))),
             Err(_) => self.deferred.borrow_mut().push(action),
         }
     }
@@ -178,7 +195,7 @@ impl OneThreadOnly_UseSpawnLocal {
     fn advance<R>(&self, act: impl FnOnce(&mut Reactor, &mut TaskHandler, PendingTurn) -> R) -> R {
         loop {
             let Some(action) = self.deferred.borrow_mut().pop() else { break };
-            self.with(|cx, handler| run_drop_action(cx, handler, action));
+            drop(self.with(|cx, handler| run_drop_action(cx, handler, action)));
         }
         let pending = self.turns(Turns::begin);
         let (result, mut ready) = {
@@ -205,7 +222,9 @@ impl OneThreadOnly_UseSpawnLocal {
     }
 }
 
-fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: DropAction) {
+/// Runs the action of a destructor. Returns the removed state of a timer, which may contain a waker. Dropping a waker may drop its task,
+/// whose destructors may use the reactor. So the caller must drop the result while the reactor is not borrowed.
+fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: DropAction) -> Option<TimerState> {
     match action {
         DropAction::Close(conn) => handler.close(cx, conn),
         DropAction::StopListening(listener) => {
@@ -215,8 +234,8 @@ fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: Drop
         }
         DropAction::NotifyWaiters(conn) => handler.notify_room_waiters(cx, conn),
         DropAction::CancelTimer(timer) => {
-            handler.timers.remove(&timer);
             cx.cancel_timer(timer);
+            return handler.timers.remove(&timer);
         }
         DropAction::CancelTransfer(conn, transfer) => _ = cx.cancel_transfer(conn, transfer),
         DropAction::CancelCall(call) => _ = handler.calls.cancel(cx, call),
@@ -224,4 +243,5 @@ fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: Drop
         DropAction::RefusePeers(listener) => handler.refuse_peers(cx, listener),
         DropAction::RefusePeer(conn) => _ = cx.judge(conn, Err(NOT_APPROVED.into())),
     }
+    None
 }

@@ -353,8 +353,14 @@ impl Endpoints {
         self.drop_unused_addresses(driver, key);
         if let Err(failure) = result {
             self.fail(driver, key, failure);
-        } else if self.all.get(key).is_some_and(|endpoint| endpoint.blocked) {
-            self.maybe_writable.push(key);
+        } else if let Some(endpoint) = self.all.get(key) {
+            if endpoint.blocked {
+                self.maybe_writable.push(key);
+            }
+            if !endpoint.is_open() && endpoint.queues.sends.is_empty() {
+                // The endpoint was closed before, and this was its last send: stage 10 ends the endpoint now.
+                driver.note(Stages::ENDS);
+            }
         }
         true
     }

@@ -74,8 +74,8 @@ impl Psk {
         Self::of(vec![(name.to_owned(), secret)])
     }
 
-    /// Parses a set of keys. Each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#` are
-    /// ignored.
+    /// Parses a set of keys. Each line has a name, a colon, and 64 hexadecimal digits. Different keys must have different names. Empty
+    /// lines and lines that begin with `#` are ignored.
     ///
     /// The first key is used to connect, and all keys are accepted from peers. To replace a key, first add the new key on all members. Then
     /// make the new key the first one on all members. Finally, remove the old key.
@@ -102,6 +102,13 @@ impl Psk {
         }
         if let Some((name, _)) = keys.iter().find(|(name, _)| !(1..=LONGEST_NAME).contains(&name.len())) {
             return Err(settings(format!("a key with a name of {} bytes: it must be 1 to {LONGEST_NAME}", name.len())));
+        }
+        // A peer sends the name of its key, and only one key of this name can be tried.
+        let differ = |(name, key): &(String, Secret), (other, of_other): &(String, Secret)| {
+            name == other && key[..] != of_other[..]
+        };
+        if keys.iter().enumerate().any(|(nth, key)| keys[..nth].iter().any(|other| differ(key, other))) {
+            return Err(settings("two different pre-shared keys have the same name: give each key its own name"));
         }
         if keys.iter().any(|(_, key)| key.iter().all(|&octet| octet == key[0])) {
             return Err(settings(

@@ -314,6 +314,7 @@ fn keys_that_cannot_be_used_are_named() {
         (&format!("{}:{}1e", "n".repeat(65), "0f".repeat(31)), "65 bytes"),
         (&format!("a:{}", "0f".repeat(32)), "equal bytes"),
         (&format!("a:{}", "+f".repeat(32)), "line 1"),
+        (&format!("a:{}\nb:{}\na:{}", "0f1e".repeat(16), "1e0f".repeat(16), "0f1d".repeat(16)), "the same name"),
     ] {
         let error = Psk::parse(text).unwrap_err().to_string();
         assert!(error.contains(wrong), "{text:?}: {error}");

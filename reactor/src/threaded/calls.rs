@@ -171,10 +171,10 @@ impl Requests {
 
 impl Drop for Requests {
     fn drop(&mut self) {
-        self.receiver.close();
-        while let Ok((id, ..)) = self.receiver.try_recv() {
-            self.handle.link.post(ThreadCommand::Dismiss(id));
-        }
+        // The reactor's thread may be adding a request to the channel right now. That request is not in the channel yet, but is accepted by
+        // the channel. So the channel is emptied on the reactor's thread, between two requests.
+        let receiver = std::mem::replace(&mut self.receiver, mpsc::unbounded_channel().1);
+        self.handle.link.post(ThreadCommand::DismissQueued(receiver));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -22,6 +23,7 @@ pub struct ThreadedConnection {
 
 impl ThreadedConnection {
     pub(super) fn new(ConnectionParts { handle, inbox }: ConnectionParts) -> Self {
+        handle.state.taken.store(true, Ordering::Relaxed);
         Self { sender: Sender { handle: Arc::clone(&handle) }, receiver: Receiver { handle, inbox } }
     }
 

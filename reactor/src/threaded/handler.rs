@@ -41,8 +41,38 @@ struct ConnectionEntry {
     waiting: VecDeque<QueuedMessage>,
     /// The sends whose completions tasks wait for, in the order of the sends. Each has the channel to the waiting task.
     reports: VecDeque<(SendId, oneshot::Sender<Outcome>)>,
+    /// The channels to the tasks whose messages the connection has not accepted, because it is ending. They are dropped when the reason of
+    /// the end is known: that wakes the tasks, and they read the reason.
+    unsent: Vec<oneshot::Sender<Outcome>>,
     /// True if the connection must be closed when `waiting` is empty.
     closing: bool,
+}
+
+/// The largest number of ended connections that may wait for a task to accept them on a listener. While as many wait,
+/// new connections are closed. The number of connections that have not ended is limited by
+/// [`crate::Config::max_connections`].
+const MAX_ENDED_IN_BACKLOG: usize = 1024;
+
+/// For one listener: the channel to the program's `ThreadedListener`, and the connections in that channel.
+struct ListenerBacklog {
+    accepted: mpsc::UnboundedSender<ConnectionParts>,
+    /// The connections that were sent to `accepted`. Those that a task has got since are removed when the list is long.
+    waiting: Vec<Arc<SharedState>>,
+}
+
+impl ListenerBacklog {
+    /// Returns the channel for a new connection. Returns `None` if the new connection must be closed, because too many of
+    /// the connections that no task has accepted have already ended.
+    fn channel(&mut self) -> Option<mpsc::UnboundedSender<ConnectionParts>> {
+        if self.waiting.len() >= MAX_ENDED_IN_BACKLOG {
+            self.waiting.retain(|state| !state.taken.load(Ordering::Relaxed));
+            let ended = self.waiting.iter().filter(|state| state.end.get().is_some()).count();
+            if ended >= MAX_ENDED_IN_BACKLOG {
+                return None;
+            }
+        }
+        Some(self.accepted.clone())
+    }
 }
 
 /// The handler of a [`super::ThreadedReactor`], see the [module](self).
@@ -50,7 +80,7 @@ pub(super) struct ThreadHandler {
     link: Weak<ThreadLink>,
     /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
     entries: Vec<Option<ConnectionEntry>>,
-    listeners: BTreeMap<ListenerId, mpsc::UnboundedSender<ConnectionParts>>,
+    listeners: BTreeMap<ListenerId, ListenerBacklog>,
     calls: Calls<AnswerSender>,
 }
 
@@ -93,15 +123,15 @@ impl ConnectionEntry {
         match sent {
             Ok(send) => self.reports.extend(message.report.map(|report| (send, report))),
             Err(SendErrorKind::WouldBlock(_)) => return Err(message),
-            // The connection is ending, so the message is dropped. Dropping `message.report` wakes the task that waits
-            // for the send.
-            Err(SendErrorKind::Closed) => {}
+            // The connection is ending, so the message is dropped.
+            Err(SendErrorKind::Closed) => self.unsent.extend(message.report),
             // The program believes that the message will be sent, because `Sender::send` has succeeded. If the message
             // cannot be sent, the connection must end. Otherwise the peer would receive later messages, but not this
             // one.
             Err(error) => {
                 log::warn!("{}: {error}", self.id);
                 cx.abort(self.id);
+                self.unsent.extend(message.report);
             }
         }
         Ok(())
@@ -143,6 +173,7 @@ impl ThreadHandler {
             opening,
             waiting,
             reports,
+            unsent: Vec::new(),
             closing: false,
         });
         ConnectionParts { handle, inbox }
@@ -168,7 +199,7 @@ impl ThreadHandler {
         let id = cx.listen_with(address, options)?;
         let (handle, (accepted, backlog)) = (ListenerHandle { link, id }, mpsc::unbounded_channel());
         let address = cx.local_address(id).ok_or(Error::Gone("listener"))?;
-        self.listeners.insert(id, accepted);
+        self.listeners.insert(id, ListenerBacklog { accepted, waiting: Vec::new() });
         Ok((handle, address, backlog))
     }
 
@@ -284,6 +315,14 @@ impl Handler<ThreadCommand> for ThreadHandler {
                 self.forget(request);
                 self.calls.dismiss(cx, request);
             }
+            ThreadCommand::DismissQueued(mut received) => {
+                // Only this thread adds requests to the channel, so none is added while the channel is emptied.
+                received.close();
+                while let Ok((request, ..)) = received.try_recv() {
+                    self.forget(request);
+                    self.calls.dismiss(cx, request);
+                }
+            }
             ThreadCommand::Send(conn, message) => {
                 // If the connection has ended, the message is dropped. That wakes the task that waits for the
                 // completion of the send.
@@ -306,10 +345,14 @@ impl Handler<ThreadCommand> for ThreadHandler {
             }
             return;
         }
-        let accepted = cx.listener(conn).and_then(|listener| self.listeners.get(&listener).cloned());
+        let listener = cx.listener(conn);
+        let accepted = listener.and_then(|listener| self.listeners.get_mut(&listener)?.channel());
         let Some((accepted, link)) = accepted.zip(self.link.upgrade()) else { return cx.close(conn) };
         let parts = self.add(link, conn, None);
         let _ = parts.handle.state.peer.set(peer);
+        if let Some(backlog) = listener.and_then(|listener| self.listeners.get_mut(&listener)) {
+            backlog.waiting.push(Arc::clone(&parts.handle.state));
+        }
         // If the program has dropped the listener meanwhile, nobody receives `parts`. Then `parts` is dropped, which
         // closes the connection.
         let _ = accepted.send(parts);

@@ -33,6 +33,8 @@ pub(super) enum ThreadCommand {
     CancelCall(Arc<OnceLock<CallId>>),
     Answer(RequestId, Bytes),
     Dismiss(RequestId),
+    /// Dismisses the requests in this channel, which no task has received. The program has dropped the `Requests` that had the channel.
+    DismissQueued(mpsc::UnboundedReceiver<ReceivedRequest>),
     Run(Act),
     LimitCalls(Box<dyn FnOnce(&mut CallLimits) + Send>),
 }
@@ -91,12 +93,14 @@ pub(super) struct SharedState {
     /// The length in bytes of the longest message that the peer accepts, and the address of the peer. Neither is set before the connection
     /// is established.
     pub(super) peer: OnceLock<(u64, Option<SocketAddr>)>,
+    /// True once a task has got the connection, from a listener or by connecting.
+    pub(super) taken: AtomicBool,
 }
 
 impl SharedState {
     pub(super) fn new(depth: usize) -> Arc<Self> {
         let room = Arc::new(Semaphore::new(depth));
-        Arc::new(Self { room, end: OnceLock::new(), peer: OnceLock::new() })
+        Arc::new(Self { room, end: OnceLock::new(), peer: OnceLock::new(), taken: AtomicBool::new(false) })
     }
 
     /// Returns the reason for the end of the connection. If no reason is set, returns `ConnectionEnd::Reactor`: the reactor's thread has

@@ -22,8 +22,13 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns
 /// `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
-    // This timeout limits the time for which a closing endpoint waits for the completion of its last sends.
-    let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = Duration::from_secs(2)), s, c);
+    datagrams_with(setup, Duration::from_secs(2), s, c)
+}
+
+/// Does the same as [`datagrams`], with this `Timeouts::close`. It limits the time for which a closing endpoint waits for the completion of
+/// its last sends.
+fn datagrams_with(setup: &Setup, close: Duration, s: Probe, c: Probe) -> Option<Pair> {
+    let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = close), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
         Ok(endpoint) => {
             assert!(setup.datagrams, "datagrams where there are none");
@@ -303,6 +308,27 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         let Pair { server, client, .. } = pair;
         drop((server, client));
     }
+}
+
+/// When a timer closes an endpoint, the last datagram of the endpoint is not posted yet. The endpoint must end when that datagram is sent,
+/// and not at the end of `Timeouts::close`.
+pub fn a_closed_endpoint_ends_with_its_last_send(setup: &Setup) {
+    let known = Rc::new(RefCell::new(None::<(EndpointId, PeerId)>));
+    let in_timer = Rc::clone(&known);
+    let close = move |cx: &mut rdma_reactor::Context<'_>, event: &Event| {
+        if let (Event::Timer(_), Some((endpoint, peer))) = (event, *in_timer.borrow()) {
+            cx.datagrams().send(endpoint, peer, b"the last one").expect("there is room");
+            cx.datagrams().close(endpoint);
+        }
+    };
+    let Some(mut pair) = datagrams_with(setup, LONG, Probe::default(), Probe::new(close)) else { return };
+    let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new());
+    *known.borrow_mut() = Some((here, peer));
+    pair.client.context().set_timer(Duration::ZERO, 0);
+    pair.until("it closes", |p| closed(&p.c, here) == 1);
+    assert_eq!(sent(&pair.c, here), [(0, Outcome::Sent)]);
+    pair.until("the last datagram has arrived", |p| heard(&p.s, there).len() == 1);
+    finish(pair);
 }
 
 /// Sends ten datagrams. No reactor takes a turn during this call.

@@ -80,6 +80,7 @@ macro_rules! conformance {
                     a_pool_shrinks_and_grows_again, bytes_without_a_copy;
                 datagram: datagrams_of_every_size_both_ways, what_finds_no_receive_is_lost, a_full_send_queue_says_so_once,
                     nobody_there_is_said, groups_reach_their_members, endpoints_close_in_every_callback,
+                    a_closed_endpoint_ends_with_its_last_send,
                     endpoints_are_drained_and_shut_down, endpoints_end_at_the_deadline_of_a_drain,
                     endpoints_of_a_group_are_drained, careless_datagrams_are_refused, other_networks_are_not_heard,
                     one_endpoint_hears_many;
