@@ -504,7 +504,7 @@ unsafe impl Provider for Forward {
         Some(self)
     }
     fn datagrams(&mut self) -> Option<&mut dyn Datagrams> {
-        None
+        self.inner.datagrams()
     }
     fn paths(&self) -> Option<&dyn Paths> {
         None

@@ -1,10 +1,15 @@
 //! Connects that fail, on virtual time. The tests check the error, the time until it is reported, and that no state remains.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::{Config, ConnectError, ConnectRequest, Context, Decision, Error, Handler, RejectReason};
+use rdma_reactor::{
+    Config, ConnectError, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision, Error, Handler,
+    RejectReason, TimerId,
+};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
-use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, step, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::cm::ConnectFailure;
@@ -129,4 +134,57 @@ fn an_unfinished_handshake_gives_its_place_up() {
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "a connection", |nodes| nodes[0].reactor.stats().connections.connected == 1);
     assert!(!attempts.up.borrow().is_empty());
+}
+
+/// A program that closes its connection when a timer fires.
+#[derive(Clone, Default)]
+struct Closes {
+    attempts: Attempts,
+    conn: Rc<Cell<Option<ConnectionId>>>,
+    /// True if the connection was not up when it was closed.
+    in_time: Rc<Cell<bool>>,
+}
+
+impl Handler for Closes {
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        self.in_time.set(self.attempts.up.borrow().is_empty());
+        cx.close(self.conn.get().expect("it connects first"));
+    }
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.attempts.on_connect(cx, conn);
+    }
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        self.attempts.on_connect_error(cx, conn, error);
+    }
+}
+
+/// The program closes a connection that has another address to try: after each number of steps, also when the first attempt has just
+/// failed. No other address is tried after that, and the program receives the one `on_connect_error`.
+#[test]
+fn a_closed_connection_tries_no_other_address() {
+    for steps in 0..1000 {
+        let (fabric, program) = (network(3), Closes::default());
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, Config::default()), Box::<Attempts>::default()),
+            Node::new(reactor(1, &fabric, Config::default()), Box::new(program.clone())),
+            Node::new(reactor(2, &fabric, Config::default()), Box::<Attempts>::default()),
+        ];
+        // Nobody listens on the first address.
+        nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
+        let peers = [address(0, 7471), address(2, 7471)];
+        let conn = nodes[1].reactor.context().connect_any(&peers, ConnectOptions::new()).expect("connecting");
+        program.conn.set(Some(conn));
+        for _ in 0..steps {
+            step(&fabric, &mut nodes).expect("a turn");
+        }
+        nodes[1].reactor.context().set_timer(Duration::ZERO, 0);
+        until(&fabric, &mut nodes, "the end", |nodes| nodes[1].reactor.stats().connections.current == 0);
+        if !program.in_time.get() {
+            assert!(steps > 1, "it was closed in several of the steps");
+            return;
+        }
+        assert!(program.attempts.up.borrow().is_empty(), "closed after {steps} steps");
+        assert_eq!(program.attempts.errors.borrow().len(), 1, "closed after {steps} steps");
+    }
+    panic!("it is never up");
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::transport::wc::{Failure, WcStatus};
 use rdma_reactor::{
-    Access, Blocked, Config, ConnectionId, Context, DisconnectReason, Error, Handler, Message, Outcome, Reactor,
-    RegionOptions, SendErrorKind, Wait,
+    Access, Blocked, Config, ConnectionId, Context, DisconnectReason, EndpointOptions, Error, Handler, Message,
+    Outcome, Reactor, RegionOptions, SendErrorKind, Wait,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
 use rdma_reactor_tests::forward::Forward;
@@ -61,6 +61,25 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
             p.client.shutdown(&mut p.c, PATIENCE).expect("nothing is left to wait for");
         });
     }
+}
+
+/// If a completion queue cannot be polled, the endpoints of its device end, as the connections do.
+#[test]
+fn a_device_that_fails_ends_its_endpoints() {
+    with_watchdog("a_device_that_fails_ends_its_endpoints", || {
+        let (setup, gate, mut probe) = (Setup::iwarp(), Gate::default(), Probe::default());
+        let mut reactor = Forward::reactor(setup.config(), Features::empty(), &gate);
+        let open = |reactor: &mut Reactor| reactor.context().datagrams().open(setup.address, EndpointOptions::new());
+        let lost = open(&mut reactor).expect("an endpoint");
+        gate.break_after(Call::PollCq, 0);
+        let end = Event::EndpointClosed(lost, DisconnectReason::DeviceRemoved);
+        while probe.count(|event| *event == end) == 0 {
+            reactor.turn(&mut probe, Duration::from_millis(5)).expect("a turn");
+        }
+        gate.heal();
+        open(&mut reactor).expect("the device works again");
+        reactor.shutdown(&mut probe, PATIENCE).expect("nothing is left to wait for");
+    });
 }
 
 /// If an address moves to another device, as the address of a bond can, the reactor creates the listener of this address again. Other

@@ -19,6 +19,21 @@ const REACTORS: usize = 4;
 const CONNECTIONS: usize = 1000;
 const ECHOES: usize = 100;
 
+/// A reactor that is draining when the group is created accepts no connections of the group.
+#[test]
+fn a_draining_reactor_has_no_place_in_a_new_group() {
+    with_watchdog_of(TEST, "a_draining_reactor_has_no_place_in_a_new_group", || {
+        let config = patient(Config::default().provider(ProviderChoice::Iwarp));
+        let mut reactors = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
+        reactors[0].context().drain(PATIENCE);
+        while !reactors[0].is_drained() {
+            reactors[0].turn(&mut Echo(0, Arc::default()), Duration::ZERO).expect("a turn");
+        }
+        let group = Reactors::of(&mut reactors);
+        assert_eq!((group.load(0), group.load(1)), (None, Some(0)));
+    });
+}
+
 struct Echo(u8, Arc<AtomicUsize>);
 
 impl Handler for Echo {

@@ -21,6 +21,8 @@ pub(crate) struct Devices {
     all: Vec<Option<Device>>,
     /// The indexes of new devices. The reactor does not watch their completion channels yet.
     fresh: Vec<usize>,
+    /// The indexes of devices that have failed. The endpoints on these devices have not been ended yet.
+    failed: Vec<usize>,
     /// Buffers without memory. They are used for a device that is not in the table.
     nowhere: Buffers,
     /// Number of pools that were created so far. A new pool gets this count as its number, so each pool has a unique
@@ -43,6 +45,7 @@ impl Devices {
         Self {
             all: Vec::new(),
             fresh: Vec::new(),
+            failed: Vec::new(),
             nowhere: Buffers::none(),
             pools: 0,
             return_to,
@@ -118,6 +121,22 @@ impl Devices {
     /// watches the completion channel of this device, or need not watch it.
     pub(crate) fn watched(&mut self) {
         self.fresh.pop();
+    }
+
+    /// Notes that a device has failed.
+    pub(crate) fn note_failed(&mut self, index: usize) {
+        self.failed.push(index);
+    }
+
+    /// Returns the next device that has failed since the last call; `None` if there is none. Skips a device that was
+    /// taken out of the table, even if a new device has the same index.
+    pub(crate) fn next_failed(&mut self) -> Option<usize> {
+        while let Some(index) = self.failed.pop() {
+            if self.get(index).is_some_and(|device| device.removed) {
+                return Some(index);
+            }
+        }
+        None
     }
 
     /// Returns the length of the table. The index of each device is below this length. Some entries of the table may be

@@ -182,11 +182,13 @@ impl Driver {
 
     /// Starts the next attempt of a connection, with the same connection id. Returns false if no attempt remains.
     pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
-        let Self { table, devices, providers, owners, config, now, effects, stats, .. } = self;
+        let Self { table, devices, providers, owners, config, now, effects, stats, os, .. } = self;
         let Some(slot) = table.get_mut(id) else { return false };
         let Some(opening) = slot.conn.reopening() else { return false };
         let Some(mut fallback) = slot.link.fallback.take() else { return false };
-        let Ok(ConnectAttempt { peer, cm, deadline }) = fallback.resolve_next(providers, config, *now) else {
+        // A callback of this turn may have run for a long time, so `now` may be out of date.
+        let begun = os.clock.now();
+        let Ok(ConnectAttempt { peer, cm, deadline }) = fallback.resolve_next(providers, config, begun) else {
             return false;
         };
         log::info!("{id}: {peer} is tried");
@@ -519,8 +521,10 @@ impl Driver {
         let reply = slot.conn.greeting(answer, own, extensions, &self.config);
         slot.conn.note_greeting(&request.private_data);
         slot.conn.note_greeting(&reply);
-        self.table.add_pending(id, self.now);
-        self.set_timeout(id, self.config.timeouts.handshake);
+        // `on_connect_request`, or an earlier callback of this turn, may have run for a long time, so `now` may be out of date.
+        let accepted = self.os.clock.now();
+        self.table.add_pending(id, accepted);
+        self.set_deadline(id, Some(accepted + self.config.timeouts.handshake));
         let (provider, cm) = self.providers.of(cm);
         if let Err(error) = provider.accept(cm, &service.param(&reply), self.now) {
             // The peer may have disconnected after it sent the request. This is no local fault, so the error is only logged. The program

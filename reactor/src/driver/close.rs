@@ -47,12 +47,22 @@ const ENDS_PER_TURN: usize = 256;
 impl Driver {
     /// Closes a connection, as requested by the program. Sends that were accepted before are still sent.
     pub(crate) fn close(&mut self, id: ConnectionId) {
+        self.forget_addresses(id);
         self.input(id, |conn, env| conn.close(env));
     }
 
     /// Closes a connection, as requested by the program, without sending the messages that are still queued.
     pub(crate) fn abort(&mut self, id: ConnectionId) {
+        self.forget_addresses(id);
         self.input(id, |conn, env| conn.abort(env));
+    }
+
+    /// Makes the current attempt of a connection the last one. Otherwise, if this attempt has failed already, stage 10 would start the next
+    /// attempt of a connection that the program has closed.
+    fn forget_addresses(&mut self, id: ConnectionId) {
+        if let Some(slot) = self.table.get_mut(id) {
+            slot.link.fallback = None;
+        }
     }
 
     /// Limits the time until the program closes a connection, as requested by the program: after the close timeout, the connection is
@@ -72,6 +82,7 @@ impl Driver {
 
     /// Ends a connection because one of its callbacks has panicked.
     pub(crate) fn panicked(&mut self, id: ConnectionId, why: String) {
+        self.forget_addresses(id);
         self.input(id, |conn, env| conn.panicked(why, env));
         self.note(Stages::ENDS);
     }
@@ -81,8 +92,14 @@ impl Driver {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return };
         log::error!("{}: {error}: its connections end", device.name);
         device.removed = true;
+        self.devices.note_failed(index);
         self.end_connections_of(index);
         self.drop_if_abandoned(index);
+    }
+
+    /// Stage 10: returns the next device that [`Driver::fail_device`] has marked. The caller must end the endpoints on this device.
+    pub(crate) fn next_failed_device(&mut self) -> Option<usize> {
+        self.devices.next_failed()
     }
 
     /// Ends the connections of a device that is being removed or has failed.
@@ -168,7 +185,9 @@ impl Driver {
         }
         let mark = slot.link.place.and_then(|place| devices.cq(place.queue())).map(CompletionQueue::mark);
         slot.link.flush = Flush::Waiting(mark.unwrap_or_default());
-        self.set_timeout(id, self.config.timeouts.flush);
+        // The callback that has ended the connection may have run for a long time, so `now` may be out of date.
+        let begun = self.os.clock.now();
+        self.set_deadline(id, Some(begun + self.config.timeouts.flush));
         self.watch_end(id);
     }
 

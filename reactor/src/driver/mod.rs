@@ -398,8 +398,11 @@ impl Driver {
         self.table.get(id).is_some_and(|slot| slot.conn.state().is_handshake())
     }
 
-    /// Makes this reactor a member of a group.
+    /// Makes this reactor a member of a group. If it is draining already, it accepts no connections of the group.
     pub(crate) fn join_group(&mut self, membership: GroupMembership) {
+        if self.drain.is_on() {
+            membership.close();
+        }
         self.membership = Some(membership);
     }
 

@@ -8,6 +8,7 @@ use crate::driver::group::Reactors;
 impl Reactors {
     /// Creates a group. All reactors must have providers of the same kinds in the same order, as they have with the same
     /// [`ProviderChoice`](crate::ProviderChoice). The first reactor has index 0. A reactor that is in another group leaves that group.
+    /// A reactor that is draining accepts no connections of the group.
     #[must_use]
     pub fn of<M>(reactors: &mut [Reactor<M>]) -> Self {
         let members = reactors.iter().map(|reactor| {

@@ -107,6 +107,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         self.progressed |= left < TIMERS_PER_TURN;
         self.events();
+        // A list that has ended at its deadline may have released slots and credits that a refused send waits for. This is checked here,
+        // because stage 7 of this turn is over, and the reactor may sleep before the next one.
+        while self.driver.next_writable() {
+            self.events();
+        }
         if left == 0 {
             self.driver.note(Stages::TIMERS);
         }
@@ -170,6 +175,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Runs stage 10: releases the connections and endpoints that have ended.
     fn ends(&mut self) {
+        while let Some(device) = self.driver.next_failed_device() {
+            self.endpoints.end_on_device(self.driver, device);
+        }
         for id in self.driver.take_ended() {
             self.progressed = true;
             let last = self.driver.finish(id);

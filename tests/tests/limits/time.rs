@@ -84,6 +84,91 @@ fn times_count_from(first: usize) {
     assert!(timer[1] >= timer[0] + 30 * MS, "set and fired at {timer:?}");
 }
 
+/// A program whose timers and whose `on_connect_request` take a long time.
+#[derive(Clone)]
+struct Thinker {
+    fabric: Shared,
+    attempts: Attempts,
+}
+
+impl Thinker {
+    fn think(&self) {
+        let now = lock(&self.fabric).now() + THOUGHT * MS;
+        lock(&self.fabric).advance(now);
+    }
+}
+
+impl Handler for Thinker {
+    fn on_connect_request(&mut self, _: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
+        self.think();
+        Decision::Accept
+    }
+    fn on_timer(&mut self, _: &mut Context<'_>, _: TimerId, _: u64) {
+        self.think();
+    }
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.attempts.on_connect(cx, conn);
+    }
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        self.attempts.on_connect_error(cx, conn, error);
+    }
+}
+
+/// The time limit of an attempt to connect counts from the beginning of the attempt, although a callback of the same turn has taken longer
+/// than this limit. The slow callback is made after each number of steps of the first attempt, also in the turn in which the second one
+/// begins.
+#[test]
+fn the_time_of_an_attempt_counts_from_its_beginning() {
+    let limit = Duration::from_millis(100);
+    for steps in 0..1000 {
+        let (fabric, attempts) = (network(3), Attempts::default());
+        let thinker = Thinker { fabric: fabric.clone(), attempts: attempts.clone() };
+        let limits = Config::default().timeouts(|t| (t.connect, t.attempt) = (limit, limit));
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, limits), Box::new(thinker)),
+            Node::new(reactor(1, &fabric, Config::default()), Box::new(Attempts::default())),
+            Node::new(reactor(2, &fabric, Config::default()), Box::new(Attempts::default())),
+        ];
+        // Nobody listens on the first address.
+        nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
+        let peers = [address(1, 7471), address(2, 7471)];
+        let conn = nodes[0].reactor.context().connect_any(&peers, ConnectOptions::new()).expect("connecting");
+        for _ in 0..steps {
+            step(&fabric, &mut nodes).expect("a turn");
+        }
+        if nodes[0].reactor.context().peer_address(conn) != Some(peers[0]) {
+            assert!(steps > 1, "the first attempt takes several steps");
+            return;
+        }
+        nodes[0].reactor.context().set_timer(Duration::ZERO, 0);
+        until(&fabric, &mut nodes, "the outcome", |_| {
+            !attempts.up.borrow().is_empty() || !attempts.errors.borrow().is_empty()
+        });
+        assert!(attempts.errors.borrow().is_empty(), "after {steps} steps: {:?}", attempts.errors);
+    }
+    panic!("the first attempt never ends");
+}
+
+/// The time limit of a handshake counts from the acceptance of the request, although `on_connect_request` has taken longer than this limit.
+#[test]
+fn the_time_of_a_handshake_counts_from_the_acceptance() {
+    let (fabric, attempts) = (network(2), Attempts::default());
+    let thinker = Thinker { fabric: fabric.clone(), attempts: attempts.clone() };
+    let limits = Config::default().timeouts(|t| t.handshake = Duration::from_millis(100));
+    let client = Attempts::default();
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, limits), Box::new(thinker)),
+        Node::new(reactor(1, &fabric, Config::default()), Box::new(client.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the outcome", |nodes| {
+        nodes[0].reactor.stats().connections.refused > 0 || !attempts.up.borrow().is_empty()
+    });
+    assert_eq!(attempts.up.borrow().len(), 1, "{:?}", nodes[0].reactor.stats().connections);
+    assert!(client.errors.borrow().is_empty());
+}
+
 /// Row 48 of `docs/reliability.md`. A peer answers each ping but never grants credits. Its connection ends when the last credit for a ping
 /// is used, whether or not the program sends.
 #[test]
