@@ -313,6 +313,24 @@ fn a_listener_that_is_dropped_ends_its_gate() {
     });
 }
 
+/// A peer whose handshake ends after the program has dropped the listener is refused, because nobody has approved it.
+#[test]
+fn a_peer_of_a_dropped_listener_is_refused() {
+    for turns in 1..20 {
+        with_approval("a peer of a dropped listener", config(psk(1)), |net, listener, _peers| async move {
+            let address = listener.local_address().expect("it listens");
+            let dropped = async {
+                for _ in 0..turns {
+                    net.sleep(Duration::ZERO).await;
+                }
+                drop(listener);
+            };
+            let (connected, ()) = join(net.connect(address), dropped).await;
+            assert!(connected.is_err(), "after {turns} turns: {connected:?}");
+        });
+    }
+}
+
 /// A program that stops its reactor when each of its connection attempts has either received the peer's identity or failed.
 struct Flood {
     left: usize,

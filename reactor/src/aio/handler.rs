@@ -307,9 +307,12 @@ impl Handler for TaskHandler {
     }
 
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
-        let Some(gate) = cx.listener(conn).and_then(|listener| self.pending_peers.get(&listener)) else {
-            return Ok(());
-        };
+        let Some(listener) = cx.listener(conn) else { return Ok(()) };
+        if !self.listeners.contains_key(&listener) {
+            // The program has dropped the listener, so no task would get the connection.
+            return Err(NOT_APPROVED.into());
+        }
+        let Some(gate) = self.pending_peers.get(&listener) else { return Ok(()) };
         let mut waiting = gate.as_ref().ok_or(NOT_APPROVED)?.borrow_mut();
         if waiting.len() >= MAX_PENDING_PEERS {
             return Err("too many peers wait for approval".into());

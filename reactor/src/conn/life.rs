@@ -294,6 +294,7 @@ impl Connection {
 
     /// Closes the connection, as requested by the program. Sends that were accepted before are still sent.
     pub(crate) fn close(&mut self, env: &mut Env<'_>) {
+        self.push_last_reports(env);
         self.mute(env);
         let ending = match (self.state.is_handshake(), self.is_active()) {
             (false, _) => Ending::local(false),

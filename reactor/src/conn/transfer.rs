@@ -589,11 +589,7 @@ impl Connection {
                 break;
             }
         }
-        while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
-            let Some((number, kind)) = active.fetched.pop_front() else { break };
-            self.push_control(kind, &number.to_le_bytes(), None, env);
-            self.sends.hurry();
-        }
+        self.push_reports(&mut active.fetched, env);
         if active.fetched.is_empty() && self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
             if let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.owes_progress()) {
                 transfer.told = transfer.done;
@@ -611,6 +607,24 @@ impl Connection {
         self.transfers.0 = Some(active);
         if begun {
             self.watch_transfers(env);
+        }
+    }
+
+    /// Queues the reports of fetched and refused messages, as far as slots and credits are available.
+    fn push_reports(&mut self, fetched: &mut VecDeque<(u32, MessageKind)>, env: &mut Env<'_>) {
+        while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
+            let Some((number, kind)) = fetched.pop_front() else { break };
+            self.push_control(kind, &number.to_le_bytes(), None, env);
+            self.sends.hurry();
+        }
+    }
+
+    /// Queues the reports of the messages that were fetched or refused before the program closed the connection. Without its report, the
+    /// peer's send would fail although the message has arrived.
+    pub(super) fn push_last_reports(&mut self, env: &mut Env<'_>) {
+        let due = self.transfers.active_mut().map(|active| std::mem::take(&mut active.fetched));
+        if let Some(mut fetched) = due.filter(|_| self.state.is_open()) {
+            self.push_reports(&mut fetched, env);
         }
     }
 

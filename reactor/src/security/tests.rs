@@ -124,6 +124,18 @@ fn sealed(sealer: &mut Sealer, header: [u8; 8], body: &[u8]) -> Vec<u8> {
     message
 }
 
+/// The address of a host is the same in each of its forms.
+#[test]
+fn a_host_is_known_by_its_ipv4_address_in_ipv6_form() {
+    let authority = Authority::new("test");
+    let tls = mutual(&authority, &authority, "192.0.2.1");
+    for (address, fits) in [("192.0.2.1", true), ("::ffff:192.0.2.1", true), ("::ffff:192.0.2.2", false)] {
+        let role = HandshakeRole::Active { host: None, address: address.parse().unwrap() };
+        let ends = talk([tls.start(role, b"context").unwrap(), passive(&tls)], usize::MAX, |_, _| {});
+        assert_eq!(ends[0].is_ok(), fits, "{address}");
+    }
+}
+
 #[test]
 fn both_sides_learn_who_the_other_is_however_the_octets_are_cut() {
     for security in all() {

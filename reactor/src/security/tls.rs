@@ -354,7 +354,8 @@ impl Tls {
                 let name = match (&self.name, host) {
                     (Some(name), _) => (**name).clone(),
                     (None, Some(host)) => server_name(host)?,
-                    (None, None) => ServerName::IpAddress(address.into()),
+                    // Certificates name IPv4 hosts by their IPv4 addresses.
+                    (None, None) => ServerName::IpAddress(address.to_canonical().into()),
                 };
                 let conn = quic::ClientConnection::new(Arc::clone(config), Version::V1, name, parameters);
                 Connection::Client(conn.map_err(settings)?)

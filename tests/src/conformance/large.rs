@@ -45,6 +45,22 @@ pub fn any_length_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
+/// If the program closes the connection in the callback for a message, the peer's send of that message has succeeded.
+pub fn a_message_before_a_close_was_sent(setup: &Setup) {
+    let s = Probe::new(|cx, event| {
+        if let Event::Recv(conn, _) = event {
+            cx.close(*conn);
+        }
+    });
+    let mut p = Pair::new(setup, setup.config().buffer_size(BUFFER as u32), s, Probe::default());
+    (p.s.large, p.c.large) = (true, true);
+    let conn = p.connect();
+    p.client.context().send(conn, &pattern(1, 1 << 20)).expect("room");
+    p.until("the end", |p| p.s.live() + p.c.live() == 0);
+    assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Sent))), 1, "{:?}", p.c);
+    finish(p);
+}
+
 /// A region must be sent without a copy, even if the region is small. During the send, the program must not be able to change the region.
 pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     let (mut p, conn) = connected(setup);

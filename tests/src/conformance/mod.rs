@@ -58,7 +58,7 @@ macro_rules! conformance {
                 memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
                     other_threads_prepare_regions, a_dma_buf_or_a_clear_no, memory_before_any_connection, memory_of_two_reactors,
                     on_demand_regions_or_a_clear_no;
-                large: any_length_arrives_in_order, regions_are_sent_without_a_copy,
+                large: any_length_arrives_in_order, a_message_before_a_close_was_sent, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,
                     what_follows_registers_nothing, what_is_kept_is_bounded;
                 landing: messages_land_in_the_program_s_memory, refusals_make_room_at_once, careless_landings_are_refused,
@@ -200,7 +200,7 @@ macro_rules! conformance {
                 memory: a_memory_file_is_shared_with_other_mappings, memory_of_the_program_s_own_comes_back,
                     other_threads_prepare_regions, a_dma_buf_or_a_clear_no,
                     on_demand_regions_or_a_clear_no;
-                large: any_length_arrives_in_order, memory_is_bounded, many_at_once_both_ways,
+                large: any_length_arrives_in_order, a_message_before_a_close_was_sent, memory_is_bounded, many_at_once_both_ways,
                     an_abort_releases_everything, what_follows_registers_nothing;
                 landing: secured_messages_do_not_land;
                 eager: every_border_arrives_in_order, what_has_no_room_is_offered, each_side_decides_what_it_sends,
@@ -255,7 +255,7 @@ macro_rules! conformance {
                 transfers: lists_have_one_end, a_confirmed_write_is_there, lists_and_messages_share_the_queue,
                     careless_lists_are_refused, a_cancelled_list_is_accounted_for, a_close_waits_for_lists,
                     a_wrong_key_in_a_list_is_found, a_list_ends_with_its_peer;
-                large: any_length_arrives_in_order, regions_are_sent_without_a_copy,
+                large: any_length_arrives_in_order, a_message_before_a_close_was_sent, regions_are_sent_without_a_copy,
                     memory_is_bounded, many_at_once_both_ways, an_abort_releases_everything,
                     what_follows_registers_nothing, what_is_kept_is_bounded;
                 landing: messages_land_in_the_program_s_memory, refusals_make_room_at_once, careless_landings_are_refused,
