@@ -82,7 +82,8 @@ impl RawCq {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Moves up to `max` completions from the queue to `out`. Returns the number of completions.
+    /// Moves up to `max` completions from the queue to `out`. Returns the number of completions. After an error, `out` has the completions
+    /// that were taken before. The queue has failed then: a poll that fails may have consumed completions.
     pub(super) fn poll(
         &self,
         max: usize,
@@ -95,12 +96,8 @@ impl RawCq {
             let want = BATCH.min(max - taken);
             // SAFETY: the queue is live, and the buffer has room for `want` completions.
             let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.0.as_mut_ptr()) };
-            if rc <= 0 {
-                // The completions of the earlier calls are returned first. If the queue has failed, the next poll fails, too.
-                if rc < 0 && taken == 0 {
-                    return Err(TransportError::io("ibv_poll_cq", failure(rc)));
-                }
-                break;
+            if rc < 0 {
+                return Err(TransportError::io("ibv_poll_cq", failure(rc)));
             }
             let count = (rc as usize).min(want);
             out.extend(batch.0[..count].iter().map(|wc| completion(wc, numbers)));

@@ -231,6 +231,13 @@ fn the_port_of_a_named_device_is_that_of_the_address() {
         assert_eq!((of_stream.port, of_stream.gid_index), (2, 0), "{addresses:?}");
         let other = chosen("192.0.2.1:0");
         assert_eq!(other.port, if addresses.is_empty() { 2 } else { 1 });
+        // Port 1 has a fitting entry with this index, but the stream is on port 2.
+        sysfs.write("ports/1/gids/5", "0000:0000:0000:0000:0000:ffff:0a00:0005");
+        sysfs.write("ports/1/gid_attrs/types/5", "RoCE v2");
+        let wrong = ExchangeOptions { gid_index: Some(5), ..options.clone() };
+        let source = Some("127.0.0.1:0".parse().unwrap());
+        let error = super::gid::choose(&sysfs.0, source, &wrong).unwrap_err().to_string();
+        assert!(error.contains("port 2"), "{error}");
     }
     let (nothing, source) = (Sysfs::new(&[]), Some("127.0.0.1:0".parse().unwrap()));
     let error = super::gid::choose(&nothing.0, source, &options).unwrap_err().to_string();

@@ -359,7 +359,8 @@ impl Fake {
         unsafe { (*qp.qp).pd.addr() }
     }
 
-    /// Makes every later poll of the queue pair's receive completion queue fail, after its completions were polled.
+    /// Makes the poll of the queue pair's receive completion queue fail that comes after its completions were polled. As on mlx5, the polls
+    /// after that one do not fail.
     pub(crate) fn break_queue(&self, qp: &Handle) {
         // SAFETY: queue pairs are never freed.
         let cq = unsafe { (*qp.qp).recv_cq };
@@ -931,8 +932,11 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
     // SAFETY: the caller passes live objects.
     let fake = unsafe { fake_of((*cq).context) };
     let mut state = fake.state();
-    if state.broken_queues.contains(&cq.addr()) && state.completions.get(&cq.addr()).is_none_or(VecDeque::is_empty) {
-        return -1;
+    if state.completions.get(&cq.addr()).is_none_or(VecDeque::is_empty) {
+        if let Some(at) = state.broken_queues.iter().position(|&broken| broken == cq.addr()) {
+            state.broken_queues.remove(at);
+            return -1;
+        }
     }
     let Some(queue) = state.completions.get_mut(&cq.addr()) else { return 0 };
     let mut count = 0;

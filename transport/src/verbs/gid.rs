@@ -262,6 +262,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
             match port.choose(root, source, options) {
                 Ok(Some(port_gid)) => return Ok(port_gid),
                 Ok(None) => {}
+                Err(error) if source.is_some_and(|source| port.is_at(root, source)) => return Err(error),
                 // Another port may have a GID.
                 Err(error) => failed = failed.or(Some(error)),
             }

@@ -231,18 +231,26 @@ impl Verbs {
         let cq = gone.attr.recv_cq;
         let Some(entry) = self.cqs.get(cq.0) else { return };
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return };
-        let mut aside = Vec::new();
+        let (mut aside, mut failed) = (Vec::new(), None);
+        let device = &self.devices[entry.device as usize];
         // A queue holds at most its number of entries, so the loop ends. Completions that arrive later stay in the
         // queue for later polls.
         while aside.len() < entry.entries() as usize {
-            match raw.poll(BATCH, &self.devices[entry.device as usize].numbers, &mut self.batch, &mut aside) {
+            match raw.poll(BATCH, &device.numbers, &mut self.batch, &mut aside) {
                 Ok(BATCH) => {}
-                _ => break,
+                Ok(_) => break,
+                Err(error) => {
+                    failed = Some(error).filter(|_| !device.removed);
+                    break;
+                }
             }
         }
         self.count_shared(cq, &aside, Some((QpId(key), gone)));
         if let Some(entry) = self.cqs.get_mut(cq.0) {
             entry.stash.extend(aside);
+        }
+        if let Some(error) = failed {
+            self.queue_failed(cq, &error.to_string());
         }
     }
 
@@ -266,21 +274,20 @@ impl Verbs {
     }
 
     /// Polls a completion queue for the program. If the poll fails, the queue is marked as failed and is not polled
-    /// again, and the connections that use the queue end.
+    /// again, and the connections that use the queue end. The completions that were taken before are returned.
     pub(super) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
         let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
         let stashed = entry.take_stash(max, out);
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(stashed) };
         let device = &self.devices[entry.device as usize];
-        let taken = match raw.poll(max - stashed, &device.numbers, &mut self.batch, out) {
-            Ok(taken) => taken,
-            Err(_) if device.removed => 0,
-            Err(error) => {
+        let (polled, removed) = (raw.poll(max - stashed, &device.numbers, &mut self.batch, out), device.removed);
+        let taken = out.len() - start - stashed;
+        if let Err(error) = polled {
+            if !removed {
                 self.queue_failed(cq, &error.to_string());
-                0
             }
-        };
+        }
         let Some(entry) = self.cqs.get_mut(cq.0) else { return Ok(stashed) };
         if stashed + taken < max {
             entry.drained();
