@@ -1174,14 +1174,18 @@ impl Connection {
     #[inline]
     pub(super) fn end_oldest(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         if !outcome.is_sent() {
-            self.oldest_failed();
+            self.oldest_failed(env);
         }
         self.end_send(outcome, env);
     }
 
     #[cold]
-    fn oldest_failed(&mut self) {
+    fn oldest_failed(&mut self, env: &mut Env<'_>) {
         if self.sends.front_is_of_program() {
+            // In `Leaving`, an unsignaled send before the goodbye has failed. The reason of the end exists only from the flush on.
+            if matches!(self.state, State::Leaving) {
+                self.flush(env);
+            }
             self.cut_off();
         }
     }

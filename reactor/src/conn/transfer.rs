@@ -24,7 +24,7 @@ use super::{Connection, Env, Need};
 use crate::device::pool::Buffer;
 use crate::error::{Blocked, Outcome, PeerViolation, SendErrorKind};
 use crate::id::{OfferId, SendId, SendKind};
-use crate::limits::{HEADER_LEN, MAX_CONTROL, MAX_TRANSFERS};
+use crate::limits::{CONTROL_CREDITS, HEADER_LEN, MAX_CONTROL, MAX_TRANSFERS};
 use crate::memory::landing::{Landing, Offered};
 use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};
@@ -589,7 +589,7 @@ impl Connection {
                 break;
             }
         }
-        self.push_reports(&mut active.fetched, env);
+        self.push_reports(&mut active.fetched, CONTROL_CREDITS, env);
         if active.fetched.is_empty() && self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
             if let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.owes_progress()) {
                 transfer.told = transfer.done;
@@ -610,9 +610,10 @@ impl Connection {
         }
     }
 
-    /// Queues the reports of fetched and refused messages, as far as slots and credits are available.
-    fn push_reports(&mut self, fetched: &mut VecDeque<(u32, MessageKind)>, env: &mut Env<'_>) {
-        while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
+    /// Queues the reports of fetched and refused messages, as far as slots and credits are available. The last `reserved` credits are not
+    /// used.
+    fn push_reports(&mut self, fetched: &mut VecDeque<(u32, MessageKind)>, reserved: u32, env: &mut Env<'_>) {
+        while self.tx.available() > reserved && self.sends.room(0) > 0 {
             let Some((number, kind)) = fetched.pop_front() else { break };
             self.push_control(kind, &number.to_le_bytes(), None, env);
             self.sends.hurry();
@@ -620,11 +621,11 @@ impl Connection {
     }
 
     /// Queues the reports of the messages that were fetched or refused before the program closed the connection. Without its report, the
-    /// peer's send would fail although the message has arrived.
+    /// peer's send would fail although the message has arrived. Only the credit for the goodbye is kept, because no other message follows.
     pub(super) fn push_last_reports(&mut self, env: &mut Env<'_>) {
         let due = self.transfers.active_mut().map(|active| std::mem::take(&mut active.fetched));
         if let Some(mut fetched) = due.filter(|_| self.state.is_open()) {
-            self.push_reports(&mut fetched, env);
+            self.push_reports(&mut fetched, 1, env);
         }
     }
 

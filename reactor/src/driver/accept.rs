@@ -289,7 +289,8 @@ impl Driver {
                     .get(id)
                     .is_some_and(|slot| slot.link.fallback.is_some() && slot.conn.state().is_securing())
                 {
-                    self.set_timeout(id, self.config.timeouts.connect);
+                    let accepted = self.os.clock.now();
+                    self.set_deadline(id, Some(accepted + self.config.timeouts.connect));
                 }
                 if (offers == Some(true) || self.knows_extensions(id)) && self.enable_extensions(id) {
                     self.input(id, |conn, _| conn.use_extensions());

@@ -65,8 +65,9 @@ impl Driver {
     /// Returns true if the next turn already has work to do, so that the reactor must not sleep before that turn.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        // If a send that was made outside of a turn has completed when it was posted, its callback is pending.
-        let calls = !self.effects.events.is_empty();
+        // If a send that was made outside of a turn has completed when it was posted, its callback is pending. After stage 7, the program
+        // or a timer may have released what a refused send waits for.
+        let calls = !self.effects.events.is_empty() || !self.effects.to_ask.is_empty();
         calls || self.stages.intersects(Stages::WORK) || self.has_unseen() || self.fair.is_behind()
     }
 }

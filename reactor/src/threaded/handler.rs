@@ -56,22 +56,18 @@ const MAX_ENDED_IN_BACKLOG: usize = 1024;
 /// For one listener: the channel to the program's `ThreadedListener`, and the connections in that channel.
 struct ListenerBacklog {
     accepted: mpsc::UnboundedSender<ConnectionParts>,
-    /// The connections that were sent to `accepted`. Those that a task has got since are removed when the list is long.
-    waiting: Vec<Arc<SharedState>>,
+    /// The connections in `accepted` that have ended. Those that a task has got since are removed when the list is long.
+    ended: Vec<Arc<SharedState>>,
 }
 
 impl ListenerBacklog {
     /// Returns the channel for a new connection. Returns `None` if the new connection must be closed, because too many of
     /// the connections that no task has accepted have already ended.
     fn channel(&mut self) -> Option<mpsc::UnboundedSender<ConnectionParts>> {
-        if self.waiting.len() >= MAX_ENDED_IN_BACKLOG {
-            self.waiting.retain(|state| !state.taken.load(Ordering::Relaxed));
-            let ended = self.waiting.iter().filter(|state| state.end.get().is_some()).count();
-            if ended >= MAX_ENDED_IN_BACKLOG {
-                return None;
-            }
+        if self.ended.len() >= MAX_ENDED_IN_BACKLOG {
+            self.ended.retain(|state| !state.taken.load(Ordering::Relaxed));
         }
-        Some(self.accepted.clone())
+        (self.ended.len() < MAX_ENDED_IN_BACKLOG).then(|| self.accepted.clone())
     }
 }
 
@@ -199,7 +195,7 @@ impl ThreadHandler {
         let id = cx.listen_with(address, options)?;
         let (handle, (accepted, backlog)) = (ListenerHandle { link, id }, mpsc::unbounded_channel());
         let address = cx.local_address(id).ok_or(Error::Gone("listener"))?;
-        self.listeners.insert(id, ListenerBacklog { accepted, waiting: Vec::new() });
+        self.listeners.insert(id, ListenerBacklog { accepted, ended: Vec::new() });
         Ok((handle, address, backlog))
     }
 
@@ -278,6 +274,12 @@ impl ThreadHandler {
         }
     }
 
+    /// Returns the backlog of the listener on which a connection has arrived. Returns `None` if the local side has opened the connection,
+    /// or if the program has dropped the listener.
+    fn backlog(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut ListenerBacklog> {
+        self.listeners.get_mut(&cx.listener(conn)?)
+    }
+
     /// Removes and returns the entry of a connection. Returns `None` if the connection has no entry.
     fn take(&mut self, conn: ConnectionId) -> Option<ConnectionEntry> {
         self.entries.get_mut(conn.slot())?.take_if(|entry| entry.id == conn)
@@ -345,14 +347,10 @@ impl Handler<ThreadCommand> for ThreadHandler {
             }
             return;
         }
-        let listener = cx.listener(conn);
-        let accepted = listener.and_then(|listener| self.listeners.get_mut(&listener)?.channel());
+        let accepted = self.backlog(cx, conn).and_then(ListenerBacklog::channel);
         let Some((accepted, link)) = accepted.zip(self.link.upgrade()) else { return cx.close(conn) };
         let parts = self.add(link, conn, None);
         let _ = parts.handle.state.peer.set(peer);
-        if let Some(backlog) = listener.and_then(|listener| self.listeners.get_mut(&listener)) {
-            backlog.waiting.push(Arc::clone(&parts.handle.state));
-        }
         // If the program has dropped the listener meanwhile, nobody receives `parts`. Then `parts` is dropped, which
         // closes the connection.
         let _ = accepted.send(parts);
@@ -388,12 +386,15 @@ impl Handler<ThreadCommand> for ThreadHandler {
         }
     }
 
-    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         self.calls.on_disconnect(conn, &reason);
         self.report_failed_calls();
         if let Some(entry) = self.take(conn) {
             let _ = entry.state.end.set(reason);
             entry.state.room.close();
+            if let Some(backlog) = self.backlog(cx, conn).filter(|_| !entry.state.taken.load(Ordering::Relaxed)) {
+                backlog.ended.push(entry.state);
+            }
         }
     }
 

@@ -107,11 +107,6 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         self.progressed |= left < TIMERS_PER_TURN;
         self.events();
-        // A list that has ended at its deadline may have released slots and credits that a refused send waits for. This is checked here,
-        // because stage 7 of this turn is over, and the reactor may sleep before the next one.
-        while self.driver.next_writable() {
-            self.events();
-        }
         if left == 0 {
             self.driver.note(Stages::TIMERS);
         }
@@ -138,11 +133,6 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             self.driver.note(Stages::OTHERS);
             self.driver.take_returned();
             self.driver.take_dropped_regions();
-            // The dropped regions may have been copies of large messages. Refused sends that wait for their memory may be accepted now.
-            // They are checked here, because stage 7 of this turn is over, and the reactor may sleep before the next one.
-            while self.driver.next_writable() {
-                self.events();
-            }
             if self.driver.os().wake.take_stop() {
                 self.driver.stop();
             }

@@ -746,6 +746,29 @@ fn a_goodbye_that_is_flushed_cuts_nothing_off() {
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
+/// The program closes the connection behind a send whose end is not reported, and that send fails when the goodbye is posted already. The
+/// close is not complete.
+#[test]
+fn a_quiet_send_that_fails_before_the_goodbye_makes_the_close_incomplete() {
+    let terms = SideOptions { quiet: true, ..connected(8, 16).terms };
+    let mut history = History::new(&[terms.clone(), terms], start());
+    (0..2).for_each(|end| history.establish(end));
+    history.settle();
+    let side = &mut history.sides[0];
+    side.send_filled(4);
+    assert!(side.post());
+    side.close();
+    side.end();
+    assert!(side.post(), "the goodbye");
+    side.device.fail(WcStatus::RetryExceeded);
+    assert!(side.poll());
+    history.intact = false;
+    history.part();
+    let ended = history.sides[0].ended.as_ref().expect("every connection ends");
+    assert_eq!(ended.reason, Some(DisconnectReason::Local { complete: false }));
+    history.sides.iter_mut().for_each(Side::check_home);
+}
+
 /// On some devices, such as siw, a message may complete before a Read that was posted earlier. If the Read never completes, the message was
 /// sent all the same.
 #[test]
