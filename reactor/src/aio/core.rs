@@ -50,13 +50,11 @@ struct Inner {
 }
 
 /// Calls a waker when it is dropped, also if a panic drops it.
-struct WakeOnDrop(Option<Waker>);
+struct WakeOnDrop(Waker);
 
 impl Drop for WakeOnDrop {
     fn drop(&mut self) {
-        if let Some(waker) = self.0.take() {
-            waker.wake();
-        }
+        self.0.wake_by_ref();
     }
 }
 
@@ -121,7 +119,7 @@ impl OneThreadOnly_UseSpawnLocal {
         };
         // The driver is also woken if `act` panics, because `act` may have requested operations before. The variable `lent` is declared
         // after `_driver`, so it is dropped first: the reactor is not borrowed any more when the driver is woken.
-        let _driver = WakeOnDrop(Some(driver));
+        let _driver = WakeOnDrop(driver);
         let mut lent = inner;
         let Inner { reactor, handler } = &mut *lent;
         act(&mut reactor.quiet_context(), handler)

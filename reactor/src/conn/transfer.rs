@@ -44,6 +44,17 @@ pub(crate) enum OfferSource {
     Lent(Key, Hold),
 }
 
+/// The kinds of messages that may be offered to the peer. They differ in the capacity that a refused one waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OfferKind {
+    /// The message is copied, which needs memory. It may be sent in fragments instead.
+    Copied,
+    /// The message stays in a region. It may be sent in fragments instead.
+    Lent,
+    /// The message stays in a region, and has a tag. Fragments have no tag, so the message can only be offered.
+    Tagged,
+}
+
 /// A message that the local side has offered and the peer has not fetched yet.
 #[derive(Debug)]
 pub(super) struct OutgoingMessage {
@@ -269,14 +280,8 @@ impl Connection {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }
 
-    /// Checks that a message of `len` bytes can be offered now. `copy` is true if the message will be copied. `cuts` is true if the message
-    /// may be sent in fragments instead, when there is capacity for them.
-    pub(crate) fn check_offer(
-        &mut self,
-        len: usize,
-        (copy, cuts): (bool, bool),
-        env: &mut Env<'_>,
-    ) -> Result<(), SendErrorKind> {
+    /// Checks that a message of `len` bytes can be offered now.
+    pub(crate) fn check_offer(&mut self, len: usize, kind: OfferKind, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
             return Err(SendErrorKind::Closed);
         }
@@ -289,16 +294,15 @@ impl Connection {
             other => other,
         };
         room.map_err(|blocked| {
-            self.refuse_transfer(len, (copy, cuts), env);
+            self.refuse_transfer(len, kind, env);
             SendErrorKind::WouldBlock(blocked)
         })
     }
 
-    /// Notes that a send of a message longer than one buffer was refused for lack of capacity. `copy` and `cuts` have the same meaning as
-    /// in [`Connection::check_offer`].
-    pub(crate) fn refuse_transfer(&mut self, len: usize, (copy, cuts): (bool, bool), env: &mut Env<'_>) {
-        let parts = self.parts(len).filter(|_| cuts).unwrap_or(usize::MAX);
-        self.refuse(Need::Transfer { parts, copy: if copy { len } else { 0 } }, env);
+    /// Notes that a send of a message longer than one buffer was refused for lack of capacity.
+    pub(crate) fn refuse_transfer(&mut self, len: usize, kind: OfferKind, env: &mut Env<'_>) {
+        let parts = self.parts(len).filter(|_| kind != OfferKind::Tagged).unwrap_or(usize::MAX);
+        self.refuse(Need::Transfer { parts, copy: if kind == OfferKind::Copied { len } else { 0 } }, env);
     }
 
     /// Offers a message that [`Connection::check_offer`] has allowed.

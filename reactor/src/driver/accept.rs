@@ -289,8 +289,7 @@ impl Driver {
                     .get(id)
                     .is_some_and(|slot| slot.link.fallback.is_some() && slot.conn.state().is_securing())
                 {
-                    let accepted = self.os.clock.now();
-                    self.set_deadline(id, Some(accepted + self.config.timeouts.connect));
+                    self.set_timeout(id, self.config.timeouts.connect);
                 }
                 if (offers == Some(true) || self.knows_extensions(id)) && self.enable_extensions(id) {
                     self.input(id, |conn, _| conn.use_extensions());
@@ -522,10 +521,8 @@ impl Driver {
         let reply = slot.conn.greeting(answer, own, extensions, &self.config);
         slot.conn.note_greeting(&request.private_data);
         slot.conn.note_greeting(&reply);
-        // `on_connect_request`, or an earlier callback of this turn, may have run for a long time, so `now` may be out of date.
-        let accepted = self.os.clock.now();
+        let accepted = self.set_timeout(id, self.config.timeouts.handshake);
         self.table.add_pending(id, accepted);
-        self.set_deadline(id, Some(accepted + self.config.timeouts.handshake));
         let (provider, cm) = self.providers.of(cm);
         if let Err(error) = provider.accept(cm, &service.param(&reply), self.now) {
             // The peer may have disconnected after it sent the request. This is no local fault, so the error is only logged. The program

@@ -185,9 +185,7 @@ impl Driver {
         }
         let mark = slot.link.place.and_then(|place| devices.cq(place.queue())).map(CompletionQueue::mark);
         slot.link.flush = Flush::Waiting(mark.unwrap_or_default());
-        // The callback that has ended the connection may have run for a long time, so `now` may be out of date.
-        let begun = self.os.clock.now();
-        self.set_deadline(id, Some(begun + self.config.timeouts.flush));
+        self.set_timeout(id, self.config.timeouts.flush);
         self.watch_end(id);
     }
 

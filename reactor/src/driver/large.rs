@@ -11,7 +11,7 @@ use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::Need;
 use crate::conn::shortage::PROBE;
-use crate::conn::transfer::OfferSource;
+use crate::conn::transfer::{OfferKind, OfferSource};
 use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, OfferId, SendId};
 use crate::memory::budget::{Budget, Claimant, MemoryShortage, MemoryUse};
@@ -150,11 +150,11 @@ impl Driver {
             return Err(SendErrorKind::TooLong { len, max: most });
         }
         let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-        slot.conn.check_offer(len, (true, true), &mut env)?;
+        slot.conn.check_offer(len, OfferKind::Copied, &mut env)?;
         let claimant = Claimant { who: id, host: None, own: slot.conn.copies() };
         if !self.large.copied.request(claimant, len) {
             let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-            slot.conn.refuse_transfer(len, (true, true), &mut env);
+            slot.conn.refuse_transfer(len, OfferKind::Copied, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
         let mut region = match self.block(id, len, MemoryUse::Copied) {
@@ -243,9 +243,9 @@ impl Driver {
     ) -> Result<SendId, SendErrorKind> {
         let (start, len) = (range.start as u64, range.len());
         let remote = region.remote().part(start, len as u64).ok_or_else(|| outside(region, &range))?;
+        let kind = if tag.is_some() { OfferKind::Tagged } else { OfferKind::Lent };
         self.input(id, |conn, env| {
-            // A message in fragments has no tag.
-            conn.check_offer(len, (false, tag.is_none()), env)?;
+            conn.check_offer(len, kind, env)?;
             let hold = region.lend_to_peer(range);
             Ok(conn.offer(remote, tag, OfferSource::Lent(region.key(), hold), env))
         })

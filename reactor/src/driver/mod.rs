@@ -569,7 +569,11 @@ impl Driver {
         }
     }
 
-    fn set_timeout(&mut self, id: ConnectionId, timeout: Duration) {
-        self.set_deadline(id, Some(self.now + timeout));
+    /// Schedules `Connection::timeout` for the end of `timeout`, which begins now. Reads the clock, because a callback of this turn may
+    /// have run for a long time, so `now` may be out of date. Returns the time that it has read.
+    fn set_timeout(&mut self, id: ConnectionId, timeout: Duration) -> Instant {
+        let begun = self.os.clock.now();
+        self.set_deadline(id, Some(begun + timeout));
+        begun
     }
 }

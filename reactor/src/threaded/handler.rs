@@ -267,6 +267,12 @@ impl ThreadHandler {
         }
     }
 
+    /// Ends a request without an answer.
+    fn dismiss(&mut self, cx: &mut Context<'_>, request: RequestId) {
+        self.forget(request);
+        self.calls.dismiss(cx, request);
+    }
+
     /// For each call that has ended without an answer, sends the error to the task that waits for the call.
     fn report_failed_calls(&mut self) {
         while let Some(failed) = self.calls.next_failed() {
@@ -313,16 +319,12 @@ impl Handler<ThreadCommand> for ThreadHandler {
                 self.forget(request);
                 let _ = self.calls.answer(cx, request, &payload);
             }
-            ThreadCommand::Dismiss(request) => {
-                self.forget(request);
-                self.calls.dismiss(cx, request);
-            }
+            ThreadCommand::Dismiss(request) => self.dismiss(cx, request),
             ThreadCommand::DismissQueued(mut received) => {
                 // Only this thread adds requests to the channel, so none is added while the channel is emptied.
                 received.close();
                 while let Ok((request, ..)) = received.try_recv() {
-                    self.forget(request);
-                    self.calls.dismiss(cx, request);
+                    self.dismiss(cx, request);
                 }
             }
             ThreadCommand::Send(conn, message) => {

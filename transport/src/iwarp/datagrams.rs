@@ -212,7 +212,7 @@ impl<N: Net> Iwarp<N> {
                 self.datagrams.queries.remove(&pending.query.request);
             }
             DatagramPhase::Offered(query, to) => {
-                self.handshakes.queries -= 1;
+                self.datagrams.unanswered -= 1;
                 self.datagrams.received_queries.remove(&(*to, query.request));
             }
             DatagramPhase::Replied(request, to, _) => {

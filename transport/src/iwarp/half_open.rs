@@ -14,8 +14,6 @@ use crate::slab::Key;
 pub(super) struct Handshakes {
     /// The number of unfinished handshakes.
     pub(super) unfinished: usize,
-    /// The number of queries for datagrams that the program has not answered yet.
-    pub(super) queries: usize,
     /// The endpoints of half-open connections.
     pub(super) half_open: Newcomers<Key>,
     /// A host with more half-open connections than the limit per host. `None` if no host exceeds the limit.

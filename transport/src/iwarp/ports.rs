@@ -293,7 +293,7 @@ impl<N: Net> Iwarp<N> {
             let reply = query.reply(SidrStatus::Unsupported, &[]).emit();
             return self.send_mad(at, to, &reply);
         };
-        if self.handshakes.queries >= self.config.max_handshakes {
+        if self.datagrams.unanswered >= self.config.max_handshakes {
             log::debug!("{to}: too many unanswered queries: dropped");
             return;
         }
@@ -301,7 +301,7 @@ impl<N: Net> Iwarp<N> {
         let peer = SocketAddr::new(from.ip(), query.from.port());
         let id = self.add_datagram(DatagramPhase::Offered(query, to), at);
         self.datagrams.received_queries.insert((to, request), id.0);
-        self.handshakes.queries += 1;
+        self.datagrams.unanswered += 1;
         self.set_deadline(id.0, Some(now + self.config.accept_timeout));
         let (listener, read_depth) = (CmId(listener), ReadDepth::default());
         self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });

@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use super::shared::max_file_size;
-use super::{Backing, Memory, in_pages, page_size, words};
+use super::shared::file_len;
+use super::{Backing, Memory, page_size, words};
 
 impl Memory {
     /// Allocates `len` bytes, rounded up to whole pages, in a new memory file. Returns the memory and the descriptor of
@@ -19,12 +19,7 @@ impl Memory {
     }
 
     fn file_in_pages(len: usize, page: usize) -> io::Result<(Self, OwnedFd)> {
-        let whole = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
-        let len = whole.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        if len as u64 > max_file_size()? {
-            // Without this check, the system would end the process by the signal SIGXFSZ.
-            return Err(io::Error::from_raw_os_error(libc::EFBIG));
-        }
+        let len = file_len(len, page)?;
         // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
         if fd < 0 {

@@ -37,12 +37,7 @@ impl Memory {
     }
 
     fn shared_in_pages(len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
-        let len = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
-        let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        if len as u64 > max_file_size()? {
-            // Without this check, the system would end the process by the signal SIGXFSZ.
-            return Err(io::Error::from_raw_os_error(libc::EFBIG));
-        }
+        let len = file_len(len, page)?;
         // SAFETY: the name is a NUL-terminated string.
         let fd = unsafe { libc::memfd_create(c"rdma-shared".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -160,8 +155,20 @@ fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
     Ok(Memory { base, len, backing: Backing::Mapping(len), file: None })
 }
 
+/// Returns `len` rounded up to whole pages: the length of a file for memory of `len` bytes. Returns `InvalidInput` if `len` is 0 or above
+/// `i64::MAX`, and `EFBIG` if this process may not create such a long file.
+pub(super) fn file_len(len: usize, page: usize) -> io::Result<usize> {
+    let len = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
+    let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    if len as u64 > max_file_size()? {
+        // Without this check, the system would end the process by the signal SIGXFSZ.
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    Ok(len)
+}
+
 /// Returns the largest size of a file that this process may create (`ulimit -f`), in bytes.
-pub(super) fn max_file_size() -> io::Result<u64> {
+fn max_file_size() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a structure for the result.
     checked(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) })?;

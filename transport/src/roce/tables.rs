@@ -30,6 +30,8 @@ pub(crate) struct Tables {
     /// The ids that were created for received queries. A query is in this map while the program has not answered it, or while its reply may
     /// have to be sent again. The map's key is the address of the peer and the request id that the peer has chosen.
     pub(crate) received_queries: BTreeMap<(SocketAddr, u32), Key>,
+    /// The number of received queries that the program has not answered yet.
+    pub(crate) unanswered: usize,
     /// The ready queue: the ports that may have packets to read.
     pub(crate) ready: VecDeque<Key>,
     /// The port that received packets most recently. A busy poll reads from this port first.

@@ -449,6 +449,15 @@ impl Verbs {
         }
     }
 
+    /// Handles the error of a call on a completion queue: the queue has failed. After the removal of the device such errors are expected,
+    /// and change nothing, because the connections end already.
+    pub(super) fn queue_call_failed(&mut self, queue: CqId, error: &TransportError) {
+        let removed = self.cqs.get(queue.0).is_some_and(|cq| self.devices[cq.device as usize].removed);
+        if !removed {
+            self.queue_failed(queue, &error.to_string());
+        }
+    }
+
     /// Marks a completion queue as failed, because completions are lost. Ends the connections whose queue pairs use the queue.
     pub(super) fn queue_failed(&mut self, queue: CqId, why: &str) {
         let Some(cq) = self.cqs.get_mut(queue.0).filter(|cq| !cq.failed) else { return };

@@ -358,8 +358,7 @@ unsafe impl Provider for Verbs {
                 device.armed += usize::from(!entry.armed);
                 entry.armed = true;
             }
-            Err(_) if device.removed => {}
-            Err(error) => self.queue_failed(cq, &error.to_string()),
+            Err(error) => self.queue_call_failed(cq, &error),
         }
         Ok(())
     }

@@ -240,7 +240,7 @@ impl Verbs {
                 Ok(BATCH) => {}
                 Ok(_) => break,
                 Err(error) => {
-                    failed = Some(error).filter(|_| !device.removed);
+                    failed = Some(error);
                     break;
                 }
             }
@@ -250,7 +250,7 @@ impl Verbs {
             entry.stash.extend(aside);
         }
         if let Some(error) = failed {
-            self.queue_failed(cq, &error.to_string());
+            self.queue_call_failed(cq, &error);
         }
     }
 
@@ -281,12 +281,10 @@ impl Verbs {
         let stashed = entry.take_stash(max, out);
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(stashed) };
         let device = &self.devices[entry.device as usize];
-        let (polled, removed) = (raw.poll(max - stashed, &device.numbers, &mut self.batch, out), device.removed);
+        let polled = raw.poll(max - stashed, &device.numbers, &mut self.batch, out);
         let taken = out.len() - start - stashed;
         if let Err(error) = polled {
-            if !removed {
-                self.queue_failed(cq, &error.to_string());
-            }
+            self.queue_call_failed(cq, &error);
         }
         let Some(entry) = self.cqs.get_mut(cq.0) else { return Ok(stashed) };
         if stashed + taken < max {

@@ -229,8 +229,8 @@ fn accepted_questions_leave_room_for_others() {
     let (at, from) = ("127.0.0.1:0".parse().unwrap(), "127.0.0.3:0".parse().unwrap());
     for count in 1..=2 {
         meet(&mut active, &mut passive, at, from);
-        let handshakes = &passive.iwarp.handshakes;
-        assert_eq!((handshakes.queries, passive.iwarp.datagrams.received_queries.len()), (0, count));
+        let datagrams = &passive.iwarp.datagrams;
+        assert_eq!((datagrams.unanswered, datagrams.received_queries.len()), (0, count));
     }
 }
 

@@ -8,7 +8,7 @@ use crate::config::Framing;
 use crate::conn::effects::{Arrived, Event, Fragments};
 use crate::conn::frame::Immediate;
 use crate::conn::list::{ListDirection, Order};
-use crate::conn::transfer::OfferSource;
+use crate::conn::transfer::{OfferKind, OfferSource};
 use crate::conn::{Connection, Env};
 use crate::device::pool::Exhausted;
 use crate::error::{Outcome, SendErrorKind};
@@ -190,7 +190,8 @@ impl Side {
 
     /// Offers a message longer than one buffer. If `copy` is true, the payload is copied. Otherwise it is read from the program's region.
     pub(super) fn offer(&mut self, len: usize, copy: bool) {
-        let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, (copy, copy), env)) else { return };
+        let kind = if copy { OfferKind::Copied } else { OfferKind::Tagged };
+        let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, kind, env)) else { return };
         let key = self.source.key();
         let hold = self.source.lend_to_peer(0..1);
         let source = if copy {
