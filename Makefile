@@ -34,26 +34,49 @@ quick: ## After each change, a minute: unit tests, embedded conformance
 	$(CARGO) test --profile quick -p rdma-transport -p rdma-reactor --lib
 	timeout 600 $(CARGO) test --profile quick -p rdma-reactor-tests --test conformance iwarp::
 
-test: vm-setup ## Before each commit. On two cores 13 minutes; with all building, 18
-	$(MAKE) test-host instructions test-layout test-cluster test-same-host test-rdma
+test: vm-setup ## Before each commit. On two cores 10 minutes; with all building, 15
+	$(MAKE) build-host
+	$(MAKE) $(TWO) test-cluster $(HOST_STEPS) test-same-host
+	$(MAKE) test-rdma
 
 # What needs a device is left to the guest.
 DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_contract rdma_exchange rdma_exchange_wire rdma_faults rdma_hidden rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw rdma_witnessed interop_siw misbehaviour_siw
-HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs examples/tools/tests/*.rs tests/tests/*.rs))))
+# Those that take longest come first.
+LONG_TESTS = simulation hostile_connects mesh conformance fairness secure
+HOST_TESTS = $(LONG_TESTS) $(filter-out $(LONG_TESTS) $(DEVICE_TESTS),libraries corpus $(sort $(basename $(notdir $(wildcard examples/tests/*.rs examples/tools/tests/*.rs tests/tests/*.rs)))))
 # The programs that have tests of their own: each other one would be linked once more, with no test in it.
 TESTED_BINS = $(basename $(notdir $(shell grep -l 'cfg(test)' examples/tools/src/bin/*.rs tests/src/bin/*.rs)))
-HOST = --workspace --lib $(TESTED_BINS:%=--bin %) $(HOST_TESTS:%=--test %)
+HOST_STEPS = $(HOST_TESTS:%=host-%) host-lib host-bins host-doc
+.PHONY: build-host $(HOST_STEPS)
 
-# Most tests wait for something most of the time, so more of them run at the same time than there are processors.
-test-host: export RUST_TEST_THREADS ?= 8
+# Most tests wait for something most of the time, so more of them run at the same time than there are processors: two programs, and eight
+# tests in each. The output of a program follows when it has ended.
+TWO = --no-print-directory -j2 --output-sync=target
+$(HOST_STEPS): export RUST_TEST_THREADS ?= 8
 
 # SHUFFLE=SEED: the tests of each program in an order of its own. Only the programs are told; to the compiler it would be a change.
 SHUFFLED = $(if $(SHUFFLE),--config 'target."cfg(all())".runner = "env RUSTC_BOOTSTRAP=1 RUST_TEST_SHUFFLE_SEED=$(SHUFFLE)"')
 
-test-host: ## The tests that need no RDMA device, no root and no package
-	$(CARGO) test $(HOST) --no-run
-	timeout 4800 $(CARGO) $(SHUFFLED) test $(HOST)
-	timeout 1800 $(CARGO) test --workspace --exclude rdma-reactor-fuzz --exclude rdma-transport-fuzz --doc
+test-host: build-host ## The tests that need no RDMA device, no root and no package
+	$(MAKE) $(TWO) $(HOST_STEPS)
+
+build-host:
+	$(CARGO) test --workspace --lib $(TESTED_BINS:%=--bin %) $(HOST_TESTS:%=--test %) --no-run
+
+# Without the variables that name descriptors of make, which a compiler in a test would look for.
+HOST_TEST = timeout 3600 env -u MAKEFLAGS -u MFLAGS $(CARGO) $(SHUFFLED) test --workspace
+
+$(HOST_TESTS:%=host-%): host-%:
+	$(HOST_TEST) --test $*
+
+host-lib:
+	$(HOST_TEST) --lib
+
+host-bins:
+	$(HOST_TEST) $(TESTED_BINS:%=--bin %)
+
+host-doc:
+	$(HOST_TEST) --exclude rdma-reactor-fuzz --exclude rdma-transport-fuzz --doc
 
 test-layout: vm-setup ## The declarations of libibverbs and librdmacm against the C headers
 	$(VERBS_ENV) timeout 3600 tests/layout.sh
@@ -163,7 +186,7 @@ lint: ## Format, English, clippy, documentation, the Rust version. Needs no set-
 	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
-lint-all: vm-setup lint audit ## That, rdma-sys, loom's models, make audit: what CI runs
+lint-all: vm-setup lint audit test-layout ## That, rdma-sys, loom's models, audit: what CI runs
 	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
 	RUSTFLAGS="--cfg loom_model" $(CARGO) check --target-dir target/loom -p rdma-transport -p rdma-reactor --lib --profile test
 

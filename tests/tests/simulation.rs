@@ -1,6 +1,6 @@
 //! The simulation: real reactors with the embedded provider on a simulated network, in random worlds with every kind of fault.
 //!
-//! `SIM_SEEDS=N` sets the number of worlds (default: 4,000; half of that for worlds within one host and for worlds with two devices, and a
+//! `SIM_SEEDS=N` sets the number of worlds (default: 2,000; half of that for worlds within one host and for worlds with two devices, and a
 //! tenth for each security mode).
 //! `SIM_FIRST=N` sets the first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or `plain` sets the
 //! security of `replay`; two replays of a secured world differ only in the ciphertext.
@@ -11,7 +11,7 @@ use rdma_reactor_tests::sim::run::{check, check_many, seed};
 use rdma_reactor_tests::sim::world::Variant;
 
 /// The number of worlds if `SIM_SEEDS` is not set.
-const WORLDS: u64 = 4_000;
+const WORLDS: u64 = 2_000;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
