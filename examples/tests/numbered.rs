@@ -4,6 +4,8 @@
 #[path = "../tools/tests/patience/mod.rs"]
 mod patience;
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use patience::PATIENCE;
@@ -39,6 +41,36 @@ fn bad_arguments_are_one_line_that_names_them() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
         assert!(stderr.contains(words), "no {words:?} in {stderr}");
+    }
+}
+
+/// With too few file descriptors, a client of the program cannot connect. The program must then fail instead of waiting for its server.
+/// The number of descriptors that it needs for everything else is found by trying.
+#[test]
+fn a_program_that_cannot_connect_fails() {
+    let refused = "conn#0.1: Too many open files";
+    for (program, words) in [
+        (env!("CARGO_BIN_EXE_06-backpressure"), refused),
+        (env!("CARGO_BIN_EXE_08-large-messages"), refused),
+        (env!("CARGO_BIN_EXE_09-broadcast"), "Error: \"quick-1: "),
+        (env!("CARGO_BIN_EXE_11-block-store"), refused),
+        (env!("CARGO_BIN_EXE_12-cache-mover"), refused),
+    ] {
+        let is_reached = (5..200).any(|descriptors| {
+            let numbers = [descriptors.to_string(), PATIENCE.as_secs().to_string()];
+            let output = Command::new("sh")
+                .args(["-c", "ulimit -n $1; exec timeout -s KILL $2 \"$0\"", program])
+                .args(numbers)
+                .env_remove("RUST_LOG")
+                .output()
+                .expect("it ran");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            // A program that was killed at its time limit has the status 137, or none.
+            let failed = output.status.code().is_some_and(|code| code != 0 && code != 137);
+            assert!(failed, "{program} with {descriptors} descriptors: {}: {stderr}", output.status);
+            stderr.contains(words) && output.status.code() == Some(1)
+        });
+        assert!(is_reached, "{program} never came to connect");
     }
 }
 
@@ -123,6 +155,23 @@ fn a_store_gives_its_blocks_back() {
     }
     assert_eq!(std::fs::metadata(&named).map(|file| file.len()).ok(), Some(512 * (256 << 10)));
     std::fs::remove_file(&named).expect("it is there");
+}
+
+/// The store cannot extend its temporary file, because the file would be longer than its limit.
+#[test]
+fn a_store_that_fails_leaves_no_file() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("block-store");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("a folder");
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\"", env!("CARGO_BIN_EXE_11-block-store")])
+        .env("TMPDIR", &folder)
+        .env_remove("RUST_LOG")
+        .output()
+        .expect("it ran");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert_eq!(folder.read_dir().expect("the folder").count(), 0);
 }
 
 #[test]

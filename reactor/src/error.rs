@@ -118,8 +118,9 @@ pub enum SendErrorKind {
     #[error("{0}: wait for on_writable")]
     WouldBlock(Blocked),
     /// The message is longer than the longest message that the peer accepts. A copied message that the peer would fetch must also fit into
-    /// the local `LargeMessageSettings::memory`. For a datagram, a one-sided operation or a piece of a transfer, the length exceeds the
-    /// limit of the local device.
+    /// the local `LargeMessageSettings::memory`. A [`crate::SendBuffer`] must fit into one buffer of the peer
+    /// ([`crate::Context::buffer_size`]). For a datagram, a one-sided operation or a piece of a transfer, the length exceeds the limit
+    /// of the local device.
     #[error("{len} bytes in one message or operation: at most {max} are possible here")]
     TooLong {
         /// The length of the message, the operation or the piece, in bytes.
@@ -355,7 +356,7 @@ pub enum DisconnectReason {
         /// Only an answer of the peer's program proves that the program has received a message.
         ///
         /// `false` if the connection ended before every accepted send had completed. The cause was `abort`, the deadline of
-        /// `Timeouts::close`, of a drain or of a shutdown, or a failure of the connection after the local side had closed it. Some sends
+        /// `Timeouts::close` or of a drain, or a failure of the connection after the local side had closed it. Some sends
         /// may have failed, and the peer sees [`DisconnectReason::Lost`]. [`crate::ConnectionStats::cut_off`] counts these ends.
         complete: bool,
     },

@@ -102,7 +102,7 @@ pub struct ConnectionStats {
     pub cut_off: u64,
     /// Number of outgoing connections that were not established.
     pub connect_errors: u64,
-    /// Number of connections whose security handshake failed.
+    /// Number of connections whose security handshake failed on the local side, which refused the peer.
     pub insecure: u64,
     /// Number of incoming connections that were refused or not established.
     pub refused: u64,
@@ -154,7 +154,7 @@ pub struct MessageStats {
     /// Number of credit grants that were sent in separate messages. Grants inside other messages are not counted.
     pub credit_updates: u64,
     /// Number of sends that were refused because a resource was used up: credits, slots of the send queue, the allowed
-    /// number of large messages, or the memory for large messages.
+    /// number of large messages, or the memory for large messages. [`crate::Context::await_room`] counts, too.
     pub send_stalls: u64,
     /// Sum of the times, over all connections, from the first refused send to the next `on_writable`. A time that has
     /// not ended yet is not included.

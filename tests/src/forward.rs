@@ -90,6 +90,8 @@ pub struct Forward {
     said: (VecDeque<CmEvent>, VecDeque<AsyncEvent>),
     /// The completion queues: the id of each, and true if it has failed.
     queues: Vec<(CqId, bool)>,
+    /// The shared receive queue that was created last.
+    shared_queue: Option<SrqId>,
     /// The function that changes the address from which a peer appears to connect.
     seen_as: fn(SocketAddr) -> SocketAddr,
 }
@@ -156,8 +158,8 @@ impl Forward {
     pub fn gated(inner: Box<dyn Provider>, gate: Gate) -> Self {
         let info = inner.device(DeviceId(0)).expect("its device").clone();
         let (record, sinks, places, said, ids, queues) = Default::default();
-        let seen_as = |peer| peer;
-        Self { inner, info, gate, record, sinks, places, first_listener: None, ids, said, queues, seen_as }
+        let (first_listener, shared_queue, seen_as) = (None, None, |peer| peer);
+        Self { inner, info, gate, record, sinks, places, first_listener, ids, said, queues, shared_queue, seen_as }
     }
 
     /// Changes the address from which each peer appears to connect.
@@ -246,6 +248,10 @@ impl Forward {
             match said {
                 Said::Removal => self.said.1.push_back(AsyncEvent { device, kind: DeviceEventKind::Removed }),
                 Said::Device(kind) => self.said.1.push_back(AsyncEvent { device, kind }),
+                Said::SharedQueueFailed => self.said.1.extend(self.shared_queue.map(|srq| {
+                    let kind = DeviceEventKind::SharedReceiveQueueFailed(srq);
+                    AsyncEvent { device, kind }
+                })),
                 Said::Overrun => self.queues.iter_mut().for_each(|(_, failed)| *failed = true),
                 Said::Failed(_) | Said::Timewait => {}
             }
@@ -532,6 +538,7 @@ impl SharedReceives for Forward {
         self.pass(Call::CreateSrq, "ibv_create_srq")?;
         let srq = self.inner.shared_receives().expect(HAS_ROLES).create_srq(device, attr)?;
         self.gate.note(|objects| objects.shared_queues += 1);
+        self.shared_queue = Some(srq);
         Ok(srq)
     }
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {

@@ -5,11 +5,13 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Context as Task, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::{join, join3};
-use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor, PendingPeers};
+use rdma_reactor::aio::{AsyncCalls, AsyncConnection, AsyncListener, AsyncReactor, PendingPeers};
 use rdma_reactor::{
     Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
     PeerName, ProviderChoice, Reactor, Region, RegionOptions, Security, SecurityError, SecurityMode, TimerId, Tls,
@@ -18,7 +20,7 @@ use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::identities::{Authority, psk, security};
 use rdma_reactor_tests::patience::{PATIENCE, patient};
 use rdma_reactor_tests::sim::fabric::lock;
-use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, settle, step_futures, until};
 use rdma_reactor_tests::sim::tcp::address;
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
@@ -328,6 +330,48 @@ fn a_peer_of_a_dropped_listener_is_refused() {
             let (connected, ()) = join(net.connect(address), dropped).await;
             assert!(connected.is_err(), "after {turns} turns: {connected:?}");
         });
+    }
+}
+
+/// While a drain waits for the answer of a call, no task can let a peer in. So a peer that waits for approval when the drain begins is
+/// refused immediately, and so is a peer that proves its identity later (`late`).
+#[test]
+fn a_drain_that_answers_calls_refuses_peers() {
+    for late in [false, true] {
+        let (fabric, to) = (network(2), address(1, 7471));
+        let nets = [0, 1].map(|node| AsyncReactor::from(reactor(node, &fabric, Config::default().security(psk(1)))));
+        let [client, server] = &nets;
+        let task = &mut Task::from_waker(Waker::noop());
+        let (listener, peers) = server.listen_with_approval(to, ListenOptions::new()).expect("a port");
+        let mut first = pin!(client.connect(to));
+        assert!(first.as_mut().poll(task).is_pending());
+        settle(&fabric, &nets);
+        let Poll::Ready(Some(peer)) = pin!(peers.next()).poll(task) else { panic!("no peer waits") };
+        peer.accept();
+        settle(&fabric, &nets);
+        let Poll::Ready(Ok(here)) = first.as_mut().poll(task) else { panic!("no connection") };
+        let Poll::Ready(Some(there)) = pin!(listener.accept()).poll(task) else { panic!("no connection is accepted") };
+        let (here, there) = (AsyncCalls::from(here), AsyncCalls::from(there));
+        let mut call = pin!(here.call(b"a question", PATIENCE));
+        assert!(call.as_mut().poll(task).is_pending());
+        settle(&fabric, &nets);
+        let Poll::Ready(Ok(request)) = pin!(there.next()).poll(task) else { panic!("no request") };
+        let mut second = pin!(client.connect(to));
+        assert!(second.as_mut().poll(task).is_pending());
+        if late {
+            while server.with(|cx| cx.connections()) < 2 {
+                assert!(step_futures(&fabric, &nets), "no second connection");
+            }
+        } else {
+            settle(&fabric, &nets);
+        }
+        server.with(|cx| cx.drain(PATIENCE));
+        settle(&fabric, &nets);
+        let Poll::Ready(result) = second.as_mut().poll(task) else { panic!("the peer still waits, late: {late}") };
+        assert_eq!(refused(result), "no task of the program accepts or refuses peers", "late: {late}");
+        request.answer(b"an answer").expect("its caller waits");
+        settle(&fabric, &nets);
+        assert_eq!(call.as_mut().poll(task), Poll::Ready(Ok(b"an answer".to_vec())), "late: {late}");
     }
 }
 

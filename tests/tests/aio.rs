@@ -6,7 +6,7 @@ use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context as Task, Poll};
+use std::task::{Context as Task, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -16,11 +16,14 @@ use futures_util::{AsyncReadExt, AsyncWriteExt};
 use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor, AsyncStream, OperationError, drive};
 use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
 use rdma_reactor::{
-    Access, Config, ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Reactor, RegionOptions, RemoteRegion,
-    SendErrorKind,
+    Access, Config, ConnectError, ConnectOptions, ConnectionId, DisconnectReason, ListenOptions, ProviderChoice,
+    Reactor, RegionOptions, RemoteRegion, SendErrorKind,
 };
 use rdma_reactor_tests::conformance::Setup;
 use rdma_reactor_tests::conformance::harness::with_watchdog;
+use rdma_reactor_tests::sim::fabric::lock;
+use rdma_reactor_tests::sim::quiet::{network, reactor, settle};
+use rdma_reactor_tests::sim::tcp::address;
 use tokio::task::{LocalSet, spawn_local};
 
 fn config() -> Config {
@@ -254,6 +257,33 @@ fn tasks_of_tokio_share_a_connection() {
     });
 }
 
+/// A task whose operations complete as soon as they are posted must not delay a task that waits for a time.
+#[test]
+fn operations_without_pause_leave_timers_alone() {
+    with_watchdog("operations_without_pause", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let (net, listener) = net(Config::default().provider(ProviderChoice::Shm));
+            let driver = spawn_local(drive(net.clone()));
+            let (here, there) = pair(&net, &listener).await;
+            let shared = there.register(4096, &RegionOptions::new().allow(Access::REMOTE_READ).direct()).unwrap();
+            there.send(&shared.remote().to_bytes()).await.unwrap();
+            let remote = RemoteRegion::from_bytes(&here.recv().await.unwrap()).unwrap();
+            let mut local = here.register(4096, &RegionOptions::new()).unwrap();
+            let slept = spawn_local({
+                let net = net.clone();
+                async move { net.sleep(Duration::from_millis(10)).await }
+            });
+            while !slept.is_finished() {
+                here.read(remote, &mut local, 0..4096).await.unwrap();
+            }
+            here.close();
+            net.with(|cx| cx.drain(Duration::from_secs(60)));
+            driver.await.unwrap().unwrap();
+        });
+    });
+}
+
 #[test]
 fn the_end_of_a_message_is_awaited_whatever_the_setting() {
     run("end of a message", config().quiet_sends(true), |net, listener| async move {
@@ -476,6 +506,54 @@ fn a_drain_without_connections_ends_with_its_turn() {
         assert!(!reactor.turn(&mut streams, Duration::ZERO).unwrap().more, "only once");
         assert_eq!(reactor.next_deadline(), None);
     });
+}
+
+/// A program that waits for the reactor's descriptor alone is woken if the destructor of a future or of a listener has notified a task, and
+/// if the action of a destructor is deferred.
+#[test]
+fn destructors_make_the_descriptor_readable() {
+    let fabric = network(2);
+    let nets = [0, 1].map(|node| AsyncReactor::from(reactor(node, &fabric, Config::default().receive_depth(8))));
+    let task = &mut Task::from_waker(Waker::noop());
+    let wakes = |node, what: &str| {
+        assert!(lock(&fabric).is_runnable(node, true), "{what}: the descriptor is not readable");
+        settle(&fabric, &nets);
+        assert!(!lock(&fabric).is_runnable(node, true), "{what}: the descriptor stays readable");
+    };
+    // The listener is dropped while a task waits for the peers of the listener.
+    let (listener, peers) = nets[1].listen_with_approval(address(1, 7472), ListenOptions::new()).unwrap();
+    let mut next = pin!(peers.next());
+    assert!(next.as_mut().poll(task).is_pending());
+    settle(&fabric, &nets);
+    drop(listener);
+    wakes(1, "a dropped listener");
+    assert!(matches!(next.as_mut().poll(task), Poll::Ready(None)));
+    // More messages wait than the peer grants credits. Then a task that was notified, because credits have come, drops its message.
+    let listener = nets[1].listen(address(1, 7471)).unwrap();
+    let mut connect = pin!(nets[0].connect(address(1, 7471)));
+    assert!(connect.as_mut().poll(task).is_pending());
+    settle(&fabric, &nets);
+    let Poll::Ready(Ok(here)) = connect.as_mut().poll(task) else { panic!("no connection") };
+    let Poll::Ready(Some(there)) = pin!(listener.accept()).poll(task) else { panic!("no connection is accepted") };
+    let mut sent = 0;
+    while here.try_send(b"message").is_ok() {
+        sent += 1;
+    }
+    let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(here.send(b"message"))).collect();
+    assert!(waiting.iter_mut().all(|send| send.as_mut().poll(task).is_pending()));
+    settle(&fabric, &nets);
+    for _ in 0..sent {
+        assert!(matches!(pin!(there.recv()).poll(task), Poll::Ready(Ok(_))));
+    }
+    settle(&fabric, &nets);
+    drop(waiting.remove(0));
+    wakes(0, "a dropped send");
+    drop(waiting);
+    settle(&fabric, &nets);
+    // The last handle of a connection is dropped while the reactor is borrowed.
+    nets[0].with(|_| drop(here));
+    wakes(0, "a dropped connection");
+    assert!(matches!(pin!(there.closed()).poll(task), Poll::Ready(DisconnectReason::Closed)));
 }
 
 /// The last message that a future sends is posted when the future ends, although no turn follows. If the reactor is then dropped, the peer

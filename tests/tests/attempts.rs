@@ -1,9 +1,10 @@
 //! Connects that fail, on virtual time. The tests check the error, the time until it is reported, and that no state remains.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
 use rdma_reactor::{
     Config, ConnectError, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision, Error, Handler,
     RejectReason, TimerId,
@@ -47,6 +48,44 @@ fn fails(fabric: &Shared, nodes: &mut [Node; 2], attempts: &Attempts) -> (Connec
     });
     let error = attempts.errors.borrow()[before].clone();
     (error, lock(fabric).now() - begun)
+}
+
+/// A program of streams that records the errors of its connects.
+#[derive(Clone, Default)]
+struct Connects(Rc<RefCell<Vec<ConnectError>>>);
+
+impl StreamHandler for Connects {
+    fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {}
+    fn on_connect_error(&mut self, _: &mut StreamContext<'_>, _: ConnectionId, error: ConnectError) {
+        self.0.borrow_mut().push(error);
+    }
+}
+
+/// A drain of streams ends a connect whose peer does not answer, and an accepted connection whose peer does not continue. It does not wait
+/// for them until its deadline.
+#[test]
+fn a_drain_of_streams_ends_connections_that_are_not_up() {
+    let (fabric, connects) = (network(3), Connects::default());
+    let mut nodes: Vec<_> =
+        (0..3).map(|node| Node::new(reactor(node, &fabric, Config::default()), Box::<Attempts>::default())).collect();
+    nodes[0].handler = Box::new(Streams::new(connects.clone()));
+    for node in [0, 1] {
+        nodes[node].reactor.context().listen(address(node, 7471)).expect("a free port");
+    }
+    nodes[1].dead = true;
+    nodes[0].reactor.context().connect(address(1, 7471)).expect("connecting");
+    nodes[2].reactor.context().connect(address(0, 7471)).expect("connecting");
+    // Node 2 stops as soon as node 0 has its connect request.
+    until(&fabric, &mut nodes, "the connect request", |nodes| nodes[0].reactor.stats().connections.current == 2);
+    nodes[2].dead = true;
+    let mut cx = nodes[0].reactor.context();
+    assert_eq!(cx.connection_ids().count(), 0);
+    cx.drain(Duration::from_secs(3600));
+    let begun = lock(&fabric).now();
+    until(&fabric, &mut nodes, "the end of the drain", |nodes| nodes[0].reactor.is_drained());
+    assert_eq!(*connects.0.borrow(), [ConnectError::Cancelled]);
+    let time = lock(&fabric).now() - begun;
+    assert!(time < TIMEOUT * MS / 2, "{time} ns");
 }
 
 /// Row 11 of `docs/reliability.md`. A connect to an address without a listener is refused immediately.
@@ -134,6 +173,34 @@ fn an_unfinished_handshake_gives_its_place_up() {
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "a connection", |nodes| nodes[0].reactor.stats().connections.connected == 1);
     assert!(!attempts.up.borrow().is_empty());
+}
+
+/// The program corks a connection before it is up, and the first address refuses the connection. The connection comes up at the next
+/// address, on both sides, and its sends are held back there.
+#[test]
+fn a_cork_outlasts_a_failed_attempt() {
+    let (fabric, attempts) = (network(3), Attempts::default());
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, Config::default()), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, Config::default()), Box::new(attempts.clone())),
+        Node::new(reactor(2, &fabric, Config::default()), Box::<Attempts>::default()),
+    ];
+    // Nobody listens on the first address.
+    nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
+    let peers = [address(0, 7471), address(2, 7471)];
+    let conn = nodes[1].reactor.context().connect_any(&peers, ConnectOptions::new()).expect("connecting");
+    nodes[1].reactor.context().cork(conn);
+    until(&fabric, &mut nodes, "it is up", |nodes| {
+        attempts.up.borrow()[..] == [conn] && nodes[2].reactor.stats().connections.connected == 1
+    });
+    nodes[1].reactor.context().send(conn, b"held back").expect("room");
+    nodes[1].more = true;
+    // A ping, which follows after 100 ms, posts everything.
+    let calm = lock(&fabric).now() + 50 * MS;
+    until(&fabric, &mut nodes, "some time", |_| lock(&fabric).now() > calm);
+    assert_eq!(nodes[2].reactor.stats().messages.received, 0, "the cork holds it back");
+    nodes[1].reactor.context().flush(conn);
+    until(&fabric, &mut nodes, "the message", |nodes| nodes[2].reactor.stats().messages.received == 1);
 }
 
 /// A program that closes its connection when a timer fires.

@@ -2,7 +2,7 @@
 //! `Config::contain_panics`. The reactor must lose no resources by these panics, however many occur.
 
 use std::cell::RefCell;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -183,6 +183,66 @@ fn panics_of_streams_lose_no_buffer() {
     }
     until(&fabric, &mut nodes, "traffic afterwards", |_| server.book.borrow().received.len() == 2 * TEXT.len());
     close(&fabric, &mut nodes, &program);
+}
+
+/// A program of streams that reads nothing, and panics in the last callback of each stream. Its timer tries to read
+/// from all streams, and records the results.
+#[derive(Clone, Default)]
+struct Careless {
+    program: Program,
+    reads: Rc<RefCell<Vec<Result<usize, ErrorKind>>>>,
+}
+
+impl StreamHandler for Careless {
+    fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        self.program.on_open(cx, id);
+    }
+    fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {
+        self.program.book.borrow_mut().filled += 1;
+    }
+    fn on_close(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {
+        panic!("at the end");
+    }
+    fn on_error(&mut self, _: &mut StreamContext<'_>, _: ConnectionId, _: DisconnectReason) {
+        panic!("at the end");
+    }
+    fn on_timer(&mut self, cx: &mut StreamContext<'_>, _: TimerId, _: u64) {
+        for &id in &self.program.book.borrow().up {
+            let read = cx.stream(id).read(&mut [0; 64]);
+            self.reads.borrow_mut().push(read.map_err(|error| error.kind()));
+        }
+    }
+}
+
+/// A stream ends with its last callback, also if that callback panics: it lends no receive buffers, and cannot be read
+/// any more.
+#[test]
+fn panics_in_the_last_callback_leave_no_stream() {
+    let careless = Careless::default();
+    let program = careless.program.clone();
+    let (fabric, mut nodes, server) = connected(&program, Box::new(Streams::new(careless.clone())));
+    let peers = server.book.borrow().up.clone();
+    for (nth, &peer) in peers.iter().enumerate() {
+        let mut cx = nodes[1].reactor.context();
+        cx.send(peer, TEXT).expect("room");
+        // One of the streams ends with `on_close`, because its peer has finished writing, and the other one with
+        // `on_error`.
+        if nth == 0 {
+            cx.send(peer, &[]).expect("room");
+        }
+    }
+    until(&fabric, &mut nodes, "unread bytes", |_| program.book.borrow().filled == 2);
+    for peer in peers {
+        nodes[1].reactor.context().close(peer);
+    }
+    until(&fabric, &mut nodes, "both ends", |nodes| nodes[0].reactor.stats().connections.current == 0);
+    assert_eq!(nodes[0].reactor.stats().turns.panics, 2);
+    let (all, free) = nodes[0].reactor.pool_levels();
+    assert_eq!(all, free, "buffers of streams that are gone");
+    nodes[0].reactor.context().set_timer(PAUSE, 0);
+    until(&fabric, &mut nodes, "the timer", |_| careless.reads.borrow().len() == 2);
+    let closed: Result<usize, _> = Err(ErrorKind::NotConnected);
+    assert_eq!(careless.reads.take(), [closed; 2]);
 }
 
 /// A panic in `on_connect` ends the connection. The buffers of this connection are then available to later connections.

@@ -252,6 +252,33 @@ fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
     world.finish();
 }
 
+/// The device reports that its shared receive queue has failed. The connections that use the queue end. After that, the queue is replaced,
+/// and later connections use the new one. A message of the failed queue that the program still holds is intact, and its buffer returns to
+/// the pool.
+#[test]
+fn a_shared_queue_that_has_failed_is_replaced() {
+    let mut world = World::new(life::config().shared_receives(Some(64)));
+    let (_, there) = world.connect();
+    let server = world.server.clone();
+    world.nodes[1].reactor.context().send(there, b"kept").expect("room");
+    world.nodes[1].more = true;
+    world.until("a message", |_| server.0.borrow().received == 1);
+    world.gate.say(Said::SharedQueueFailed);
+    lock(&world.fabric).ring(0);
+    world.until("the end", |_| server.0.borrow().gone == 1);
+    world.settle();
+    let (_, there) = world.connect();
+    world.exchange(there);
+    let counts = world.gate.counts();
+    assert_eq!((counts[&Call::CreateSrq], counts[&Call::DestroySrq]), (2, 1));
+    assert_eq!(server.0.borrow().kept.iter().map(|message| &message[..]).collect::<Vec<_>>(), [b"kept"]);
+    let kept = std::mem::take(&mut server.0.borrow_mut().kept);
+    drop(kept);
+    world.settle();
+    world.exchange(there);
+    world.finish();
+}
+
 #[test]
 fn messages_outlive_their_device() {
     // With a transfer memory of 4 KiB, the reactor has no room to copy a message that is in several buffers into one piece, so the message

@@ -24,8 +24,9 @@ mod turns {
     use mio::unix::SourceFd;
     use mio::{Events, Interest, Poll, Token};
     use rdma_reactor::{
-        Access, Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, RegionOptions,
-        SendErrorKind, Transfer, TransferEnd, TransferId, TransferOptions, TransferOutcome, Wait,
+        Access, Blocked, Config, ConnectionId, Context, DetachedMessage, Handler, Message, ProviderChoice, Reactor,
+        Reactors, RegionOptions, SendErrorKind, Transfer, TransferEnd, TransferId, TransferOptions, TransferOutcome,
+        Wait,
     };
 
     const ECHOES: usize = 20;
@@ -55,6 +56,16 @@ mod turns {
         }
     }
 
+    /// A program that keeps each message that it receives.
+    #[derive(Default)]
+    struct Keeper(Vec<DetachedMessage>);
+
+    impl Handler for Keeper {
+        fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+            self.0.push(message.detach());
+        }
+    }
+
     fn reactor() -> Reactor {
         Reactor::new(Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event)).expect("a reactor")
     }
@@ -68,6 +79,23 @@ mod turns {
             let mut events = Events::with_capacity(1);
             outer.poll(&mut events, Some(Duration::ZERO)).expect("a poll");
             !events.is_empty()
+        }
+    }
+
+    /// Connects the reactor of a client to that of a server, each with its handler. Returns the id of the connection on the client.
+    fn connect(
+        (server, echo): (&mut Reactor, &mut dyn Handler),
+        (client, program): (&mut Reactor, &mut Program),
+    ) -> ConnectionId {
+        let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = server.context().local_address(listener).expect("it listens");
+        client.context().connect(address).expect("an attempt");
+        loop {
+            server.turn(&mut *echo, Duration::ZERO).expect("a turn");
+            client.turn(program, Duration::ZERO).expect("a turn");
+            if let Some(conn) = program.conn.filter(|_| server.stats().connections.connected == 1) {
+                return conn;
+            }
         }
     }
 
@@ -95,14 +123,7 @@ mod turns {
         let (mut server, mut client) = (reactor(), reactor());
         let (mut echo, mut program) = (Program::default(), Program::default());
         let mut rings = outer_loop(&client);
-        let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-        let address = server.context().local_address(listener).expect("it listens");
-        client.context().connect(address).expect("an attempt");
-        while program.conn.is_none() || echo.conn.is_none() {
-            server.turn(&mut echo, Duration::ZERO).expect("a turn");
-            client.turn(&mut program, Duration::ZERO).expect("a turn");
-        }
-        let conn = program.conn.expect("just seen");
+        let conn = connect((&mut server, &mut echo), (&mut client, &mut program));
         // The server takes no more turns, so it grants no more credits.
         let refused = loop {
             let sent = client.context().send(conn, b"x");
@@ -121,6 +142,71 @@ mod turns {
         assert!(rings(), "nothing wakes the loop that waits for the descriptor");
         client.turn(&mut program, Duration::ZERO).expect("a turn");
         assert_eq!(program.transferred, [(transfer, TransferOutcome::Cancelled)]);
+    }
+
+    /// The program keeps all messages, so its peer has no credits left. When calls outside of a turn release the messages, the next turn
+    /// posts their receives, and grants them to the peer. So the calls must make the descriptor readable.
+    #[test]
+    fn messages_that_are_released_outside_of_a_turn_ring() {
+        let (mut server, mut client) = (reactor(), reactor());
+        let (mut keeper, mut program) = (Keeper::default(), Program::default());
+        let mut rings = outer_loop(&server);
+        let conn = connect((&mut server, &mut keeper), (&mut client, &mut program));
+        // The server takes no turns now, so it grants no credits.
+        let mut sent = 0;
+        while client.context().send(conn, b"x").is_ok() {
+            client.turn(&mut program, Duration::ZERO).expect("a turn");
+            sent += 1;
+        }
+        while keeper.0.len() < sent {
+            server.turn(&mut keeper, Duration::ZERO).expect("a turn");
+            client.turn(&mut program, Duration::ZERO).expect("a turn");
+        }
+        while server.turn(&mut keeper, Duration::ZERO).expect("a turn").more || rings() {}
+        for message in keeper.0.drain(..) {
+            server.context().release(message);
+        }
+        assert!(rings(), "nothing wakes the loop that waits for the descriptor");
+    }
+
+    /// A cork holds a send back, and a large send is refused. A refusal ends the effect of the cork, so the next turn posts the held send.
+    /// So the call that is refused outside of a turn must make the descriptor readable.
+    #[test]
+    fn a_large_send_that_is_refused_on_a_corked_connection_rings() {
+        let (mut server, mut client) = (reactor(), reactor());
+        let (mut echo, mut program) = (Program::default(), Program::default());
+        let mut rings = outer_loop(&client);
+        let conn = connect((&mut server, &mut echo), (&mut client, &mut program));
+        // This is longer than what is sent in several buffers. The server takes no more turns, so it fetches none of the messages.
+        let large = vec![7; 300 << 10];
+        while client.context().writable_for(conn, large.len()) {
+            client.context().send(conn, &large).expect("room");
+            client.turn(&mut program, Duration::ZERO).expect("a turn");
+        }
+        client.context().cork(conn);
+        client.context().send(conn, b"x").expect("room");
+        while client.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
+        let refused = client.context().send(conn, &large);
+        assert_eq!(refused, Err(SendErrorKind::WouldBlock(Blocked::Transfers)));
+        assert!(rings(), "nothing wakes the loop that waits for the descriptor");
+    }
+
+    /// The drain of a reactor that listens does not end while another reactor of its group accepts connections. When a call outside of a
+    /// turn closes the listener, the next turn ends the drain. So the call must make the descriptor readable.
+    #[test]
+    fn a_listener_that_is_closed_outside_of_a_turn_ends_a_drain() {
+        let (mut reactors, mut program) = ([reactor(), reactor()], Program::default());
+        let _group = Reactors::of(&mut reactors);
+        let listens = &mut reactors[0];
+        let mut rings = outer_loop(listens);
+        let listener = listens.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        listens.context().drain(Duration::from_secs(3600));
+        while listens.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
+        assert!(listens.is_draining() && !listens.is_drained(), "it listens for the other one");
+        listens.context().close_listener(listener);
+        assert!(rings(), "nothing wakes the loop that waits for the descriptor");
+        listens.turn(&mut program, Duration::ZERO).expect("a turn");
+        assert!(listens.is_drained());
     }
 
     /// The end of a region's lifetime is a deadline of the reactor. If the region is registered outside of a turn, the loop may be waiting

@@ -34,6 +34,29 @@ fn a_draining_reactor_has_no_place_in_a_new_group() {
     });
 }
 
+/// If other threads drain a reactor twice, the first deadline must hold, also if the reactor takes both requests in one turn.
+#[test]
+fn the_first_deadline_of_a_drain_holds() {
+    struct Deadlines(Vec<Duration>);
+    impl Handler for Deadlines {
+        fn on_drain(&mut self, _: &mut Context<'_>, deadline: Duration) {
+            self.0.push(deadline);
+        }
+    }
+    with_watchdog_of(TEST, "the_first_deadline_of_a_drain_holds", || {
+        let mut reactor: Reactor =
+            Reactor::new(patient(Config::default().provider(ProviderChoice::Iwarp))).expect("a reactor");
+        let (handle, first) = (reactor.handle(), Duration::from_secs(7));
+        handle.drain(first);
+        handle.drain(PATIENCE);
+        let mut handler = Deadlines(Vec::new());
+        while handler.0.is_empty() {
+            reactor.turn(&mut handler, Duration::ZERO).expect("a turn");
+        }
+        assert_eq!(handler.0, [first]);
+    });
+}
+
 struct Echo(u8, Arc<AtomicUsize>);
 
 impl Handler for Echo {

@@ -317,6 +317,24 @@ fn a_message_that_is_too_long_for_the_peer_is_refused_by_its_length() {
     });
 }
 
+/// A message for which the local side has no memory must be refused, although its peer would accept it. The connection stays open.
+#[test]
+fn a_message_that_is_too_long_for_the_local_memory_is_refused_by_its_length() {
+    on_threads(2, async {
+        let small = config().large_messages(|large| (large.max_message, large.memory) = (1 << 20, 1 << 20));
+        let (here, there) = (ThreadedReactor::start(small).unwrap(), ThreadedReactor::start(config()).unwrap());
+        let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
+        let conn = here.connect(listener.local_address()).await.unwrap();
+        let mut accepted = listener.accept().await.unwrap();
+        let refused = conn.send(vec![0; (1 << 20) + 1]).await.unwrap_err();
+        assert!(matches!(refused, ConnectionEnd::TooLong { len: 1_048_577, max: 1_048_576 }), "{refused}");
+        let (sent, received) = tokio::join!(conn.send(vec![7; 1 << 20]), accepted.recv());
+        sent.unwrap();
+        assert!(received.unwrap()[..] == vec![7; 1 << 20][..]);
+        end_both(here, there).await;
+    });
+}
+
 #[test]
 fn nobody_listens() {
     on_threads(2, async {

@@ -82,8 +82,8 @@ pub trait SharedMemory {
     /// Allows the peer of `qp` to map a region. The region's memory must be from [`Memory::new_shared`](crate::Memory::new_shared). After
     /// the peer has mapped the region, the peer reads the payload of sends in this memory, and such a send completes only after that. The
     /// provider still copies payloads of at most 1 KiB, of several entries, and of inline sends. Before the peer has mapped the region, all
-    /// payloads are copied. Lend a memory to one connection only. The peer may read the memory at any time, even after the region is
-    /// deregistered.
+    /// payloads are copied. If the connection ends before the peer has read the payload of a send, the peer does not receive that message.
+    /// Lend a memory to one connection only. The peer may read the memory at any time, even after the region is deregistered.
     ///
     /// Returns `false`, and changes nothing, if the connection does not use shared memory, if it has reached its limit of lent regions, or
     /// if the memory has no descriptor that can be sent.

@@ -24,6 +24,7 @@ const PACE: usize = 10;
 struct Sender {
     next: u64,
     refused: u64,
+    failed: Option<String>,
 }
 
 impl Sender {
@@ -39,11 +40,16 @@ impl Sender {
                     self.refused += 1;
                     return;
                 }
-                Err(error) => return eprintln!("{conn}: {error}"),
+                Err(error) => return self.fail(cx, conn, &error),
             }
         }
         // All messages are queued. `close` delivers them before it ends the connection.
         cx.close(conn);
+    }
+
+    fn fail(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: &dyn Error) {
+        self.failed = Some(format!("{conn}: {error}"));
+        cx.stop();
     }
 }
 
@@ -61,8 +67,7 @@ impl Handler for Sender {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        eprintln!("{conn}: {error}");
-        cx.stop();
+        self.fail(cx, conn, &error);
     }
 }
 
@@ -119,6 +124,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     client.context().connect(address)?;
     let mut sender = Sender::default();
     client.run(&mut sender)?;
+    // Without a connection, the receiver does not end. So the program does not wait for it.
+    if let Some(why) = sender.failed {
+        return Err(why.into());
+    }
     let receiver = thread.join().map_err(|_| "the receiver panicked")??;
     println!(
         "{} of {MESSAGES} messages handled; the sender was refused {} times, and the receiver kept {} at most",

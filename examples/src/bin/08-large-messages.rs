@@ -19,6 +19,7 @@ struct Sender {
     started: Instant,
     region: Option<Region>,
     copy: Option<SendId>,
+    failed: Option<String>,
 }
 
 impl Sender {
@@ -33,14 +34,18 @@ impl Sender {
         cx.close(conn);
         Ok(())
     }
+
+    fn fail(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: &dyn Error) {
+        self.failed = Some(format!("{conn}: {error}"));
+        cx.stop();
+    }
 }
 
 impl Handler for Sender {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         println!("the peer accepts messages of up to {} MiB", cx.max_message(conn).unwrap_or_default() >> 20);
         if let Err(error) = self.start(cx, conn) {
-            eprintln!("{conn}: {error}");
-            cx.stop();
+            self.fail(cx, conn, &*error);
         }
     }
 
@@ -54,8 +59,7 @@ impl Handler for Sender {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        eprintln!("{conn}: {error}");
-        cx.stop();
+        self.fail(cx, conn, &error);
     }
 }
 
@@ -82,7 +86,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The receiver reads every byte of the first message before it fetches the second one, so the close gets a long timeout.
     let mut client = Reactor::new(config.timeouts(|t| t.close = Duration::from_secs(60)))?;
     client.context().connect(address)?;
-    client.run(&mut Sender { started: Instant::now(), region: None, copy: None })?;
+    let mut sender = Sender { started: Instant::now(), region: None, copy: None, failed: None };
+    client.run(&mut sender)?;
+    // Without a connection, the receiver does not end. So the program does not wait for it.
+    if let Some(why) = sender.failed {
+        return Err(why.into());
+    }
     thread.join().map_err(|_| "the receiver panicked")??;
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rdma_reactor::broadcast::{Broadcast, OverflowPolicy, PublishError};
 use rdma_reactor::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message,
-    Outcome, ProviderChoice, Reactor, SendId, TimerId,
+    Outcome, ProviderChoice, Reactor, ReactorHandle, SendId, TimerId,
 };
 
 const MEMBERS: [&str; 4] = ["quick-1", "quick-2", "drop-me", "close-me"];
@@ -103,6 +103,7 @@ struct Member {
     kept: VecDeque<DetachedMessage>,
     received: u32,
     last: u32,
+    failed: Option<ConnectError>,
 }
 
 impl Handler for Member {
@@ -129,20 +130,32 @@ impl Handler for Member {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        eprintln!("{error}");
+        self.failed = Some(error);
         cx.stop();
     }
 }
 
-fn start(name: &'static str, address: SocketAddr) -> JoinHandle<Result<Member, rdma_reactor::Error>> {
+/// Connects a member to the feed, and runs it until the feed closes its connection.
+fn follow(name: &str, address: SocketAddr) -> Result<Member, Box<dyn Error>> {
+    let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    let options = ConnectOptions::new().private_data(name.as_bytes());
+    reactor.context().connect_with(address, options)?;
+    let slow = !name.starts_with("quick");
+    let mut member = Member { slow, kept: VecDeque::new(), received: 0, last: 0, failed: None };
+    reactor.run(&mut member)?;
+    match member.failed.take() {
+        Some(error) => Err(error.into()),
+        None => Ok(member),
+    }
+}
+
+/// Runs a member on its own thread. If the member fails, stops the feed, which would wait for it.
+fn start(name: &'static str, address: SocketAddr, feed: ReactorHandle) -> JoinHandle<Result<Member, String>> {
     thread::spawn(move || {
-        let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
-        let options = ConnectOptions::new().private_data(name.as_bytes());
-        reactor.context().connect_with(address, options)?;
-        let slow = !name.starts_with("quick");
-        let mut member = Member { slow, kept: VecDeque::new(), received: 0, last: 0 };
-        reactor.run(&mut member)?;
-        Ok(member)
+        follow(name, address).map_err(|error| {
+            feed.stop();
+            format!("{name}: {error}")
+        })
     })
 }
 
@@ -150,9 +163,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
     let listener = reactor.context().listen("127.0.0.1:0".parse()?)?;
     let address = reactor.context().local_address(listener).ok_or("the listener is gone")?;
-    let members = MEMBERS.map(|name| (name, start(name, address)));
+    let members = MEMBERS.map(|name| (name, start(name, address, reactor.handle())));
     // A member may be at most 64 messages behind.
-    reactor.run(&mut Feed { broadcast: Broadcast::new(64, 1024), members: 0, quick: Vec::new(), next: 0 })?;
+    let mut feed = Feed { broadcast: Broadcast::new(64, 1024), members: 0, quick: Vec::new(), next: 0 };
+    reactor.run(&mut feed)?;
+    if feed.next < MESSAGES {
+        // A member has failed. The connections of the others end with the reactor.
+        drop(reactor);
+    }
     for (name, thread) in members {
         let member = thread.join().map_err(|_| "a member panicked")??;
         println!("{name}: {} of {MESSAGES} messages, the last one is {}", member.received, member.last);

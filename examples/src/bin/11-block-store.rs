@@ -2,7 +2,8 @@
 //! block by RDMA Read into aligned memory, and writes the file from there (`O_DIRECT`). For a requested block, the server reads the
 //! file into aligned memory, and writes the block to the client's memory by RDMA Write.
 //!
-//! `11-block-store [FILE]`: without a file name, the program uses a temporary file, and removes it at the end.
+//! `11-block-store [FILE]`: without a file name, the program uses a temporary file. Its name is removed as soon as the file is open, so
+//! the file does not outlive the program.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -271,6 +272,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let named = env::args_os().nth(1).map(PathBuf::from);
     let path = named.clone().unwrap_or_else(|| env::temp_dir().join(format!("block-store-{}", std::process::id())));
     let file = open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    if named.is_none() {
+        fs::remove_file(&path)?;
+    }
     file.set_len(BLOCKS * BLOCK as u64)?;
 
     let config = Config::default().provider(ProviderChoice::Iwarp);
@@ -293,12 +297,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut reactor = Reactor::new(config)?;
     reactor.context().connect(address)?;
     reactor.run(&mut client)?;
-    thread.join().map_err(|_| "the store panicked")??;
-    if named.is_none() {
-        fs::remove_file(&path)?;
-    }
+    // Without a connection, the store does not end. So the program does not wait for it.
     if client.compared != BLOCKS {
         return Err(format!("{} of {BLOCKS} blocks came back as they were", client.compared).into());
     }
+    thread.join().map_err(|_| "the store panicked")??;
     Ok(())
 }

@@ -31,6 +31,8 @@ const fn block_of(nth: usize) -> usize {
 struct Owner {
     block: usize,
     cache: Option<Region>,
+    /// The number of blocks that are correct after the write.
+    right: usize,
 }
 
 impl Handler for Owner {
@@ -52,8 +54,8 @@ impl Handler for Owner {
     fn on_immediate(&mut self, _: &mut Context<'_>, _: ConnectionId, immediate: Immediate) {
         let mut bytes = vec![0; self.block * BLOCKS];
         self.cache.iter().for_each(|cache| cache.copy_to(0, &mut bytes));
-        let right = bytes.chunks(self.block).filter(|block| block.iter().all(|&byte| byte == 0xff)).count();
-        println!("the owner was notified of {} bytes, and {right} blocks are correct", immediate.len);
+        self.right = bytes.chunks(self.block).filter(|block| block.iter().all(|&byte| byte == 0xff)).count();
+        println!("the owner was notified of {} bytes, and {} blocks are correct", immediate.len, self.right);
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
@@ -68,6 +70,8 @@ struct Mover {
     blocks: Option<Region>,
     pieces: Vec<Piece>,
     transfers: usize,
+    /// The number of blocks that are correct after the read.
+    right: usize,
     started: Instant,
     /// The transfer that the program cancels, with its connection.
     cancel: Option<(ConnectionId, TransferId)>,
@@ -133,10 +137,8 @@ impl Handler for Mover {
             let mut bytes = vec![0; self.block * BLOCKS];
             self.blocks.iter().for_each(|blocks| blocks.copy_to(0, &mut bytes));
             let is_right = |(nth, block): (usize, &[u8])| block.iter().all(|&byte| byte == block_of(nth) as u8);
-            println!(
-                "{} blocks are correct",
-                bytes.chunks(self.block).enumerate().filter(|&block| is_right(block)).count()
-            );
+            self.right = bytes.chunks(self.block).enumerate().filter(|&block| is_right(block)).count();
+            println!("{} blocks are correct", self.right);
         }
         self.pieces = end.pieces;
         let gone_on = self.go_on(cx, conn);
@@ -173,12 +175,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut owner = Reactor::new(config.clone())?;
     let listener = owner.context().listen("127.0.0.1:0".parse()?)?;
     let address = owner.context().local_address(listener).ok_or("the listener is gone")?;
-    let thread = thread::spawn(move || owner.run(&mut Owner { block, cache: None }));
-    let mut mover =
-        Mover { block, blocks: None, pieces: Vec::new(), transfers: 0, started: Instant::now(), cancel: None };
+    let thread = thread::spawn(move || {
+        let mut cache = Owner { block, cache: None, right: 0 };
+        owner.run(&mut cache).map(|()| cache.right)
+    });
+    let (pieces, started) = (Vec::new(), Instant::now());
+    let mut mover = Mover { block, blocks: None, pieces, transfers: 0, right: 0, started, cancel: None };
     let mut reactor = Reactor::new(config)?;
     reactor.context().connect(address)?;
     reactor.run(&mut mover)?;
-    thread.join().map_err(|_| "the owner panicked")??;
-    if mover.transfers != 4 { Err("not all transfers were begun".into()) } else { Ok(()) }
+    // Without a connection, the owner does not end. So the program does not wait for it.
+    if mover.transfers != 4 {
+        return Err("not all transfers were begun".into());
+    }
+    let written = thread.join().map_err(|_| "the owner panicked")??;
+    if (mover.right, written) != (BLOCKS, BLOCKS) {
+        return Err(format!("of {BLOCKS} blocks, {} were read and {written} written correctly", mover.right).into());
+    }
+    Ok(())
 }

@@ -4,12 +4,15 @@
 mod patience;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::libc::O_NONBLOCK;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use patience::PATIENCE;
 use serde_json::Value;
 
@@ -188,6 +191,40 @@ fn hardware_counters_that_move_are_named() {
         );
         assert!(moved.as_array().is_some_and(|all| all.iter().any(|one| one["by"]["lifespan"].is_null())), "{json:#}");
     });
+}
+
+/// Repeats a call until it returns a value.
+#[track_caller]
+fn wait_for<T>(mut call: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = call() {
+            return value;
+        }
+        assert!(Instant::now() < until, "too slow");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The program reads a counter from a FIFO that has no content yet, so it is still running when the signal arrives.
+#[test]
+fn a_signal_while_counters_are_watched_ends_it_with_status_130() {
+    let machine = Machine::new("software", "signal");
+    let counters = machine.0.join("sys/class/infiniband/rxe0/ports/1/hw_counters");
+    fs::create_dir_all(&counters).unwrap();
+    let counter = counters.join("sent_pkts");
+    assert!(Command::new("mkfifo").arg(&counter).status().unwrap().success());
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_rdma-doctor"));
+        doctor.args(["--root", machine.0.to_str().unwrap(), "--watch", "3600"]).env_remove("RUST_LOG");
+        let mut doctor = doctor.stdout(Stdio::null()).spawn().unwrap();
+        // A FIFO can be opened in this way once another process is reading it.
+        let fifo = wait_for(|| fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&counter).ok());
+        kill(Pid::from_raw(doctor.id() as i32), signal).unwrap();
+        let status = wait_for(|| doctor.try_wait().unwrap());
+        assert_eq!(status.code(), Some(130), "{signal}: {status}");
+        drop(fifo);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::process::{Child, Output, Stdio};
 
 use nix::sys::signal::Signal;
 use process::address;
+use rdma_reactor::{Config, ConnectionId, Context, DisconnectReason, Handler, ProviderChoice, Reactor};
 
 const KV: &str = env!("CARGO_BIN_EXE_kv");
 
@@ -113,6 +114,31 @@ fn readers_under_a_writer_see_whole_values() {
             (reads, writes) = (reads + count("reads"), writes + count("writes"));
             println!("values of {max_value}:\n{text}");
         }
+    }
+}
+
+/// A server that sends the answer to a store before the address of its table.
+struct Hasty;
+
+impl Handler for Hasty {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        cx.send(conn, &[]).expect("room");
+    }
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.stop();
+    }
+}
+
+#[test]
+fn an_answer_before_the_question_is_no_success() {
+    for command in [&["get", "key"][..], &["put", "key", "value"]] {
+        let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
+        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+        let address = reactor.context().local_address(listener).expect("an address").to_string();
+        let args = [&command[..1], &[&*address], &command[1..]].concat();
+        let child = process::start(KV, &args, Stdio::null());
+        reactor.run(&mut Hasty).expect("it runs");
+        failed_with(&child.wait_with_output().expect("its end"), "is not a kv server of this version");
     }
 }
 

@@ -261,6 +261,19 @@ fn a_rank_that_never_comes_is_a_row() {
     all_but(&told, 3);
 }
 
+/// Rank 0 is interrupted while it waits for rank 1, so the pair was never measured.
+#[test]
+fn an_interrupted_run_is_not_good() {
+    let json = json_file("interrupted");
+    let mut ranks = Ranks::start(1, 2, QUICK, &json);
+    ranks.wait_for("waiting for ranks");
+    ranks.signal(0, Signal::SIGINT);
+    let told = ranks.rank_0(&json);
+    let (no, yes) = (Value::Bool(false), Value::Bool(true));
+    assert_eq!((told.code, &told.json["good"], &told.json["interrupted"]), (Some(130), &no, &yes), "{}", told.stdout);
+    assert!(told.stdout.contains("interrupted before 1 pairs were measured"), "{}", told.stdout);
+}
+
 #[test]
 fn ranks_that_do_not_find_their_place_say_so_in_one_line() {
     let fails = |args: &[&str], words: &str| {

@@ -491,12 +491,20 @@ fn ctrl_c_prints_what_there_is() {
 #[test]
 fn ctrl_c_while_connecting_ends_at_once() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let client = Program::start(&["client", &silent.local_addr().unwrap().to_string()]);
-    let _stream = silent.accept().unwrap();
-    client.signal(Signal::SIGINT);
-    let finished = client.finish();
-    assert_eq!(finished.code(), Some(130), "{finished:?}");
-    assert!(finished.stdout.contains("before the first result"), "{finished:?}");
+    let address = silent.local_addr().unwrap().to_string();
+    // There are no results. So the file is not made if it is new, and keeps its content otherwise.
+    let (new, old) = (scratch("unconnected-new.json"), scratch("unconnected-old.json"));
+    fs::write(&old, "old").unwrap();
+    for path in [&new, &old] {
+        let client = Program::start(&["client", &address, "--json", text(path)]);
+        let _stream = silent.accept().unwrap();
+        client.signal(Signal::SIGINT);
+        let finished = client.finish();
+        assert_eq!(finished.code(), Some(130), "{finished:?}");
+        assert!(finished.stdout.contains("before the first result"), "{finished:?}");
+    }
+    assert!(!new.exists());
+    assert_eq!(fs::read_to_string(old).unwrap(), "old");
 }
 
 #[test]

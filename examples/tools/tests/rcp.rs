@@ -4,7 +4,7 @@
 mod process;
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
@@ -450,6 +450,21 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
     }
 }
 
+/// The partial copy is so long that the connection ends while the server hashes it.
+#[test]
+fn a_partial_copy_is_kept_whole_while_it_is_hashed() {
+    const HAVE: u64 = 64 << 30;
+    let mut server = Server::start_in("hashed", &[], |to| {
+        fs::File::create(to.join("copy.rcp-part")).and_then(|file| file.set_len(HAVE)).expect("a hole");
+    });
+    talk(&server, &CopyMessage::Offer { len: 1 << 40, name: "copy" }, |cx, conn, _| cx.close(conn));
+    let mut line = String::new();
+    BufReader::new(server.child.stderr.take().expect("piped")).read_line(&mut line).expect("text");
+    let words = format!("\"copy\" is not complete: closed by the peer; {HAVE} of {} bytes are kept", 1_u64 << 40);
+    assert!(line.contains(&words), "no {words:?} in {line:?}");
+    assert_eq!(fs::metadata(server.there("copy.rcp-part")).expect("it is there").len(), HAVE);
+}
+
 #[test]
 fn partial_copies_do_not_stay_for_ever() {
     let week = Duration::from_secs(7 * 86_400);
@@ -502,6 +517,17 @@ fn a_file_that_grows_meanwhile_is_a_failure() {
     figures_are(&stdout, "copy: 10000 bytes");
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("grew while it was copied: the copy has 10000 bytes"), "{stderr}");
+}
+
+/// The length of such a file is unknown. A copy of the length that its metadata has would be empty.
+#[test]
+fn a_file_of_proc_is_no_empty_copy() {
+    let server = Server::start("proc", &[]);
+    let output = server.copy(Path::new("/proc/version"), "127.0.0.1");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!((output.status.code(), &*stdout), (Some(1), ""), "{stderr}");
+    assert!(stderr.contains("rcp: /proc/version: it has content, but its length is given as 0"), "{stderr}");
+    assert!(server.names().is_empty(), "{:?}", server.names());
 }
 
 /// The receiver is part of the test and does not complete the copy. So the sender can be interrupted during the copy.

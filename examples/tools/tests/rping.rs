@@ -5,7 +5,7 @@
 mod patience;
 
 use std::io::Read;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
@@ -151,6 +151,17 @@ fn ctrl_c_ends_either() {
     kill(pid, Signal::SIGINT).unwrap();
     let server = server.join().unwrap();
     assert!(server.code == Some(0) && server.stdout.ends_with(" rounds for 1 clients (iwarp)\n"), "{:?}", server.code);
+}
+
+#[test]
+fn ctrl_c_while_connecting_ends_at_once() {
+    // This listener never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = client(silent.local_addr().unwrap(), "-C 1");
+    let _stream = silent.accept().unwrap();
+    kill(Pid::from_raw(client.id() as i32), Signal::SIGINT).unwrap();
+    let client = end(client);
+    assert_eq!((client.code, client.stderr.as_str()), (Some(130), ""), "{client:?}");
 }
 
 #[test]

@@ -3,12 +3,16 @@
 
 mod process;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdin, Output, Stdio};
 use std::thread;
 
 use nix::sys::signal::Signal;
 use process::{address, failed_with};
+use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
+use rdma_reactor::{Config, ConnectionId, DisconnectReason, ProviderChoice, Reactor};
 
 const PIPE: &str = env!("CARGO_BIN_EXE_stream-pipe");
 const BENCH: &str = env!("CARGO_BIN_EXE_stream-bench");
@@ -123,6 +127,29 @@ fn a_pipe_that_is_interrupted_says_so_by_its_status() {
     }
 }
 
+/// The reader of the client's standard output has stalled. The stream ends with bytes that the client cannot write, so the client keeps
+/// running. The first signal must end it.
+#[test]
+fn a_pipe_whose_reader_stalls_ends_with_the_first_signal() {
+    let (mut full, reader) = UnixStream::pair().expect("a pair");
+    full.set_nonblocking(true).expect("a mode");
+    let mut written = 0;
+    while let Ok(len) = full.write(&[0; 4096]) {
+        written += len;
+    }
+    assert!(written > 0);
+    full.set_nonblocking(false).expect("a mode");
+    let (mut server, address) = pipe_server();
+    let mut command = process::command(PIPE, &["client", &address]);
+    let client = command.stdout(OwnedFd::from(full)).stderr(Stdio::piped()).spawn().expect("it starts");
+    server.stdin.take().expect("piped").write_all(b"here\n").expect("it reads");
+    assert_eq!(server.wait().expect("it ends").code(), Some(0));
+    assert!(process::signal(&client, Signal::SIGINT), "it runs");
+    let output = client.wait_with_output().expect("it ends");
+    assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(130), ""));
+    drop(reader);
+}
+
 #[test]
 fn nobody_there_and_nonsense_are_one_line() {
     failed_with(&run(PIPE, "client 127.0.0.1:1"), "stream-pipe", "no connection: ");
@@ -147,4 +174,52 @@ fn a_benchmark_prints_its_table() {
     }
     let output = server.wait_with_output().expect("it ends");
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+/// A server of `stream-bench` for one client, which tests one transfer of one byte per iteration. It answers in the warm-up, and interrupts
+/// the client in the measured test.
+struct Interrupts {
+    client: Child,
+    received: usize,
+}
+
+/// The length in bytes of a request and of the transfer that follows it.
+const ITERATION: usize = 24 + 1;
+
+impl StreamHandler for Interrupts {
+    fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
+        let (before, mut bytes) = (self.received, [0; 2 * ITERATION]);
+        while let Ok(len @ 1..) = cx.stream(id).read(&mut bytes) {
+            self.received += len;
+        }
+        let has_reached = |len| before < len && self.received >= len;
+        if has_reached(ITERATION) {
+            assert_eq!(cx.stream(id).write(&[0]).expect("room"), 1);
+        }
+        if has_reached(2 * ITERATION) {
+            assert!(process::signal(&self.client, Signal::SIGINT), "it waits for the transfer back");
+        }
+    }
+
+    fn on_close(&mut self, cx: &mut StreamContext<'_>, _: ConnectionId) {
+        cx.context().stop();
+    }
+
+    fn on_error(&mut self, cx: &mut StreamContext<'_>, _: ConnectionId, _: DisconnectReason) {
+        cx.context().stop();
+    }
+}
+
+#[test]
+fn a_benchmark_that_is_interrupted_in_its_last_test_says_so_by_its_status() {
+    let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+    let address = reactor.context().local_address(listener).expect("an address");
+    let client = start(BENCH, &format!("-s {address} --wait event -I 1 -C 1 -S 1"));
+    let mut server = Streams::new(Interrupts { client, received: 0 });
+    reactor.run(&mut server).expect("it runs");
+    let Interrupts { client, received } = server.handler;
+    let output = client.wait_with_output().expect("it ends");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!((received, output.status.code(), stdout.lines().count()), (2 * ITERATION, Some(130), 1), "{stdout}");
 }

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use super::handler::{NOT_APPROVED, TaskHandler, TimerState};
 use super::turns::{PendingTurn, Turns};
 use crate::call::{CallId, RequestId};
-use crate::{ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, TimerId, TransferId, Turn};
+use crate::{
+    ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, ReactorHandle, TimerId, TransferId, Turn,
+};
 
 /// The action of a destructor. For example, the destructor of the last handle of a connection closes the connection. If the reactor is
 /// borrowed while the destructor runs, the action is deferred until the next turn.
@@ -39,6 +41,8 @@ pub(super) type Core = OneThreadOnly_UseSpawnLocal;
 pub(super) struct OneThreadOnly_UseSpawnLocal {
     inner: RefCell<Inner>,
     deferred: RefCell<Vec<DropAction>>,
+    /// Makes the reactor's descriptor readable, also while `inner` is borrowed.
+    remote: ReactorHandle,
     /// The waker of the task that takes the reactor's turns: `Some` while that task waits in `TurnRequested`, and `None` otherwise.
     pub(super) driver: Cell<Option<Waker>>,
     turns: Cell<Turns>,
@@ -66,9 +70,11 @@ impl fmt::Debug for OneThreadOnly_UseSpawnLocal {
 
 impl OneThreadOnly_UseSpawnLocal {
     pub(super) fn new(reactor: Reactor) -> Self {
+        let remote = reactor.handle();
         Self {
             inner: RefCell::new(Inner { reactor, handler: TaskHandler::default() }),
             deferred: RefCell::default(),
+            remote,
             driver: Cell::default(),
             turns: Cell::default(),
         }
@@ -115,7 +121,12 @@ impl OneThreadOnly_UseSpawnLocal {
         // the descriptor readable.
         let Some(driver) = self.driver.take() else {
             let Inner { reactor, handler } = &mut *inner;
-            return act(&mut reactor.context(), handler);
+            let result = act(&mut reactor.context(), handler);
+            // The context makes the descriptor readable only for operations of the reactor. The next turn must also wake notified tasks.
+            if !handler.ready.is_empty() {
+                self.ring();
+            }
+            return result;
         };
         // The driver is also woken if `act` panics, because `act` may have requested operations before. The variable `lent` is declared
         // after `_driver`, so it is dropped first: the reactor is not borrowed any more when the driver is woken.
@@ -123,6 +134,15 @@ impl OneThreadOnly_UseSpawnLocal {
         let mut lent = inner;
         let Inner { reactor, handler } = &mut *lent;
         act(&mut reactor.quiet_context(), handler)
+    }
+
+    /// Makes the descriptor readable if the program is the driver, because such a driver may wait for the descriptor alone. The other
+    /// drivers take a turn without that.
+    #[cold]
+    fn ring(&self) {
+        if matches!(self.turns.get(), Turns::Program { .. }) {
+            self.remote.wake();
+        }
     }
 
     /// Releases a message: its receive buffer returns to the connection immediately. If the reactor is borrowed, the message stays in
@@ -139,7 +159,10 @@ impl OneThreadOnly_UseSpawnLocal {
         match self.inner.try_borrow_mut() {
             // The result is dropped after the borrow of the reactor has ended.
             Ok(inner) => drop(self.lend(inner, |cx, handler| run_drop_action(cx, handler, action))),
-            Err(_) => self.deferred.borrow_mut().push(action),
+            Err(_) => {
+                self.deferred.borrow_mut().push(action);
+                self.ring();
+            }
         }
     }
 
@@ -152,7 +175,7 @@ impl OneThreadOnly_UseSpawnLocal {
             let timeout = if handler.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
             let rest = pending == PendingTurn::Rest && timeout == Some(Duration::ZERO);
             let mut turn = if rest { reactor.resume(handler)? } else { reactor.step(handler, timeout)? };
-            if !handler.ready.is_empty() && self.turns(Turns::keep_open) {
+            if !handler.ready.is_empty() && self.turns(|turns| turns.keep_open(rest)) {
                 turn.more = true;
                 return Ok(turn);
             }

@@ -314,6 +314,10 @@ impl Handler for TaskHandler {
         }
         let Some(gate) = self.pending_peers.get(&listener) else { return Ok(()) };
         let mut waiting = gate.as_ref().ok_or(NOT_APPROVED)?.borrow_mut();
+        if waiting.is_over() {
+            // The reactor is being drained, so no task waits for peers any more.
+            return Err(NOT_APPROVED.into());
+        }
         if waiting.len() >= MAX_PENDING_PEERS {
             return Err("too many peers wait for approval".into());
         }
@@ -383,9 +387,13 @@ impl Handler for TaskHandler {
 
     fn on_drain(&mut self, cx: &mut Context<'_>, _: Duration) {
         self.end_listeners();
-        let Self { connections, calls, .. } = self;
+        let Self { connections, pending_peers, calls, .. } = self;
         if !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
             return cx.close_all();
+        }
+        // No task need accept or refuse the peers that wait: a peer that a task accepts now would be closed once it is up.
+        for conn in pending_peers.values().flatten().flat_map(|peers| peers.borrow_mut().take()) {
+            cx.judge(conn, Err(NOT_APPROVED.into()));
         }
         // `finish` closes a connection once the calls and requests on it have ended. If a connection has no calls and no requests, `finish`
         // closes it immediately. The drain ends the remaining connections at its deadline.

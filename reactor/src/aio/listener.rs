@@ -46,7 +46,8 @@ impl AsyncListener {
         Some(AsyncConnection::new(Rc::clone(&self.core), shared))
     }
 
-    /// Returns the address that the listener is bound to. Returns `None` if the device that has this address was removed.
+    /// Returns the address that the listener is bound to. Returns `None` once the reactor has closed the listener: after a
+    /// shutdown, or at the end of a drain.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.core.with(|cx, _| cx.local_address(self.id))

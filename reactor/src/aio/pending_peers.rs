@@ -30,7 +30,8 @@ impl PendingPeers {
     }
 
     /// Waits for the next authenticated peer, and returns it. Returns `None` if the reactor is being drained or was shut down, or if the
-    /// listener was dropped: no further peer arrives then. Dropping the future loses no peer.
+    /// listener was dropped: no further peer arrives then. A drain also ends the connections of the peers that still wait. Dropping the
+    /// future loses no peer.
     pub async fn next(&self) -> Option<PendingPeer> {
         loop {
             let id = NextItem::new(&self.peers).await?;

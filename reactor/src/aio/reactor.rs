@@ -76,7 +76,8 @@ impl AsyncReactor {
     /// Listens on an address, with approval: an authenticated peer of a secured connection waits until a task accepts or refuses it.
     /// Returns the listener, and the queue of the peers that wait. Before the task decides, it may wait for other events, for instance for
     /// the answer of a database. Set [`ListenOptions::security`] or [`Config::security`]. Without these settings, connections are not
-    /// secured: peers are not authenticated, and are accepted without approval.
+    /// secured: peers are not authenticated, and are accepted without approval. While 1,024 peers of this listener wait, further peers are
+    /// refused.
     ///
     /// Example: [the guide](crate::guide::security).
     ///

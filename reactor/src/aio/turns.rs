@@ -71,12 +71,13 @@ impl Turns {
         }
     }
 
-    /// Records that a turn has woken tasks. Returns true if the turn stays open, to carry out the requests of these tasks. Returns false if
-    /// the turn must be closed.
-    pub(super) const fn keep_open(&mut self) -> bool {
+    /// Records that a turn, or the rest of a turn (`rest`), has woken tasks. Returns true if the turn stays open, to carry out the requests
+    /// of these tasks. Returns false if the turn must be closed. A whole turn follows a rest: requests that complete as soon as they are
+    /// posted would otherwise delay all other work.
+    pub(super) const fn keep_open(&mut self, rest: bool) -> bool {
         match self {
             Self::Task(pending) => {
-                *pending = PendingTurn::Rest;
+                *pending = if rest { PendingTurn::Whole } else { PendingTurn::Rest };
                 true
             }
             Self::Program { .. } | Self::Run { .. } => false,
@@ -110,14 +111,17 @@ mod tests {
     #[test]
     fn a_turn_is_left_open_only_for_a_taker_that_waits_for_the_tasks() {
         let mut turns = Turns::default();
-        assert!(!turns.keep_open());
+        assert!(!turns.keep_open(false));
         assert!(!turns.wait());
-        assert!(turns.keep_open() && turns.wait());
+        assert!(turns.keep_open(false) && turns.wait());
         // A request that is made while the turn is open needs no whole turn: the rest of the open turn carries it out.
         turns.request();
         assert_eq!((turns.begin(), turns.wait()), (PendingTurn::Rest, false));
+        // The rest has woken tasks, too: their requests get a whole turn.
+        assert!(turns.keep_open(true) && turns.wait());
+        assert_eq!((turns.begin(), turns.wait()), (PendingTurn::Whole, false));
         turns.run();
-        assert!(!turns.keep_open());
+        assert!(!turns.keep_open(false));
         turns.request();
         turns.end_run();
         assert_eq!(turns, Turns::Program { requested: true });

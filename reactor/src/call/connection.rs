@@ -202,7 +202,7 @@ impl<T> ConnectionCalls<T> {
     }
 
     fn check_length(&self, cx: &Context<'_>, payload: &[u8]) -> Result<(), SendErrorKind> {
-        let max = cx.max_message(self.id).ok_or(SendErrorKind::Closed)?;
+        let max = cx.max_copied(self.id).ok_or(SendErrorKind::Closed)?;
         let (len, max) = (payload.len().saturating_add(HEADER), usize::try_from(max).unwrap_or(usize::MAX));
         if len > max { Err(SendErrorKind::TooLong { len, max }) } else { Ok(()) }
     }

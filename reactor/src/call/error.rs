@@ -55,8 +55,9 @@ pub enum CallError {
     /// The peer's program has dismissed the request without an answer.
     #[error("the peer's program has dismissed the request")]
     Unanswered,
-    /// The peer has served the request, but its answer is longer than the longest message that the local side accepts.
-    #[error("the answer is longer than the local side accepts: raise LargeMessageSettings::max_message")]
+    /// The peer has served the request, but its answer is longer than the longest message that the local side accepts, or than the
+    /// peer's [`LargeMessageSettings::memory`](crate::LargeMessageSettings::memory).
+    #[error("the answer is too long: raise LargeMessageSettings::max_message here, or memory at the peer")]
     AnswerTooLong,
     /// The connection has ended. The peer may have served the request.
     #[error("the connection has ended: {0}")]

@@ -154,14 +154,14 @@ impl Config {
         Self::default().wait(Wait::Spin(Duration::from_millis(10)))
     }
 
-    /// Returns settings for high throughput on few connections: buffers of 64 KiB, and 128 messages in flight in each
+    /// Returns settings for high throughput on few connections: buffers of 64 KiB, and 125 messages in flight in each
     /// direction. Each connection uses 16 MiB of `max_memory`.
     #[must_use]
     pub fn throughput() -> Self {
         Self::default().buffer_size(64 << 10).receive_depth(128).send_depth(128)
     }
 
-    /// Returns settings for up to 100,000 connections that are idle most of the time: 8 messages in flight in each
+    /// Returns settings for up to 100,000 connections that are idle most of the time: 5 messages in flight in each
     /// direction, and buffers of 4 KiB. Each connection uses 73 KiB of `max_memory`.
     #[must_use]
     pub fn many_connections() -> Self {
@@ -240,7 +240,7 @@ impl Config {
     /// the embedded provider, short messages do not have this cost, because their sends end when they are posted.
     /// (Without this setting, a short message ends when it is posted only if no earlier send is outstanding.)
     ///
-    /// `AsyncReactor` always uses this setting, except for messages that `Connection::operate` waits for. Default:
+    /// `AsyncReactor::new` and `ThreadedReactor` set it, except for messages whose end the program waits for. Default:
     /// false.
     ///
     /// ```
@@ -311,10 +311,11 @@ impl Config {
         self
     }
 
-    /// Sets the limit of the memory for buffers, in bytes. A connection uses `buffer_size` x (`receive_depth` +
-    /// `send_depth` + 2). With `shared_receives` it uses only `buffer_size` x (`send_depth` + 2). The limit must have
-    /// room for at least one connection. On the embedded provider, the system provides pages only when they are first
-    /// written. Default: 4 GiB.
+    /// Sets the limit of the memory for buffers, in bytes, for each device. A connection uses `receive_depth` +
+    /// `send_depth` + 2 buffers. With `shared_receives` it uses only `send_depth` + 2, and the shared receives are
+    /// buffers of the same limit. A buffer has `buffer_size` + 8 bytes, 16 more with the feature `tls` or `psk`, rounded
+    /// up to a multiple of 64. The limit must have room for at least one connection. On the embedded provider, the
+    /// system provides pages only when they are first written. Default: 4 GiB.
     #[must_use]
     pub const fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
@@ -330,10 +331,10 @@ impl Config {
         self
     }
 
-    /// Sets how much work of one connection the reactor does in one turn while other connections have work, too: a
-    /// number of completions, and a number of received bytes. Both are at least 1. The remaining work of the connection
-    /// waits for the next turn. It is done after the work that has arrived on other connections in the meantime. If
-    /// only one connection has work, there is no limit. Default: 24 completions and 64 KiB.
+    /// Sets how much work of one connection the reactor does in one turn while other connections exist: a number of
+    /// completions, and a number of received bytes. Both are at least 1. The remaining work of the connection waits for
+    /// the next turn. It is done after the work that has arrived on other connections in the meantime. If there is only
+    /// one connection, there is no limit. Default: 24 completions and 64 KiB.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -491,7 +492,8 @@ impl Config {
     /// Adapters can neither encrypt nor authenticate the data of these operations. An attacker on the path can read and
     /// change the data, and can use the remote keys that are sent with it. Default: false. With false, such operations
     /// fail with [`crate::SendErrorKind::PlainRemoteMemory`], and the registration of such a region fails with
-    /// [`Error::Security`].
+    /// [`Error::Security`]. A region that is registered for no connection ([`crate::Context::register_at`]) fails if
+    /// [`Config::security`] is set, whatever the options of listeners and connections say.
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;
@@ -527,7 +529,7 @@ impl Config {
             self.max_memory as u64,
             needed,
             u64::MAX,
-            "room for the buffers of one connection: buffer_size x (receives + send_depth + 2)",
+            "room for the buffers of one connection: (buffer_size + 24, rounded up to 64) x (receives + send_depth + 2)",
         )?;
         let shared = self.shared_receives.map_or(0, |receives| receives + self.send_slots());
         let room = u64::from(self.completion_room().max(shared));

@@ -8,7 +8,8 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// Longest time from the opening of an outgoing connection to `on_connect`. Default: 10 s.
+    /// Longest time from the opening of an outgoing connection to `on_connect`. A lookup of a name may take this time
+    /// before it, and each address that is not the last one [`Timeouts::attempt`]. Default: 10 s.
     pub connect: Duration,
     /// Longest time for an RDMA device to resolve the address of a peer. After that time,
     /// [`ProviderChoice::Auto`](super::ProviderChoice::Auto) uses the embedded provider for the connection, and the

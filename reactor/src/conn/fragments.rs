@@ -141,7 +141,8 @@ impl Connection {
             joined.since = env.now;
         }
         self.receives.hold();
-        if begins {
+        // While the connection ends, its timer is that of the flush, which ends also if the message stays incomplete.
+        if begins && self.state.is_open() {
             self.watch_transfers(env);
         }
         if following == 0 {

@@ -146,7 +146,7 @@ impl FrameHeader {
 pub struct Immediate {
     /// The 32 bits that the peer has chosen.
     pub value: u32,
-    /// The number of bytes that the peer has written.
+    /// The number of bytes that the peer has written, or has read if it ended a transfer of reads with this.
     pub len: u32,
 }
 

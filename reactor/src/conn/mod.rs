@@ -292,6 +292,12 @@ impl Connection {
         })
     }
 
+    /// Takes over what the program has set for the next sends, and its number, from an attempt to open this connection that has failed.
+    pub(crate) fn inherit(&mut self, failed: &Self) {
+        (self.user, self.corked) = (failed.user, failed.corked);
+        self.sends.inherit(&failed.sends);
+    }
+
     pub(crate) const fn user(&self) -> u64 {
         self.user
     }

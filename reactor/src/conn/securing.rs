@@ -252,6 +252,8 @@ impl Connection {
         debug_assert!(self.tx.available() > 0 && self.sends.has_control_room(), "data leaves the last ones to it");
         self.push_control(MessageKind::Hello, &[], None, env);
         self.sends.mark_hello();
+        // The program may have corked the connection before it is up.
+        self.sends.hurry();
     }
 
     /// If both directions are encrypted, the connection comes up: on the active side now, on the passive side when the hello has arrived.

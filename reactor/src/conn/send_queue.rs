@@ -279,6 +279,11 @@ impl SendQueue {
         self.next |= SendFlags::SOLICITED;
     }
 
+    /// Takes over the flags that the program has requested for the next send, from the queue of a failed attempt to connect.
+    pub(super) fn inherit(&mut self, failed: &Self) {
+        self.next = failed.next;
+    }
+
     /// Assigns an id to the next send of the program.
     #[inline]
     pub(crate) const fn name(&mut self, kind: SendKind) -> SendId {

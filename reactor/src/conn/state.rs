@@ -123,15 +123,16 @@ impl Ending {
 impl Closing {
     /// Processes another report of the end of the connection. Keeps the better evidence of the two: that of this `Closing`, or that of
     /// `other`. After a report of a protocol violation or of a panic, no more messages are delivered, also if the transport had ended
-    /// before.
+    /// before. If the connection was not reported as up, it is not reported as up after such a report either.
     pub(super) fn learn(&mut self, other: Ending) {
-        if let (
-            Ending::Disconnect { evidence, delivers },
-            Ending::Disconnect { evidence: found, delivers: still_delivers },
-        ) = (&mut self.ending, other)
-        {
-            *evidence = better(evidence.clone(), found);
-            *delivers &= still_delivers;
+        let Ending::Disconnect { evidence: found, delivers: still_delivers } = other else { return };
+        match &mut self.ending {
+            Ending::Disconnect { evidence, delivers } => {
+                *evidence = better(evidence.clone(), found);
+                *delivers &= still_delivers;
+            }
+            Ending::ConnectError(_) | Ending::Silent if !still_delivers => self.late = None,
+            Ending::ConnectError(_) | Ending::Silent => {}
         }
     }
 

@@ -214,10 +214,13 @@ impl Device {
         }
     }
 
-    /// Creates the device's shared receive queue, and posts its receives, if the queue does not exist yet.
+    /// Creates the device's shared receive queue, and posts its receives, if the queue does not exist yet, or has
+    /// failed.
     pub(crate) fn share_receives(&mut self, provider: &mut dyn Provider, receives: u32) -> Result<(), Error> {
-        if self.buffers.shared.is_some() {
-            return Ok(());
+        match self.buffers.shared.as_ref().map(SharedReceives::has_failed) {
+            Some(true) => self.drop_shared(provider)?,
+            Some(false) => return Ok(()),
+            None => {}
         }
         let has = provider
             .device(self.id)
@@ -246,6 +249,23 @@ impl Device {
             self.buffers.shared = Some(shared);
         }
         posted
+    }
+
+    /// Destroys the shared receive queue, so that another one can replace it, and returns its buffers to the pool. The
+    /// messages that the program still holds count as lent.
+    ///
+    /// # Errors
+    /// A connection still uses the queue, or the device has failed to destroy the queue and may still write to its
+    /// buffers. In both cases nothing changes.
+    fn drop_shared(&mut self, provider: &mut dyn Provider) -> Result<(), Error> {
+        let Buffers { pool, shared } = &mut self.buffers;
+        let unused = shared.take_if(|shared| shared.is_unused() && destroy_srq(provider, shared.srq()));
+        let mut unused = unused.ok_or(Error::Gone("shared receive queue"))?;
+        let (receives, kept) = unused.buffers();
+        pool.unreserve(receives);
+        pool.lend(kept);
+        unused.empty(pool);
+        Ok(())
     }
 
     fn reserve(&mut self, provider: &mut dyn Provider, count: usize) -> Result<(), Error> {

@@ -193,7 +193,7 @@ impl Driver {
         };
         log::info!("{id}: {peer} is tried");
         let mut conn = Connection::new(id, Role::Active, Opening { peer, ..opening }, config, *now);
-        conn.set_user(slot.conn.user());
+        conn.inherit(&slot.conn);
         let mut old = std::mem::replace(slot, ConnectionSlot::new(conn, cm, slot.link.service));
         slot.link.fallback = (!fallback.is_empty()).then_some(fallback);
         slot.link.regions.clone_from(&old.link.regions);
@@ -345,9 +345,9 @@ impl Driver {
         stages.insert(Stages::CHANNELS);
         devices.use_device(index, providers, config);
         if let Some(receives) = sharing {
+            devices.settle_shared(providers);
             let device = devices.get_mut(index).ok_or(Error::Gone("device"))?;
             device.share_receives(providers.of_device(index), receives)?;
-            devices.settle_shared(providers);
         }
         let (provider, cm) = providers.of(slot.link.cm);
         let device = devices.get_mut(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;

@@ -345,7 +345,7 @@ impl Driver {
 
     /// Releases everything that a connection uses, and frees its slot.
     pub(crate) fn release(&mut self, id: ConnectionId) {
-        self.large.leave(id);
+        self.leave_lines(id);
         let Some(slot) = self.table.remove(id) else { return };
         // The program may keep messages of this connection. From now on, the memory of these messages is not charged to the peer's host any
         // more.

@@ -118,9 +118,11 @@ impl Driver {
     fn post_all(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
         list.drain(..).for_each(|id| self.post(id, true));
-        // Posting must not add connections to the list, because the emptied list is put back here, so that its allocation is reused.
-        debug_assert!(self.effects.to_post.is_empty(), "a connection was marked while others were posted");
-        self.effects.to_post = list;
+        if self.effects.to_post.is_empty() {
+            // The emptied list is put back, so that its allocation is reused. Otherwise memory was released while the connections were
+            // posted, and `ask_for_memory` has marked connections that wait for it. The next flush posts these.
+            self.effects.to_post = list;
+        }
         self.act();
     }
 

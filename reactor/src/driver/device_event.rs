@@ -1,6 +1,7 @@
 //! Stage 5: handles the asynchronous events of devices.
 
 use rdma_transport::event::{self, DeviceEventKind};
+use rdma_transport::qp::SrqId;
 
 use super::Driver;
 use super::stages::Stages;
@@ -35,8 +36,8 @@ impl Driver {
         let mut told = DeviceEventReport::default();
         match kind {
             DeviceEventKind::LastReceive(_) => return Some(told),
-            DeviceEventKind::SharedReceiveQueueFailed(_) => {
-                self.shared_queue_failed(index);
+            DeviceEventKind::SharedReceiveQueueFailed(srq) => {
+                self.shared_queue_failed(index, srq);
                 return Some(told);
             }
             DeviceEventKind::Fatal | DeviceEventKind::Removed => {
@@ -56,8 +57,12 @@ impl Driver {
         Some(told)
     }
 
-    /// Ends the connections that use the shared receive queue of a device, because that queue has failed.
-    fn shared_queue_failed(&mut self, device: usize) {
+    /// Ends the connections that use the shared receive queue of a device, because that queue has failed. When nothing uses the queue any
+    /// more, the next connection with shared receives gets a new one.
+    fn shared_queue_failed(&mut self, device: usize, srq: SrqId) {
+        if !self.devices.buffers(device).shared.as_mut().is_some_and(|shared| shared.fail(srq)) {
+            return;
+        }
         for id in self.table.ids() {
             let on_it = self.table.get(id).is_some_and(|slot| {
                 slot.conn.receives().is_shared() && slot.link.place.is_some_and(|place| place.device == device)

@@ -119,4 +119,13 @@ impl Driver {
             self.close(id);
         }
     }
+
+    /// Closes every connection that is not established yet.
+    pub(crate) fn close_unestablished(&mut self) {
+        for id in self.table.ids() {
+            if self.table.get(id).is_some_and(|slot| !slot.conn.state().is_announced()) {
+                self.close(id);
+            }
+        }
+    }
 }

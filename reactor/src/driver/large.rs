@@ -50,12 +50,6 @@ impl LargeMessages {
         (self.fetched.used(), self.copied.used())
     }
 
-    /// Removes the memory requests of a connection.
-    pub(super) fn leave(&mut self, id: ConnectionId) {
-        self.copied.leave(id);
-        self.fetched.leave(id);
-    }
-
     /// Notes that a connection has ended. Memory that it still uses is no longer charged to the host of its peer.
     pub(super) fn relieve(&mut self, slot: &ConnectionSlot) {
         if slot.link.fetched_large > 0 {
@@ -129,6 +123,11 @@ fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> boo
 }
 
 impl Driver {
+    /// Returns the limit of the memory for copies of large messages, in bytes.
+    pub(crate) const fn copied_limit(&self) -> u64 {
+        self.large.copied.limit() as u64
+    }
+
     /// Sends a payload that is too long for one buffer. If there is capacity for all its fragments, the payload is sent in several buffers.
     /// Otherwise a copy of the payload is offered to the peer. The copy is encrypted if the connection is secured.
     #[cold]
@@ -149,12 +148,13 @@ impl Driver {
         if len > most {
             return Err(SendErrorKind::TooLong { len, max: most });
         }
-        let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-        slot.conn.check_offer(len, OfferKind::Copied, &mut env)?;
-        let claimant = Claimant { who: id, host: None, own: slot.conn.copies() };
+        let own = self.input(id, |conn, env| {
+            conn.check_offer(len, OfferKind::Copied, env)?;
+            Ok::<_, SendErrorKind>(conn.copies())
+        });
+        let claimant = Claimant { who: id, host: None, own: own.ok_or(SendErrorKind::Closed)?? };
         if !self.large.copied.request(claimant, len) {
-            let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-            slot.conn.refuse_transfer(len, OfferKind::Copied, &mut env);
+            self.input(id, |conn, env| conn.refuse_transfer(len, OfferKind::Copied, env));
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
         let mut region = match self.block(id, len, MemoryUse::Copied) {
@@ -302,7 +302,7 @@ impl Driver {
             if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
                 // The peer has answered no Read recently. Its connection leaves the queue, so that it does not delay the connections behind
                 // it.
-                self.large.fetched.leave(id);
+                self.leave_fetched(id);
                 return self.probe(id);
             }
             if !self.large.fetched.request(claimant, len) {
@@ -429,10 +429,39 @@ impl Driver {
             }
             MemoryUse::Fetched => {
                 self.give_back_fetched(id, len);
-                for id in self.large.fetched.in_line().collect::<Vec<_>>() {
-                    self.input(id, |conn, env| conn.mark(env));
-                }
+                self.ask_for_memory();
             }
+        }
+    }
+
+    /// Removes the memory requests of a connection. If they have held back others, checks if those can be granted now.
+    pub(super) fn leave_lines(&mut self, id: ConnectionId) {
+        self.leave_copied(id);
+        self.leave_fetched(id);
+    }
+
+    fn leave_copied(&mut self, id: ConnectionId) {
+        if self.large.copied.leave(id) {
+            self.effects.to_ask.extend(self.large.copied.in_line());
+            self.ring();
+        }
+    }
+
+    fn leave_fetched(&mut self, id: ConnectionId) {
+        if self.large.fetched.leave(id) {
+            self.ask_for_memory();
+        }
+    }
+
+    /// Makes the next flush request memory again for the connections that wait for memory to fetch messages. If a flush is in progress, no
+    /// other one may follow in this turn, so this function triggers another turn.
+    fn ask_for_memory(&mut self) {
+        let waiting = self.large.fetched.in_line().collect::<Vec<_>>();
+        if !waiting.is_empty() {
+            self.os.wake.wake();
+        }
+        for id in waiting {
+            self.input(id, |conn, env| conn.mark(env));
         }
     }
 
@@ -465,7 +494,7 @@ impl Driver {
             if memory {
                 if let Some((slot, mut env)) = self.at(id) {
                     slot.conn.unblock(&mut env);
-                    self.large.copied.leave(id);
+                    self.leave_copied(id);
                     return true;
                 }
             }

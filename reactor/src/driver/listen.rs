@@ -9,6 +9,7 @@ use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
 use super::owners::CmIdOwner;
+use super::stages::Stages;
 use super::{Driver, TimerPurpose};
 use crate::error::Error;
 use crate::id::ListenerId;
@@ -52,8 +53,12 @@ impl Driver {
     }
 
     pub(crate) fn close_listener(&mut self, listener: ListenerId) {
-        if let Some(key) = listener.key(self.tag()) {
-            self.drop_listener(key);
+        let Some(key) = listener.key(self.tag()) else { return };
+        self.drop_listener(key);
+        if self.drain.is_on() {
+            // The drain may have waited for this listener only. Its end is checked at the end of the last stages.
+            self.note(Stages::ENDS);
+            self.ring();
         }
     }
 

@@ -316,7 +316,7 @@ impl Driver {
                 Action::Unused(key) => self.deregister_unused(key),
                 // After this drop, the region is deregistered as soon as no work request uses it any more.
                 Action::Discard(region) => drop(region),
-                Action::NoMemory => self.large.leave(id),
+                Action::NoMemory => self.leave_lines(id),
                 Action::Ring => self.os.wake.wake(),
             }
         }
@@ -492,7 +492,7 @@ impl Driver {
             if slot.conn.state().is_ending() {
                 self.note(Stages::ENDS);
             }
-            return;
+            return self.act();
         }
         let buffers = self.devices.buffers(pool.device);
         // The connection has ended. If the shared queue still lacks receives that ended connections had used, this buffer goes to the
@@ -501,10 +501,14 @@ impl Driver {
             Some(shared) if receive_of.is_some() => shared.return_orphan(buffer),
             _ => Some(buffer),
         };
-        if let Some(buffer) = buffer {
-            buffers.pool.unlend(&buffer);
-            buffers.pool.give(buffer);
-            self.expect_trim();
+        match buffer {
+            Some(buffer) => {
+                buffers.pool.unlend(&buffer);
+                buffers.pool.give(buffer);
+                self.expect_trim();
+            }
+            // The next flush posts the buffer to the shared queue.
+            None => self.ring(),
         }
     }
 

@@ -167,16 +167,8 @@ impl Budget {
     pub(crate) fn request(&mut self, claimant: Claimant, bytes: usize) -> bool {
         let (granted, over_share) = (self.would_grant(claimant, bytes), self.is_over_share(claimant, bytes));
         if granted {
-            self.used += bytes;
-            let small = self.is_small(bytes);
-            self.used_by_small += if small { bytes } else { 0 };
-            if let Some(host) = claimant.host.filter(|_| !small) {
-                *self.hosts.entry(host).or_default() += bytes;
-            }
             self.leave(claimant.who);
-            if let Some(first) = self.line.iter_mut().find(|waiting| !waiting.over_share) {
-                first.passed = first.passed.saturating_add(1);
-            }
+            self.grant(claimant, bytes);
         } else if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.claimant.who == claimant.who) {
             (waiting.claimant, waiting.bytes, waiting.over_share) = (claimant, bytes, over_share);
         } else {
@@ -185,15 +177,43 @@ impl Budget {
         granted
     }
 
-    /// Requests memory like [`Budget::request`], but does not queue a request that cannot be granted. Returns true if
+    /// Requests memory for a message like [`Budget::request`], but does not queue a request that cannot be granted. A
+    /// request of the connection that is queued already is for another message, and keeps its place. Returns true if
     /// the memory is granted.
     pub(crate) fn take(&mut self, claimant: Claimant, bytes: usize) -> bool {
-        self.would_grant(claimant, bytes) && self.request(claimant, bytes)
+        let granted = self.would_grant(claimant, bytes);
+        if granted {
+            self.grant(claimant, bytes);
+            if let Some(at) = self.line.iter().position(|waiting| waiting.claimant.who == claimant.who) {
+                // With this memory, the queued request may exceed the share of the connection or host.
+                let claimant = Claimant { own: claimant.own + bytes, ..claimant };
+                let over_share = self.is_over_share(claimant, self.line[at].bytes);
+                (self.line[at].claimant, self.line[at].over_share) = (claimant, over_share);
+            }
+        }
+        granted
     }
 
-    /// Removes the queued request of a connection, if there is one.
-    pub(crate) fn leave(&mut self, who: ConnectionId) {
-        self.line.retain(|waiting| waiting.claimant.who != who);
+    /// Counts memory for a message as used, because the request of a connection is granted.
+    fn grant(&mut self, claimant: Claimant, bytes: usize) {
+        self.used += bytes;
+        let small = self.is_small(bytes);
+        self.used_by_small += if small { bytes } else { 0 };
+        if let Some(host) = claimant.host.filter(|_| !small) {
+            *self.hosts.entry(host).or_default() += bytes;
+        }
+        let first = self.line.iter_mut().find(|waiting| !waiting.over_share);
+        if let Some(first) = first.filter(|first| first.claimant.who != claimant.who) {
+            first.passed = first.passed.saturating_add(1);
+        }
+    }
+
+    /// Removes the queued request of a connection, if there is one. Returns true if this request may have held back
+    /// others. In that case, the caller must make the requests in the queue again: no memory needs to be released for
+    /// them.
+    pub(crate) fn leave(&mut self, who: ConnectionId) -> bool {
+        let at = self.line.iter().position(|waiting| waiting.claimant.who == who);
+        at.and_then(|at| self.line.remove(at)).is_some_and(|left| left.passed >= PATIENCE)
     }
 
     /// Returns the memory of one message to the budget. `bytes` must be the length that was granted.
@@ -305,7 +325,7 @@ mod tests {
         assert!(behind.iter().all(|&claimant| !budget.request(claimant, 64)));
         let of_all = MemoryShortage { who: other.who, bytes: 32, of: None };
         assert_eq!(budget.shortages(), [of_its_host, of_all], "a host that has its share hides no request behind it");
-        behind.iter().chain([&third]).for_each(|claimant| budget.leave(claimant.who));
+        behind.iter().chain([&third]).for_each(|claimant| assert!(!budget.leave(claimant.who)));
         assert_eq!(budget.shortages(), [of_all]);
         // A connection that exceeds its own share must release memory itself, so its request counts as no shortage.
         budget.leave(other.who);
@@ -357,6 +377,46 @@ mod tests {
         // When the greedy connection has released memory, its request is granted.
         budget.give_back(64);
         assert!(budget.request(alone(greedy, 64), 4));
+    }
+
+    /// Two requests are queued: a large one, for which 16 others were granted, and a small one behind it, which only
+    /// the large one holds back. When the large request leaves the queue, the small one can be granted.
+    #[test]
+    fn the_end_of_a_request_that_holds_others_back_is_told() {
+        let mut budget = Budget::new(256);
+        let [busy, large, small] = [id(1), id(2), id(3)];
+        assert!(budget.request(alone(busy, 0), 1) && !budget.request(alone(large, 0), 256));
+        for _ in 0..PATIENCE {
+            assert!(budget.request(alone(busy, 1), 1));
+            budget.give_back(1);
+        }
+        assert!(!budget.request(alone(small, 0), 1) && !budget.request(alone(busy, 1), 1));
+        assert!(!budget.leave(busy), "it held nobody back");
+        assert!(budget.leave(large) && !budget.leave(large));
+        assert_eq!(budget.in_line().collect::<Vec<_>>(), [small]);
+        assert!(budget.request(alone(small, 0), 1));
+    }
+
+    /// A connection has a queued request for a message that it will fetch. It gets memory for another message, which
+    /// has arrived already. The queued request keeps its place, and its count of the requests that were granted before
+    /// it.
+    #[test]
+    fn what_is_taken_keeps_the_place_of_what_is_queued() {
+        let mut budget = Budget::new(256);
+        let [busy, first, second] = [id(1), id(2), id(3)];
+        assert!(budget.request(alone(busy, 0), 64) && budget.request(alone(busy, 64), 64));
+        assert!(!budget.request(alone(first, 0), 120) && !budget.request(alone(second, 0), 120));
+        for nth in 0..PATIENCE {
+            assert_eq!(budget.line[0].passed, nth);
+            assert!(budget.take(alone(first, 0), 4));
+            budget.give_back(4);
+            assert!(budget.request(alone(id(4), 0), 4));
+            budget.give_back(4);
+        }
+        assert_eq!(budget.in_line().collect::<Vec<_>>(), [first, second]);
+        // With a longer message, the queued request exceeds the share of the connection, so it holds nobody back.
+        assert!(!budget.line[0].over_share && budget.take(alone(first, 0), 32));
+        assert!(budget.line[0].over_share);
     }
 
     #[test]

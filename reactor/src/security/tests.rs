@@ -124,7 +124,7 @@ fn sealed(sealer: &mut Sealer, header: [u8; 8], body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The address of a host is the same in each of its forms.
+/// The address of a host is the same in each of its forms, with and without a zone.
 #[test]
 fn a_host_is_known_by_its_ipv4_address_in_ipv6_form() {
     let authority = Authority::new("test");
@@ -133,7 +133,17 @@ fn a_host_is_known_by_its_ipv4_address_in_ipv6_form() {
         let role = HandshakeRole::Active { host: None, address: address.parse().unwrap() };
         let ends = talk([tls.start(role, b"context").unwrap(), passive(&tls)], usize::MAX, |_, _| {});
         assert_eq!(ends[0].is_ok(), fits, "{address}");
+        // The same address as the name of a host, and as the name that the settings require.
+        assert_eq!(shake(&tls, &tls, address)[0].is_ok(), fits, "{address} as a host");
+        let named = Tls::mutual(&authority.identity("192.0.2.1"), authority.pem().as_bytes()).unwrap();
+        let named = Security::Tls(named.server_name(address).unwrap());
+        assert_eq!(shake(&named, &tls, "node")[0].is_ok(), fits, "{address} as the required name");
     }
+    let tls = mutual(&authority, &authority, "fe80::1");
+    for (host, fits) in [("fe80::1", true), ("fe80::1%eth0", true), ("fe80::2%eth0", false)] {
+        assert_eq!(shake(&tls, &tls, host)[0].is_ok(), fits, "{host}");
+    }
+    assert!(matches!(active(&tls, "192.0.2.1%eth0"), Err(SecurityError::Settings(_))), "IPv4 addresses have no zone");
 }
 
 #[test]

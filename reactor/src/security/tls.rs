@@ -5,6 +5,7 @@
 //! changed.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -314,8 +315,8 @@ impl Tls {
     /// Appends the secrets of all connections with these settings to a file, and logs a warning. The environment variable `SSLKEYLOGFILE`
     /// names the file, which has the format of NSS. Does nothing if the variable is not set.
     ///
-    /// This is for debugging only: anybody who can read the file can decrypt the connections. [The guide](crate::guide::security) names
-    /// tools that use the file. Needs the feature `keylog`.
+    /// This is for debugging only: anybody who can read the file can decrypt the connections. [The guide](crate::guide::security) says how.
+    /// Needs the feature `keylog`.
     #[cfg(feature = "keylog")]
     #[must_use]
     pub fn log_keys(mut self) -> Self {
@@ -354,8 +355,7 @@ impl Tls {
                 let name = match (&self.name, host) {
                     (Some(name), _) => (**name).clone(),
                     (None, Some(host)) => server_name(host)?,
-                    // Certificates name IPv4 hosts by their IPv4 addresses.
-                    (None, None) => ServerName::IpAddress(address.to_canonical().into()),
+                    (None, None) => address_name(address),
                 };
                 let conn = quic::ClientConnection::new(Arc::clone(config), Version::V1, name, parameters);
                 Connection::Client(conn.map_err(settings)?)
@@ -379,7 +379,17 @@ impl Tls {
     }
 }
 
+/// Returns the name of a host with this address in its certificate. Certificates name IPv4 hosts by their IPv4 addresses.
+fn address_name(address: IpAddr) -> ServerName<'static> {
+    ServerName::IpAddress(address.to_canonical().into())
+}
+
 fn server_name(name: &str) -> Result<ServerName<'static>, SecurityError> {
+    // The zone of an IPv6 address, as in `fe80::1%eth0`, has a meaning on the local host only, so certificates do not contain it.
+    let unzoned = name.split_once('%').map(|(address, _)| address).filter(|address| address.contains(':'));
+    if let Ok(address) = unzoned.unwrap_or(name).parse::<IpAddr>() {
+        return Ok(address_name(address));
+    }
     let parsed = ServerName::try_from(name.to_owned());
     parsed.map_err(|_| {
         settings(format!("\"{name}\" cannot be the name in a certificate: give a host name or an address"))

@@ -82,9 +82,11 @@ pub trait StreamHandler<M = ()> {
         Place::LeastLoaded
     }
 
-    /// A drain of the reactor has begun, see [`Handler::on_drain`]. Default: closes every stream.
+    /// A drain of the reactor has begun, see [`Handler::on_drain`]. Default: closes every stream, and every connection that is not
+    /// established yet ([`Context::close_unestablished`]).
     fn on_drain(&mut self, cx: &mut StreamContext<'_>, deadline: Duration) {
         cx.close_all();
+        cx.context().close_unestablished();
     }
 
     /// A stream has opened, because a connection was established. The local side or the peer had requested the connection. The stream is
@@ -180,7 +182,7 @@ impl StreamContext<'_> {
         Stream { table: self.table, cx: self.cx.reborrow(), id }
     }
 
-    /// Closes all streams, as [`Stream::close`] does.
+    /// Closes all streams, as [`Stream::close`] does. Connections that are not established yet have no stream, so they are not closed.
     pub fn close_all(&mut self) {
         for id in self.table.ids() {
             self.stream(id).close();
@@ -197,6 +199,15 @@ impl StreamContext<'_> {
 impl fmt::Debug for StreamContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamContext").finish_non_exhaustive()
+    }
+}
+
+/// The context of the last callback of a stream. Drops the stream at the end of the callback, also if the callback panics.
+struct LastCallback<'a>(StreamContext<'a>);
+
+impl Drop for LastCallback<'_> {
+    fn drop(&mut self) {
+        self.0.table.forget_last(&mut self.0.cx);
     }
 }
 
@@ -259,12 +270,12 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, id: ConnectionId, reason: DisconnectReason) {
         let Some((reason, orderly)) = self.table.ended(cx, id, reason) else { return };
-        let (handler, mut cx) = self.split(cx);
+        let (handler, cx) = self.split(cx);
+        let mut last = LastCallback(cx);
         match orderly {
-            true => handler.on_close(&mut cx, id),
-            false => handler.on_error(&mut cx, id, reason),
+            true => handler.on_close(&mut last.0, id),
+            false => handler.on_error(&mut last.0, id, reason),
         }
-        cx.table.forget_last(&mut cx.cx);
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, id: ConnectionId, error: ConnectError) {

@@ -12,12 +12,13 @@ pub enum ConnectionEnd {
     /// The reactor's thread has ended.
     #[error("the reactor's thread has ended")]
     Reactor,
-    /// The message is longer than the longest message that the peer accepts. The connection stays open.
-    #[error("a message of {len} bytes is longer than the peer accepts: at most {max}")]
+    /// The message is longer than the longest message that the peer accepts, or than the local
+    /// [`LargeMessageSettings::memory`](crate::LargeMessageSettings::memory). The connection stays open.
+    #[error("a message of {len} bytes is longer than the peer accepts, or than the memory for copies: at most {max}")]
     TooLong {
         /// The length of the message, in bytes.
         len: usize,
-        /// The length of the longest message that the peer accepts, in bytes.
+        /// The smaller of the two limits, in bytes.
         max: u64,
     },
 }
@@ -26,7 +27,7 @@ pub enum ConnectionEnd {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeliverError {
-    /// The message was not sent.
+    /// The message was not sent. Only after [`ConnectionEnd::Reactor`] it may have been: the thread ended while the connection was open.
     #[error(transparent)]
     NotSent(#[from] ConnectionEnd),
     /// The connection ended before the send completed ([`Outcome::Failed`]): the peer may or may not have received the

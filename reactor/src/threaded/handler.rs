@@ -341,7 +341,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let peer = (cx.max_message(conn).unwrap_or(0), cx.peer_address(conn));
+        let peer = (cx.max_copied(conn).unwrap_or(0), cx.peer_address(conn));
         if let Some(entry) = self.entry(conn) {
             let _ = entry.state.peer.set(peer);
             if let Some(opening) = entry.opening.take() {

@@ -90,7 +90,7 @@ pub(super) struct SharedState {
     pub(super) room: Arc<Semaphore>,
     /// The reason for the end of the connection. It is not set before the connection has ended.
     pub(super) end: OnceLock<DisconnectReason>,
-    /// The length in bytes of the longest message that the peer accepts, and the address of the peer. Neither is set before the connection
+    /// The length in bytes of the longest message that can be sent, and the address of the peer. Neither is set before the connection
     /// is established.
     pub(super) peer: OnceLock<(u64, Option<SocketAddr>)>,
     /// True once a task has got the connection, from a listener or by connecting.

@@ -52,7 +52,8 @@
 //!
 //! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. Queued messages are sent first, unless the
 //! peer accepts none of them for [`Timeouts::close`](crate::Timeouts::close): then the connection is aborted. The reactor's thread ends
-//! when the last [`ThreadedReactor`], connection and listener is dropped, or after [`ThreadedReactor::drain`].
+//! when the last [`ThreadedReactor`], connection and listener is dropped, or after [`ThreadedReactor::drain`]. In the first case the
+//! connections have 10 s to send what is queued; [`ThreadedReactor::drain`] has a deadline of the program.
 //! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future that waits for a result of the thread
 //! ends with an error.
 //!

@@ -116,6 +116,8 @@ pub enum Said {
     Removal,
     /// The device reports this event.
     Device(DeviceEventKind),
+    /// The shared receive queue that was created last has failed.
+    SharedQueueFailed,
 }
 
 /// The way in which address resolution fails.

@@ -158,8 +158,8 @@ impl Net for SimNet {
         lock(&self.fabric).udp.is_some()
     }
 
-    fn interface(&self, at: IpAddr) -> io::Result<Interface> {
-        lock(&self.fabric).interface(self.node, at)
+    fn interface(&self, at: SocketAddr) -> io::Result<Interface> {
+        lock(&self.fabric).interface(self.node, at.ip())
     }
 
     fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rdma_reactor::aio::AsyncReactor;
 use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Error, Handler, Parts, Reactor};
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
@@ -157,6 +158,40 @@ pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnM
         step(fabric, nodes).unwrap_or_else(|(node, error)| panic!("{what}: a turn of node {node}: {error}"));
     }
     panic!("not in {STEPS} steps: {what}");
+}
+
+/// Runs turns of the reactors whose descriptors are readable, one turn of each. If no descriptor is readable, advances the time to the next
+/// event of the network. Returns false if there is no event either. The index of a reactor is the number of its node. The caller polls the
+/// futures of the reactors.
+///
+/// # Panics
+/// Panics if a turn fails.
+pub fn step_futures(fabric: &Shared, nets: &[AsyncReactor]) -> bool {
+    let mut idle = true;
+    for (node, net) in nets.iter().enumerate() {
+        if lock(fabric).is_runnable(node, true) {
+            net.turn(Duration::ZERO).unwrap_or_else(|error| panic!("a turn of node {node}: {error}"));
+            idle = false;
+        }
+    }
+    let next = lock(fabric).next();
+    match next {
+        _ if !idle => true,
+        Some(at) => {
+            lock(fabric).advance(at);
+            true
+        }
+        None => false,
+    }
+}
+
+/// Takes steps until no descriptor is readable, and no event of the network is left. Timers that expire later do not count.
+///
+/// # Panics
+/// Panics if a turn fails, or if there is still something to do after ten million steps.
+pub fn settle(fabric: &Shared, nets: &[AsyncReactor]) {
+    let steps = (0..STEPS).take_while(|_| step_futures(fabric, nets)).count() as u64;
+    assert!(steps < STEPS, "not settled in {STEPS} steps");
 }
 
 /// A handler that records the results of connects. Clones share the same records.

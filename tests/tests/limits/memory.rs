@@ -1,6 +1,8 @@
 //! Limits on memory: each key is valid for one peer only, and peers may hold the memory for large messages only for some time. A send that
 //! waits for memory is notified when it is free.
 
+use rdma_reactor::{Transfer, TransferOptions};
+
 use super::super::*;
 
 /// A server that registers one region for its first peer, and keeps the region.
@@ -541,4 +543,88 @@ fn a_send_that_waits_for_credits_and_then_for_memory_is_not_forgotten() {
     }
     nodes[1].dead = false;
     expect_writable(&fabric, &mut nodes, &waits, conns[1]);
+}
+
+/// A connection waits for memory for a long message, and holds the sends of others back. When it ends, `on_writable` is called for the
+/// connection that only it has held back, although no memory is released then.
+#[test]
+fn a_send_behind_one_that_waits_and_ends_is_not_forgotten() {
+    const SMALL: usize = 70_000;
+    let fabric = network(11);
+    let (mut nodes, conns, waits) = sender(&fabric, 10);
+    // The servers fetch nothing from now on.
+    nodes[1..].iter_mut().for_each(|server| server.dead = true);
+    let (long, behind, busy) = (conns[0], conns[1], &conns[2..]);
+    let message = vec![7; SMALL];
+    let send = |cx: &mut Context<'_>, count: usize| {
+        for _ in 0..count {
+            let conn = busy.iter().copied().find(|&conn| cx.writable_for(conn, SMALL)).expect("room on one of them");
+            cx.send(conn, &message).expect("room");
+        }
+    };
+    let mut cx = nodes[0].reactor.context();
+    send(&mut cx, 6);
+    assert_eq!(cx.send(long, &vec![7; 4_000_000]), Err(SendErrorKind::WouldBlock(Blocked::Memory)));
+    // When 16 others have been granted, the long message holds back all others.
+    send(&mut cx, 16);
+    assert_eq!(cx.send(behind, &message), Err(SendErrorKind::WouldBlock(Blocked::Memory)));
+    cx.abort(long);
+    let begun = lock(&fabric).now();
+    until(&fabric, &mut nodes, "the other one may send", |_| !waits.writable.borrow().is_empty());
+    let took = lock(&fabric).now() - begun;
+    assert!(took < MS, "on_writable came {took} ns after the end");
+    assert_eq!(waits.writable.borrow()[..], [behind]);
+    assert_eq!(nodes[0].reactor.stats().memory.copied_bytes, 22 * SMALL, "no memory was released");
+}
+
+/// A server that answers each message, and keeps it. When its timer fires, it begins a transfer from its first message, drops that message
+/// while the transfer is in progress, and sends something to its second client.
+#[derive(Clone, Default)]
+struct Shelf {
+    up: Rc<RefCell<Vec<ConnectionId>>>,
+    kept: Rc<RefCell<Vec<DetachedMessage>>>,
+}
+
+impl Handler for Shelf {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.up.borrow_mut().push(conn);
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        cx.send(conn, b"here").expect("room");
+        self.kept.borrow_mut().push(message.detach());
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let up = self.up.borrow();
+        let region = self.kept.borrow_mut().remove(0).into_region().expect("it was fetched");
+        let within = TransferOptions::within(Duration::from_secs(3600));
+        cx.transfer(up[0], Transfer::Write(&[&region]), Vec::new(), &within).expect("it is open");
+        drop(region);
+        cx.send(up[1], b"something").expect("room");
+    }
+}
+
+/// Two connections wait for memory. A flush posts both: the first one ends its transfer, which has used the last memory, so this memory is
+/// released when the second one is posted. The first one, which was posted already, gets the memory.
+#[test]
+fn memory_that_is_released_while_connections_are_posted_reaches_those_posted_before() {
+    let (fabric, shelf) = (network(3), Shelf::default());
+    // The memory has room for one message of 4 MiB.
+    let small = short_of_memory().large_messages(|l| l.memory = 8 * MIB);
+    let (first, second) = (Log::default(), Log::default());
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, small), Box::new(shelf.clone())),
+        Node::new(reactor(1, &fabric, Config::default()), Asks::boxed(&fabric, 4 * MIB, 2, &first)),
+        Node::new(reactor(2, &fabric, Config::default()), Asks::boxed(&fabric, 4 * MIB, 1, &second)),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "a message that is kept", |_| first.answers() == 1);
+    nodes[2].reactor.context().connect(address(0, 7471)).expect("connecting");
+    let calm = lock(&fabric).now() + 100 * MS;
+    until(&fabric, &mut nodes, "both wait for memory", |_| lock(&fabric).now() > calm);
+    assert_eq!((shelf.up.borrow().len(), shelf.kept.borrow().len()), (2, 1));
+    nodes[0].reactor.context().set_timer(Duration::ZERO, 0);
+    let end = lock(&fabric).now() + SECOND;
+    until(&fabric, &mut nodes, "the next message", |_| first.answers() == 2 || lock(&fabric).now() > end);
+    assert_eq!(first.answers(), 2, "it waits for ever");
 }

@@ -179,6 +179,7 @@ cases! { $
         an_immediate_send_needs_a_connection [ImmediateSends],
         an_immediate_write_keeps_its_place [ImmediateSends, Writes],
         lent_memory_is_read_where_it_is [SharedMemory],
+        lent_memory_is_not_read_after_the_end [SharedMemory],
         a_direct_region_is_used_by_its_peer [SharedMemory, Reads, Writes, Atomics],
     }
 }

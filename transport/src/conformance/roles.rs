@@ -1,12 +1,13 @@
 //! Cases: the roles, which not every provider has.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::harness::*;
-use crate::cm::{CmEventKind, ConnectParam};
+use crate::cm::{CmEventKind, ConnectParam, DisconnectCause};
 use crate::error::TransportError;
-use crate::handle::SrqId;
+use crate::handle::{MrId, SrqId};
 use crate::mem::Memory;
 use crate::mr::Access;
 use crate::qp::QpAttr;
@@ -376,10 +377,9 @@ fn long(seed: u8) -> Vec<u8> {
     (0..LONG).map(|at| (at / 7) as u8 ^ seed).collect()
 }
 
-/// A send from memory that `SharedMemory::lend` has lent completes only after the peer has read the message in place.
-/// After the region is deregistered, sends from this memory are copied.
-pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
-    let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
+/// Lends the memory of the active side to the passive side, and sends messages of [`LONG`] bytes until the passive side
+/// reads them in place. Returns the region, the memory of the messages, and the memory of their receives.
+fn lend(harness: &mut Harness, active: &ConnectionEnd, passive: &ConnectionEnd) -> (MrId, [Range<usize>; 2]) {
     assert!(harness.provider(ACTIVE).shared_memory().expect("the role").is_shared(active.qp));
     let device = harness.side(ACTIVE).device;
     let region = harness.side(ACTIVE).station.expose(device, Access::LOCAL_WRITE).expect("a region");
@@ -390,24 +390,57 @@ pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
     for seed in 0..10 {
         let bytes = long(seed);
         harness.side(ACTIVE).station.write(part.start, &bytes).expect("memory");
-        harness.post_recv(&passive, std::slice::from_ref(&sink));
-        let wr_id = harness.post(&active, SendOp::Send, &part);
+        harness.post_recv(passive, std::slice::from_ref(&sink));
+        let wr_id = harness.post(active, SendOp::Send, &part);
         // Poll only the active side. The peer's provider is not driven here, so the peer cannot have read the message.
         harness.poll(ACTIVE, active.cq);
-        at_once = harness.take_completion(&active, wr_id).map(|wc| assert_eq!(wc.status, WcStatus::Success)).is_some();
-        let (wc, got, _) = harness.received(&passive);
+        at_once = harness.take_completion(active, wr_id).map(|wc| assert_eq!(wc.status, WcStatus::Success)).is_some();
+        let (wc, got, _) = harness.received(passive);
         assert!(wc.status == WcStatus::Success && got == bytes, "message {seed}: {wc:?}");
         if !at_once {
-            harness.success(&active, wr_id);
+            harness.success(active, wr_id);
         }
     }
     assert!(!at_once, "the last message was copied before its peer had read it");
-    harness.provider(ACTIVE).deregister(region.id).expect("a region that is there");
+    (region.id, [part, sink])
+}
+
+/// A send from memory that `SharedMemory::lend` has lent completes only after the peer has read the message in place.
+/// After the region is deregistered, sends from this memory are copied.
+pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
+    let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
+    let (region, [part, sink]) = lend(harness, &active, &passive);
+    harness.provider(ACTIVE).deregister(region).expect("a region that is there");
     harness.post_recv(&passive, std::slice::from_ref(&sink));
     let wr_id = harness.post(&active, SendOp::Send, &part);
     let (wc, ..) = harness.received(&passive);
     assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::Success, LONG));
     harness.success(&active, wr_id);
+}
+
+/// A send from lent memory is flushed, or its queue pair is destroyed, before the peer has read the message. Then the
+/// program may overwrite the memory. The peer receives the old bytes or no message.
+pub(super) fn lent_memory_is_not_read_after_the_end(harness: &mut Harness) {
+    for destroys in [false, true] {
+        let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
+        let (_, [part, sink]) = lend(harness, &active, &passive);
+        let (bytes, others) = (long(100), long(200));
+        harness.side(ACTIVE).station.write(part.start, &bytes).expect("memory");
+        harness.post_recv(&passive, std::slice::from_ref(&sink));
+        let wr_id = harness.post(&active, SendOp::Send, &part);
+        if destroys {
+            harness.destroy(&active);
+        } else {
+            harness.disconnect(&active);
+            harness.poll(ACTIVE, active.cq);
+            harness.completion(&active, wr_id);
+        }
+        harness.side(ACTIVE).station.write(part.start, &others).expect("memory");
+        let (wc, got, _) = harness.received(&passive);
+        assert!(!wc.status.is_success() || got == bytes, "bytes that were written after the end: {wc:?}");
+        let cause = harness.disconnected(&passive);
+        assert!(matches!(cause, DisconnectCause::Peer | DisconnectCause::Truncated), "{cause:?}");
+    }
 }
 
 /// After its first use of a direct region ([`Access::DIRECT`](crate::Access::DIRECT)), the peer accesses the memory

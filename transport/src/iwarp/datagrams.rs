@@ -53,10 +53,10 @@ impl<N: Net> Iwarp<N> {
 
     /// Opens a UDP port. Without `at`, the port is bound to the local address `address`. With `at`, the port joins the multicast group
     /// `address` on the interface with the address `at`.
-    fn open_port(&mut self, address: SocketAddr, at: Option<IpAddr>) -> Result<Key> {
+    fn open_port(&mut self, address: SocketAddr, at: Option<SocketAddr>) -> Result<Key> {
         let listen = |source| TransportError::Listen { address, source };
-        let interface = self.net.interface(at.unwrap_or(address.ip())).map_err(listen)?;
-        let (socket, kind) = match at {
+        let interface = self.net.interface(at.unwrap_or(address)).map_err(listen)?;
+        let (socket, kind) = match at.map(|at| at.ip()) {
             Some(member) => {
                 let socket = self.net.open_group(address, member, interface).map_err(listen)?;
                 (socket, PortKind::Group { member, ids: Vec::new() })
@@ -439,9 +439,10 @@ impl<N: Net> Datagrams for Iwarp<N> {
             let (value, range) = (joined as u64 + 1, "at most 64");
             return Err(TransportError::OutOfRange { what: "multicast groups of an id", value, range });
         }
-        let at = self.datagrams.ports.get(of.port).ok_or(STALE_ID)?.address.ip();
+        let UdpPort { address: at, interface, .. } = self.datagrams.ports.get(of.port).ok_or(STALE_ID)?;
+        let (at, interface) = (*at, interface.index);
         let address = SocketAddr::new(group, self.config.roce.group_port);
-        let port = match self.datagrams.group(group, at) {
+        let port = match self.datagrams.group(group, at.ip(), interface) {
             Some(port) => port,
             None => self.open_port(address, Some(at))?,
         };

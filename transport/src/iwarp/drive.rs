@@ -413,7 +413,7 @@ impl<N: Net> Iwarp<N> {
             EndpointState::Resolved(_) | EndpointState::Connecting(..) | EndpointState::Replying(..) => {
                 self.fail(key, Some(ConnectFailure::Timeout), None, now);
             }
-            EndpointState::SettingUp(_) => self.end_setup(key, "no answer in time", now),
+            EndpointState::SettingUp(_) => self.expire_setup(key, now),
             EndpointState::Live if !endpoint.announced => {
                 self.transition(key, EndpointState::Dead);
                 self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);

@@ -87,6 +87,9 @@ impl<N: Net> Iwarp<N> {
             }
         }
         self.handshakes.backlog.push_back(key);
+        if !self.within_cm {
+            self.net.wake(NetChannel::Cm);
+        }
     }
 
     /// Sets the state of a listener. `until` is the latest time at which a pause ends. With `None`, only another event ends the pause.

@@ -145,10 +145,16 @@ impl<N: Net> Iwarp<N> {
             // The peer sends the packet that announces a window before it writes the first record that uses the window. So the packet is
             // already in the socket.
             self.read_packets(key);
-            received = self.consume(key).and_then(|received| match received.unknown_window {
-                false => Ok(received),
-                true => Err(LinkFault::Violation(Refusal::Malformed)),
-            });
+            received = self.consume(key);
+            if received.as_ref().is_ok_and(|received| received.unknown_window) {
+                let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get(key) else { return false };
+                if link.has_lost_payload() {
+                    // The peer has ended the connection, and with it the lending of memory that this side has not read.
+                    self.end(key, peer_has_gone(false), None, now);
+                    return false;
+                }
+                received = Err(LinkFault::Violation(Refusal::Malformed));
+            }
         }
         let received = match received {
             Ok(received) => received,
@@ -256,13 +262,13 @@ impl<N: Net> Iwarp<N> {
         self.end(key, cause, None, now);
     }
 
-    /// Publishes the last output of a link that is destroyed, and wakes the peer if the peer sleeps.
+    /// Publishes the last output of a link that is destroyed, ends its lendings, and wakes the peer if the peer sleeps.
     pub(super) fn leave_link(&mut self, key: Key) {
         let Some(CmEndpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else {
             return;
         };
         let socket = *socket;
-        if link.publish() {
+        if link.leave() {
             self.call(socket);
         }
     }

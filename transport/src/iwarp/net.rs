@@ -157,8 +157,9 @@ pub trait Net: Send + fmt::Debug {
         false
     }
 
-    /// Returns the network interface that has this local address.
-    fn interface(&self, address: IpAddr) -> io::Result<Interface> {
+    /// Returns the network interface that has this local address. Several interfaces may have the same link-local address: its scope is the
+    /// index of the right one. Ignores the port number.
+    fn interface(&self, address: SocketAddr) -> io::Result<Interface> {
         let _ = address;
         Err(io::ErrorKind::Unsupported.into())
     }

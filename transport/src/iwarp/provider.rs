@@ -196,14 +196,14 @@ impl<N: Net> Iwarp<N> {
 
     /// Sends the bytes `rest` and then closes the socket. The connection itself has already ended.
     pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
-        if self.lingers.len() >= self.config.max_lingering {
-            let Some(oldest) = self.lingers.remove_oldest() else { return self.close(socket, false) };
-            self.close(oldest.socket, false);
-        }
         let mut linger = Linger::new(socket, rest, now + self.config.linger);
         if linger.serve(&mut self.net, self.intake.scratch()) {
             self.close(socket, false);
             return;
+        }
+        if self.lingers.len() >= self.config.max_lingering {
+            let Some(oldest) = self.lingers.remove_oldest() else { return self.close(socket, false) };
+            self.close(oldest.socket, false);
         }
         let deadline = linger.deadline;
         let owner = Owner::Linger(self.lingers.insert(linger));

@@ -204,10 +204,11 @@ impl<N: Net> Iwarp<N> {
                     self.transition(key, EndpointState::SettingUp(peer));
                     self.own(socket, Owner::Setup(key));
                     if let Some(endpoint) = self.endpoints.get_mut(key) {
-                        let sent = SentSegment { socket, segment, agreement, private_data };
+                        let until = endpoint.deadline;
+                        let sent = SentSegment { socket, segment, agreement, private_data, until };
                         endpoint.setup = Some(Box::new(SegmentSetup::Sent(Box::new(sent))));
                         let at_most = now + self.config.within_host.meeting_timeout;
-                        let deadline = endpoint.deadline.map_or(at_most, |deadline| deadline.min(at_most));
+                        let deadline = until.map_or(at_most, |until| until.min(at_most));
                         self.set_deadline(key, Some(deadline));
                     }
                     return;
@@ -262,7 +263,7 @@ impl<N: Net> Iwarp<N> {
     fn leave_stream(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(SegmentSetup::Sent(sent)) = endpoint.setup.take().map(|setup| *setup) else { return };
-        let SentSegment { socket, segment, agreement, private_data } = *sent;
+        let SentSegment { socket, segment, agreement, private_data, .. } = *sent;
         endpoint.announced = true;
         if let Some(qp) = endpoint.qp.as_mut() {
             qp.read_depth = agreement.read_depth();
@@ -271,6 +272,17 @@ impl<N: Net> Iwarp<N> {
         self.set_deadline(key, None);
         self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
         self.enter_segment(key, socket, segment, SegmentSide::Active, now);
+    }
+
+    /// Handles the deadline of a setup on the active side. If the deadline of the connection attempt has passed, fails the attempt.
+    /// Otherwise only the setup ends.
+    pub(super) fn expire_setup(&mut self, key: Key, now: Instant) {
+        let setup = self.endpoints.get(key).and_then(|endpoint| endpoint.setup.as_deref());
+        if matches!(setup, Some(SegmentSetup::Sent(sent)) if sent.until.is_some_and(|until| until <= now)) {
+            self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
+        } else {
+            self.end_setup(key, "no answer in time", now);
+        }
     }
 
     /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream. If shared memory is required, the

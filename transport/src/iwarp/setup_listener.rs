@@ -30,6 +30,8 @@ pub(super) struct SentSegment<S> {
     pub(super) segment: S,
     pub(super) agreement: Agreement,
     pub(super) private_data: Box<[u8]>,
+    /// The deadline of the connection attempt. The deadline of the setup may be earlier.
+    pub(super) until: Option<Instant>,
 }
 
 impl<S> SegmentSetup<S> {

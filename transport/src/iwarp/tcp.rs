@@ -36,9 +36,9 @@ pub struct TcpConfig {
     /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`), 1 ms to
     /// 2,147,483,647 ms (24 days). `None` leaves the limit to the system.
     pub user_timeout: Option<Duration>,
-    /// The size in bytes of the socket's send buffer. `None` lets the system adapt it.
+    /// The size in bytes of the socket's send buffer, at most 2,147,483,647. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,
-    /// The size in bytes of the socket's receive buffer. `None` lets the system adapt it.
+    /// The size in bytes of the socket's receive buffer, at most 2,147,483,647. `None` lets the system adapt it.
     pub recv_buffer: Option<usize>,
     /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`). `None` leaves the choice to the system.
     /// The system also chooses if it lacks the named algorithm or does not allow it.
@@ -61,7 +61,7 @@ impl Default for TcpConfig {
 struct SocketEntry {
     socket: Socket,
     channel: NetChannel,
-    /// For a UDP socket: true from a refused send until the next accepted one. Only in this time, the socket reports that it is writable.
+    /// For a UDP socket: true from a refused send until the socket has reported that it is writable. Only in this time, it reports that.
     awaits_room: bool,
 }
 
@@ -86,6 +86,8 @@ pub struct TcpNet {
     cm: EventSet,
     completion: EventSet,
     sockets: Slab<SocketEntry>,
+    /// The number of sockets with `awaits_room`.
+    awaiting_room: usize,
     /// The Unix listener.
     local_listener: Option<SocketId>,
     strangers: Strangers,
@@ -141,11 +143,18 @@ impl TcpNet {
             let why = "TcpConfig::user_timeout must be 1 ms to 2,147,483,647 ms";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
+        // The system takes the sizes of buffers as `c_int`.
+        let buffers = [config.send_buffer, config.recv_buffer];
+        if buffers.into_iter().flatten().any(|size| libc::c_int::try_from(size).is_err()) {
+            let why = "TcpConfig::send_buffer and TcpConfig::recv_buffer must be at most 2,147,483,647 bytes";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         Ok(Self {
             config,
             cm: EventSet::new()?,
             completion: EventSet::new()?,
             sockets: Slab::with_generation_bits(31),
+            awaiting_room: 0,
             local_listener: None,
             strangers: Strangers::default(),
         })
@@ -183,6 +192,19 @@ impl TcpNet {
         }
         if let Some(size) = self.config.recv_buffer {
             socket.set_recv_buffer_size(size)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a UDP socket report once that it is writable. Called after a refused send. A UDP socket that always reported this would do so
+    /// after each sent packet.
+    fn await_room(&mut self, socket: SocketId) -> io::Result<()> {
+        let entry = self.sockets.get_mut(socket.0).ok_or_else(gone)?;
+        if !entry.awaits_room {
+            let (fd, interest) = (entry.socket.as_raw_fd(), Interest::READABLE | Interest::WRITABLE);
+            self.completion.poll.registry().reregister(&mut SourceFd(&fd), token(socket.0), interest)?;
+            entry.awaits_room = true;
+            self.awaiting_room += 1;
         }
         Ok(())
     }
@@ -235,6 +257,15 @@ impl Net for TcpNet {
                 let ready =
                     Ready { readable: event.is_readable() || closed, writable: event.is_writable() || closed, closed };
                 edges.push((SocketId(key(event.token())), ready));
+                if self.awaiting_room > 0 && event.is_writable() {
+                    let entry = self.sockets.get_mut(key(event.token())).filter(|entry| entry.awaits_room);
+                    if let Some(entry) = entry {
+                        let (fd, registry) = (entry.socket.as_raw_fd(), set.poll.registry());
+                        let _ = registry.reregister(&mut SourceFd(&fd), event.token(), Interest::READABLE);
+                        entry.awaits_room = false;
+                        self.awaiting_room -= 1;
+                    }
+                }
             }
         }
         Ok(count == EVENTS)
@@ -344,7 +375,9 @@ impl Net for TcpNet {
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {
-        if let Some(entry) = self.sockets.remove(socket.0).filter(|_| reset) {
+        let Some(entry) = self.sockets.remove(socket.0) else { return };
+        self.awaiting_room -= usize::from(entry.awaits_room);
+        if reset {
             // With a linger time of 0, closing the socket resets the connection.
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
         }
@@ -389,7 +422,7 @@ impl Net for TcpNet {
         true
     }
 
-    fn interface(&self, address: IpAddr) -> io::Result<Interface> {
+    fn interface(&self, address: SocketAddr) -> io::Result<Interface> {
         udp::interface(address)
     }
 
@@ -407,18 +440,9 @@ impl Net for TcpNet {
 
     #[inline]
     fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
-        let entry = self.sockets.get_mut(socket.0).ok_or_else(gone)?;
-        let sent = mem::send_packets(entry.socket.as_fd(), packets, first);
-        let blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-        if blocked != entry.awaits_room {
-            // A UDP socket that reports that it is writable does so after each sent packet. So it reports this only while a send waits.
-            let interest = if blocked { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
-            let (fd, registry) = (entry.socket.as_raw_fd(), self.completion.poll.registry());
-            let watched = registry.reregister(&mut SourceFd(&fd), token(socket.0), interest);
-            if blocked {
-                watched?;
-            }
-            entry.awaits_room = blocked;
+        let sent = mem::send_packets(self.socket(socket)?.as_fd(), packets, first);
+        if matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            self.await_room(socket)?;
         }
         sent
     }
@@ -683,5 +707,48 @@ mod tests {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             with(right).unwrap().tune(&socket).unwrap();
         }
+    }
+
+    /// The system takes the size of a buffer as a signed number of 32 bits.
+    #[test]
+    fn a_buffer_size_that_the_system_cannot_take_is_out_of_range() {
+        let with = |send_buffer, recv_buffer| {
+            TcpNet::with_config(TcpConfig { send_buffer, recv_buffer, ..TcpConfig::default() })
+        };
+        let longest = i32::MAX as usize;
+        for wrong in [longest + 1, usize::MAX] {
+            for error in [with(Some(wrong), None), with(None, Some(wrong))] {
+                assert_eq!(error.expect_err("out of range").kind(), io::ErrorKind::InvalidInput, "{wrong}");
+            }
+        }
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        with(Some(longest), Some(longest)).unwrap().tune(&socket).unwrap();
+    }
+
+    /// A send of one id is refused, and then a send of another id is accepted before the edge is read. The socket still reports that it is
+    /// writable, because only this edge resumes the first id. It reports this once, and not after each sent packet.
+    #[test]
+    fn room_is_reported_after_a_refused_send_even_if_another_one_is_accepted() {
+        let mut net = TcpNet::new().unwrap();
+        let socket = net.open_packets("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut packets = Packets::new(64, 0);
+        packets.push(net.local_address(socket).unwrap(), |_| 0..8);
+        let reports_room = |net: &mut TcpNet| {
+            let mut edges = Vec::new();
+            net.poll(NetChannel::Completion, &mut edges).unwrap();
+            edges.iter().any(|(of, ready)| *of == socket && ready.writable)
+        };
+        for _ in 0..3 {
+            assert!(!reports_room(&mut net));
+            // On the loopback interface, the system never refuses a send. So this call is what follows a refused send.
+            net.await_room(socket).unwrap();
+            assert_eq!(net.send_packets(socket, &packets, 0).unwrap(), 1);
+            assert!(reports_room(&mut net), "a refused send waits for this edge");
+            assert_eq!(net.send_packets(socket, &packets, 0).unwrap(), 1);
+        }
+        assert!(!reports_room(&mut net));
+        net.await_room(socket).unwrap();
+        net.close(socket, false);
+        assert_eq!(net.awaiting_room, 0);
     }
 }

@@ -29,8 +29,8 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
             socket.set_multicast_if_v4(&v4)?;
             socket.set_multicast_ttl_v4(GROUP_HOPS)?;
         }
-        IpAddr::V6(v6) => {
-            socket.set_multicast_if_v6(mem::interface_of(socket.as_fd(), v6.into())?.index)?;
+        IpAddr::V6(_) => {
+            socket.set_multicast_if_v6(mem::interface_of(socket.as_fd(), address)?.index)?;
             socket.set_multicast_hops_v6(GROUP_HOPS)?;
         }
     }
@@ -60,17 +60,36 @@ pub(super) fn join(group: SocketAddr, at: IpAddr, interface: Interface) -> io::R
     Ok(socket)
 }
 
-/// Returns the network interface that has this local address.
-pub(super) fn interface(address: IpAddr) -> io::Result<Interface> {
-    let socket = open(SocketAddr::new(address, 0))?;
-    mem::interface_of(socket.as_fd(), address)
+/// Returns the network interface that has this local address, according to its scope if it is a link-local address.
+pub(super) fn interface(address: SocketAddr) -> io::Result<Interface> {
+    mem::interface_of(open(address)?.as_fd(), address)
 }
 
 /// Returns the local address with which the system's routing table would send a packet to this peer.
-pub(super) fn source(peer: SocketAddr) -> io::Result<IpAddr> {
+pub(super) fn source(mut peer: SocketAddr) -> io::Result<IpAddr> {
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
-    // For UDP, connecting sends no packet: the call only selects the route and the local address.
-    socket.connect(SocketAddr::new(peer.ip(), peer.port().max(1)))?;
+    // For UDP, connecting sends no packet: the call only selects the route and the local address. The system needs a port, and the scope of
+    // a link-local address.
+    peer.set_port(peer.port().max(1));
+    socket.connect(peer)?;
     Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The system refuses to connect to a link-local address without a scope. With the scope of the loopback interface, it looks for a
+    /// route, and usually finds none.
+    #[test]
+    fn the_route_to_a_link_local_peer_is_that_of_its_scope() {
+        let refused = |peer: &str| {
+            let source = source(peer.parse().unwrap());
+            source.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+        };
+        assert!(refused("[fe80::1]:7"), "without a scope");
+        assert!(!refused("[fe80::1%1]:7") && !refused("[fe80::1%1]:0"));
+        assert_eq!(source("127.0.0.1:0".parse().unwrap()).unwrap(), IpAddr::from([127, 0, 0, 1]));
+    }
 }

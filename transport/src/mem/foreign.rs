@@ -83,6 +83,15 @@ impl Memory {
             return wrong(format!("{len} bytes from {offset}: the file has {size}"));
         }
         let start = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // SAFETY: all fields are numbers, for which zeros are valid.
+        let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to a structure for the result.
+        if unsafe { libc::fstatfs(fd, &raw mut system) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Of a file in huge pages, the system maps whole huge pages, and unmaps nothing else.
+        let whole = if system.f_type == libc::HUGETLBFS_MAGIC { usize::try_from(system.f_bsize).ok() } else { None };
+        let mapped = len.next_multiple_of(whole.filter(|&whole| whole > 0).unwrap_or(page));
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, fd, start) };
@@ -90,7 +99,7 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { base, len, backing: Backing::Mapping(len), file: None })
+        Ok(Self { base, len, backing: Backing::Mapping(mapped), file: None })
     }
 
     /// Makes a `Memory` of memory that the program has allocated itself, such as a mapping of another library. Dropping
@@ -177,6 +186,30 @@ mod tests {
         // SAFETY: the pointer is to memory for the result.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
+    }
+
+    /// The system maps a part of a huge page as a whole huge page. The mapping is as long when it is unmapped.
+    #[test]
+    fn a_part_of_a_huge_page_is_mapped_and_unmapped() {
+        const HUGE: usize = 2 << 20;
+        let flags = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+        // SAFETY: the name is a NUL-terminated string.
+        let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
+        if fd < 0 {
+            // This system has no huge pages.
+            return;
+        }
+        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: the call changes the length of a file, and accesses no memory.
+        assert_eq!(unsafe { libc::ftruncate(fd, HUGE as i64) }, 0);
+        match Memory::map_file(file.as_fd(), 0, page_size()) {
+            Ok(memory) => {
+                assert!(memory.len() == page_size() && matches!(memory.backing, Backing::Mapping(HUGE)));
+                // Dropping the memory checks that the system has unmapped it.
+            }
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "no huge page is free: {error}"),
+        }
     }
 
     #[test]

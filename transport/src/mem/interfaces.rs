@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
@@ -18,27 +18,26 @@ pub struct Interface {
 }
 
 /// Returns the interface that has an address. For any IPv4 loopback address (127.0.0.0/8), returns the loopback
-/// interface, even if the system lists that interface only with a different loopback address. `socket` may be any
-/// socket: it is used only for an `ioctl`.
+/// interface, even if the system lists that interface only with a different loopback address. For an IPv6 link-local
+/// address with a scope, returns the interface with that index: other interfaces may have the same address. `socket` may
+/// be any socket: it is used only for an `ioctl`.
 ///
 /// # Errors
 /// `AddrNotAvailable` if no interface has the address; otherwise the system's error.
-pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<Interface> {
+pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<Interface> {
     let mut list = ptr::null_mut();
     // SAFETY: the call allocates a list and writes its address to `list`. This function frees the list once.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let is = |own: IpAddr| {
-        own == address || own.is_ipv4() && own.is_loopback() && address.is_ipv4() && address.is_loopback()
-    };
     let mut found = Err(io::ErrorKind::AddrNotAvailable.into());
     let mut at = list;
     // SAFETY: the entries are valid until the list is freed. Each entry has a name. The address of an entry is null, or
     // has the length that its family requires.
     unsafe {
         while let Some(entry) = at.as_ref() {
-            if of(entry.ifa_addr).is_some_and(is) {
+            let index = || libc::if_nametoindex(entry.ifa_name);
+            if of(entry.ifa_addr).is_some_and(|own| is_at(own, index, address)) {
                 found = details(socket, CStr::from_ptr(entry.ifa_name));
                 break;
             }
@@ -47,6 +46,19 @@ pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Resul
         libc::freeifaddrs(list);
     }
     found
+}
+
+/// Returns true if an interface with the address `own` has the address `address`. `index` returns the index of the
+/// interface.
+fn is_at(own: IpAddr, index: impl FnOnce() -> u32, address: SocketAddr) -> bool {
+    match (own, address) {
+        (IpAddr::V4(own), SocketAddr::V4(v4)) => own == *v4.ip() || own.is_loopback() && v4.ip().is_loopback(),
+        (IpAddr::V6(own), SocketAddr::V6(v6)) => {
+            let has_scope = own.is_unicast_link_local() && v6.scope_id() != 0;
+            own == *v6.ip() && (!has_scope || index() == v6.scope_id())
+        }
+        _ => false,
+    }
 }
 
 /// Returns the IP address in a socket address. Returns `None` for an address of another family and for a null pointer.
@@ -100,10 +112,26 @@ mod tests {
     #[test]
     fn the_interface_of_an_address_is_found() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let of = |address: &str| interface_of(socket.as_fd(), address.parse().unwrap());
+        let of = |address: &str| interface_of(socket.as_fd(), SocketAddr::new(address.parse().unwrap(), 0));
         let loopback = of("127.0.0.1").unwrap();
         assert_eq!((loopback.index, loopback.mtu >= 1280), (1, true));
         assert_eq!(of("127.7.7.7").unwrap(), loopback, "a loopback address that no interface names");
         assert_eq!(of("203.0.113.77").unwrap_err().kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    /// Several interfaces may have the same link-local address. Other addresses have no scope.
+    #[test]
+    fn the_scope_of_a_link_local_address_is_the_index_of_its_interface() {
+        for (own, address, expected) in [
+            ("fe80::1", "[fe80::1%3]:7", [true, false]),
+            ("fe80::1", "[fe80::1%4]:7", [false, true]),
+            ("fe80::1", "[fe80::1]:7", [true, true]),
+            ("fe80::2", "[fe80::1%3]:7", [false, false]),
+            ("fd00::1", "[fd00::1%3]:7", [true, true]),
+            ("127.0.0.1", "[::1]:7", [false, false]),
+        ] {
+            let found = [3, 4].map(|index| is_at(own.parse().unwrap(), || index, address.parse().unwrap()));
+            assert_eq!(found, expected, "{own} {address}");
+        }
     }
 }

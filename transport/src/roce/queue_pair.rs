@@ -55,7 +55,7 @@ pub(crate) struct DatagramQueuePair {
     phase: SendState,
 }
 
-/// The states of the send queue.
+/// The states of the send queue, and of the queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendState {
     Sending,
@@ -215,10 +215,10 @@ impl DatagramQueuePair {
     }
 
     /// Copies a received datagram into the next receive and completes the receive. The datagram is dropped if no receive is posted, if the
-    /// next receive is too short for the route header and the payload, or if the payload is longer than `max`. A datagram that is too long
-    /// is no error, because otherwise any peer could end the queue pair.
+    /// next receive is too short for the route header and the payload, if the payload is longer than `max`, or if the queue pair is closed.
+    /// A datagram that is too long is no error, because otherwise any peer could end the queue pair.
     pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
-        if payload.len() > self.max {
+        if payload.len() > self.max || self.phase == SendState::Over {
             return;
         }
         let srq = self.completions.attr.srq;

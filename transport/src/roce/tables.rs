@@ -63,11 +63,11 @@ impl Tables {
         })
     }
 
-    /// Returns the UDP port that receives for a multicast group on the interface with the address `at`. Returns `None` if that port is not
-    /// open.
-    pub(crate) fn group(&self, group: IpAddr, at: IpAddr) -> Option<Key> {
+    /// Returns the UDP port that receives for a multicast group on the interface with the address `at` and the index `interface`. Returns
+    /// `None` if that port is not open.
+    pub(crate) fn group(&self, group: IpAddr, at: IpAddr, interface: u32) -> Option<Key> {
         let of = |port: &UdpPort| matches!(port.kind, PortKind::Group { member, .. } if member == at);
-        self.find(|port| of(port) && port.address.ip() == group)
+        self.find(|port| of(port) && port.interface.index == interface && port.address.ip() == group)
     }
 
     fn find(&self, is: impl Fn(&UdpPort) -> bool) -> Option<Key> {

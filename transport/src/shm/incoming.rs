@@ -92,10 +92,8 @@ impl Incoming {
             if size > available || size < WORD || size % WORD != 0 {
                 return Err(Refusal::Malformed.into());
             }
-            if header.kind == RecordKind::Send {
-                let Some(payload) = self.payload(segment, cx.windows, header, at)? else {
-                    return Ok(Consumed::UnknownWindow);
-                };
+            if header.kind == RecordKind::Send && !header.is_in_window() {
+                let payload = segment.part(at + header.body(), header.len as usize).ok_or(Refusal::Malformed)?;
                 self.copy_to_receive(payload, cx)?;
                 if header.is_last() {
                     self.queue.end_message(None, None, None, out);
@@ -139,8 +137,15 @@ impl Incoming {
         Ok(())
     }
 
-    /// Executes a record of any kind except Send. Returns false if the payload is in no valid window
-    /// ([`Consumed::UnknownWindow`]).
+    /// Returns true if a payload that was copied is valid: it was not in a window, or the lending of its window had not
+    /// ended before the end of the copy.
+    #[inline]
+    fn is_valid<S: Segment>(segment: &S, windows: &Windows, header: RecordHeader) -> bool {
+        !header.is_in_window() || windows.is_still_lent(segment, header.slot)
+    }
+
+    /// Executes any record except a Send whose payload is part of its record. Returns false if the payload is in no valid
+    /// window ([`Consumed::UnknownWindow`]).
     #[inline(never)]
     fn consume_other<S: Segment>(
         &mut self,
@@ -154,8 +159,17 @@ impl Incoming {
         let word = |nth: usize| segment.peek(at + WORD * (1 + nth));
         let len = header.len as usize;
         match header.kind {
-            // A Pad and a Ready need no action. The caller has already processed a Send.
-            RecordKind::Pad | RecordKind::Ready | RecordKind::Send => {}
+            RecordKind::Pad | RecordKind::Ready => {}
+            RecordKind::Send => {
+                let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
+                self.copy_to_receive(payload, cx)?;
+                if !Self::is_valid(segment, cx.windows, header) {
+                    return Ok(false);
+                }
+                if header.is_last() {
+                    self.queue.end_message(None, None, None, out);
+                }
+            }
             RecordKind::SendInvalidate => {
                 let key = word(0) as u32;
                 if !cx.keys.may_invalidate(cx.scope, key) {
@@ -163,6 +177,9 @@ impl Incoming {
                 }
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
                 self.copy_to_receive(payload, cx)?;
+                if !Self::is_valid(segment, cx.windows, header) {
+                    return Ok(false);
+                }
                 if header.is_last() {
                     if !cx.keys.invalidate_remotely(cx.scope, key) {
                         return Err(Refusal::CannotInvalidate.into());
@@ -181,6 +198,9 @@ impl Incoming {
                     let span = cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_WRITE);
                     span.map_err(Refusal::Write)?.fill_from(payload);
                     cx.direct = cx.keys.is_direct(key).then_some(key).or(cx.direct);
+                }
+                if !Self::is_valid(segment, cx.windows, header) {
+                    return Ok(false);
                 }
                 self.writing = !header.is_last();
             }
@@ -226,6 +246,9 @@ impl Incoming {
                     return Err(Refusal::UnexpectedAnswer.into());
                 }
                 front.sink.part(front.done, len).fill_from(payload);
+                if !Self::is_valid(segment, cx.windows, header) {
+                    return Ok(false);
+                }
                 front.done += len;
                 if header.is_last() {
                     cx.outgoing.end_answered();
@@ -240,5 +263,111 @@ impl Incoming {
             RecordKind::Mapped => cx.lendings.answered(header.slot, word(0), len == 1),
         }
         Ok(true)
+    }
+}
+
+#[cfg(all(test, not(loom_model)))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::mem::{Memory, Sharing};
+    use crate::shm::packet::ReceivedAnnouncement;
+    use crate::shm::record::{IN_WINDOW, LAST};
+    use crate::shm::ring::Producer;
+    use crate::shm::segment::{LEN, MappedSegment, SegmentPayload, SegmentSide, TABLE, Words};
+    use crate::wr::{RecvWr, SgeList};
+
+    /// A segment whose peer ends a lending each time after the local side has loaded its word. So the lending ends while
+    /// the local side copies a payload.
+    #[derive(Debug)]
+    struct EndingSegment {
+        inner: MappedSegment,
+        /// The offset of the word.
+        word: usize,
+    }
+
+    impl Words for EndingSegment {
+        fn load(&self, at: usize) -> u64 {
+            let value = self.inner.load(at);
+            if at == self.word {
+                self.inner.store(at, value.wrapping_add(1 << 32));
+            }
+            value
+        }
+        fn store(&self, at: usize, value: u64) {
+            self.inner.store(at, value);
+        }
+        fn peek(&self, at: usize) -> u64 {
+            self.inner.peek(at)
+        }
+        fn poke(&self, at: usize, value: u64) {
+            self.inner.poke(at, value);
+        }
+        fn swap(&self, at: usize, value: u64) -> u64 {
+            self.inner.swap(at, value)
+        }
+        fn fence(&self) {
+            self.inner.fence();
+        }
+    }
+
+    impl Segment for EndingSegment {
+        fn part(&self, at: usize, len: usize) -> Option<Span<'_>> {
+            self.inner.part(at, len)
+        }
+        fn put(&self, at: usize, payload: &SegmentPayload<'_>) {
+            self.inner.put(at, payload);
+        }
+    }
+
+    /// A lending ends while the local side copies a payload from its window, so the peer may have written other bytes
+    /// during the copy. The message is not delivered, and counts as truncated.
+    #[test]
+    fn a_payload_whose_lending_ends_during_the_copy_is_no_message() {
+        const SIZE: usize = 8192;
+        let (ours, theirs) = (SegmentSide::Passive.outgoing(), SegmentSide::Active.outgoing());
+        let inner = MappedSegment::new(Memory::new_shared(LEN, Sharing::Write).expect("memory"));
+        let segment = EndingSegment { inner, word: theirs + TABLE };
+        let lent = Arc::new(Memory::new_shared(SIZE, Sharing::Read).expect("memory"));
+        let mut of_peer = Lendings::new(theirs);
+        assert_eq!(of_peer.lend(&segment, (&lent, SIZE, None), 5, Access::empty()), Some(0));
+        let told = of_peer.next_announcement().expect("an announcement");
+        let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
+        let (slot, word, rights) = (told.slot, told.word, told.rights);
+        let announced = ReceivedAnnouncement { slot, word, rights, base: 0, len: SIZE as u64 };
+        let mut windows = Windows::new(theirs);
+        windows.open(announced, &file).expect("it is mapped");
+
+        let mut ring = Producer::new(theirs);
+        let header = RecordHeader { flags: LAST | IN_WINDOW, slot, ..RecordHeader::new(RecordKind::Send, SIZE as u32) };
+        let at = ring.reserve(&segment, header.size()).expect("room");
+        segment.poke(at, header.emit());
+        segment.poke(at + WORD, 0);
+        ring.commit(header.size());
+        assert!(ring.publish(&segment));
+
+        let place = Memory::new(SIZE).expect("memory");
+        let mut queue = ReceiveQueue::new(1);
+        queue.post(RecvWr { wr_id: 1, sges: SgeList::one(place.sge(0, SIZE)) });
+        let mut incoming = Incoming::new(theirs, queue);
+        let (mut keys, mut outgoing) = (KeyTable::default(), Outgoing::new(ours, (1, 1)));
+        let (mut lendings, mut messages) = (Lendings::new(ours), Vec::new());
+        let mut cx = RecordContext {
+            scope: Key::NONE,
+            keys: &mut keys,
+            srq: None,
+            outgoing: &mut outgoing,
+            lendings: &mut lendings,
+            windows: &windows,
+            extensions: false,
+            direct: None,
+        };
+        for attempt in 0..2 {
+            let consumed = incoming.consume(&segment, &mut cx, usize::MAX, &mut |message| messages.push(message));
+            assert!(matches!(consumed, Ok(Consumed::UnknownWindow)), "attempt {attempt}: {consumed:?}");
+        }
+        assert!(messages.is_empty() && !incoming.is_at_boundary());
+        assert!(windows.has_ended(&segment, slot));
     }
 }

@@ -399,10 +399,26 @@ impl<S: Segment> Link<S> {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Refusal, 0), &[refusal.code()]);
     }
 
-    /// Ends the connection: flushes both work queues. The peer can still consume the records in the ring. Returns true
-    /// if the caller must call the peer.
-    pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
+    /// Returns true if the payload of the next record is in a window whose lending the peer has ended. Called after
+    /// [`ReceiveProgress::unknown_window`].
+    pub(crate) fn has_lost_payload(&self) -> bool {
+        let header = RecordHeader::parse(self.segment.peek(self.incoming.ring.next_record()));
+        header.is_some_and(|header| self.windows.has_ended(&self.segment, header.slot))
+    }
+
+    /// Publishes the last records, and ends the lendings of regions: the sends from their memory count as done, so the
+    /// program may reuse the memory before the peer has read it. The peer can still consume the records in the ring, up
+    /// to the first one with a payload in such memory. Returns true if the caller must call the peer.
+    pub(crate) fn leave(&mut self) -> bool {
         let calls = self.publish();
+        self.lendings.end(&self.segment);
+        calls
+    }
+
+    /// Ends the connection: leaves the segment ([`Link::leave`]), and flushes both work queues. Returns true if the
+    /// caller must call the peer.
+    pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
+        let calls = self.leave();
         let Self { incoming, outgoing, completions, failed, .. } = self;
         outgoing.flush(failed.take(), &mut |done| completions.sent(cqs, &done));
         completions.flush_receives(&mut incoming.queue, cqs);

@@ -5,11 +5,17 @@
 //! lendings. The upper half of the word is the generation of the slot, and the lower half is the key of the region.
 //! Before each use of a window, the side that uses it compares the word in the table with the word that was announced.
 //! So no use of a window begins after its lending has ended, even if its slot has a new lending. A use that has begun
-//! before may end later. The comparison binds only a correct peer: a hostile peer can use the mapped pages at any time.
+//! before may end later. So the side that has copied a payload compares the words once more after the copy, and drops
+//! the copy if the lending has ended. The comparison binds only a correct peer: a hostile peer can use the mapped pages at
+//! any time.
+//!
+//! The lendings of regions end with the connection, because the program may then reuse the memory of sends that the
+//! peer has not read.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use super::packet::{Announcement, ReceivedAnnouncement};
 use super::record::WORD;
@@ -89,13 +95,31 @@ impl Lendings {
     /// Ends all lendings of a region. The peer may keep the pages mapped. A correct peer begins no further use of them, but
     /// nothing prevents a hostile peer from using them.
     pub(super) fn take_back<W: Words>(&mut self, words: &W, key: u32) {
-        let of_key = |slot: &LendingSlot| slot.lent.is_some() && slot.word as u32 == key;
-        while let Some(at) = self.slots.iter().position(of_key) {
-            let slot = &mut self.slots[at];
-            (slot.word, slot.lent) = (next_generation(slot.word), None);
-            words.store(self.half + TABLE + WORD * at, slot.word);
-            self.announcements.retain(|announced| usize::from(announced.slot) != at);
+        self.end_each(words, |of| of == key);
+    }
+
+    /// Ends the lendings of all regions. The staging buffer, which has the key 0, stays lent: its payloads do not change
+    /// any more.
+    pub(super) fn end<W: Words>(&mut self, words: &W) {
+        if self.end_each(words, |of| of != 0) {
+            // The program may reuse the memory after this call. A peer that reads a byte which the program has written
+            // later must also load the new word.
+            words.fence();
         }
+    }
+
+    /// Ends all lendings for whose key `ends` returns true. Returns true if there is one.
+    fn end_each<W: Words>(&mut self, words: &W, ends: impl Fn(u32) -> bool) -> bool {
+        let mut found = false;
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            if slot.lent.is_some() && ends(slot.word as u32) {
+                (slot.word, slot.lent) = (next_generation(slot.word), None);
+                words.store(self.half + TABLE + WORD * at, slot.word);
+                self.announcements.retain(|announced| usize::from(announced.slot) != at);
+                found = true;
+            }
+        }
+        found
     }
 
     /// Processes the peer's reply to an announcement. If `word` is not the current word of the slot, the reply belongs
@@ -199,6 +223,22 @@ impl Windows {
         theirs.window.source(usize::try_from(offset).ok()?, len)
     }
 
+    /// Called after a payload in the window of a slot was copied. Returns true if the lending had not ended before the
+    /// end of the copy. Otherwise the peer may have written other bytes during the copy.
+    #[inline]
+    pub(super) fn is_still_lent<W: Words>(&self, words: &W, slot: u8) -> bool {
+        // The word is loaded after all bytes of the payload.
+        fence(Ordering::Acquire);
+        let theirs = self.slots.get(usize::from(slot)).and_then(Option::as_ref);
+        theirs.is_some_and(|theirs| self.is_lent(words, &theirs.announced))
+    }
+
+    /// Returns true if the local side has mapped a window of this slot, and its lending has ended.
+    pub(super) fn has_ended<W: Words>(&self, words: &W, slot: u8) -> bool {
+        let theirs = self.slots.get(usize::from(slot)).and_then(Option::as_ref);
+        theirs.is_some_and(|theirs| !self.is_lent(words, &theirs.announced))
+    }
+
     /// Returns the window that contains `len` bytes at `address` of the peer's region `key`, and the offset of these
     /// bytes in the window. Returns `None` if there is no such window, its lending has ended, or the window lacks the
     /// rights in `need`.
@@ -282,5 +322,11 @@ mod tests {
         assert!(!is_found(&windows, &told) && windows.payload(&table, 0, 0, 8).is_none(), "it is another memory");
         windows.open(announced(&second), &file(&second)).expect("it is mapped");
         assert!(is_found(&windows, &announced(&second)));
+        assert!(windows.is_still_lent(&table, 0) && !windows.has_ended(&table, 0));
+
+        lendings.end(&table);
+        assert!(!is_found(&windows, &announced(&second)) && windows.payload(&table, 0, 0, 8).is_none());
+        assert!(!windows.is_still_lent(&table, 0) && windows.has_ended(&table, 0));
+        assert!(!windows.is_still_lent(&table, 1) && !windows.has_ended(&table, 1), "no window was mapped");
     }
 }

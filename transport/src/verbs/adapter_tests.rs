@@ -10,7 +10,9 @@ use mio::{Events, Interest, Poll, Token};
 
 use super::core::Verbs;
 use super::fake::{Fake, Handle, Personality};
-use super::sys::{ibv_event_type as ev, ibv_wc, rdma_cm_event_type as cm};
+use super::sys::{
+    ibv_async_event_element_t, ibv_event_type as ev, ibv_port_state as port_state, ibv_wc, rdma_cm_event_type as cm,
+};
 use crate::cm::{
     CmEventKind, ConnectFailure, ConnectParam, DisconnectCause, ListenParam, PathOptions, Retries, Source,
 };
@@ -254,7 +256,7 @@ fn every_provider_hears_of_a_device_whoever_reads_first() {
     assert_eq!(first.device_events(), down);
     assert_eq!(second.device_events(), down);
     // An event of a queue pair is reported only by the provider that has the queue pair.
-    let element = super::sys::ibv_async_event_element_t { qp: ends[1].handle.qp };
+    let element = ibv_async_event_element_t { qp: ends[1].handle.qp };
     first.fake.async_event(ev::IBV_EVENT_QP_FATAL, element);
     assert!(first.events().is_empty());
     let events = second.events();
@@ -291,6 +293,26 @@ fn one_port_that_is_down_does_not_block_the_other() {
     assert!(refused, "{events:?}");
 }
 
+/// Some drivers send no event when the carrier of a port changes (irdma: drivers/infiniband/hw/irdma/utils.c, `irdma_netdevice_event`), and
+/// the event that a port is up may be lost. So a port that was down is queried again.
+#[test]
+fn a_port_that_comes_up_without_an_event_is_used_again() {
+    let mut world = AdapterTest::new(Personality::default());
+    world.fake.set_port(1, port_state::IBV_PORT_DOWN);
+    let peer = "10.0.0.1:7".parse().unwrap();
+    for _ in 0..2 {
+        world.verbs.resolve(peer, &PathOptions::default(), world.now + Duration::from_secs(5)).unwrap();
+        let events = world.events();
+        let [CmEventKind::ConnectFailed(why)] = &events[..] else { panic!("{events:?}") };
+        assert!(why.to_string().contains("port 1 of fake0 is down"), "{why}");
+    }
+    world.fake.set_port(1, port_state::IBV_PORT_ACTIVE);
+    world.resolved(1);
+    world.fake.noted();
+    world.resolved(1);
+    assert!(world.fake.noted().is_empty(), "a port that was up is not queried");
+}
+
 /// No connect request is sent through a port that has gone down since the address was resolved. On rxe such a request would do damage.
 #[test]
 fn a_port_that_goes_down_before_the_connect_refuses_it() {
@@ -303,7 +325,7 @@ fn a_port_that_goes_down_before_the_connect_refuses_it() {
     world.fake.noted();
     let refused = world.verbs.connect(id, &ConnectParam::default()).unwrap_err().to_string();
     assert!(refused.contains("port 1 of fake0 is down"), "{refused}");
-    assert!(world.fake.noted().is_empty(), "nothing is sent");
+    assert_eq!(world.fake.noted(), ["query port 1"], "nothing is sent");
     // The call has changed nothing: the id connects when its port is up again.
     world.fake.port_event(ev::IBV_EVENT_PORT_ACTIVE, 1);
     assert!(world.events().is_empty());
@@ -329,6 +351,38 @@ fn a_device_that_is_removed_ends_the_resolving_from_its_address() {
     world.fake.id_event(raw, cm::RDMA_CM_EVENT_DEVICE_REMOVAL);
     assert!(world.events().is_empty(), "told once");
     world.verbs.destroy_id(id, world.now).unwrap();
+}
+
+/// A device that has failed counts as removed, while the kernel still has it. The kernel does not report its removal to a new id. So no id
+/// is put on it until the provider has closed it, which is when the program has destroyed the last id on it.
+#[test]
+fn no_new_id_is_on_a_device_that_has_failed() {
+    let mut world = AdapterTest::new(Personality::default());
+    let (end, failed) = world.pair();
+    world.fake.async_event(ev::IBV_EVENT_DEVICE_FATAL, ibv_async_event_element_t { port_num: 0 });
+    let events = world.events();
+    assert!(matches!(events[..], [CmEventKind::DeviceRemoval]), "{events:?}");
+    let address = "10.0.0.1:7".parse().unwrap();
+    let refused = world.verbs.listen(address, &ListenParam::default()).unwrap_err();
+    assert!(matches!(&refused, TransportError::NoDevice { reason } if reason == "fake0 was removed"), "{refused}");
+    world.verbs.destroy_id(end.id, world.now).unwrap();
+    let listener = world.verbs.listen(address, &ListenParam::default()).unwrap();
+    let device = world.verbs.id(listener).unwrap().device.unwrap();
+    assert!(device != failed && world.verbs.device(device).is_some(), "{device:?}");
+}
+
+/// Several network interfaces may have the same link-local address. The id of a connection is bound to the one that the peer's address
+/// names.
+#[test]
+fn an_id_at_a_link_local_source_has_the_scope_of_the_peer() {
+    let mut world = AdapterTest::new(Personality::default());
+    let source = Source::Address("fe80::1".parse().unwrap());
+    let options = PathOptions { source, ..PathOptions::default() };
+    let peer = "[fe80::2%3]:7".parse().unwrap();
+    let id = world.verbs.resolve(peer, &options, world.now + Duration::from_secs(5)).unwrap();
+    assert_eq!(world.verbs.local_address(id), Some("[fe80::1%3]:0".parse().unwrap()));
+    let events = world.events();
+    assert!(matches!(events[..], [CmEventKind::Resolved { .. }]), "{events:?}");
 }
 
 /// Each id at a link-local address is bound with the scope of the address, also the provider's own id that watches the device.
@@ -490,6 +544,37 @@ fn nothing_is_left_waiting_when_the_provider_goes() {
     assert!(fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
+/// A queue pair that the device does not create leaves nothing reserved in its queues. The entries of other queue pairs stay reserved.
+#[test]
+fn a_queue_pair_that_is_not_created_leaves_its_queues_free() {
+    let mut world = AdapterTest::new(Personality::default());
+    let (srq, cq, device) = shared(&mut world);
+    let (id, _) = world.resolved(1);
+    let refused = |world: &mut AdapterTest, id: CmId, cq: CqId| {
+        world.fake.fail("create_qp", libc::ENOMEM);
+        let attr = QpAttr { srq: Some(srq), ..QpAttr::new(cq, cq, 4, 4) };
+        let why = world.verbs.create_qp(id, &attr).unwrap_err().to_string();
+        assert!(why.starts_with("fake0: rdma_create_qp failed: "), "{why}");
+        world.fake.fail("create_qp", 0);
+    };
+    refused(&mut world, id, cq);
+    world.verbs.destroy_cq(cq).unwrap();
+    // Eight entries are enough for the shared receives and the sends of one queue pair.
+    let cq = world.verbs.create_cq(device, &CqAttr::new(8)).unwrap();
+    refused(&mut world, id, cq);
+    let end = world.connect(id, device, Some(srq), Some(cq));
+    let cq = world.verbs.create_cq(device, &CqAttr::new(12)).unwrap();
+    let (id, _) = world.resolved(1);
+    let other = world.connect(id, device, Some(srq), Some(cq));
+    let (id, _) = world.resolved(1);
+    refused(&mut world, id, cq);
+    for used in [end.cq, other.cq] {
+        assert!(matches!(world.verbs.destroy_cq(used), Err(TransportError::InvalidState { .. })));
+    }
+    let destroyed = world.verbs.shared_receives().unwrap().destroy_srq(srq);
+    assert!(matches!(destroyed, Err(TransportError::InvalidState { .. })), "{destroyed:?}");
+}
+
 /// If polling a completion queue fails, the connections that use the queue end, and no others.
 #[test]
 fn one_bad_queue_ends_its_connections_only() {
@@ -563,6 +648,20 @@ fn queues_that_fail_are_told_to_their_connections() {
     }
     let failed = [&bad, &full, &good].map(|end| world.verbs.adapter().unwrap().has_failed(end.cq));
     assert_eq!(failed, [false, true, false]);
+}
+
+/// The ends of many connections do not push the failure of their device out of the list of events that the program has not read.
+#[test]
+fn the_failure_of_a_device_is_told_whatever_follows() {
+    let mut world = AdapterTest::new(Personality::default());
+    let (end, _) = world.pair();
+    world.fake.async_event(ev::IBV_EVENT_DEVICE_FATAL, ibv_async_event_element_t { port_num: 0 });
+    for _ in 0..1100 {
+        world.fake.last_receive(&end.handle);
+    }
+    let events = world.device_events();
+    assert_eq!((events.len(), &events[..2]), (1000, &[DeviceEventKind::Fatal, DeviceEventKind::Removed][..]));
+    assert!(events[2..].iter().all(|event| *event == DeviceEventKind::LastReceive(end.qp)));
 }
 
 /// If a completion channel cannot be read, the provider treats its device as failed. The reactor continues.

@@ -177,18 +177,22 @@ pub(super) fn port_attr(context: *mut ibv_context, port: u8) -> Result<ibv_port_
     Ok(attr)
 }
 
-/// Queries the state of a port. Returns `Ok(Ok(()))` if the port can carry traffic, and `Ok(Err(state))` with a
-/// description of the state if it cannot. Returns `Err` if the query fails.
+/// Queries the state of a port, and returns it like [`state_of`]. Returns `Err` if the query fails.
 pub(super) fn port_state(context: *mut ibv_context, port: u8) -> Result<std::result::Result<(), &'static str>> {
+    Ok(state_of(&port_attr(context, port)?))
+}
+
+/// Returns `Ok` if a port with these attributes can carry traffic. Otherwise returns a description of its state.
+pub(super) fn state_of(port: &ibv_port_attr) -> std::result::Result<(), &'static str> {
     use ibv_port_state as state;
-    Ok(match port_attr(context, port)?.state {
+    match port.state {
         // In the state `ACTIVE_DEFER` the port is active, but its link is unstable.
         state::IBV_PORT_ACTIVE | state::IBV_PORT_ACTIVE_DEFER => Ok(()),
         state::IBV_PORT_DOWN => Err("down"),
         state::IBV_PORT_INIT => Err("initializing: no subnet manager has set it up"),
         state::IBV_PORT_ARMED => Err("armed, not active: the subnet manager has not finished"),
         _ => Err("in a state that this library does not know"),
-    })
+    }
 }
 
 /// Finds the largest inline send by creating queue pairs with different sizes, because no device attribute reports it.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::core::{Verbs, milliseconds_to};
 use super::entry::{IdEntry, IdState};
-use super::ffi::{RawAddress, local_addresses, scoped};
+use super::ffi::{RawAddress, local_addresses, scoped_for};
 use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, PathOptions, Source};
@@ -46,7 +46,8 @@ impl Verbs {
             Source::Any => RawId::create(self.manager()?, Service::Connected)?,
             Source::Address(address) => {
                 let raw = RawId::create(self.manager()?, Service::Connected)?;
-                raw.bind(&RawAddress::new(scoped(*address))).map_err(|error| TransportError::NoDevice {
+                let from = RawAddress::new(scoped_for(*address, Some(peer)));
+                raw.bind(&from).map_err(|error| TransportError::NoDevice {
                     reason: format!("a connection cannot leave from {address}: {error}"),
                 })?;
                 raw

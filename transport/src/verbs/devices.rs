@@ -82,12 +82,14 @@ impl Device {
         }
     }
 
-    /// Returns true if a port is down. The first call for a port queries the device. Later calls use the state in the device's last event,
-    /// because a query is a command to the firmware. On rxe the event may arrive late, so each call queries the device.
+    /// Returns true if a port is down. If the port was up at its last event or query, the call does not query the device, because a query
+    /// is a command to the firmware. If the port was down, the call queries the device again: not every driver sends an event when the
+    /// carrier of a port changes (irdma sends none), and an event may be lost. On rxe the event may arrive late, so each call queries
+    /// the device.
     pub(super) fn is_down(&mut self, port: u8) -> bool {
         let known = self.ports.iter().find(|known| known.0 == port);
-        if let Some(&(_, down)) = known.filter(|_| self.limits.driver != Driver::Rxe) {
-            return down;
+        if known.is_some_and(|known| !known.1) && self.limits.driver != Driver::Rxe {
+            return false;
         }
         let Some(raw) = &self.raw else { return false };
         let down = capabilities::port_state(raw.context(), port).is_ok_and(|state| state == Err("down"));

@@ -10,11 +10,11 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::async_event::RawAsyncEvent;
+use super::async_event::{QpEvent, RawAsyncEvent};
 use crate::error::{Result, TransportError};
 
-/// The maximum number of events in the private queue of a provider. If the queue is full, a new event replaces the
-/// oldest one.
+/// The maximum number of events in the private queue of a provider. If the queue is full, a new event replaces one with
+/// the lowest [`rank`].
 const MAX_QUEUED: usize = 1000;
 /// The maximum number of events that one call reads from the system.
 const MAX_READS: usize = 64;
@@ -38,6 +38,35 @@ static SUBSCRIBERS: Mutex<Subscribers> = Mutex::new(Subscribers { list: Vec::new
 fn subscribers() -> MutexGuard<'static, Subscribers> {
     // No code panics while it holds the lock, so a poisoned lock needs no check.
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a number that is larger the more harm the loss of an event does. Nothing else reports that a device, a completion queue or a
+/// shared receive queue has failed. An event of a queue pair often belongs to another provider. Other signs, or a time limit, follow for
+/// an event that is not a failure of the queue pair.
+const fn rank(event: &RawAsyncEvent) -> u8 {
+    match event {
+        RawAsyncEvent::DeviceFatal | RawAsyncEvent::CqError(_) | RawAsyncEvent::SrqError(_) => 2,
+        RawAsyncEvent::Port(_) | RawAsyncEvent::Qp { kind: QpEvent::Failed(_), .. } => 1,
+        RawAsyncEvent::Qp { .. } | RawAsyncEvent::Other(_) => 0,
+    }
+}
+
+impl Subscriber {
+    fn push(&mut self, event: RawAsyncEvent) {
+        if self.queue.len() >= MAX_QUEUED {
+            let oldest = |wanted| self.queue.iter().position(|event| rank(event) == wanted);
+            let place = (0..=2).find_map(oldest).unwrap_or(0);
+            self.queue.remove(place);
+        }
+        self.queue.push_back(event);
+    }
+}
+
+impl Subscribers {
+    /// Removes the oldest event of a subscriber.
+    fn pop(&mut self, number: u64) -> Option<RawAsyncEvent> {
+        self.list.iter_mut().find(|subscriber| subscriber.number == number)?.queue.pop_front()
+    }
 }
 
 /// Signals an eventfd, which makes an edge for epoll. Each write makes an edge, even if the eventfd is never read.
@@ -82,11 +111,15 @@ impl Subscription {
     }
 
     /// Returns the next event for this subscriber. Returns `None` if no event is available. `read` reads one event from the system's queue.
+    /// Reads none while this subscriber's own queue has events, so that the queue of a subscriber that takes its events does not fill up.
     pub(super) fn next(
         &self,
         mut read: impl FnMut() -> Result<Option<RawAsyncEvent>>,
     ) -> Result<Option<RawAsyncEvent>> {
         let mut all = subscribers();
+        if let Some(event) = all.pop(self.number) {
+            return Ok(Some(event));
+        }
         let mut failed = None;
         for _ in 0..MAX_READS {
             let event = match read() {
@@ -98,17 +131,13 @@ impl Subscription {
                 }
             };
             for subscriber in all.list.iter_mut().filter(|subscriber| subscriber.context == self.context) {
-                if subscriber.queue.len() >= MAX_QUEUED {
-                    subscriber.queue.pop_front();
-                }
-                subscriber.queue.push_back(event);
+                subscriber.push(event);
                 if subscriber.number != self.number {
                     signal(&subscriber.wake);
                 }
             }
         }
-        let own = all.list.iter_mut().find(|subscriber| subscriber.number == self.number);
-        match (own.and_then(|own| own.queue.pop_front()), failed) {
+        match (all.pop(self.number), failed) {
             (None, Some(error)) => Err(error),
             (event, _) => Ok(event),
         }
@@ -125,6 +154,8 @@ impl Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slab::Key;
+    use crate::verbs::ffi::QueueName;
 
     #[test]
     fn every_subscriber_gets_every_event_whoever_reads_it() {
@@ -154,6 +185,35 @@ mod tests {
         let first = idle.next(|| Ok(None)).unwrap();
         assert_eq!(first, Some(RawAsyncEvent::Other(2 * MAX_QUEUED as u32)));
         assert!(!idle.end() && busy.end());
+    }
+
+    /// If many connections end at the same time, their events must not displace those that end other connections.
+    #[test]
+    fn events_of_queue_pairs_do_not_displace_failures() {
+        let (idle, busy) = (Subscription::new(80).unwrap(), Subscription::new(80).unwrap());
+        let name = QueueName::new(Key::new(7, 1));
+        let failed = RawAsyncEvent::Qp { kind: QpEvent::Failed("it failed"), name };
+        let last = RawAsyncEvent::Qp { kind: QpEvent::LastReceive, name };
+        let failures = [RawAsyncEvent::CqError(name), failed, RawAsyncEvent::DeviceFatal];
+        for event in failures.into_iter().chain([last; 2 * MAX_QUEUED]).chain(failures) {
+            let mut event = Some(event);
+            assert!(busy.next(|| Ok(event.take())).unwrap().is_some());
+        }
+        let left: Vec<_> = std::iter::from_fn(|| idle.next(|| Ok(None)).unwrap()).collect();
+        assert_eq!((left.len(), &left[..3], &left[MAX_QUEUED - 3..]), (MAX_QUEUED, &failures[..], &failures[..]));
+        assert!(left[3..MAX_QUEUED - 3].iter().all(|event| *event == last));
+        assert!(!idle.end() && busy.end());
+    }
+
+    #[test]
+    fn a_subscriber_that_takes_its_events_loses_none() {
+        let one = Subscription::new(96).unwrap();
+        let mut system = 0..3 * MAX_QUEUED as u32;
+        for code in system.clone() {
+            let event = one.next(|| Ok(system.next().map(RawAsyncEvent::Other))).unwrap();
+            assert_eq!(event, Some(RawAsyncEvent::Other(code)));
+        }
+        assert!(one.end());
     }
 
     #[test]

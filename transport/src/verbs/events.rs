@@ -420,8 +420,11 @@ impl Verbs {
     fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
         if self.device_events.len() >= DEVICE_EVENTS {
             // The list is full: the program does not read the events, or the device reports events without end. Drop
-            // the oldest event.
-            self.device_events.pop_front();
+            // the oldest event of a queue pair, because many queue pairs may end at the same time. If there is none,
+            // drop the oldest event.
+            let of_queue_pair = |event: &AsyncEvent| matches!(event.kind, DeviceEventKind::LastReceive(_));
+            let place = self.device_events.iter().position(of_queue_pair).unwrap_or(0);
+            self.device_events.remove(place);
         }
         self.device_events.push_back(AsyncEvent { device: DeviceId(device as u32), kind });
     }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::NAME;
-use super::capabilities::port_attr;
+use super::capabilities::{port_attr, state_of};
 use super::core::{CachedPortGid, STALE_ID, Verbs};
 use super::entry::{ExchangeSocket, IdEntry, IdState};
 use super::exchange_socket::{DetachedStream, ExchangeListener, ExchangeStream, adopt};
-use super::ffi::scoped;
+use super::ffi::scoped_for;
 use super::gid::{self, PortGid};
 use super::id::{ConnectOffer, RawId};
 use super::status::connect_failure;
@@ -93,6 +93,16 @@ impl Verbs {
         Ok(port_gid)
     }
 
+    /// Returns an error if the port is down. In this case, forgets the results of searches that have found it: the next search may find
+    /// another port of the device.
+    pub(super) fn check_found_port(&mut self, device: DeviceId, port_gid: &PortGid) -> Result<()> {
+        let checked = self.check_port(Some(device), port_gid.port);
+        if checked.is_err() {
+            self.exchanges.port_gids.retain(|known| known.2 != *port_gid);
+        }
+        checked
+    }
+
     /// Creates an id for an active connection, and chooses its port and GID. The stream is connected later, by
     /// `connect`.
     pub(super) fn resolve_by_exchange(
@@ -106,16 +116,7 @@ impl Verbs {
         let mut exchange = exchange.clone();
         match &path.source {
             Source::Any => {}
-            Source::Address(address) => {
-                let mut from = scoped(*address);
-                if let (SocketAddr::V6(from), Some(SocketAddr::V6(to))) = (&mut from, stream.to) {
-                    // Several network interfaces may have the same link-local address. The peer is on one of them.
-                    if from.ip().is_unicast_link_local() && to.scope_id() != 0 {
-                        from.set_scope_id(to.scope_id());
-                    }
-                }
-                stream.from = Some(from);
-            }
+            Source::Address(address) => stream.from = Some(scoped_for(*address, stream.to)),
             Source::Device { name, port } => {
                 exchange.device.get_or_insert_with(|| name.clone());
                 exchange.port = exchange.port.or(*port);
@@ -135,7 +136,7 @@ impl Verbs {
         });
         let port_gid = self.port_gid_for(source, &exchange)?;
         let device = self.device_of_port(&port_gid)?;
-        self.check_port(Some(device), port_gid.port)?;
+        self.check_found_port(device, &port_gid)?;
         let peer = stream.to.or_else(|| stream.peer_address());
         let mut id = IdEntry::new(Arc::new(RawId::for_exchange(port_gid.port, local, peer)), IdState::Resolved);
         id.deadline = Some(deadline);
@@ -161,7 +162,8 @@ impl Verbs {
         entry.ids += 1;
     }
 
-    /// Returns the attributes of the local queue pair that are sent to the peer.
+    /// Returns the attributes of the local queue pair that are sent to the peer. Fails if an InfiniBand port is not
+    /// active: the subnet manager may not have given it a LID yet.
     fn endpoint(&mut self, id: CmId, offer: &ConnectOffer) -> Result<Endpoint> {
         let mut octets = [0; 4];
         if let Some(entropy) = &mut self.exchanges.entropy {
@@ -172,7 +174,12 @@ impl Verbs {
             return Err(STALE_ID);
         };
         let Some(port_gid) = &stream.port_gid else { return Err(STALE_ID) };
-        let port = port_attr(self.devices[device.0 as usize].live()?.context(), port_gid.port)?;
+        let open = self.devices[device.0 as usize].live()?;
+        let port = port_attr(open.context(), port_gid.port)?;
+        if let (Network::InfiniBand, Err(state)) = (port_gid.network, state_of(&port)) {
+            let reason = format!("port {} of {} is {state}; `rdma link` shows it", port_gid.port, open.name);
+            return Err(TransportError::NoDevice { reason });
+        }
         let narrow = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
         Ok(Endpoint {
             network: port_gid.network,

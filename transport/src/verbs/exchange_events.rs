@@ -30,8 +30,8 @@ const MAX_NEWCOMERS: usize = 256;
 const MAX_ACCEPTS: usize = 64;
 /// The time for which a listener accepts no streams after the system had no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The time from a search for the port of a connect request that has found none to the next such search. A search reads all GID tables, so
-/// without a pause peers could keep the provider busy.
+/// The time from a search for the port of a connect request that has found none, or one that is down, to the next such search. A search
+/// reads all GID tables, so without a pause peers could keep the provider busy.
 pub(super) const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 
 impl Verbs {
@@ -165,12 +165,8 @@ impl Verbs {
             local.set_port(0);
             local
         });
-        let assigned = self.port_of_request(source, &exchange).and_then(|(port_gid, device)| {
-            self.check_port(Some(device), port_gid.port)?;
-            Ok((port_gid, device))
-        });
         // Peers can cause the following lines as often as they like, so the level is `debug`.
-        let (port_gid, device) = match assigned {
+        let (port_gid, device) = match self.port_of_request(source, &exchange) {
             Ok(assigned) => assigned,
             Err(error) => {
                 log::debug!("{from} is refused: {error}");
@@ -199,8 +195,8 @@ impl Verbs {
         self.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
     }
 
-    /// Returns the port, the GID and the device for a connect request whose stream has the local address `source`. After a search without a
-    /// result, fails without a search until [`SEARCH_PAUSE`] is over.
+    /// Returns the port, the GID and the device for a connect request whose stream has the local address `source`. Fails if the port is
+    /// down. After a search without a result, or with a port that is down, fails without a search until [`SEARCH_PAUSE`] is over.
     fn port_of_request(
         &mut self,
         source: Option<SocketAddr>,
@@ -210,11 +206,12 @@ impl Verbs {
         let failed = &mut self.exchanges.failed_searches;
         failed.retain(|(.., until)| now.is_some_and(|now| now < *until));
         if failed.iter().any(|(of, with, _)| *of == source && with == options) {
-            let reason = "the last search has found no port for the address of this host on the stream".into();
+            let reason = "the last search has found no usable port for the address of this host on the stream".into();
             return Err(TransportError::NoDevice { reason });
         }
         let found = self.port_gid_for(source, options).and_then(|port_gid| {
             let device = self.device_of_port(&port_gid)?;
+            self.check_found_port(device, &port_gid)?;
             Ok((port_gid, device))
         });
         if let (Some(now), true) = (now, found.is_err()) {

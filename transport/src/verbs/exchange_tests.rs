@@ -18,6 +18,7 @@ use super::events::ROUNDS;
 use super::exchange_events::SEARCH_PAUSE;
 use super::exchange_socket::ExchangeStream;
 use super::fake::{Fake, Personality};
+use super::sys::{ibv_event_type as ev, ibv_port_state as port_state};
 use crate::cm::{
     CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ExchangeOptions, ListenParam, PathOptions,
     Retries, Source,
@@ -242,6 +243,97 @@ fn the_port_of_a_named_device_is_that_of_the_address() {
     let (nothing, source) = (Sysfs::new(&[]), Some("127.0.0.1:0".parse().unwrap()));
     let error = super::gid::choose(&nothing.0, source, &options).unwrap_err().to_string();
     assert!(error.contains("port 1 of fake0 has no GID"), "{error}");
+}
+
+/// If the stream is on no port of a named device, a port that is active is used. If this port goes down, the next search may find another
+/// port.
+#[test]
+fn a_named_device_is_used_through_an_active_port() {
+    fn port(world: &ExchangeTest, id: CmId) -> u8 {
+        world.verbs.id(id).unwrap().raw.port()
+    }
+    let mut world = ExchangeTest::new();
+    let set_states = |world: &ExchangeTest, states: [&str; 2]| {
+        for (port, state) in ["1", "2"].into_iter().zip(states) {
+            world.sysfs.write(&format!("ports/{port}/state"), state);
+        }
+    };
+    world.sysfs.write("ports/2/link_layer", "Ethernet\n");
+    world.sysfs.write("ports/2/gids/0", "0000:0000:0000:0000:0000:ffff:0a00:0002");
+    world.sysfs.write("ports/2/gid_attrs/types/0", "RoCE v2");
+    set_states(&world, ["4: ACTIVE\n", "4: ACTIVE\n"]);
+    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener = listener.unwrap();
+    // The streams have no IP address, so they are on no port. Returns the port of a connection.
+    let resolve = |world: &mut ExchangeTest| {
+        let (stream, _) = UnixStream::pair().unwrap();
+        let (path, deadline) = (PathOptions::default(), world.now + LONG);
+        let role = world.verbs.exchange().unwrap();
+        let id = role.resolve_exchange_over(stream.into(), &path, &options, deadline)?;
+        assert!(matches!(world.event(), (of, CmEventKind::Resolved { .. }) if of == id));
+        Ok::<_, TransportError>(port(world, id))
+    };
+    // Sends a request to the listener. Returns the peer's end of the stream.
+    let request = |world: &mut ExchangeTest| {
+        let (one, mut peer) = UnixStream::pair().unwrap();
+        let now = world.now;
+        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), now).unwrap();
+        peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
+        peer
+    };
+    assert_eq!(resolve(&mut world).unwrap(), 1);
+    let first = request(&mut world);
+    let (id, _) = world.request();
+    assert_eq!(port(&world, id), 1);
+    // Port 1 goes down.
+    set_states(&world, ["1: DOWN\n", "4: ACTIVE\n"]);
+    world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
+    assert!(world.next().is_none());
+    let error = resolve(&mut world).unwrap_err().to_string();
+    assert!(error.contains("port 1 of fake0 is down"), "{error}");
+    assert_eq!(resolve(&mut world).unwrap(), 2);
+    let second = request(&mut world);
+    let (id, _) = world.request();
+    assert_eq!(port(&world, id), 2);
+    // Port 2 goes down, and port 1 comes up. Requests do not make the provider search again and again.
+    set_states(&world, ["4: ACTIVE\n", "1: DOWN\n"]);
+    world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 2);
+    world.fake.port_event(ev::IBV_EVENT_PORT_ACTIVE, 1);
+    assert!(world.next().is_none());
+    for _ in 0..2 {
+        let mut refused = request(&mut world);
+        assert!(world.next().is_none());
+        assert_eq!(read(&mut refused), octets(&ExchangeMessage::Refuse(ExchangeRefusal::NoPort, b"")));
+    }
+    world.later(SEARCH_PAUSE);
+    let third = request(&mut world);
+    let (id, _) = world.request();
+    assert_eq!(port(&world, id), 1);
+    drop([first, second, third]);
+}
+
+/// A subnet manager gives an InfiniBand port its LID. Before it has done so, a peer would get a request with an invalid LID.
+#[test]
+fn a_port_without_a_subnet_manager_is_refused() {
+    let mut world = ExchangeTest::new();
+    world.sysfs.write("ports/1/link_layer", "InfiniBand\n");
+    world.fake.set_port(1, port_state::IBV_PORT_INIT);
+    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let server = TcpListener::bind(LOOPBACK).unwrap();
+    let to = server.local_addr().unwrap();
+    let (id, device) = world.resolve_with(to, &PathOptions::default(), &options).unwrap();
+    world.create_qp(id, device);
+    let error = world.verbs.connect(id, &ConnectParam::default()).unwrap_err().to_string();
+    assert!(error.contains("port 1 of fake0 is initializing: no subnet manager"), "{error}");
+    // The call has changed nothing: the id connects when its port is active.
+    world.fake.set_port(1, port_state::IBV_PORT_ACTIVE);
+    world.verbs.connect(id, &ConnectParam::default()).unwrap();
+    let mut stream = server.accept().unwrap().0;
+    assert!(world.next().is_none());
+    let request = read(&mut stream);
+    assert_eq!(request[HEADER_LEN + 8..HEADER_LEN + 10], [0, 7], "the LID");
+    world.nothing_is_left(&[id], 0);
 }
 
 /// The system refuses a link-local address without a scope. So the local address of a stream gets the scope of the peer's address.

@@ -59,7 +59,8 @@ struct FakeState {
     broken_queues: Vec<usize>,
     channel_broken: bool,
     regions: BTreeMap<u32, c_uint>,
-    down: Vec<u8>,
+    /// The states of ports, as codes. Each other port is active.
+    ports: BTreeMap<u8, c_uint>,
     /// The MTUs of ports, as codes. Each other port has an MTU of 4,096 bytes.
     mtus: BTreeMap<u8, c_uint>,
     /// If true, registrations of memory wait, as registrations of gigabytes do. `registering` is the number of those
@@ -298,13 +299,14 @@ impl Fake {
     }
 
     pub(crate) fn port_event(&self, kind: u32, port: u8) {
-        let mut state = self.state();
-        state.down.retain(|&down| down != port);
-        if kind == ibv_event_type::IBV_EVENT_PORT_ERR {
-            state.down.push(port);
-        }
-        drop(state);
+        let is_down = kind == ibv_event_type::IBV_EVENT_PORT_ERR;
+        self.set_port(port, if is_down { ibv_port_state::IBV_PORT_DOWN } else { ibv_port_state::IBV_PORT_ACTIVE });
         self.async_event(kind, ibv_async_event_element_t { port_num: port.into() });
+    }
+
+    /// Sets the state of a port without an event. The state is a code.
+    pub(crate) fn set_port(&self, port: u8, state: c_uint) {
+        self.state().ports.insert(port, state);
     }
 
     /// Sets the MTU of a port, as a code: 1 means 256 bytes, 2 means 512 bytes, and so on.
@@ -549,14 +551,21 @@ unsafe extern "C" fn resolve_addr(
     to: *mut libc::sockaddr,
     _: c_int,
 ) -> c_int {
-    // SAFETY: the id is an id of the fake, and the tests pass only IPv4 addresses.
+    // SAFETY: the id is an id of the fake, and the caller passes an IP address. Each address is read in the format of its family.
     unsafe {
         if (*id).verbs.is_null() {
             place(id, to);
         }
-        let peer = *to.cast::<libc::sockaddr_in>();
-        (*id).route.addr.dst_addr_union.dst_sin = peer;
-        match peer.sin_addr.s_addr.to_ne_bytes()[3] {
+        let last = if i32::from((*to).sa_family) == libc::AF_INET6 {
+            let peer = *to.cast::<libc::sockaddr_in6>();
+            (*id).route.addr.dst_addr_union.dst_sin6 = peer;
+            peer.sin6_addr.s6_addr[15]
+        } else {
+            let peer = *to.cast::<libc::sockaddr_in>();
+            (*id).route.addr.dst_addr_union.dst_sin = peer;
+            peer.sin_addr.s_addr.to_ne_bytes()[3]
+        };
+        match last {
             99 => return errno(libc::ENODEV),
             98 => {}
             _ => of_id(id).event(id, rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED),
@@ -575,8 +584,8 @@ unsafe extern "C" fn create_cm_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *m
     // SAFETY: the caller passes live objects.
     unsafe {
         (*id).qp = create_qp(pd, attr);
+        if (*id).qp.is_null() { -1 } else { 0 }
     }
-    0
 }
 
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
@@ -684,7 +693,9 @@ unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: 
     let fake = unsafe { fake_of(context) };
     fake.note(format!("query port {port}"));
     let mut made: ibv_port_attr = zeroed();
-    made.state = if fake.state().down.contains(&port) { 1 } else { 4 };
+    made.state = fake.state().ports.get(&port).copied().unwrap_or(ibv_port_state::IBV_PORT_ACTIVE);
+    // A subnet manager gives a port its LID before it arms the port.
+    made.lid = if made.state < ibv_port_state::IBV_PORT_ARMED { 0 } else { 7 };
     made.link_layer = 2;
     made.active_mtu = fake.state().mtus.get(&port).copied().unwrap_or(5);
     made.max_msg_sz = 1 << 30;
@@ -830,6 +841,10 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     let mut qp: ibv_qp = zeroed();
     // SAFETY: the caller passes live objects.
     let (fake, attr) = unsafe { (fake_of((*pd).context), &*attr) };
+    if fake.returns("create_qp") != 0 {
+        errno(fake.returns("create_qp"));
+        return ptr::null_mut();
+    }
     (qp.context, qp.pd, qp.qp_context) = (fake.context(), pd, attr.qp_context);
     (qp.send_cq, qp.recv_cq, qp.srq) = (attr.send_cq, attr.recv_cq, attr.srq);
     let mut state = fake.state();

@@ -147,6 +147,18 @@ pub(super) fn scoped(address: IpAddr) -> SocketAddr {
     }
 }
 
+/// Returns the local address `address` of a connection to `peer` as a socket address with port 0. Several network interfaces may have the
+/// same link-local address. So it gets the scope of the peer's address, if that has a scope: the peer is on that interface.
+pub(super) fn scoped_for(address: IpAddr, peer: Option<SocketAddr>) -> SocketAddr {
+    let mut own = scoped(address);
+    if let (SocketAddr::V6(own), Some(SocketAddr::V6(peer))) = (&mut own, peer) {
+        if own.ip().is_unicast_link_local() && peer.scope_id() != 0 {
+            own.set_scope_id(peer.scope_id());
+        }
+    }
+    own
+}
+
 /// Makes a descriptor non-blocking.
 pub(super) fn set_nonblocking(fd: c_int) -> Result<()> {
     // SAFETY: the call reads the flags of a descriptor, and accesses no memory.

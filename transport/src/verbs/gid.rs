@@ -70,6 +70,12 @@ impl<'a> Port<'a> {
         line(&self.folder.join("link_layer")).is_some_and(|layer| layer == "Ethernet")
     }
 
+    /// Returns true if the port can carry traffic, as far as the kernel says.
+    fn is_active(&self) -> bool {
+        // The line consists of the number and the name of a state of `ibv_port_state`: 4 is ACTIVE, and 5 is ACTIVE_DEFER.
+        line(&self.folder.join("state")).is_none_or(|state| state.starts_with(['4', '5']))
+    }
+
     /// Returns the GID with this index. Returns `None` if the entry of the table is empty.
     fn gid(&self, index: u8) -> Option<[u8; 16]> {
         let text = line(&self.folder.join("gids").join(index.to_string()))?;
@@ -128,7 +134,7 @@ impl<'a> Port<'a> {
         if self.is_ethernet() {
             self.entry_of(source).is_some()
         } else {
-            interface_of(source.ip()).is_some_and(|found| self.has(root, found))
+            interface_of(source).is_some_and(|found| self.has(root, found))
         }
     }
 
@@ -198,7 +204,7 @@ fn is_v4(gid: [u8; 16]) -> bool {
 }
 
 /// Returns the index of the network interface that has an address. Returns `None` if no interface has the address.
-fn interface_of(address: IpAddr) -> Option<u32> {
+fn interface_of(address: SocketAddr) -> Option<u32> {
     let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     Some(mem::interface_of(socket.as_fd(), address).ok()?.index)
@@ -207,7 +213,7 @@ fn interface_of(address: IpAddr) -> Option<u32> {
 /// Returns the hardware address of the network interface that has an IP address. Returns `None` if no interface with a
 /// hardware address has the IP address.
 fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
-    let (wanted, interfaces) = (interface_of(address)?, Path::new("/sys/class/net"));
+    let (wanted, interfaces) = (interface_of(SocketAddr::new(address, 0))?, Path::new("/sys/class/net"));
     let is_it =
         |name: &String| line(&interfaces.join(name).join("ifindex")).is_some_and(|text| text == wanted.to_string());
     let name = names(interfaces).into_iter().find(is_it)?;
@@ -240,8 +246,8 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
         let is_iwarp = line(&root.join(device).join("node_type")).is_some_and(|kind| kind.starts_with("4:"));
         let mut ports = Port::all(root, device);
         if options.device.is_some() && ports.len() > 1 {
-            // Of the ports of a named device, try the one with the address of the stream first.
-            ports.sort_by_cached_key(|port| source.is_none_or(|source| !port.is_at(root, source)));
+            // Of the ports of a named device, try the one with the address of the stream first, and then the active ones.
+            ports.sort_by_cached_key(|port| (source.is_none_or(|source| !port.is_at(root, source)), !port.is_active()));
         }
         for port in ports {
             if is_iwarp {

@@ -38,7 +38,8 @@ impl Verbs {
         Ok(device)
     }
 
-    /// Returns the device of an id. Opens the device if the provider has not opened it yet.
+    /// Returns the device of an id. Opens the device if the provider has not opened it yet. Fails if the device was removed and the
+    /// provider has not closed it yet: an id on it would never receive the event of the removal.
     pub(super) fn device_of(&mut self, id: &RawId) -> Result<DeviceId> {
         let context = id.context();
         if context.is_null() {
@@ -46,6 +47,7 @@ impl Verbs {
         }
         let known = |device: &Device| device.raw.as_ref().is_some_and(|raw| raw.context() == context);
         if let Some(index) = self.devices.iter().position(known) {
+            self.devices[index].live()?;
             return Ok(DeviceId(index as u32));
         }
         // Before the device is added, create a private id at the same address. The private id keeps the context open, and receives the

@@ -1,7 +1,8 @@
 //! Ports that are down.
 //!
 //! The provider sends no request through a port that is down. The connection manager would report the failure only after its time limit,
-//! about a minute later. The device's events report the state of each port.
+//! about a minute later. The device's events report the state of each port. A port that was down is queried, because not every driver
+//! reports that it is up again.
 //!
 //! On rxe, a request through a port that is down also does damage. If the link is down and the connection manager cannot send a datagram,
 //! rxe puts the manager's queue pair into the error state. The queue pair stays there until the device is removed, so the manager cannot

@@ -123,9 +123,9 @@ impl Verbs {
         }
         attr.check(capabilities)?;
         self.cqs.get_mut(attr.send_cq.0).ok_or(STALE_CQ)?.reserve(attr.max_send_wr)?;
-        let made = self
-            .reserve_receives(attr, srq)
-            .and_then(|()| self.make_qp_on(id, device, attr).inspect_err(|_| self.cancel_receives(attr, srq)));
+        let made = self.reserve_receives(attr, srq).and_then(|attached| {
+            self.make_qp_on(id, device, attr).inspect_err(|_| self.cancel_receives(attr, srq, attached))
+        });
         let qp = match made {
             Ok(qp) => qp,
             Err(error) => {
@@ -142,32 +142,32 @@ impl Verbs {
     }
 
     /// Reserves entries in the completion queue for a queue pair's receives. For a shared receive queue, entries are
-    /// reserved only once in each completion queue, even if several queue pairs use both queues.
-    fn reserve_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) -> Result<()> {
+    /// reserved only once in each completion queue, even if several queue pairs use both queues. Returns true if this
+    /// call has reserved the entries for a shared receive queue.
+    fn reserve_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) -> Result<bool> {
         let cq = self.cqs.get_mut(attr.recv_cq.0).ok_or(STALE_CQ)?;
-        let Some(srq) = srq else { return cq.reserve(attr.max_recv_wr) };
+        let Some(srq) = srq else { return cq.reserve(attr.max_recv_wr).map(|()| false) };
         let srq = self.srqs.get_mut(srq.0).ok_or(STALE_SRQ)?;
-        if srq.attach(attr.recv_cq) {
+        let attached = srq.attach(attr.recv_cq);
+        if attached {
             cq.reserve(srq.depth()).inspect_err(|_| srq.forget(attr.recv_cq))?;
             cq.shared += 1;
         }
-        Ok(())
+        Ok(attached)
     }
 
-    /// Cancels `reserve_receives`, because the queue pair could not be created. Entries that were reserved for a shared
-    /// queue stay reserved.
-    fn cancel_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) {
-        match srq {
-            Some(srq) => {
-                if let Some(srq) = self.srqs.get_mut(srq.0) {
-                    srq.detach(attr.recv_cq);
-                }
-            }
-            None => {
-                if let Some(cq) = self.cqs.get_mut(attr.recv_cq.0) {
-                    cq.cancel(attr.max_recv_wr);
-                }
-            }
+    /// Cancels `reserve_receives`, because the queue pair could not be created. `attached` is its result: entries that
+    /// an earlier queue pair has reserved for a shared queue stay reserved.
+    fn cancel_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>, attached: bool) {
+        let Some(cq) = self.cqs.get_mut(attr.recv_cq.0) else { return };
+        let Some(srq) = srq else { return cq.cancel(attr.max_recv_wr) };
+        let Some(srq) = self.srqs.get_mut(srq.0) else { return };
+        if attached {
+            srq.forget(attr.recv_cq);
+            cq.cancel(srq.depth());
+            cq.shared -= 1;
+        } else {
+            srq.detach(attr.recv_cq);
         }
     }
 

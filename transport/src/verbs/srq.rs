@@ -133,7 +133,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Cancels an `attach` for which no entries could be reserved.
+    /// Cancels an `attach` that has returned true: no entries could be reserved, or the queue pair could not be created.
     pub(super) fn forget(&mut self, cq: CqId) {
         self.targets.retain(|target| target.0 != cq);
     }

@@ -4,8 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::pingpong::failure::Failure;
+use crate::pingpong::output::Output;
 
 use super::distance::{self, Distance};
+use super::interrupt;
 use super::machine;
 use super::openssl;
 use super::outcome::{Outcome, Round};
@@ -287,7 +289,7 @@ impl RoundCounts {
 }
 
 /// Runs the contests whose names contain the text `only`. Each attempt runs at most one round of every contest, so that other load of the
-/// machine affects all contests equally.
+/// machine affects all contests equally. Returns early if a signal has requested the end of the program.
 ///
 /// # Errors
 /// A process failed, or no contest's name contains `only`.
@@ -304,15 +306,19 @@ pub fn run(wanted: RoundCounts, only: &str, processors: &Processors) -> Result<V
     }
     let files = KeyFiles::new()?;
     let mut outcomes: Vec<Outcome> = contests.iter().map(|contest| Outcome::new(contest, processors)).collect();
-    for attempt in 1..=wanted.tries {
+    let mut progress = Output::stderr();
+    'tries: for attempt in 1..=wanted.tries {
         let mut measured = 0;
         let missing: Vec<_> =
             contests.iter().zip(&mut outcomes).filter(|(_, outcome)| !wanted.is_over(outcome)).collect();
         if missing.is_empty() {
             break;
         }
-        eprintln!("try {attempt} of {}, {} rows", wanted.tries, missing.len());
+        progress.line(format_args!("try {attempt} of {}, {} rows", wanted.tries, missing.len()));
         for (contest, outcome) in missing {
+            if interrupt::is_raised() {
+                break 'tries;
+            }
             let before = distance::probe(processors);
             if wanted.is_missing(outcome, before.map_or(Distance::Unknown, Distance::of)) {
                 measured += 1;
@@ -320,7 +326,7 @@ pub fn run(wanted: RoundCounts, only: &str, processors: &Processors) -> Result<V
                     Ok((theirs, ours)) => {
                         let probes_ns = before.zip(distance::probe(processors)).map(|(before, after)| [before, after]);
                         let round = Round { theirs, ours, probes_ns };
-                        eprintln!("{}", outcome.note(&round));
+                        progress.line(outcome.note(&round));
                         outcome.add(round);
                     }
                     Err(failure) => outcome.skipped = Some(failure.to_string()),

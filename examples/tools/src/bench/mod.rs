@@ -6,10 +6,12 @@
 //! before and after. The [`rows`] of the table name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this library
 //! itself with other [`work`]. Work that `rdma-pingpong` cannot do is in [`one_sided`], [`mix`], [`many`], [`datagrams`] and [`secured`].
 //! In an [`outcome`], a figure is the median of the figures of all rounds, and a ratio is the median of the ratios of all rounds.
+//! A signal ends the program in order ([`interrupt`]).
 
 pub mod contest;
 pub mod datagrams;
 pub mod distance;
+pub mod interrupt;
 pub mod machine;
 pub mod many;
 pub mod mix;
@@ -36,9 +38,10 @@ use clap::{Parser, Subcommand};
 use serde_json::json;
 
 use crate::pingpong;
-use crate::pingpong::failure::Failure;
+use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::file::ResultFile;
 use crate::pingpong::output::Output;
+use crate::program;
 use crate::secure::SecurityArgs;
 
 use self::contest::RoundCounts;
@@ -202,9 +205,15 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         args.remove(0);
         return pingpong::main(args);
     }
-    let cli = BenchArgs::parse_from(args);
-    let result = match cli.role {
-        None => run(&cli),
+    program::main(args, run)
+}
+
+fn run(cli: BenchArgs) -> Result<ExitCode, Failure> {
+    if cli.role.is_some() {
+        pair::end_with_stdin();
+    }
+    match cli.role {
+        None => compare(&cli),
         Some(ChildCommand::TcpServer { kind, size }) => {
             tcp::serve(kind, size).map(|()| ExitCode::SUCCESS).map_err(Failure::new)
         }
@@ -231,19 +240,16 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some(ChildCommand::ConnectionsClient { address, count, security }) => {
             print(secured::measure(&security, address, count))
         }
-    };
-    result.unwrap_or_else(|failure| {
-        eprintln!("bench: {failure}");
-        ExitCode::FAILURE
-    })
+    }
 }
 
 fn print(figure: Result<f64, Failure>) -> Result<ExitCode, Failure> {
-    println!("{}", figure?);
+    Output::stdout().line(figure?);
     Ok(ExitCode::SUCCESS)
 }
 
-fn run(cli: &BenchArgs) -> Result<ExitCode, Failure> {
+fn compare(cli: &BenchArgs) -> Result<ExitCode, Failure> {
+    interrupt::on_signals()?;
     let to_stdout = cli.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let mut out = if to_stdout { Output::stderr() } else { Output::stdout() };
     let file = match &cli.json {
@@ -257,7 +263,12 @@ fn run(cli: &BenchArgs) -> Result<ExitCode, Failure> {
     let processors = Processors::of_this_machine();
     let wanted = RoundCounts { rounds: cli.rounds as usize, tries: cli.tries as usize };
     let before = Times::now();
-    let outcomes = contest::run(wanted, cli.only.as_deref().unwrap_or_default(), &processors)?;
+    let outcomes = contest::run(wanted, cli.only.as_deref().unwrap_or_default(), &processors);
+    // Each round was printed when it was measured. A failure of the interrupted round is none.
+    if interrupt::is_raised() {
+        return Ok(Ending::Interrupted.into());
+    }
+    let outcomes = outcomes?;
     let after = Times::now();
     let stolen = before.zip(after).map(|(before, after)| after.stolen_percent(&before));
     let (system, own) = (machine::system_congestion(), machine::own_congestion());

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{self, Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use core_affinity::CoreId;
@@ -12,6 +14,8 @@ use rdma_reactor::{Handler, Reactor};
 
 use crate::pingpong::failure::Failure;
 use crate::pingpong::server::LISTENING;
+
+use super::interrupt;
 
 /// If this is the first argument of `bench`, the program behaves as `rdma-pingpong`.
 pub const PINGPONG: &str = "pingpong";
@@ -91,10 +95,11 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
     processors.choose(0);
     let mut command = Command::new(&program);
-    // The server ends when its standard input closes. The pipe closes even if this process is killed, so the server never outlives this
-    // process.
-    command.args(server).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // The server ends when its standard input closes, and so does the client, or it ends with its server. The pipes close even if this
+    // process is killed, so neither outlives this process. Both get their own process groups, so that Ctrl-C signals only this process.
+    command.args(server).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
+    interrupt::ends(0, server.0.stdin.take());
     let mut line = String::new();
     // This end of the pipe stays open until the function returns: the server may print more lines, and would fail on a closed pipe.
     let mut stdout = server.0.stdout.take().map(BufReader::new);
@@ -105,16 +110,25 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     let address = address.ok_or_else(|| failed("a server did not start:", &line))?;
     processors.choose(1);
     let args = client.iter().map(|arg| if arg == "{}" { address } else { arg });
-    let output = Command::new(&program)
-        .args(args)
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()
-        .map_err(|error| failed("starting a client:", &error))?;
+    let mut command = Command::new(&program);
+    command.args(args).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = command.spawn().map_err(|error| failed("starting a client:", &error))?;
+    interrupt::ends(1, client.stdin.take());
+    let output = client.wait_with_output().map_err(|error| failed("reading from a client:", &error))?;
     if !output.status.success() {
         return Err(failed("a client failed:", &String::from_utf8_lossy(&output.stderr)));
     }
     String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
+}
+
+/// Ends this process when its standard input ends. The process that has started this one has then ended, or a signal has ended its
+/// measurement.
+pub fn end_with_stdin() {
+    thread::spawn(|| {
+        // A failure to read is the end, too.
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        process::exit(1);
+    });
 }
 
 /// Runs a server of this library: prints its address, and accepts connections until the process is killed.
@@ -166,14 +180,14 @@ pub fn start(processors: &Processors, mut command: Command, port: u16) -> Result
         if started.elapsed() > PATIENCE {
             return Err(failed(&format!("does not listen on port {port} after {PATIENCE:?}")));
         }
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
     processors.choose(1);
     Ok(server)
 }
 
 /// Returns true if a socket of this machine listens on a port.
-fn listens(port: u16) -> std::io::Result<bool> {
+fn listens(port: u16) -> io::Result<bool> {
     let tables = fs::read_to_string("/proc/net/tcp")? + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
     let address = format!(":{port:04X}");
     Ok(tables.lines().any(|line| {

@@ -157,8 +157,8 @@ impl Talk {
         self.sent = self.sent.saturating_add(1);
     }
 
-    /// Ends the connection: frees the echoes that were not sent, because the state remains until the program ends. Returns the reason why
-    /// the connection failed, if it did.
+    /// Ends the connection: frees the echoes that were not sent, because the state remains until another connection gets its slot. Returns
+    /// the reason why the connection failed, if it did.
     fn end(&mut self) -> Option<String> {
         self.waiting = VecDeque::new();
         self.failure.take()
@@ -175,7 +175,12 @@ struct Talks {
     text: Vec<u8>,
     verify: bool,
     solicit: Option<u32>,
+    /// The state of each connection. The index is [`ConnectionId::slot`].
     talks: Vec<Talk>,
+    /// The slot of the connection that was established last; `None` before the first one.
+    last: Option<usize>,
+    /// The number of connections that were established.
+    began: u64,
     ended: u32,
     /// The program ends after this many connections have ended; `None` for no limit.
     until: Option<u32>,
@@ -184,15 +189,25 @@ struct Talks {
 }
 
 impl Talks {
-    /// Returns the state of a connection, or `None` if it has no state. The connection's user number is the index of the state plus one.
-    fn talk(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut Talk> {
-        let index = cx.user(conn)?.checked_sub(1)?;
-        self.talks.get_mut(usize::try_from(index).ok()?)
+    /// Makes the state of a connection, in place of that of an earlier connection in the same slot. Returns the number of the connection.
+    fn begin(&mut self, slot: usize) -> u64 {
+        if self.talks.len() <= slot {
+            self.talks.resize_with(slot + 1, Talk::default);
+        }
+        self.talks[slot] = Talk::default();
+        self.last = Some(slot);
+        self.began += 1;
+        self.began
+    }
+
+    /// Returns the state of a connection, or `None` if it has no state.
+    fn talk(&mut self, conn: ConnectionId) -> Option<&mut Talk> {
+        self.talks.get_mut(conn.slot())
     }
 
     /// Records a failure, and closes the connection.
     fn fail(&mut self, cx: &mut Context<'_>, conn: ConnectionId, why: String) {
-        if let Some(talk) = self.talk(cx, conn) {
+        if let Some(talk) = self.talk(conn) {
             talk.failure.get_or_insert(why);
         }
         cx.close(conn);
@@ -203,7 +218,7 @@ impl Talks {
         let (part, depth, solicit) = (self.part, self.depth, self.solicit);
         let text = std::mem::take(&mut self.text);
         let mut failure = None;
-        while let Some(talk) = self.talk(cx, conn) {
+        while let Some(talk) = self.talk(conn) {
             let next = match part {
                 Part::Speaker { count } if talk.sent < count && talk.sent < talk.received.saturating_add(depth) => {
                     &text
@@ -236,13 +251,13 @@ impl Talks {
         }
     }
 
-    fn take(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), String> {
+    fn take(&mut self, conn: ConnectionId, message: &[u8]) -> Result<(), String> {
         if let Some(size) = self.size.filter(|&size| message.len() != size as usize) {
             return Err(format!("a message of {} bytes where {size} were expected: see --size", message.len()));
         }
         let (part, depth) = (self.part, self.depth as usize);
         let wrong = self.verify && matches!(part, Part::Speaker { .. }) && message != self.text;
-        let Some(talk) = self.talk(cx, conn) else { return Ok(()) };
+        let Some(talk) = self.talk(conn) else { return Ok(()) };
         talk.received = talk.received.saturating_add(1);
         match part {
             Part::Speaker { .. } if wrong => Err(format!("message {} is not what was sent", talk.received)),
@@ -264,18 +279,18 @@ impl Talks {
 
 impl Handler for Talks {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.talks.push(Talk::default());
-        cx.set_user(conn, self.talks.len() as u64);
+        let number = self.begin(conn.slot());
+        cx.set_user(conn, number);
         self.send(cx, conn);
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        match self.take(cx, conn, &message) {
+        match self.take(conn, &message) {
             Ok(()) => self.send(cx, conn),
             Err(why) => self.fail(cx, conn, why),
         }
         let part = self.part;
-        if let (Part::Speaker { count }, Some(talk)) = (part, self.talk(cx, conn)) {
+        if let (Part::Speaker { count }, Some(talk)) = (part, self.talk(conn)) {
             if talk.received >= count {
                 cx.close(conn);
             }
@@ -286,9 +301,9 @@ impl Handler for Talks {
         self.send(cx, conn);
     }
 
-    fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: SendId, outcome: Outcome) {
+    fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, _: SendId, outcome: Outcome) {
         if !outcome.is_sent() {
-            if let Some(talk) = self.talk(cx, conn) {
+            if let Some(talk) = self.talk(conn) {
                 talk.lost += 1;
             }
         }
@@ -297,7 +312,7 @@ impl Handler for Talks {
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         let (part, number) = (self.part, cx.user(conn).unwrap_or(0));
         let peer = cx.peer_address(conn).map_or_else(|| "?".into(), |peer| peer.to_string());
-        let Some(talk) = self.talk(cx, conn) else { return };
+        let Some(talk) = self.talk(conn) else { return };
         let (received, sent, lost) = (talk.received, talk.sent, talk.lost);
         let expected = match part {
             Part::Speaker { count } | Part::Echo { count: Some(count) } => count,
@@ -334,8 +349,8 @@ impl Handler for Talks {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
-        let (ended, all) = (self.ended, self.talks.len());
-        let state = match self.talks.last() {
+        let (ended, all) = (self.ended, self.began);
+        let state = match self.last.map(|slot| &self.talks[slot]) {
             Some(last) => {
                 format!("{ended} of {all} connections ended, the last: {} received, {} sent", last.received, last.sent)
             }
@@ -366,6 +381,8 @@ fn run(command: Command) -> Result<Ending, Failure> {
         verify: talk.verify,
         solicit: talk.solicit,
         talks: Vec::new(),
+        last: None,
+        began: 0,
         ended: 0,
         until: talk.connections,
         failure: None,
@@ -426,5 +443,33 @@ mod tests {
         talk.waiting.extend([vec![0; 100], vec![0; 100]]);
         (0..2).for_each(|_| talk.count_sent());
         assert_eq!((talk.sent, talk.end().as_deref(), talk.waiting.capacity()), (u32::MAX, Some("too fast"), 0));
+    }
+
+    #[test]
+    fn a_server_without_a_limit_keeps_the_state_of_current_connections_only() {
+        let mut talks = Talks {
+            part: Part::Echo { count: None },
+            size: None,
+            depth: DEPTH,
+            text: Vec::new(),
+            verify: false,
+            solicit: None,
+            talks: Vec::new(),
+            last: None,
+            began: 0,
+            ended: 0,
+            until: None,
+            failure: None,
+            output: Output::stdout(),
+        };
+        for number in 1..=1000 {
+            // Two connections at a time: the slots are 0 and 1 in turn.
+            let slot = number % 2;
+            assert_eq!(talks.begin(slot), number as u64);
+            let talk = &mut talks.talks[slot];
+            assert_eq!((talk.received, &talk.failure), (0, &None), "nothing is left of an earlier connection");
+            (talk.received, talk.failure) = (7, Some("too fast".into()));
+        }
+        assert_eq!((talks.talks.len(), talks.last, talks.began), (2, Some(0), 1000));
     }
 }

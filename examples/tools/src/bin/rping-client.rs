@@ -78,6 +78,22 @@ struct Client {
 }
 
 impl Client {
+    fn new(options: Options, addresses: Vec<SocketAddr>, size: u32) -> Self {
+        Self {
+            addresses: addresses.into_iter(),
+            session: None,
+            text: vec![0; size as usize],
+            back: vec![0; size as usize],
+            rounds: 0,
+            started: None,
+            elapsed: Duration::ZERO,
+            interrupted: false,
+            failure: None,
+            output: options.output(),
+            options,
+        }
+    }
+
     /// Connects to the next address. Returns `None` if every address was tried, and otherwise the result of the call of `connect_with`.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
         // rping's messages have no headers, and there are no credits.
@@ -173,6 +189,10 @@ impl Handler for Client {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        if self.interrupted {
+            // The user has interrupted the connect, so it is no failure, and no other address is tried.
+            return;
+        }
         let server = cx.peer_address(conn).map_or_else(String::new, |address| format!(" to {address}"));
         match self.connect(cx) {
             Some(Ok(_)) => {}
@@ -183,7 +203,8 @@ impl Handler for Client {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
-        if self.interrupted {
+        // If all rounds are done, only the connection is still closing. `Reactor::shutdown` limits the time for that.
+        if self.interrupted || self.is_over() {
             return cx.stop();
         }
         let state = if self.session.is_some() { "the server does not answer" } else { "no connection" };
@@ -196,19 +217,8 @@ impl Handler for Client {
 fn run(cli: Cli) -> Result<Ending, Failure> {
     let Cli { address, size, options } = cli;
     let (mut reactor, interrupt) = options.reactor()?;
-    let mut client = Client {
-        addresses: resolve(&address, options.port)?.into_iter(),
-        session: None,
-        text: vec![0; size as usize],
-        back: vec![0; size as usize],
-        rounds: 0,
-        started: None,
-        elapsed: Duration::ZERO,
-        interrupted: false,
-        failure: None,
-        output: options.output(),
-        options,
-    };
+    let addresses = resolve(&address, options.port)?;
+    let mut client = Client::new(options, addresses, size);
     if let Some(connected) = client.connect(&mut reactor.context()) {
         connected?;
     }
@@ -241,11 +251,43 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use rdma_reactor::{Config, ProviderChoice, Reactor};
+
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    /// Makes a client for one round.
+    fn client(addresses: Vec<SocketAddr>) -> (Reactor, Client) {
+        let reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap();
+        let Cli { size, options, .. } = Cli::parse_from(["rping-client", "-a", "127.0.0.1", "-C", "1"]);
+        (reactor, Client::new(options, addresses, size))
+    }
+
+    #[test]
+    fn a_connect_that_is_interrupted_is_no_failure_and_the_last() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut reactor, mut client) = client(vec![silent.local_addr().unwrap(); 2]);
+        let conn = client.connect(&mut reactor.context()).unwrap().unwrap();
+        client.interrupted = true;
+        client.on_connect_error(&mut reactor.context(), conn, ConnectError::Cancelled);
+        assert_eq!((client.failure, client.addresses.len()), (None, 1));
+    }
+
+    #[test]
+    fn a_timeout_after_the_last_round_is_no_failure() {
+        for (rounds, fails) in [(1, false), (0, true)] {
+            let (mut reactor, mut client) = client(Vec::new());
+            client.rounds = rounds;
+            let timer = reactor.context().set_timer(Duration::ZERO, 0);
+            client.on_timer(&mut reactor.context(), timer, 0);
+            assert_eq!(client.failure.is_some(), fails, "{rounds} of 1 rounds");
+        }
     }
 }

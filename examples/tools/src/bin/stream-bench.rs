@@ -400,7 +400,8 @@ fn run(cli: &Cli) -> Result<Ending, Failure> {
     reactor.run(&mut client)?;
     match client.handler.failure {
         Some(failure) => Err(failure),
-        None if client.handler.jobs.len() > 0 => Ok(Ending::Interrupted),
+        // `side` is the last test if it has not ended.
+        None if client.handler.jobs.len() > 0 || client.handler.side.is_some() => Ok(Ending::Interrupted),
         None => Ok(Ending::Complete),
     }
 }

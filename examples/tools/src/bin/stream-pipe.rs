@@ -169,6 +169,28 @@ fn wait(reactor: &mut Reactor, others: [Option<(BorrowedFd<'_>, PollFlags)>; 2])
     Ok(others.map(|other| other.is_some() && ready.next().unwrap_or(false)))
 }
 
+/// Writes the bytes that arrived before the end of the stream to standard output. Writes only when standard output has room, because a
+/// write that blocks would hide a signal. The reactor still takes turns, so that only new events make its descriptor readable.
+fn finish(
+    reactor: &mut Reactor,
+    peer: &mut Streams<Peer>,
+    rest: &mut impl BufRead,
+    output: &mut File,
+    interrupt: &Interrupt,
+) -> Result<Ending, Failure> {
+    while rest.fill_buf().is_ok_and(|bytes| !bytes.is_empty()) {
+        let [_, has_room] = wait(reactor, [None, Some((output.as_fd(), PollFlags::POLLOUT))])?;
+        reactor.turn(peer, Some(Duration::ZERO))?;
+        if interrupt.is_raised() {
+            return Ok(Ending::Interrupted);
+        }
+        if has_room {
+            drain(output, rest)?;
+        }
+    }
+    Ok(Ending::Complete)
+}
+
 fn run(cli: &Cli) -> Result<Ending, Failure> {
     let (mut input, mut output) = (unbuffered(&io::stdin())?, unbuffered(&io::stdout())?);
     let mut reactor = Reactor::new(Config::default().provider(cli.provider.into()).security(cli.security.security()?))?;
@@ -202,11 +224,11 @@ fn run(cli: &Cli) -> Result<Ending, Failure> {
             continue;
         };
         if let Some(end) = peer.handler.end.take() {
-            // Bytes that arrived before the end of the stream are still written to standard output.
-            while drain(&mut output, &mut peer.handler.rest)? {
-                wait(&mut reactor, [None, Some((output.as_fd(), PollFlags::POLLOUT))])?;
-            }
-            return end.map(|()| Ending::Complete);
+            let mut rest = std::mem::take(&mut peer.handler.rest);
+            return match finish(&mut reactor, &mut peer, &mut rest, &mut output, &interrupt)? {
+                Ending::Interrupted => Ok(Ending::Interrupted),
+                Ending::Complete => end.map(|()| Ending::Complete),
+            };
         }
         let ready = peer.context(reactor.context()).stream(id).readiness();
         let wants_input = (feeding && ready.writable).then(|| (input.as_fd(), PollFlags::POLLIN));
@@ -231,11 +253,36 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use rdma_reactor::ProviderChoice;
+
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_stalled_reader_of_the_last_bytes_does_not_hide_a_signal() {
+        let (mut full, _reader) = UnixStream::pair().unwrap();
+        full.set_nonblocking(true).unwrap();
+        let mut written = 0;
+        while let Ok(len) = full.write(&[0; ATOMIC]) {
+            written += len;
+        }
+        assert!(written > 0);
+        full.set_nonblocking(false).unwrap();
+        let mut output = File::from(OwnedFd::from(full));
+        let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap();
+        let (mut peer, interrupt) = (Streams::new(Peer::default()), Interrupt::default());
+        interrupt.stops(reactor.handle());
+        assert!(!interrupt.raise());
+        let mut rest = &b"rest"[..];
+        let ending = finish(&mut reactor, &mut peer, &mut rest, &mut output, &interrupt);
+        assert_eq!((ending, rest), (Ok(Ending::Interrupted), &b"rest"[..]));
     }
 }

@@ -21,7 +21,7 @@ pub mod route;
 pub mod tree;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use self::cli::DoctorArgs;
 use self::counters::CounterChanges;
@@ -43,6 +43,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run(cli: DoctorArgs) -> Result<ExitCode, Failure> {
+    // The program changes nothing, so a signal ends it immediately.
+    ctrlc::set_handler(|| process::exit(130))
+        .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
     let report = examine(&cli)?;
     let mut output = Output::stdout();
     if cli.json {

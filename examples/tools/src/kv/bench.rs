@@ -32,7 +32,7 @@ pub struct BenchFigures {
     pub reads: u64,
     /// The number of reads that were repeated because the server was writing the slot during the read.
     pub torn: u64,
-    /// The number of values that were stored.
+    /// The number of values that were stored. The first value of each key does not count, because it is stored before the first read.
     pub writes: u64,
     /// The time from the first read to the end of the run, in nanoseconds.
     pub nanos: u128,
@@ -94,6 +94,21 @@ impl Bench {
             self.roles.resize_with(conn.slot() + 1, || ConnectionRole::New);
         }
         &mut self.roles[conn.slot()]
+    }
+
+    /// Returns the results of a run. `nanos` is the time since the first read, in nanoseconds.
+    fn figures(&self, nanos: u128) -> BenchFigures {
+        let mut figures = BenchFigures { nanos, ..self.figures };
+        for role in &self.roles {
+            match role {
+                ConnectionRole::New => {}
+                ConnectionRole::Writer { stored, .. } => {
+                    figures.writes += stored.saturating_sub(u64::from(self.plan.keys));
+                }
+                ConnectionRole::Reader(looks) => figures.torn += looks.reader.retries,
+            }
+        }
+        figures
     }
 
     /// Returns true if every key has a value, so that readers may begin.
@@ -242,26 +257,39 @@ pub fn run(server: SocketAddr, plan: BenchPlan, config: Config) -> Result<(Optio
         return Err(failure);
     }
     let Some(since) = bench.since else { return Ok((None, Ending::Interrupted)) };
-    let mut figures = BenchFigures { nanos: since.elapsed().as_nanos(), ..bench.figures };
-    for role in &bench.roles {
-        match role {
-            ConnectionRole::New => {}
-            ConnectionRole::Writer { stored, .. } => figures.writes += stored,
-            ConnectionRole::Reader(looks) => figures.torn += looks.reader.retries,
-        }
-    }
+    let figures = bench.figures(since.elapsed().as_nanos());
     let ending = if interrupt.is_raised() { Ending::Interrupted } else { Ending::Complete };
     Ok((Some(figures), ending))
 }
 
 #[cfg(test)]
 mod tests {
+    use rdma_reactor::RemoteRegion;
+
     use super::*;
+    use crate::kv::table::Geometry;
 
     #[test]
     fn a_value_is_made_of_one_number() {
         assert_eq!(number(&[7_u64.to_le_bytes(), 7_u64.to_le_bytes()].concat()), Some(7));
         assert_eq!(number(&[7_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat()), None);
         assert_eq!(number(&[1; 7]), None);
+    }
+
+    #[test]
+    fn the_stores_before_the_first_read_do_not_count() {
+        let geometry = Geometry { slots: 16, max_value: 8 };
+        let region = RemoteRegion { address: 0, len: geometry.table_len(), key: 0 };
+        let hello = TableHello { geometry, region };
+        let bench = Bench {
+            plan: BenchPlan { readers: 1, keys: 8, time: Duration::from_secs(1) },
+            server: ([127, 0, 0, 1], 1).into(),
+            roles: vec![ConnectionRole::New, ConnectionRole::Writer { hello, sent: 12, stored: 11 }],
+            figures: BenchFigures::default(),
+            since: None,
+            failure: None,
+            value: Vec::new(),
+        };
+        assert_eq!(bench.figures(5), BenchFigures { writes: 3, nanos: 5, ..BenchFigures::default() });
     }
 }

@@ -25,6 +25,8 @@ pub enum TableOperation {
 struct OneOperation {
     wish: TableOperation,
     reader: Option<Reader>,
+    /// True if the server was asked to store the value.
+    asked: bool,
     /// The result of the operation; `None` until the operation has ended. For a read it is the value; for a store it is empty.
     result: Option<Result<Vec<u8>, Failure>>,
 }
@@ -40,14 +42,17 @@ impl OneOperation {
     ) -> Result<Option<Vec<u8>>, Failure> {
         let Some(hello) = TableHello::decode(message) else {
             return match std::str::from_utf8(message) {
-                Ok("") => Ok(Some(Vec::new())),
-                Ok(why) => Err(Failure::new(why)),
-                Err(_) => Err(Failure::new("the server is not a kv server of this version")),
+                Ok("") if self.asked => Ok(Some(Vec::new())),
+                Ok(why) if !why.is_empty() => Err(Failure::new(why)),
+                _ => Err(Failure::new("the server is not a kv server of this version")),
             };
         };
         match &self.wish {
             TableOperation::Get(key) => self.reader.insert(Reader::new(cx, conn, hello)?).look(cx, conn, key)?,
-            TableOperation::Put(key, value) => _ = cx.send(conn, &encode_put(key, value)).map_err(Failure::new)?,
+            TableOperation::Put(key, value) => {
+                cx.send(conn, &encode_put(key, value)).map_err(Failure::new)?;
+                self.asked = true;
+            }
         }
         Ok(None)
     }
@@ -102,7 +107,7 @@ pub fn run(server: SocketAddr, wish: TableOperation, config: Config) -> Result<O
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
     reactor.context().connect(server)?;
-    let mut once = OneOperation { wish, reader: None, result: None };
+    let mut once = OneOperation { wish, reader: None, asked: false, result: None };
     reactor.run(&mut once)?;
     once.result.transpose()
 }

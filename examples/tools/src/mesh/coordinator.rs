@@ -128,9 +128,12 @@ impl Coordinator {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Ends the run early. The figures that were not measured are missing in the results.
+    /// Ends the run early. The figures that were not measured are missing in the results. Does nothing if the run has ended.
     pub fn interrupt(&mut self) {
-        self.end();
+        if !self.is_over() {
+            self.results.interrupt();
+            self.end();
+        }
     }
 
     /// Returns true if the rank has not joined yet and may still join.
@@ -608,6 +611,31 @@ mod tests {
             // 1.0.
             assert_eq!((p50, count), (if looks.len() == 1 && left > 3.0 { 1.0 } else { left }, measured), "{looks:?}");
         }
+    }
+
+    #[test]
+    fn an_interrupted_run_has_pairs_that_were_not_measured() {
+        let mut cluster = Cluster::new(plan(4));
+        cluster.join(0..4);
+        let mut count = 0;
+        // A round has two pairs. The run is interrupted at the first order of the second round.
+        let results = cluster.run(|cluster, _, order| {
+            count += usize::from(matches!(order, Order::Measure { .. }));
+            if count == 3 {
+                cluster.coordinator.interrupt();
+            }
+        });
+        assert!(results.is_interrupted());
+        let unmeasured = results.pairs().filter(|(.., pair)| pair.is_unmeasured()).count();
+        assert_eq!((unmeasured, results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()), (4, 0));
+
+        // A run that has ended is not interrupted any more.
+        let mut cluster = Cluster::new(plan(4));
+        cluster.join(0..4);
+        let results = cluster.run(|_, _, _| {});
+        cluster.coordinator.interrupt();
+        assert!(!results.is_interrupted() && !cluster.coordinator.results().is_interrupted());
+        assert_eq!(std::iter::from_fn(|| cluster.coordinator.next_order()).count(), 4, "one end for each rank");
     }
 
     #[test]

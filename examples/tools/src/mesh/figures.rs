@@ -35,6 +35,7 @@ pub fn json(report: &Report<'_>) -> Value {
     });
     json!({
         "good": report.is_good(),
+        "interrupted": results.is_interrupted(),
         "tolerance": report.tolerance,
         "ranks": ranks.collect::<Value>(),
         "pairs": pairs.collect::<Value>(),
@@ -61,6 +62,13 @@ mod tests {
         assert_eq!(shm.map(|pair| (&pair["a"], &pair["b"])).collect::<Vec<_>>(), [(&json!(3), &json!(6))]);
         assert_eq!(json["odd_ways"][0]["times"], 12.0);
         assert_eq!(json["ranks"][6]["hw_counters"], json!({ "completer_retry_err": 12, "sent_pkts": 99 }));
-        assert_eq!(super::json(&Report::new(&sample::even(3), 3.0))["good"], true);
+        let even = super::json(&Report::new(&sample::even(3), 3.0));
+        assert_eq!((&even["good"], &even["interrupted"]), (&json!(true), &json!(false)));
+    }
+
+    #[test]
+    fn an_interrupted_run_is_marked() {
+        let json = json(&Report::new(&sample::interrupted(), 3.0));
+        assert_eq!((&json["good"], &json["interrupted"]), (&json!(false), &json!(true)));
     }
 }

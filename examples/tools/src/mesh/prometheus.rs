@@ -50,7 +50,9 @@ pub fn text(report: &Report<'_>) -> String {
         &mut text,
         "link_up",
         "Whether the pair works",
-        pairs().map(|(a, b, pair)| (labels(a, b), f64::from(u8::from(pair.broken.is_none())))),
+        pairs()
+            .filter(|(.., pair)| !pair.is_unmeasured())
+            .map(|(a, b, pair)| (labels(a, b), f64::from(u8::from(pair.broken.is_none())))),
     );
     family(
         &mut text,
@@ -138,5 +140,13 @@ mod tests {
         assert!(text.contains(counted), "{text}");
         assert!(text.contains("rdma_mesh_rank_up{rank=\"5\",host=\"n5\"} 0\n"));
         assert_eq!(escape("a\"b\\c"), "a\\\"b\\\\c");
+    }
+
+    #[test]
+    fn a_pair_that_was_not_measured_is_neither_up_nor_down() {
+        let results = sample::interrupted();
+        let text = text(&Report::new(&results, 3.0));
+        let up: Vec<_> = text.lines().filter(|line| line.starts_with("rdma_mesh_link_up{")).collect();
+        assert_eq!(up, [r#"rdma_mesh_link_up{from="0",from_host="n0",to="1",to_host="n1"} 1"#]);
     }
 }

@@ -57,10 +57,11 @@ impl<'a> Report<'a> {
         Self { results, tolerance, latency, bandwidth, odd_ways, odd_ranks }
     }
 
-    /// Returns true if every pair works and no direction or rank exceeds the tolerance.
+    /// Returns true if every pair works, no direction or rank exceeds the tolerance, and the run was not interrupted.
     #[must_use]
     pub fn is_good(&self) -> bool {
-        self.odd_ways.is_empty() && self.odd_ranks.is_empty() && self.broken() == 0
+        let is_complete = !self.results.is_interrupted();
+        is_complete && self.odd_ways.is_empty() && self.odd_ranks.is_empty() && self.broken() == 0
     }
 
     /// Returns true if any link is in shared memory.
@@ -73,10 +74,13 @@ impl<'a> Report<'a> {
         self.results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()
     }
 
-    /// Describes the faults of a pair, with one text for each fault. Returns an empty list if there are none.
+    /// Describes the faults of a pair, with one text for each fault. Returns an empty list if there are none. A pair that was not measured
+    /// has this as its fault.
     #[must_use]
     pub fn complaints(&self, a: usize, b: usize) -> Vec<String> {
-        let broken = self.results.pair(a, b).broken.iter().cloned();
+        let pair = self.results.pair(a, b);
+        let broken = pair.broken.iter().cloned();
+        let unmeasured = pair.is_unmeasured().then(|| "not measured: the run was interrupted".to_owned());
         let of_pair = |way: &&OddDirection| (way.from, way.to) == (a, b) || (way.from, way.to) == (b, a);
         let odd = self.odd_ways.iter().filter(of_pair).map(|way| {
             let direction = match way.figure {
@@ -85,7 +89,7 @@ impl<'a> Report<'a> {
             };
             format!("{}{direction} is {:.1} times worse than its row and column", name(way.figure), way.times)
         });
-        broken.chain(odd).collect()
+        broken.chain(unmeasured).chain(odd).collect()
     }
 
     /// Returns a number by which pairs are sorted: a greater number means a worse pair. The number is infinite for a pair that does not
@@ -186,8 +190,13 @@ impl<'a> Report<'a> {
         let memory = members.iter().filter_map(|member| member.memory_kib).max().unwrap_or(0);
         let odd: std::collections::BTreeSet<_> =
             self.odd_ways.iter().map(|way| (way.from.min(way.to), way.from.max(way.to))).collect();
+        let unmeasured = self.results.pairs().filter(|(.., pair)| pair.is_unmeasured()).count();
+        let interrupted = match self.results.is_interrupted() {
+            true => format!("interrupted before {unmeasured} pairs were measured; "),
+            false => String::new(),
+        };
         format!(
-            "{ranks} ranks, {pairs} pairs: {} do not work, {} are more than {} times worse than their like, and {} ranks are; \
+            "{interrupted}{ranks} ranks, {pairs} pairs: {} do not work, {} are more than {} times worse than their like, and {} ranks are; \
              connected in {:.3} s with {attempts} connects; at most {:.1} MiB per rank",
             self.broken(),
             odd.len(),
@@ -213,6 +222,21 @@ mod tests {
         assert!(report.text(10).contains("4 ranks, 6 pairs: 0 do not work, 0 are more"), "{}", report.text(10));
         assert!(!report.text(10).contains("shm"));
         assert_eq!(report.text(2).lines().filter(|line| line.trim_end().ends_with('-')).count(), 2);
+    }
+
+    #[test]
+    fn an_interrupted_run_is_not_good() {
+        let results = sample::interrupted();
+        let report = Report::new(&results, 3.0);
+        assert!(!report.is_good());
+        assert_eq!(report.complaints(0, 1), Vec::<String>::new());
+        assert_eq!(report.complaints(2, 1), ["not measured: the run was interrupted"]);
+        let summary = report.summary();
+        assert!(summary.starts_with("interrupted before 2 pairs were measured; 3 ranks, 3 pairs: 0 do"), "{summary}");
+        // Even if all pairs have figures, the measurements that were left out could have found a fault.
+        let mut results = sample::even(3);
+        results.interrupt();
+        assert!(!Report::new(&results, 3.0).is_good());
     }
 
     #[test]

@@ -64,19 +64,41 @@ pub struct Pair {
     pub broken: Option<String>,
 }
 
+impl Pair {
+    /// Returns true if the pair was never measured. This occurs only if the run was interrupted: otherwise, each pair has a latency, which
+    /// is measured first, or a fault.
+    #[must_use]
+    pub const fn is_unmeasured(&self) -> bool {
+        self.latency.is_none() && self.broken.is_none()
+    }
+}
+
 /// The results of all ranks and pairs.
 #[derive(Clone, Debug)]
 pub struct Results {
     members: Vec<RankResults>,
     /// The results of each pair. The pairs of rank 0 with ranks 1, 2, ... come first, then those of rank 1 with ranks 2, 3, ...
     pairs: Vec<Pair>,
+    interrupted: bool,
 }
 
 impl Results {
     /// Makes the results of a run with `ranks` ranks, without any figures.
     #[must_use]
     pub fn new(ranks: usize) -> Self {
-        Self { members: vec![RankResults::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
+        let pairs = vec![Pair::default(); ranks * (ranks - 1) / 2];
+        Self { members: vec![RankResults::default(); ranks], pairs, interrupted: false }
+    }
+
+    /// Records that the user has interrupted the run, so figures may be missing.
+    pub const fn interrupt(&mut self) {
+        self.interrupted = true;
+    }
+
+    /// Returns true if the user has interrupted the run.
+    #[must_use]
+    pub const fn is_interrupted(&self) -> bool {
+        self.interrupted
     }
 
     /// Returns the number of ranks.

@@ -3,13 +3,19 @@
 use super::control::{Entry, LatencyFigures, MeasuredFigure};
 use super::results::Results;
 
-fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
+/// Returns results of ranks on separate hosts, without figures.
+fn named(ranks: usize) -> Results {
     let mut results = Results::new(ranks);
     for rank in 0..ranks {
         let (provider, device) = ("iwarp".into(), "iwarp0".into());
         let entry = Entry { host: format!("n{rank}"), address: None, port: 1, provider, device };
         results.member_mut(rank).entry = Some(entry);
     }
+    results
+}
+
+fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
+    let mut results = named(ranks);
     for from in 0..ranks {
         for to in (0..ranks).filter(|&to| to != from) {
             let slow = from.min(to) == 1 && from.max(to) == 2 && with_slow_link;
@@ -25,6 +31,14 @@ fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
 /// Returns results of ranks on separate hosts. All figures are equal.
 pub(crate) fn even(ranks: usize) -> Results {
     ranks_with(ranks, false)
+}
+
+/// Returns results of three ranks in a run that was interrupted after the first measurement, that of ranks 0 and 1.
+pub(crate) fn interrupted() -> Results {
+    let mut results = named(3);
+    results.measured(0, 1, MeasuredFigure::Latency(LatencyFigures { p50_us: 10.0, p99_us: 11.0, samples: 5 }));
+    results.interrupt();
+    results
 }
 
 /// Returns results of seven ranks with a slow link, a cut link, a stopped

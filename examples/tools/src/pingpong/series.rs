@@ -140,6 +140,8 @@ impl Series {
                 Output::stdout().text(&text);
                 Ok(())
             }
+            // Without results, an existing file keeps its content.
+            Some(Json::File(_)) if results.is_empty() => Ok(()),
             Some(Json::File(file)) => file.write(&text),
         }
     }

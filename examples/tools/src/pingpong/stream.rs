@@ -65,6 +65,11 @@ impl Stream {
         self.state = StreamState::Closing(with);
     }
 
+    /// Stops the stream: it sends nothing more, and no control message.
+    pub fn stop(&mut self) {
+        self.state = StreamState::Idle;
+    }
+
     /// Records that an operation has completed.
     pub fn completed(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);

@@ -32,7 +32,8 @@ pub struct Throughput {
     looked_at: u64,
     started: Instant,
     elapsed: Duration,
-    /// The number of messages in both directions. `None` until the server has confirmed the measured round.
+    /// The number of messages in both directions. `None` until the server has confirmed the measured round, or the user has interrupted the
+    /// warm-up.
     counted: Option<u64>,
 }
 
@@ -53,6 +54,11 @@ impl Throughput {
             elapsed: Duration::ZERO,
             counted: None,
         }
+    }
+
+    /// Returns true if the user has interrupted the warm-up. The server may still confirm that round.
+    const fn is_stopped(&self) -> bool {
+        self.warmup > 0 && self.counted.is_some()
     }
 
     /// Ends the round if enough messages are sent, or if the round has lasted long enough.
@@ -98,6 +104,7 @@ impl ConnectionWork for Throughput {
     fn arrived(&mut self, message: &[u8]) -> Result<(), String> {
         match Frame::read(message, self.size) {
             Some(Frame::Data) if self.bidirectional => self.received += 1,
+            Some(Frame::Done(_)) if self.is_stopped() => {}
             Some(Frame::Done(count)) if !self.stream.is_flowing() && self.counted.is_none() => {
                 self.elapsed = self.started.elapsed();
                 let (expected, counted) = match self.bidirectional {
@@ -137,6 +144,7 @@ impl ConnectionWork for Throughput {
         if self.warmup > 0 {
             self.counted = Some(0);
             self.elapsed = Duration::ZERO;
+            self.stream.stop();
         } else if self.stream.is_flowing() {
             self.stream.end(Frame::Last(self.stream.sent()));
         }
@@ -166,5 +174,50 @@ impl ConnectionWork for Throughput {
         let messages = self.counted.unwrap_or(0);
         let iterations = if messages > 0 { self.stream.sent() } else { 0 };
         Measured { iterations, messages, elapsed: self.elapsed, latency: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_reactor::{ProviderChoice, Security};
+
+    use super::*;
+    use crate::pingpong::job::{Job, Mode};
+
+    /// Returns a measurement whose warm-up has begun.
+    fn warming() -> Throughput {
+        let mut work = Throughput::new(&Plan {
+            job: Job { mode: Mode::Throughput, ..Job::IDLE },
+            extent: Extent::Messages(10),
+            warmup: 5,
+            rate: None,
+            provider: ProviderChoice::Iwarp,
+            exchange: None,
+            security: Security::Plain,
+            interval: None,
+        });
+        work.begin();
+        work
+    }
+
+    /// The client may have sent the end of the warm-up before the user interrupts it. The server then confirms the warm-up afterwards.
+    #[test]
+    fn the_end_of_an_interrupted_warm_up_is_no_violation() {
+        let mut work = warming();
+        work.stream.end(Frame::Last(0));
+        work.wind_down();
+        assert!(work.is_over() && !work.stream.is_flowing());
+        assert_eq!(work.arrived(&Frame::Done(0).control()), Ok(()));
+        assert!(work.is_over() && work.measured().messages == 0);
+    }
+
+    #[test]
+    fn an_interrupted_warm_up_sends_nothing_more() {
+        let mut work = warming();
+        assert!(work.stream.is_flowing());
+        work.wind_down();
+        assert!(work.is_over() && !work.stream.is_flowing());
+        // The warm-up cannot become the measurement.
+        assert_eq!((work.done(), work.so_far().messages, work.measured().iterations), (0, 0, 0));
     }
 }

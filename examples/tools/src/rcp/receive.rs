@@ -407,8 +407,12 @@ impl Handler for FileServer {
     }
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        if let Some((Incoming { name, len, file, .. }, kept)) = self.cut_off(conn) {
-            let at = file.at();
+        if let Some((Incoming { name, len, file, step, .. }, kept)) = self.cut_off(conn) {
+            let at = match step {
+                // The position is that of the hash. The partial copy is longer.
+                ReceiveStep::Hashing(have) => have,
+                _ => file.at(),
+            };
             let kept = if kept { format!("{at} of {len} bytes are kept") } else { "nothing of it is kept".to_owned() };
             eprintln!("rcp: {conn}: {name:?} is not complete: {reason}; {kept}");
         }

@@ -1,7 +1,8 @@
 //! The sender of files.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -97,6 +98,17 @@ fn unreadable(item: &Item, error: &dyn std::fmt::Display) -> String {
     format!("{}: {error}", shown(&item.path.to_string_lossy()))
 }
 
+/// Opens a file to copy. Some files, such as those of `/proc`, have content although their length is given as 0. Their copies would be
+/// empty, so they are refused.
+fn open(item: &Item) -> io::Result<(Metadata, File)> {
+    let file = File::open(&item.path)?;
+    let metadata = file.metadata()?;
+    if metadata.len() == 0 && (&file).read(&mut [0])? > 0 {
+        return Err(io::Error::other("it has content, but its length is given as 0: copy it to another file first"));
+    }
+    Ok((metadata, file))
+}
+
 impl Sender {
     /// Begins to copy the next file or directory. Closes the connection after the last one.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
@@ -108,8 +120,7 @@ impl Sender {
                 self.current = None;
                 return send_message(cx, conn, CopyMessage::Folder(&name));
             }
-            let opened = File::open(&item.path).and_then(|file| Ok((file.metadata()?, file)));
-            match opened {
+            match open(&item) {
                 Ok((metadata, file)) => {
                     let (len, modified) = (metadata.len(), metadata.modified().ok());
                     let file = Hashed::new(file);

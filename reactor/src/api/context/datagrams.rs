@@ -72,8 +72,9 @@ impl DatagramContext<'_> {
         self.endpoints.info(endpoint.key(self.driver.tag())?)
     }
 
-    /// Opens a datagram endpoint at `local`, an address of an RDMA device. Port 0 selects a free port, which [`DatagramContext::address`]
-    /// returns. The endpoint receives datagrams immediately. `on_endpoint_closed` is its last callback.
+    /// Opens a datagram endpoint at `local`, an address of an RDMA device, or on the embedded provider any address of this host. Port 0
+    /// selects a free port, which [`DatagramContext::address`] returns. The endpoint receives datagrams immediately. `on_endpoint_closed`
+    /// is its last callback.
     ///
     /// ```no_run
     /// use rdma_reactor::{Config, Context, Datagram, DatagramHandler, EndpointId, EndpointOptions, Handler, Reactor};

@@ -84,13 +84,14 @@ impl Context<'_> {
 
     /// Registers memory like [`Context::register`], but on the device that has the address `local` of this host. This
     /// needs no connection, so a server can register its memory before the first client connects. Options that give
-    /// rights to peers must include [`RegionOptions::any_peer`]. With `ProviderChoice::Auto` the address selects the
-    /// provider, as the address of a listener does. The embedded provider accepts any address.
+    /// rights to peers or [`crate::Access::READ_SINK`] must include [`RegionOptions::any_peer`]. With
+    /// `ProviderChoice::Auto` the address selects the provider, as the address of a listener does. The embedded provider
+    /// accepts any address.
     ///
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Error::NoPeer`] if the options give rights to peers without `any_peer`; [`Error::Transport`] if no RDMA device
+    /// [`Error::NoPeer`] if such options lack `any_peer`; [`Error::Transport`] if no RDMA device
     /// has the address; [`Error::Drained`]; the errors of [`Context::register`].
     pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = options.memory(len)?;

@@ -107,8 +107,9 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::send`]. `ForeignBuffer` if the buffer belongs to another reactor or device, or if the
-    /// program took the buffer before the device failed or was removed. The error contains the buffer.
+    /// The errors of [`Context::send`]. `TooLong` if the message is longer than [`Context::buffer_size`] of this
+    /// connection: a buffer is never sent in parts. `ForeignBuffer` if the buffer belongs to another reactor or device,
+    /// or if the program took the buffer before the device failed or was removed. The error contains the buffer.
     // The error is large because it contains the buffer, which the program may need again.
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
@@ -236,8 +237,9 @@ impl Context<'_> {
 
     /// Returns the number of free slots in a connection's send queue; 0 if the connection is not open. A read needs one
     /// slot for each range that it fills. A message needs one slot for each buffer of the peer that it occupies. A
-    /// write with immediate data needs two slots if the device has no Write with Immediate. Every other operation needs
-    /// one slot. A message also needs credits of the peer: [`Context::writable`] considers both slots and credits.
+    /// write with immediate data needs two slots if [`Context::capabilities`] lacks it, and on secured connections. Every
+    /// other operation needs one slot. A message also needs credits of the peer: [`Context::writable`] considers both
+    /// slots and credits.
     #[must_use]
     pub fn free_slots(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())
@@ -279,6 +281,16 @@ impl Context<'_> {
     pub fn max_message(&self, conn: ConnectionId) -> Option<u64> {
         let terms = self.driver.announced(conn)?.terms();
         Some(terms.max_message.max(terms.buffer_size as u64))
+    }
+
+    /// Returns the length of the longest message that [`Context::send`] can send, in bytes. This is
+    /// [`Context::max_message`], but no more than the memory for copies
+    /// ([`LargeMessageSettings::memory`](crate::LargeMessageSettings::memory)): the local side keeps a copy of a message
+    /// that is longer than one buffer. Returns `None` before `on_connect` and after `on_disconnect`.
+    #[must_use]
+    pub fn max_copied(&self, conn: ConnectionId) -> Option<u64> {
+        let one_buffer = self.buffer_size(conn)? as u64;
+        Some(self.max_message(conn)?.min(one_buffer.max(self.driver.copied_limit())))
     }
 
     /// Marks the next message that fits into one buffer, or the next write with immediate data, whichever the program

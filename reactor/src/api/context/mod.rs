@@ -169,7 +169,7 @@ impl Context<'_> {
     /// rejects the connection, the reactor tries no other address.
     ///
     /// If an address works, the reactor calls `on_connect`, and [`Context::peer_address`] returns that address. If no
-    /// address works, the reactor calls `on_connect_error`, with the error of the last address.
+    /// address works, the reactor calls `on_connect_error`, with the error of the last address that was tried.
     ///
     /// ```
     /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error};
@@ -245,6 +245,14 @@ impl Context<'_> {
         self.driver.look_at_clock();
         self.endpoints.close_all(self.driver, false);
         self.driver.close_all();
+    }
+
+    /// Closes every connection that is not established yet, like [`Context::close`]. A program whose
+    /// [`crate::Handler::on_drain`] closes the established connections itself calls this method, too. Otherwise the
+    /// drain waits for connections that are being opened.
+    pub fn close_unestablished(&mut self) {
+        self.driver.look_at_clock();
+        self.driver.close_unestablished();
     }
 
     /// Returns the ids of the established connections: those that have had `on_connect` but not yet `on_disconnect`.

@@ -19,6 +19,11 @@ use crate::providers::role;
 /// the reactor time to detect the violation before other peers lack promised receives.
 const SPARE: u32 = 8;
 
+/// Returns the number of receives that connections may claim, if the queue has `count` receives.
+const fn claimable(count: u32) -> u32 {
+    count - count / SPARE
+}
+
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
     srq: SrqId,
@@ -37,6 +42,9 @@ pub(crate) struct SharedReceives {
     lingering: Vec<Lingering>,
     /// Number of messages of ended connections that the program still holds.
     orphans: u32,
+    /// True if the device has reported that the queue has failed. A failed queue delivers no messages, and nothing is
+    /// posted to it any more.
+    failed: bool,
 }
 
 #[derive(Debug)]
@@ -54,7 +62,7 @@ impl SharedReceives {
     pub(crate) fn new(pool: &mut Pool, srq: SrqId, count: u32, size: usize) -> Self {
         Self {
             srq,
-            claims: Claims::new(count - count / SPARE),
+            claims: Claims::new(claimable(count)),
             size,
             receives: (0..count).map(|_| None).collect(),
             vacant: (0..count).rev().map(|place| place as u16).collect(),
@@ -62,11 +70,33 @@ impl SharedReceives {
             owners: Vec::new(),
             lingering: Vec::new(),
             orphans: 0,
+            failed: false,
         }
     }
 
     pub(crate) const fn srq(&self) -> SrqId {
         self.srq
+    }
+
+    /// Notes that the device has reported the failure of the queue `srq`. Returns false if this is another queue.
+    pub(crate) fn fail(&mut self, srq: SrqId) -> bool {
+        self.failed |= self.srq == srq;
+        self.srq == srq
+    }
+
+    pub(crate) const fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Returns true if no connection has a claim on the queue, and the reactor has handled all completions of the
+    /// connections that had one. The program may still hold messages of such connections.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.lingering.is_empty() && self.claims.free() + self.orphans == claimable(self.receives.len() as u32)
+    }
+
+    /// Returns the number of receives of the queue, and the number of their buffers that the program still holds.
+    pub(crate) fn buffers(&self) -> (usize, usize) {
+        (self.receives.len(), self.orphans as usize)
     }
 
     /// Returns the number of receives that are posted now.
@@ -148,7 +178,7 @@ impl SharedReceives {
         pool: &Pool,
         chain: &mut Vec<RecvWr>,
     ) -> Result<(), Error> {
-        if self.reposts.is_empty() {
+        if self.reposts.is_empty() || self.failed {
             return Ok(());
         }
         self.prepare(pool, chain);

@@ -160,7 +160,7 @@ impl Net for Post {
     fn has_packets(&self) -> bool {
         true
     }
-    fn interface(&self, _: IpAddr) -> io::Result<Interface> {
+    fn interface(&self, _: SocketAddr) -> io::Result<Interface> {
         Ok(Interface { index: 1, mtu: 700 })
     }
     fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {

@@ -15,6 +15,7 @@ use crate::patience;
 use crate::provider::{CqId, Drive, PostError, Provider};
 use crate::roce::frame::{HEADROOM, ROOM};
 use crate::roce::packet::{DatagramHeader, MAX_PAYLOAD};
+use crate::srq::SrqAttr;
 use crate::wc::WcOpcode;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
@@ -407,8 +408,11 @@ impl Net for LinkLocalNet {
         true
     }
 
-    fn interface(&self, _: IpAddr) -> io::Result<Interface> {
-        self.inner.interface([127, 0, 0, 1].into())
+    fn interface(&self, address: SocketAddr) -> io::Result<Interface> {
+        match address {
+            SocketAddr::V6(v6) if v6.scope_id() > 0 => Ok(Interface { index: v6.scope_id(), mtu: 65536 }),
+            _ => Err(io::ErrorKind::AddrNotAvailable.into()),
+        }
     }
 
     fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {
@@ -426,10 +430,16 @@ impl Net for LinkLocalNet {
         self.bound.insert(socket, address);
         Ok(socket)
     }
+
+    fn open_group(&mut self, group: SocketAddr, _: IpAddr, _: Interface) -> io::Result<SocketId> {
+        let socket = self.inner.open_packets("127.0.0.1:0".parse().unwrap())?;
+        self.bound.insert(socket, group);
+        Ok(socket)
+    }
 }
 
-/// Each socket at a link-local address is bound with the scope of the address. Ids share a socket only if their addresses have the same
-/// scope.
+/// Each socket at a link-local address is bound with the scope of the address, and belongs to the interface with that index. Ids share a
+/// socket only if their addresses have the same scope.
 #[test]
 fn link_local_addresses_keep_their_scope() {
     let at = |text: &str| text.parse::<SocketAddr>().unwrap();
@@ -444,13 +454,53 @@ fn link_local_addresses_keep_their_scope() {
         for (id, scope) in [(bound, 3), (listener, 3), (other, 4), (asking, 3), (routed, 4)] {
             let local = iwarp.local_address(id).unwrap();
             assert_eq!(local.to_string(), format!("[fe80::1%{scope}]:{}", local.port()));
+            let port = iwarp.datagram(id.0).unwrap().port;
+            assert_eq!(iwarp.datagrams.ports.get(port).unwrap().interface.index, scope);
         }
         assert_eq!(iwarp.local_address(asking), iwarp.local_address(bound), "one socket");
         assert_eq!(iwarp.local_address(routed), iwarp.local_address(other), "one socket");
         // A socket at another kind of address does not know the interface of the peer.
         let refused = iwarp.resolve_datagram(at("[fe80::2%3]:7"), Some(at("[fd00::1]:0")), far());
         assert!(matches!(refused, Err(TransportError::InvalidState { .. })), "{refused:?}");
+        // Each interface has its own membership in a group.
+        let (group, cq) = ("ff15::4d:214".parse().unwrap(), iwarp.create_cq(DEVICE, &CqAttr::new(64)).unwrap());
+        let joined = [bound, asking, other].map(|id| {
+            iwarp.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
+            iwarp.join(id, group).unwrap();
+            let (_, port) = iwarp.datagram(id.0).unwrap().groups[0];
+            (port, iwarp.datagrams.ports.get(port).unwrap().interface.index)
+        });
+        assert_eq!(joined.map(|(_, interface)| interface), [3, 3, 4]);
+        assert!(joined[0] == joined[1] && joined[0].0 != joined[2].0);
     }
+}
+
+/// Of two ids at one UDP port, one has ended. A datagram to it takes no receive from its shared receive queue.
+#[test]
+fn nothing_is_delivered_after_a_disconnect() {
+    let mut side = DatagramNode::new(IwarpConfig::default());
+    let (ended, ..) = side.iwarp.bind_datagram("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (other, ..) = side.iwarp.bind_datagram("127.0.0.1:0".parse().unwrap()).unwrap();
+    let to = side.iwarp.local_address(ended).unwrap();
+    assert_eq!(side.iwarp.local_address(other), Some(to), "one socket");
+    let shared = side.iwarp.shared_receives().unwrap();
+    let srq = shared.create_srq(DEVICE, &SrqAttr::new(4)).unwrap();
+    let attr = QpAttr { srq: Some(srq), ..QpAttr::new(side.cq, side.cq, 4, DEPTH as u32) };
+    let gone = side.iwarp.create_qp(ended, &attr).unwrap();
+    let sges = SgeList::one(side.memory.sge(DEPTH * STRIDE, STRIDE));
+    side.iwarp.shared_receives().unwrap().post_srq_recv(srq, &[RecvWr { wr_id: 77, sges }]).unwrap();
+    let qp = side.qp(other, 4);
+    side.iwarp.disconnect(ended, far()).unwrap();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for (qp, payload) in [(gone, b"late"), (qp, b"good")] {
+        let destination = side.iwarp.qp_number(qp).unwrap();
+        let header =
+            DatagramHeader { destination, source: 77, queue_key: QUEUE_KEY, immediate: None, solicited: false };
+        send(&socket, to, header, payload, 0);
+    }
+    let (wc, bytes) = until(&mut [&mut side], |sides| sides[0].heard());
+    assert_eq!((wc.qp, &bytes[GRH_LEN..]), (qp, &b"good"[..]));
+    assert!(side.done.is_empty(), "{:?}", side.done);
 }
 
 #[test]

@@ -8,12 +8,12 @@ use crate::iwarp::{CrcPolicy, IwarpConfig};
 use crate::iwarp::{Iwarp, TcpNet};
 use crate::mem::Memory;
 use crate::patience::until;
-use crate::provider::Provider;
+use crate::provider::{Drive, Provider};
 use crate::qp::QpId;
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, SendWr, SgeList};
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 #[test]
@@ -276,6 +276,48 @@ fn a_destroyed_connection_still_delivers() {
     });
 }
 
+/// If no socket may linger, the reply of a reject is still sent.
+#[test]
+fn a_reject_is_sent_even_if_nothing_may_linger() {
+    let mut bench = Bench::new(IwarpConfig { max_lingering: 0, ..Default::default() });
+    let (_, mut peer) = bench.listen();
+    peer.write_all(&request_v1()).unwrap();
+    let id = bench.request();
+    bench.iwarp.reject(id, &[], bench.now).unwrap();
+    assert_eq!(bench.read(&mut peer, 20)[16], 0x20);
+    bench.end(&mut peer);
+    assert_eq!(bench.iwarp.lingers.len(), 0);
+}
+
+/// At the limit of lingering sockets, a socket that need not linger takes no place from another one.
+#[test]
+fn only_a_socket_that_lingers_takes_the_place_of_another() {
+    let (mut bench, _, address) = listening(IwarpConfig { max_lingering: 1, ..Default::default() });
+    let mut rejected = Vec::new();
+    for closes in [false, true, false] {
+        let mut peer = connect_from(1, address);
+        peer.write_all(&request_v1()).unwrap();
+        let id = bench.request();
+        if closes {
+            peer.shutdown(Shutdown::Write).unwrap();
+            until("the end of the peer's stream", || {
+                bench.turn();
+                bench.iwarp.endpoints.get(id.0).is_some_and(|endpoint| endpoint.closed).then_some(())
+            });
+        }
+        let socket = bench.iwarp.endpoints.get(id.0).and_then(|endpoint| endpoint.socket).unwrap();
+        bench.iwarp.reject(id, &[], bench.now).unwrap();
+        rejected.push((peer, socket));
+        let lingers: Vec<_> = rejected.iter().map(|(_, socket)| bench.iwarp.owner(*socket).is_some()).collect();
+        let expected: &[bool] = match lingers.len() {
+            1 => &[true],
+            2 => &[true, false],
+            _ => &[false, false, true],
+        };
+        assert_eq!(lingers, expected);
+    }
+}
+
 /// Connects a socket whose own address is `127.0.0.host`.
 fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
@@ -404,11 +446,13 @@ fn a_half_open_handshake_takes_little() {
     assert!(bytes < 2048, "{bytes}");
 }
 
-/// Sockets whose `accept` always fails, because the system has no descriptors left.
+/// Sockets whose `accept` always fails, because the system has no descriptors left. If `then_aborted` is true, each attempt after the first
+/// one fails because the peer has closed its connection.
 #[derive(Debug)]
 struct Exhausted {
     inner: TcpNet,
     attempts: usize,
+    then_aborted: bool,
 }
 
 impl Net for Exhausted {
@@ -419,14 +463,15 @@ impl Net for Exhausted {
 
     fn accept(&mut self, _: SocketId) -> io::Result<(SocketId, SocketAddr)> {
         self.attempts += 1;
-        Err(io::Error::from_raw_os_error(libc::EMFILE))
+        let aborted = self.then_aborted && self.attempts > 1;
+        Err(io::Error::from_raw_os_error(if aborted { libc::ECONNABORTED } else { libc::EMFILE }))
     }
 }
 
 /// Without descriptors, there is one attempt to accept (and one warning) per back-off, however many peers connect.
 #[test]
 fn without_descriptors_it_tries_once_per_back_off() {
-    let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0 };
+    let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0, then_aborted: false };
     let mut iwarp = Iwarp::new(IwarpConfig::default(), net, Box::new(|_| {})).unwrap();
     let listener = iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
     let address = iwarp.local_address(listener).unwrap();
@@ -443,4 +488,32 @@ fn without_descriptors_it_tries_once_per_back_off() {
         assert!(iwarp.next_deadline().is_some_and(|at| at <= now + Duration::from_millis(100)));
         now += Duration::from_millis(10);
     }
+}
+
+/// A pause of a listener ends during `progress`. If more connections wait than are accepted at a time, the CM channel is woken, because no
+/// edge reports them.
+#[test]
+fn progress_reports_connections_that_wait_behind_a_pause() {
+    let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0, then_aborted: true };
+    let mut iwarp = Iwarp::new(IwarpConfig::default(), net, Box::new(|_| {})).unwrap();
+    let listener = iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
+    let mut now = Instant::now();
+    let _peer = connect_from(1, iwarp.local_address(listener).unwrap());
+    until("the first attempt", || {
+        assert!(iwarp.next_cm_event(now).unwrap().is_none());
+        (iwarp.net().attempts == 1).then_some(())
+    });
+    let is_woken = |iwarp: &Iwarp<Exhausted>| {
+        let (mut poll, mut events) = (mio::Poll::new().unwrap(), mio::Events::with_capacity(1));
+        let channel = iwarp.net().channel(NetChannel::Cm);
+        let interest = mio::Interest::READABLE;
+        poll.registry().register(&mut mio::unix::SourceFd(&channel), mio::Token(0), interest).unwrap();
+        poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+        !events.is_empty()
+    };
+    assert!(!is_woken(&iwarp));
+    now += IwarpConfig::default().accept_backoff;
+    iwarp.progress(now, Drive::Full);
+    assert_eq!((iwarp.net().attempts, iwarp.handshakes.backlog.len()), (1 + ACCEPTS, 1));
+    assert!(is_woken(&iwarp));
 }

@@ -125,3 +125,31 @@ fn without_the_unix_listener_no_shared_memory_is_offered() {
     let result = world.server.iwarp.accept(next, &ConnectParam::default(), world.server.now);
     assert!(matches!(result, Err(TransportError::Unsupported { .. })), "{result:?}");
 }
+
+/// The passive side does not answer the hello. After the timeout of the setup, the connection would continue on TCP, which these settings
+/// forbid. After the deadline of the attempt, the attempt has timed out.
+#[test]
+fn an_attempt_times_out_while_shared_memory_is_set_up() {
+    for (tag, seconds) in [(3, 2), (4, 61)] {
+        let mut world = SetupWorld::new(tag, true);
+        let id = world.request();
+        world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+        until("the setup", || {
+            world.client.turn();
+            let sets_up = |key: &Key| {
+                let endpoint = world.client.iwarp.endpoints.get(*key);
+                endpoint.is_some_and(|endpoint| matches!(endpoint.state, EndpointState::SettingUp(_)))
+            };
+            world.client.iwarp.endpoints.keys().iter().any(sets_up).then_some(())
+        });
+        world.client.now += Duration::from_secs(seconds);
+        world.client.turn();
+        let failure = world.client.events.iter().find_map(|event| match &event.kind {
+            CmEventKind::ConnectFailed(failure) => Some(failure),
+            _ => None,
+        });
+        let timed_out = matches!(failure, Some(ConnectFailure::Timeout));
+        let unreachable = matches!(failure, Some(ConnectFailure::Unreachable(_)));
+        assert_eq!((timed_out, unreachable), (seconds > 60, seconds < 60), "{failure:?}");
+    }
+}

@@ -830,6 +830,41 @@ fn nothing_is_delivered_behind_a_violation_that_is_found_late() {
     assert_eq!(side.stats.messages.received, 0);
 }
 
+/// The transport has ended before the hello of the peer is processed, and before the hello, a message that violates the protocol is
+/// processed. The connection does not come up, and no message is delivered.
+#[test]
+fn nothing_comes_up_behind_a_violation_that_is_found_late() {
+    let terms = connected(16, 8).terms;
+    let mut history = History::new(&[terms.clone(), terms], start());
+    (0..2).for_each(|end| history.establish(end));
+    let [side, peer] = pair(&mut history.sides, 1);
+    side.trusts = false;
+    peer.device.wire.push_back(Item::Message(WireBytes::of(&[0xff; 8])));
+    peer.send_filled(4);
+    assert!(peer.post() && peer.device.transmit() && peer.device.transmit(), "the hello and the message");
+    while side.device.arrive(&mut peer.device, false) {}
+    side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
+    assert!(side.poll() && side.poll() && side.poll() && !side.poll());
+    assert!(!side.announced && side.stats.messages.received == 0);
+}
+
+/// A message in several buffers begins while the connection ends. The flush keeps its time, although the transfer timeout is shorter.
+#[test]
+fn a_message_that_begins_at_the_end_does_not_shorten_the_flush() {
+    let mut history = connected(16, 8);
+    let [side, peer] = pair(&mut history.sides, 1);
+    let [transfer, flush] = [1, 2].map(Duration::from_secs);
+    side.config = side.config.clone().timeouts(|t| (t.transfer, t.flush) = (transfer, flush));
+    peer.send_cut(BUFFER + 1, true);
+    assert!(peer.post() && peer.device.transmit() && peer.device.transmit(), "two parts");
+    while side.device.arrive(&mut peer.device, true) {}
+    side.tell(|conn, env| conn.disconnected(DisconnectCause::Peer, env));
+    let end = Some(side.now + flush);
+    assert_eq!(side.deadline, end);
+    assert!(side.poll() && side.poll() && !side.poll());
+    assert_eq!((side.heard.len(), side.deadline), (1, end));
+}
+
 /// A callback panics while the callbacks for later messages are pending. None of these is made.
 #[test]
 fn nothing_is_delivered_after_a_panic() {

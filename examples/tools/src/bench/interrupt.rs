@@ -1,0 +1,49 @@
+//! The end of `bench` by a signal. The child processes that run are ended first, so that the measurement returns and removes its files.
+
+use std::mem;
+use std::process::{self, ChildStdin};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::pingpong::failure::Failure;
+
+/// The state that the handler of signals shares with the thread that measures.
+struct State {
+    raised: bool,
+    /// The standard inputs of the server and of the client that were started last. A child process ends when its standard input closes.
+    inputs: [Option<ChildStdin>; 2],
+}
+
+static STATE: Mutex<State> = Mutex::new(State { raised: false, inputs: [None, None] });
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Handles SIGINT, SIGTERM and SIGHUP: ends the child processes, and [`is_raised`] returns true from now on. A second signal ends the
+/// program immediately.
+///
+/// # Errors
+/// The system refused the signal handler.
+pub fn on_signals() -> Result<(), Failure> {
+    ctrlc::set_handler(|| {
+        let mut state = state();
+        state.inputs = [None, None];
+        if mem::replace(&mut state.raised, true) {
+            process::exit(130);
+        }
+    })
+    .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))
+}
+
+/// Returns true if a signal has requested the end of the program.
+#[must_use]
+pub fn is_raised() -> bool {
+    state().raised
+}
+
+/// Makes a signal end a child process, whose standard input this is. `index` is 0 for the server and 1 for the client. The input stays open
+/// until the next call with this index. If a signal has arrived already, ends the child process immediately.
+pub fn ends(index: usize, input: Option<ChildStdin>) {
+    let mut state = state();
+    state.inputs[index] = input.filter(|_| !state.raised);
+}
