@@ -263,8 +263,9 @@ fn operations_without_pause_leave_timers_alone() {
     with_watchdog("operations_without_pause", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         LocalSet::new().block_on(&runtime, async {
-            let (net, listener) = net(Config::default().provider(ProviderChoice::Shm));
-            let driver = spawn_local(drive(net.clone()));
+            let (peer, listener) = net(Config::default().provider(ProviderChoice::Shm));
+            let net = AsyncReactor::new(Config::default().provider(ProviderChoice::Shm)).unwrap();
+            let drivers = [spawn_local(drive(net.clone())), spawn_local(drive(peer.clone()))];
             let (here, there) = pair(&net, &listener).await;
             let shared = there.register(4096, &RegionOptions::new().allow(Access::REMOTE_READ).direct()).unwrap();
             there.send(&shared.remote().to_bytes()).await.unwrap();
@@ -278,8 +279,8 @@ fn operations_without_pause_leave_timers_alone() {
                 here.read(remote, &mut local, 0..4096).await.unwrap();
             }
             here.close();
-            net.with(|cx| cx.drain(Duration::from_secs(60)));
-            driver.await.unwrap().unwrap();
+            [net, peer].iter().for_each(|net| net.with(|cx| cx.drain(Duration::from_secs(60))));
+            join_all(drivers).await.into_iter().for_each(|driver| driver.unwrap().unwrap());
         });
     });
 }
