@@ -121,9 +121,10 @@ impl OneThreadOnly_UseSpawnLocal {
         // the descriptor readable.
         let Some(driver) = self.driver.take() else {
             let Inner { reactor, handler } = &mut *inner;
+            let rung = !handler.ready.is_empty();
             let result = act(&mut reactor.context(), handler);
             // The context makes the descriptor readable only for operations of the reactor. The next turn must also wake notified tasks.
-            if !handler.ready.is_empty() {
+            if !rung && !handler.ready.is_empty() {
                 self.ring();
             }
             return result;
