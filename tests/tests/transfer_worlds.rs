@@ -31,7 +31,7 @@ const PORT: u16 = 7471;
 /// The time that the reactor waits for a device to flush, in ns.
 const FLUSH: u64 = 50 * MS;
 /// The longest time from the time limit of a transfer to the end of the transfer, in ns. It is not zero, because a turn may run late.
-const LATE: u64 = 5 * MS;
+const LATE: u64 = 20 * MS;
 /// The length of the memory of one transfer on each side, in bytes.
 const ROOM: usize = 4096;
 /// The largest number of transfers in a simulated world.

@@ -291,6 +291,9 @@ impl Pair {
             DisconnectReason::WorkRequest { failure, .. } if failure.status == WcStatus::Flushed => {
                 how != 0 || peer.closed.is_some() || !peer.announced
             }
+            // A reset may be lost. Then an end whose message the peer has not confirmed learns of it from nothing else, if others wait for
+            // the memory.
+            DisconnectReason::TransferTimeout => how & disturbed::CUT != 0,
             DisconnectReason::Transport(DisconnectCause::Path(_)) => how != 0,
             DisconnectReason::Transport(_) | DisconnectReason::WorkRequest { .. } => self.trespass,
             _ => false,
