@@ -54,7 +54,8 @@ pub trait RemoteKeys {
 pub trait Liveness {
     /// Returns the time at which data last arrived for a connected queue pair, including parts of unfinished messages. The time is the
     /// `now` of the call that read the data. If no data has arrived, it is the `now` of the call that connected the queue pair. A provider
-    /// may count a frame only when the frame is complete, or when a few hundred bytes of it have arrived.
+    /// may count a frame only when the frame is complete, or when a few hundred bytes of it have arrived. A provider may also count an
+    /// acknowledgement that lets it send data for which there was no room.
     ///
     /// Returns `None` if the queue pair is not connected, or if the device does not report the time.
     fn last_heard(&self, qp: QpId) -> Option<Instant>;

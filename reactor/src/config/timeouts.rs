@@ -26,7 +26,10 @@ pub struct Timeouts {
     /// The reactor sends the peer a keepalive ping when the peer has sent nothing for this time. Default: 5 s.
     pub keepalive_interval: Duration,
     /// The reactor ends the connection when the peer has sent nothing for this time. The time must be longer than
-    /// `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
+    /// `keepalive_interval`. The peer answers pings, regardless of its own settings. On a device, a ping waits behind
+    /// the work requests that were posted before it, so the time must also be longer than these take on the link. The
+    /// embedded provider needs no such time: there, each acknowledgement of waiting data counts as a sign of life.
+    /// Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
     /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a

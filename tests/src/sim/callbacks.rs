@@ -221,6 +221,8 @@ impl Handler<Said> for Program<'_> {
         end.over = Some(now);
         let kept = side == ACTIVE && !announced;
         self.state.check(kept, format_args!("{conn}: on_connect_error, side {side}, announced: {announced}"));
+        // On a connection of the node to itself, the passive end may have given way in this turn.
+        lock(&self.state.fabric).note_evictions(self.state.node, cx.stats().connections.evicted);
         let pair = &self.audit.pairs[&cookie];
         let just = pair.judge_error(&error, &lock(&self.state.fabric));
         self.state.check(just, format_args!("{conn}: could not be connected: {error:?}, of {pair:?}"));

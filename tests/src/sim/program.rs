@@ -221,7 +221,8 @@ impl Program<'_> {
         let quiet = self.state.quiet;
         let Some((cookie, side, end)) = self.end(id) else { return false };
         let (sequence, max, next) = (end.accepted, end.max, end.posted);
-        let usable = end.announced && end.closed.is_none();
+        let open = end.closed.is_none();
+        let usable = open && end.announced;
         let bytes = payload(cookie, side, sequence, max);
         let room = cx.writable(id);
         let in_place = in_place && bytes.len() <= max;
@@ -241,8 +242,9 @@ impl Program<'_> {
         self.state.note(format_args!("send {sequence} on {id}, {} bytes: {result:?}", bytes.len()));
         let expected = match result {
             Ok(send) => usable && room > 0 && (send.sequence(), send.kind()) == (next, SendKind::Message),
-            // A large message may also be refused because the memory for large messages is used up.
-            Err(SendErrorKind::WouldBlock(_)) => usable && (room == 0 || bytes.len() > max),
+            // The connection may already be up, before the program is notified. A large message may also be refused because the memory for
+            // large messages is used up.
+            Err(SendErrorKind::WouldBlock(_)) => open && (room == 0 || usable && bytes.len() > max),
             // The connection may already be ending, before the program is notified.
             Err(SendErrorKind::Closed) => room == 0,
             _ => false,

@@ -131,6 +131,9 @@ impl<N: Net> Iwarp<N> {
                         endpoint.enqueue(key, &mut self.ready);
                     }
                     if ready.writable && endpoint.is_blocked() && !cfg!(planted = "writable-edge-ignored") {
+                        // The peer's TCP has acknowledged data. On a slow link, the answer to a ping arrives late, because the ping waits
+                        // behind the data that is still unsent.
+                        endpoint.last_heard = Some(now);
                         self.transmit(key);
                     }
                 }

@@ -13,7 +13,7 @@ use crate::patience::until;
 use crate::provider::Provider;
 use crate::qp::QpId;
 use crate::roles::Datagrams;
-use crate::wr::{RecvWr, SgeList};
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
 /// Connects a plain socket to a provider that listens. The connection uses no CRC. Returns the provider's queue pair, and the socket.
 fn connected(bench: &mut Bench) -> (QpId, TcpStream) {
@@ -94,6 +94,41 @@ fn it_tells_when_it_last_heard_a_peer() {
         ),
         (None, false)
     );
+}
+
+/// A peer that reads from a slow link can answer a ping only after all data that is sent before the ping.
+#[test]
+fn a_peer_that_acknowledges_waiting_data_is_alive() {
+    let mut bench = bench();
+    let start = bench.now;
+    let (qp, mut peer) = connected(&mut bench);
+    let memory = Memory::new(64 << 20).unwrap();
+    let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
+    bench.iwarp.post_recv(qp, &[wr]).unwrap();
+    peer.write_all(&send(1)).unwrap();
+    let mut done = Vec::new();
+    until("the frame", || {
+        bench.turn();
+        (bench.iwarp.poll_cq(bench.cq, 1, &mut done).unwrap() == 1).then_some(())
+    });
+    let post = |bench: &mut Bench, len: usize| {
+        let sges = SgeList::one(memory.sge(0, len));
+        let wr = SendWr { wr_id: 2, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
+        bench.iwarp.post_send(qp, &[wr]).unwrap();
+    };
+    let heard = |bench: &Bench| bench.iwarp.liveness().unwrap().last_heard(qp);
+    // TCP has room for this frame, so its acknowledgement is no sign of life.
+    bench.now += Duration::from_secs(1);
+    post(&mut bench, 2);
+    bench.read(&mut peer, send(1).len());
+    assert_eq!(heard(&bench), Some(start));
+    // Most of these octets wait in the provider until the peer reads.
+    post(&mut bench, memory.len());
+    bench.now += Duration::from_secs(1);
+    until("an acknowledgement of waiting data", || {
+        bench.read(&mut peer, 64 << 10);
+        (heard(&bench) == Some(bench.now)).then_some(())
+    });
 }
 
 /// One peer floods the provider with RDMA Writes without payload. Such Writes need no receive and no STag, so only the budget limits their
