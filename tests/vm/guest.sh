@@ -88,17 +88,8 @@ mark "command starts"
 ) >/run/out 2>/run/err &
 command=$!
 limit=$(awk -v all="$vm_seconds" '{ left = all - 10 - $1; print left < 5 ? 5 : left }' /proc/uptime)
-sleep "$limit" &
-clock=$!
-wait -n "$command" "$clock"
-
-if kill -0 "$clock" 2>/dev/null; then
-    wait "$command"
-    status=$?
-    kill "$clock"
-    wait "$clock" 2>/dev/null
-else
-    status=124
+(
+    sleep "$limit"
     ps -eo pid,ppid,stat,wchan:32,etime,args >"$control/processes"
     for stack in /proc/[0-9]*/stack; do
         pid=${stack%/stack} pid=${pid#/proc/}
@@ -108,7 +99,13 @@ else
     done >>"$control/processes" 2>/dev/null
     echo w >/proc/sysrq-trigger
     finish 124 "the command did not end within $limit s"
-fi
+) &
+clock=$!
+# Not with "wait -n": bash misses the end of the command if another process has ended just before it (`wait_for_any_job` in its jobs.c).
+wait "$command"
+status=$?
+kill "$clock"
+wait "$clock" 2>/dev/null
 mark "command ended with $status"
 
 # Remaining processes of the command must not keep its output or the devices open.
