@@ -186,7 +186,7 @@ lint: ## Format, English, clippy, documentation, the Rust version. Needs no set-
 	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
-lint-all: vm-setup lint audit test-layout ## That, rdma-sys, loom's models, audit: what CI runs
+lint-all: vm-setup lint audit test-layout ## That, audit, test-layout, rdma-sys, loom's models: what CI runs
 	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
 	RUSTFLAGS="--cfg loom_model" $(CARGO) check --target-dir target/loom -p rdma-transport -p rdma-reactor --lib --profile test
 

@@ -50,6 +50,7 @@ fn bad_arguments_are_one_line_that_names_them() {
 fn a_program_that_cannot_connect_fails() {
     let refused = "conn#0.1: Too many open files";
     for (program, words) in [
+        (env!("CARGO_BIN_EXE_01-echo"), refused),
         (env!("CARGO_BIN_EXE_06-backpressure"), refused),
         (env!("CARGO_BIN_EXE_08-large-messages"), refused),
         (env!("CARGO_BIN_EXE_09-broadcast"), "Error: \"quick-1: "),

@@ -21,6 +21,7 @@ use rdma_reactor_tests::identities::{Authority, psk, security};
 use rdma_reactor_tests::patience::{PATIENCE, patient};
 use rdma_reactor_tests::sim::fabric::lock;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, settle, step_futures, until};
+use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
@@ -145,6 +146,35 @@ fn an_answer_that_does_not_come_ends_the_attempt() {
         assert!(took >= WAIT && client.seen.borrow().error.is_some(), "{mode:?}: {took:?}");
         let server = server.seen.borrow();
         assert_eq!((&server.answered[..], server.up.len(), left), (&[false, false][..], 0, 0), "{mode:?}");
+    }
+}
+
+/// A server that corks each connection before it is up.
+struct Corks;
+
+impl Handler for Corks {
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
+        cx.cork(conn);
+        Ok(())
+    }
+}
+
+/// The last message of a handshake is sent although the program has corked the connection.
+#[test]
+fn a_cork_does_not_hold_back_the_end_of_a_handshake() {
+    for mode in MODES {
+        let (fabric, config, client) = (network(2), Config::default().security(security(mode)), Side::new(None));
+        let mut nodes = [
+            Node::new(reactor(SERVER, &fabric, config.clone()), Box::new(Corks)),
+            Node::new(reactor(CLIENT, &fabric, config), Box::new(client.clone())),
+        ];
+        nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+        nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
+        let end = lock(&fabric).now() + 1000 * MS;
+        until(&fabric, &mut nodes, "a connection", |_| {
+            !client.seen.borrow().up.is_empty() || lock(&fabric).now() > end
+        });
+        assert_eq!(client.seen.borrow().up.len(), 1, "{mode:?}");
     }
 }
 

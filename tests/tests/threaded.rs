@@ -13,8 +13,9 @@ use futures_util::FutureExt;
 use rdma_reactor::threaded::{
     ConnectionEnd, DeliverError, OwnThread, Receiver, ThreadError, ThreadedConnection, ThreadedReactor,
 };
-use rdma_reactor::{Config, ConnectError, DisconnectReason, ProviderChoice};
-use rdma_reactor_tests::patience::{PATIENCE, patient};
+use rdma_reactor::{Config, ConnectError, ConnectOptions, DisconnectReason, Framing, ProviderChoice};
+use rdma_reactor_tests::conformance::violations::{WINDOW, greeting};
+use rdma_reactor_tests::patience::{HOUR, PATIENCE, patient};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
@@ -391,6 +392,21 @@ fn a_drain_ends_what_waits() {
         assert!(accepts.await.unwrap(), "nothing is accepted");
         assert_eq!(waits.await.unwrap(), Ok(b"before the drain".to_vec()));
         assert!(matches!(accepted.send("after").await, Err(ConnectionEnd::Disconnected(_))));
+        end(here).await;
+    });
+}
+
+/// A connection whose peer sends no hello is not up. A drain does not wait for it.
+#[test]
+fn a_drain_ends_connections_that_are_not_up() {
+    on_threads(2, async {
+        let (here, there) = (ThreadedReactor::start(config()).unwrap(), ThreadedReactor::start(config()).unwrap());
+        let listener = there.listen(LOOPBACK.into()).await.unwrap();
+        let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
+        let mut silent = here.connect_with(listener.local_address(), options).await.unwrap();
+        there.drain(HOUR);
+        assert_eq!(there.ended().await, Ok(()));
+        assert!(silent.recv().await.is_err());
         end(here).await;
     });
 }

@@ -37,10 +37,11 @@ step() { # NAME COMMAND...: runs a step, then prints what it has said
     return $status
 }
 
-failed=0 started=()
+# The result of a step is in the files that it writes: bash forgets the status of a job that has ended while it waits for `jobs`.
+started=()
 start() {
-    while [ "$(jobs -rp | wc -l)" -ge "$guests" ]; do wait -n || failed=1; done
-    [ $failed = 0 ] || return
+    while [ "$(jobs -rp | wc -l)" -ge "$guests" ]; do wait -n; done
+    [ ! -s "$own/failed-steps" ] || return
     started+=("$1")
     step "$@" &
 }
@@ -60,19 +61,18 @@ if [ "$*" = --full ]; then
 else
     start conformance env SUITES=rdma tests/vm/conformance.sh siw:: rxe::
     start faults tests/vm/faults.sh
-    # With CRC, and datagrams over IPv4.
-    start interop tests/vm/interop.sh '^siw +[a-z]+ +(done|noticed)|^rxe .* (10|239)\.77\.'
+    # With CRC, and datagrams over IPv4: without a colon, which each address of IPv6 has.
+    start interop tests/vm/interop.sh '^siw +[a-z]+ +(done|noticed)|^rxe [^:]*$'
     start verbs env SUITES='verbs rdma_contract' tests/vm/conformance.sh siw:: rxe::
     start exchange tests/vm/exchange.sh contract:: faults:: carries another_network exchanges_private_data
 fi
-while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
-# bash forgets the status of a job that a signal has killed, unless it waits for the job at that moment.
+wait
+# A step that a signal has killed has written nothing.
 for name in "${started[@]}"; do
     grep -qxF "$name" "$own/ended-steps" 2>/dev/null && continue
     echo "==== $name: FAILED, killed before its end"
     echo "$name" >>"$own/failed-steps"
 done
-[ ! -s "$own/failed-steps" ] || failed=1
 
 echo "steps repeated because the guest's kernel has a known defect: $(cat "$own/kernel-defects" 2>/dev/null | wc -l)"
 [ ! -s "$own/kernel-defects" ] || sort "$own/kernel-defects" | uniq -c
@@ -81,4 +81,4 @@ echo "steps repeated because the guest's kernel has a known defect: $(cat "$own/
     echo "==== $name FAILED. Its last lines:"
     tail -n 60 "$own/$name.log"
 done <"$own/failed-steps"
-exit $failed
+[ ! -s "$own/failed-steps" ]

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
-use std::thread;
+use std::{process, thread};
 
 use rdma_reactor::{
     Config, ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, Reactor,
@@ -64,9 +64,9 @@ impl Handler for Hello {
         cx.stop();
     }
 
-    fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+    fn on_connect_error(&mut self, _: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
         eprintln!("{conn}: {error}");
-        cx.stop();
+        process::exit(1);
     }
 }
 

@@ -16,5 +16,6 @@ pub mod program;
 pub mod rcp;
 pub mod rping;
 pub mod secure;
+mod signals;
 pub mod text;
 pub mod valkey;

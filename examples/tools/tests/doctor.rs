@@ -206,25 +206,55 @@ fn wait_for<T>(mut call: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The program reads a counter from a FIFO that has no content yet, so it is still running when the signal arrives.
-#[test]
-fn a_signal_while_counters_are_watched_ends_it_with_status_130() {
-    let machine = Machine::new("software", "signal");
+/// Makes a FIFO instead of a counter. The program stops in each of its two reads of the counters, until a process writes to the FIFO.
+fn fifo(machine: &Machine) -> PathBuf {
     let counters = machine.0.join("sys/class/infiniband/rxe0/ports/1/hw_counters");
     fs::create_dir_all(&counters).unwrap();
     let counter = counters.join("sent_pkts");
     assert!(Command::new("mkfifo").arg(&counter).status().unwrap().success());
+    counter
+}
+
+/// Opens a FIFO for writing. Returns `None` if no process reads it.
+fn open(fifo: &Path) -> Option<fs::File> {
+    fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(fifo).ok()
+}
+
+/// The program reads a counter from a FIFO that has no content yet, so it is still running when the signal arrives.
+#[test]
+fn a_signal_while_counters_are_watched_ends_it_with_status_130() {
+    let machine = Machine::new("software", "signal");
+    let counter = fifo(&machine);
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let mut doctor = Command::new(env!("CARGO_BIN_EXE_rdma-doctor"));
         doctor.args(["--root", machine.0.to_str().unwrap(), "--watch", "3600"]).env_remove("RUST_LOG");
         let mut doctor = doctor.stdout(Stdio::null()).spawn().unwrap();
-        // A FIFO can be opened in this way once another process is reading it.
-        let fifo = wait_for(|| fs::OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&counter).ok());
+        let fifo = wait_for(|| open(&counter));
         kill(Pid::from_raw(doctor.id() as i32), signal).unwrap();
         let status = wait_for(|| doctor.try_wait().unwrap());
         assert_eq!(status.code(), Some(130), "{signal}: {status}");
         drop(fifo);
     }
+}
+
+/// The program is started like one of `nohup`. It must do its work although the terminal goes away meanwhile.
+#[test]
+fn a_hangup_that_is_ignored_at_the_start_stays_ignored() {
+    let machine = Machine::new("software", "hangup");
+    let counter = fifo(&machine);
+    let mut doctor = Command::new("sh");
+    doctor.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_rdma-doctor")]);
+    doctor.args(["--root", machine.0.to_str().unwrap(), "--watch", "0.2"]).env_remove("RUST_LOG");
+    let mut doctor = doctor.stdout(Stdio::null()).spawn().unwrap();
+    let fifo = wait_for(|| open(&counter));
+    kill(Pid::from_raw(doctor.id() as i32), Signal::SIGHUP).unwrap();
+    drop(fifo);
+    // Each writer that goes away ends a read of the FIFO.
+    let status = wait_for(|| {
+        drop(open(&counter));
+        doctor.try_wait().unwrap()
+    });
+    assert_eq!(status.code(), Some(0), "{status}");
 }
 
 #[test]

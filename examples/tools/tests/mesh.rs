@@ -272,6 +272,8 @@ fn an_interrupted_run_is_not_good() {
     let (no, yes) = (Value::Bool(false), Value::Bool(true));
     assert_eq!((told.code, &told.json["good"], &told.json["interrupted"]), (Some(130), &no, &yes), "{}", told.stdout);
     assert!(told.stdout.contains("interrupted before 1 pairs were measured"), "{}", told.stdout);
+    assert!(told.stdout.contains("rank 1 on ? is gone: it had not joined\n"), "{}", told.stdout);
+    assert!(pairs(&told)[0]["broken"].is_null(), "{}", told.json);
 }
 
 #[test]

@@ -27,9 +27,11 @@ pub struct Timeouts {
     pub keepalive_interval: Duration,
     /// The reactor ends the connection when the peer has sent nothing for this time. The time must be longer than
     /// `keepalive_interval`. The peer answers pings, regardless of its own settings. On a device, a ping waits behind
-    /// the work requests that were posted before it, so the time must also be longer than these take on the link. The
-    /// embedded provider needs no such time: there, each acknowledgement of waiting data counts as a sign of life.
-    /// Default: 15 s.
+    /// the work requests that were posted before it, so the time must also be longer than these take on the link. On
+    /// the embedded provider, an acknowledgement counts as a sign of life if it makes room in TCP's send buffer for
+    /// data that waits. So there the time must be longer than one full send buffer takes on the link. On Linux, the
+    /// buffer has up to 4 MiB by default, see
+    /// [`TcpConfig::send_buffer`](crate::transport::iwarp::TcpConfig::send_buffer). Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
     /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a

@@ -242,6 +242,7 @@ impl Connection {
                     // The hello opens the connection on the peer's side, so the hello precedes all messages of the program.
                     self.push_hello(env);
                 }
+                self.sends.hurry();
                 self.secured(env);
             }
         }

@@ -157,6 +157,7 @@ impl Driver {
             self.input(id, |conn, env| conn.refuse_transfer(len, OfferKind::Copied, env));
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
+        self.leave_copied(id);
         let mut region = match self.block(id, len, MemoryUse::Copied) {
             Ok(region) => Box::new(region),
             Err(error) => {
@@ -312,6 +313,7 @@ impl Driver {
             }
             slot.link.fetched += len;
             slot.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
+            self.leave_fetched(id);
             match self.block(id, len, MemoryUse::Fetched) {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));

@@ -162,12 +162,11 @@ impl Budget {
         self.is_too_much(bytes, claimant.own) || self.host_has_too_much(claimant.host, bytes)
     }
 
-    /// Requests memory for a message. Returns true if the memory is granted. Otherwise queues the request and returns
-    /// false. If a request of the connection is queued already, replaces it.
+    /// Requests memory for a message. Returns true if the memory is granted; the caller then calls [`Budget::leave`].
+    /// Otherwise queues the request and returns false. If a request of the connection is queued already, replaces it.
     pub(crate) fn request(&mut self, claimant: Claimant, bytes: usize) -> bool {
         let (granted, over_share) = (self.would_grant(claimant, bytes), self.is_over_share(claimant, bytes));
         if granted {
-            self.leave(claimant.who);
             self.grant(claimant, bytes);
         } else if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.claimant.who == claimant.who) {
             (waiting.claimant, waiting.bytes, waiting.over_share) = (claimant, bytes, over_share);
@@ -451,6 +450,7 @@ mod tests {
                 if gives {
                     own[n].drain(..).for_each(|bytes| budget.give_back(bytes));
                 } else if budget.request(alone(who[n], own[n].iter().sum()), bytes) {
+                    budget.leave(who[n]);
                     own[n].push(bytes);
                 }
                 prop_assert!(budget.used() <= limit);
@@ -461,6 +461,7 @@ mod tests {
             let line: Vec<_> = budget.line.iter().map(|waiting| (waiting.claimant.who, waiting.bytes)).collect();
             for (nth, (next, bytes)) in line.into_iter().enumerate() {
                 prop_assert!(budget.request(alone(next, 0), bytes), "{nth} is still queued: {budget:?}");
+                budget.leave(next);
                 budget.give_back(bytes);
             }
         }

@@ -412,6 +412,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
         self.listeners.clear();
         let Self { entries, calls, .. } = self;
         entries.iter_mut().flatten().for_each(|entry| entry.close(cx, calls));
+        cx.close_unestablished();
     }
 }
 

@@ -545,14 +545,11 @@ fn a_send_that_waits_for_credits_and_then_for_memory_is_not_forgotten() {
     expect_writable(&fabric, &mut nodes, &waits, conns[1]);
 }
 
-/// A connection waits for memory for a long message, and holds the sends of others back. When it ends, `on_writable` is called for the
-/// connection that only it has held back, although no memory is released then.
-#[test]
-fn a_send_behind_one_that_waits_and_ends_is_not_forgotten() {
-    const SMALL: usize = 70_000;
-    let fabric = network(11);
-    let (mut nodes, conns, waits) = sender(&fabric, 10);
-    // The servers fetch nothing from now on.
+const SMALL: usize = 70_000;
+
+/// Makes the first connection wait for memory for a long message, so that it holds the sends of others back, and the second one wait behind
+/// it. The servers fetch nothing from then on. Returns the number of messages of [`SMALL`] bytes that were sent.
+fn hold_back(nodes: &mut [Node], conns: &[ConnectionId]) -> usize {
     nodes[1..].iter_mut().for_each(|server| server.dead = true);
     let (long, behind, busy) = (conns[0], conns[1], &conns[2..]);
     let message = vec![7; SMALL];
@@ -568,13 +565,39 @@ fn a_send_behind_one_that_waits_and_ends_is_not_forgotten() {
     // When 16 others have been granted, the long message holds back all others.
     send(&mut cx, 16);
     assert_eq!(cx.send(behind, &message), Err(SendErrorKind::WouldBlock(Blocked::Memory)));
-    cx.abort(long);
-    let begun = lock(&fabric).now();
-    until(&fabric, &mut nodes, "the other one may send", |_| !waits.writable.borrow().is_empty());
-    let took = lock(&fabric).now() - begun;
+    22
+}
+
+/// Checks that `on_writable` is called for `behind` immediately, and that the memory of no message is released before.
+fn expect_behind(fabric: &Shared, nodes: &mut [Node], waits: &Waits, behind: ConnectionId, messages: usize) {
+    let begun = lock(fabric).now();
+    until(fabric, nodes, "the other one may send", |_| !waits.writable.borrow().is_empty());
+    let took = lock(fabric).now() - begun;
     assert!(took < MS, "on_writable came {took} ns after the end");
     assert_eq!(waits.writable.borrow()[..], [behind]);
-    assert_eq!(nodes[0].reactor.stats().memory.copied_bytes, 22 * SMALL, "no memory was released");
+    assert_eq!(nodes[0].reactor.stats().memory.copied_bytes, messages * SMALL, "no memory was released");
+}
+
+/// A connection waits for memory for a long message, and holds the sends of others back. When it ends, `on_writable` is called for the
+/// connection that only it has held back, although no memory is released then.
+#[test]
+fn a_send_behind_one_that_waits_and_ends_is_not_forgotten() {
+    let fabric = network(11);
+    let (mut nodes, conns, waits) = sender(&fabric, 10);
+    let sent = hold_back(&mut nodes, &conns);
+    nodes[0].reactor.context().abort(conns[0]);
+    expect_behind(&fabric, &mut nodes, &waits, conns[1], sent);
+}
+
+/// A connection waits for memory for a long message, and holds the sends of others back. It sends a shorter message instead, which is
+/// accepted. Then `on_writable` is called for the connection that only it has held back, although no memory is released.
+#[test]
+fn a_send_behind_one_that_sends_something_else_is_not_forgotten() {
+    let fabric = network(11);
+    let (mut nodes, conns, waits) = sender(&fabric, 10);
+    let sent = hold_back(&mut nodes, &conns);
+    nodes[0].reactor.context().send(conns[0], &[7; SMALL]).expect("memory");
+    expect_behind(&fabric, &mut nodes, &waits, conns[1], sent + 1);
 }
 
 /// A server that answers each message, and keeps it. When its timer fires, it begins a transfer from its first message, drops that message

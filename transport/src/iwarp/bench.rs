@@ -9,7 +9,7 @@ use super::{Iwarp, IwarpConfig, Net, TcpNet};
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use crate::cq::CqAttr;
 use crate::patience::until;
-use crate::provider::{CqId, DeviceId, Drive, Provider};
+use crate::provider::{CqId, DeviceId, Drive, Entropy, Provider};
 use crate::qp::{QpAttr, QpId};
 
 /// The provider under test and its completion queue. `now` is the time that is passed to the provider. `events` are the events that the
@@ -113,6 +113,16 @@ impl<N: Net> Bench<N> {
         self.qp(event.id);
         event.id
     }
+}
+
+/// Returns the entropy of a provider that listens for peers on this host. The name of its Unix listener is made of `tag` and the process
+/// id, so `tag` must differ between the tests of a process.
+pub(super) fn entropy(tag: u8) -> Entropy {
+    Box::new(move |bytes: &mut [u8]| {
+        for (byte, nibble) in bytes.iter_mut().zip(0..) {
+            *byte = std::process::id().checked_shr(4 * nibble).map_or(tag, |id| id as u8);
+        }
+    })
 }
 
 /// Returns an MPA request of revision 1 without private data.

@@ -43,6 +43,7 @@ enum ReceiveResult {
 impl<N: Net> Iwarp<N> {
     /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
+        self.call.now = Some(now);
         let more = self.drive_round(now, drive);
         // The caller may sleep after a full call, and after any call if all completion queues are armed. So peers in shared memory must be
         // able to wake the caller.
@@ -131,9 +132,6 @@ impl<N: Net> Iwarp<N> {
                         endpoint.enqueue(key, &mut self.ready);
                     }
                     if ready.writable && endpoint.is_blocked() && !cfg!(planted = "writable-edge-ignored") {
-                        // The peer's TCP has acknowledged data. On a slow link, the answer to a ping arrives late, because the ping waits
-                        // behind the data that is still unsent.
-                        endpoint.last_heard = Some(now);
                         self.transmit(key);
                     }
                 }
@@ -267,6 +265,7 @@ impl<N: Net> Iwarp<N> {
         if endpoint.broken.is_some() {
             return;
         }
+        let mut accepts = false;
         let result = match endpoint.send_frame(&mut self.net) {
             Ok(true) => {
                 let (Some(socket), Some(qp)) = (endpoint.socket, endpoint.qp.as_mut()) else { return };
@@ -277,20 +276,21 @@ impl<N: Net> Iwarp<N> {
                     }
                 }
                 let net = &mut self.net;
-                qp.transmit(&mut |bufs| net.send(socket, bufs), &mut self.resources)
+                qp.transmit(&mut |bufs| net.send(socket, bufs).inspect(|_| accepts = true), &mut self.resources)
             }
             Ok(false) => Ok(Sent::Blocked),
             Err(error) => Err(error),
         };
         let error = match result {
-            Ok(Sent::More) => {
-                endpoint.unfinished = true;
-                self.enqueue(key);
-                self.net.wake(NetChannel::Completion);
-                return;
-            }
-            Ok(_) => {
-                if endpoint.qp.as_ref().is_some_and(|qp| qp.has_fault()) {
+            Ok(sent) => {
+                // A full socket accepts bytes again only after the peer's TCP has acknowledged some. On a slow link, the answer to a ping
+                // arrives late, because the ping waits behind the data that is still unsent.
+                if std::mem::replace(&mut endpoint.sent, sent) == Sent::Blocked && accepts {
+                    endpoint.last_heard = endpoint.last_heard.max(self.call.now);
+                }
+                let more = sent == Sent::More;
+                endpoint.unfinished |= more;
+                if more || endpoint.qp.as_ref().is_some_and(|qp| qp.has_fault()) {
                     self.enqueue(key);
                     self.net.wake(NetChannel::Completion);
                 }

@@ -10,10 +10,12 @@ use super::pace::Pace;
 use super::queue_pair::QueuePair;
 use super::setup_listener::SegmentSetup;
 use super::startup::{FrameReader, RequestTerms, StartupTerms};
+use super::transmit::Sent;
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
 use crate::mem::SendSlice;
 use crate::newcomers::Ticket;
 use crate::roce::id::DatagramId;
+use crate::shm::Segment;
 use crate::shm::link::Link;
 use crate::slab::Key;
 
@@ -95,7 +97,7 @@ impl EndpointState {
 }
 
 #[derive(Debug)]
-pub(crate) struct CmEndpoint<S> {
+pub(crate) struct CmEndpoint<S: Segment> {
     pub(crate) state: EndpointState,
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
@@ -119,18 +121,20 @@ pub(crate) struct CmEndpoint<S> {
     pub(crate) queued: bool,
     /// True if the last transmission stopped because its budget was used up, although more output was ready.
     pub(crate) unfinished: bool,
+    /// The result of the last transmission to a TCP socket.
+    pub(super) sent: Sent,
     /// The error with which sending failed, or `None`. After such an error, the connection ends once the peer's remaining bytes are read.
     pub(crate) broken: Option<io::Error>,
     /// The number of transmissions, modulo 2^32. TCP's segment size is read again once in 1,024 transmissions.
     pub(crate) transmissions: u32,
-    /// The time of the peer's last sign of life ([`Pace::is_sign_of_life`]). Before the first sign of life, the time at which the
-    /// connection became live.
+    /// The time of the peer's last sign of life: of an input ([`Pace::is_sign_of_life`]), or of a transmission to a socket that had been
+    /// full. Before the first sign of life, the time at which the connection became live.
     pub(crate) last_heard: Option<Instant>,
     /// The pace, which limits the length of receive calls.
     pub(super) pace: Pace,
 }
 
-impl<S> CmEndpoint<S> {
+impl<S: Segment> CmEndpoint<S> {
     pub(crate) fn new(state: EndpointState, socket: Option<SocketId>) -> Self {
         Self {
             state,
@@ -146,6 +150,7 @@ impl<S> CmEndpoint<S> {
             closed: false,
             queued: false,
             unfinished: false,
+            sent: Sent::All,
             broken: None,
             transmissions: 0,
             last_heard: None,

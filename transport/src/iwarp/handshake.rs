@@ -87,7 +87,7 @@ impl<N: Net> Iwarp<N> {
             }
         }
         self.handshakes.backlog.push_back(key);
-        if !self.within_cm {
+        if !self.call.within_cm {
             self.net.wake(NetChannel::Cm);
         }
     }

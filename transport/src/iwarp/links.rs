@@ -147,13 +147,18 @@ impl<N: Net> Iwarp<N> {
             self.read_packets(key);
             received = self.consume(key);
             if received.as_ref().is_ok_and(|received| received.unknown_window) {
-                let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get(key) else { return false };
-                if link.has_lost_payload() {
+                let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) else { return false };
+                let fault = if link.has_lost_payload() {
+                    link.find_refusal()
+                } else {
+                    Some(LinkFault::Violation(Refusal::Malformed))
+                };
+                let Some(fault) = fault else {
                     // The peer has ended the connection, and with it the lending of memory that this side has not read.
                     self.end(key, peer_has_gone(false), None, now);
                     return false;
-                }
-                received = Err(LinkFault::Violation(Refusal::Malformed));
+                };
+                received = Err(fault);
             }
         }
         let received = match received {
@@ -262,13 +267,13 @@ impl<N: Net> Iwarp<N> {
         self.end(key, cause, None, now);
     }
 
-    /// Publishes the last output of a link that is destroyed, ends its lendings, and wakes the peer if the peer sleeps.
+    /// Publishes the last output of a link that is about to be dropped, and wakes the peer if the peer sleeps.
     pub(super) fn leave_link(&mut self, key: Key) {
         let Some(CmEndpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else {
             return;
         };
         let socket = *socket;
-        if link.leave() {
+        if link.publish() {
             self.call(socket);
         }
     }
@@ -327,3 +332,6 @@ impl<N: Net> roles::SharedMemory for Iwarp<N> {
         Ok(lent)
     }
 }
+
+#[cfg(test)]
+mod tests;

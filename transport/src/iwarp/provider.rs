@@ -91,6 +91,14 @@ pub struct Iwarp<N: Net> {
     /// The number of live connections and open UDP ports.
     pub(super) live: usize,
     pub(super) spins: u32,
+    pub(super) call: CallState,
+}
+
+/// The state that depends on the calls of the program.
+#[derive(Debug, Default)]
+pub(super) struct CallState {
+    /// The `now` of the last call of `progress` or `next_cm_event`, for calls that have no `now`. `None` before the first of these calls.
+    pub(super) now: Option<Instant>,
     /// True during [`Iwarp::next_event`]. An event that is raised during that call need not wake the CM channel, because the call returns
     /// it.
     pub(super) within_cm: bool,
@@ -155,7 +163,7 @@ impl<N: Net> Iwarp<N> {
             datagrams: Tables::default(),
             live: 0,
             spins: 0,
-            within_cm: false,
+            call: CallState::default(),
         })
     }
 
@@ -244,7 +252,7 @@ impl<N: Net> Iwarp<N> {
     /// Queues an event of the CM channel. Wakes the channel if no other event is queued and no call of [`Iwarp::next_event`] is in
     /// progress.
     pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
-        if self.cm_events.is_empty() && !self.within_cm {
+        if self.cm_events.is_empty() && !self.call.within_cm {
             self.net.wake(NetChannel::Cm);
         }
         self.cm_events.push_back(CmEvent { id: CmId(key), kind });
@@ -355,7 +363,8 @@ impl<N: Net> Iwarp<N> {
 // 4. The table of STags holds the memory of regions. For every access that this provider makes for a peer, the region is looked up in this
 //    table, and the access ends within the same call. A direct region (`Access::DIRECT`) is the exception: peers on this host map it, and
 //    can access its pages even after `deregister`, as the documentation of that right says.
-// 5. The provider owns all these objects, and uses them only within calls of its methods.
+// 5. The provider owns all these objects, and uses them only within calls of its methods. When it is dropped, its links are dropped, and
+//    with them the lendings of memory to peers on this host end.
 // 6. Handles are keys of slabs, which never reuse a key.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
@@ -560,9 +569,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
-        self.within_cm = true;
+        self.call = CallState { now: Some(now), within_cm: true };
         let event = self.next_event(now);
-        self.within_cm = false;
+        self.call.within_cm = false;
         self.wake_completions();
         event
     }

@@ -121,6 +121,9 @@ impl Victim {
         if let Err(super::fault::LinkFault::Violation(refusal)) = &received {
             self.link.refuse(*refusal);
         }
+        if received.is_ok_and(|received| received.unknown_window) {
+            self.link.find_refusal();
+        }
         let goes_on = received.is_ok_and(|received| !received.unknown_window);
         if goes_on {
             self.link.transmit(&mut self.resources);

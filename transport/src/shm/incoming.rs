@@ -5,7 +5,7 @@ use super::fault::{LinkFault, Refusal};
 use super::outgoing::{MAX_PIECE, Outgoing, PeerRequest};
 use super::record::{RecordHeader, RecordKind, WORD};
 use super::ring::Consumer;
-use super::segment::Segment;
+use super::segment::{CAPACITY, Segment};
 use super::windows::{Lendings, Windows};
 use crate::mem::Span;
 use crate::mr::Access;
@@ -86,12 +86,7 @@ impl Incoming {
             if budget == 0 {
                 return Ok(Consumed::Budget);
             }
-            let at = self.ring.next_record();
-            let header = RecordHeader::parse(segment.peek(at)).ok_or(Refusal::Malformed)?;
-            let size = header.size();
-            if size > available || size < WORD || size % WORD != 0 {
-                return Err(Refusal::Malformed.into());
-            }
+            let (at, header, size) = self.next_header(segment, available)?;
             if header.kind == RecordKind::Send && !header.is_in_window() {
                 let payload = segment.part(at + header.body(), header.len as usize).ok_or(Refusal::Malformed)?;
                 self.copy_to_receive(payload, cx)?;
@@ -103,6 +98,38 @@ impl Incoming {
             }
             self.ring.advance(size);
             budget = budget.saturating_sub(RECORD + header.len as usize);
+        }
+    }
+
+    /// Returns the offset, the header and the size of the next record. `available` is the number of bytes in which the
+    /// record must end.
+    #[inline]
+    fn next_header<S: Segment>(&self, segment: &S, available: usize) -> Result<(usize, RecordHeader, usize), Refusal> {
+        let at = self.ring.next_record();
+        let header = RecordHeader::parse(segment.peek(at)).ok_or(Refusal::Malformed)?;
+        let size = header.size();
+        if size > available || size < WORD || size % WORD != 0 {
+            return Err(Refusal::Malformed);
+        }
+        Ok((at, header, size))
+    }
+
+    /// Drops the published records up to the first refusal, and returns this refusal. Returns `None` if there is none.
+    /// A response among the records ends its read or atomic operation, so that the refusal refers to the next one.
+    pub(super) fn find_refusal<S: Segment>(&mut self, segment: &S, outgoing: &mut Outgoing) -> Option<Refusal> {
+        // A correct peer has published at most one ring of records. A hostile peer may publish more in the meantime.
+        let mut left = CAPACITY;
+        loop {
+            let available = self.ring.available(segment).ok()?;
+            let (at, header, size) = self.next_header(segment, available).ok()?;
+            match header.kind {
+                RecordKind::Refusal => return Some(Refusal::of(segment.peek(at + WORD))),
+                RecordKind::Value => outgoing.end_answered(),
+                RecordKind::Data if header.is_last() => outgoing.end_answered(),
+                _ => {}
+            }
+            left = left.checked_sub(size)?;
+            self.ring.advance(size);
         }
     }
 

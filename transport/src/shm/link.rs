@@ -56,7 +56,7 @@ pub(crate) struct QueuePairParts {
 
 /// The queue pair of a connection in shared memory.
 #[derive(Debug)]
-pub(crate) struct Link<S> {
+pub(crate) struct Link<S: Segment> {
     segment: S,
     incoming: Incoming,
     outgoing: Outgoing,
@@ -400,25 +400,27 @@ impl<S: Segment> Link<S> {
     }
 
     /// Returns true if the payload of the next record is in a window whose lending the peer has ended. Called after
-    /// [`ReceiveProgress::unknown_window`].
+    /// [`ReceiveProgress::unknown_window`]. If the result is true, the caller must end the connection.
     pub(crate) fn has_lost_payload(&self) -> bool {
         let header = RecordHeader::parse(self.segment.peek(self.incoming.ring.next_record()));
         header.is_some_and(|header| self.windows.has_ended(&self.segment, header.slot))
     }
 
-    /// Publishes the last records, and ends the lendings of regions: the sends from their memory count as done, so the
-    /// program may reuse the memory before the peer has read it. The peer can still consume the records in the ring, up
-    /// to the first one with a payload in such memory. Returns true if the caller must call the peer.
-    pub(crate) fn leave(&mut self) -> bool {
-        let calls = self.publish();
-        self.lendings.end(&self.segment);
-        calls
+    /// Returns the fault of a refusal that the peer has published behind a lost payload ([`Link::has_lost_payload`]).
+    /// Drops the records before the refusal. Returns `None` if the peer has published no refusal.
+    pub(crate) fn find_refusal(&mut self) -> Option<LinkFault> {
+        let fault = LinkFault::Refused(self.incoming.find_refusal(&self.segment, &mut self.outgoing)?);
+        self.note(fault);
+        Some(fault)
     }
 
-    /// Ends the connection: leaves the segment ([`Link::leave`]), and flushes both work queues. Returns true if the
+    /// Ends the connection: publishes the last records, ends the lendings of regions, and flushes both work queues. The
+    /// program may then reuse the memory of sends that the peer has not read. The peer can still consume the records in
+    /// the ring, up to the first one with a payload in such memory, and find a refusal behind it. Returns true if the
     /// caller must call the peer.
     pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
-        let calls = self.leave();
+        let calls = self.publish();
+        self.lendings.end(&self.segment);
         let Self { incoming, outgoing, completions, failed, .. } = self;
         outgoing.flush(failed.take(), &mut |done| completions.sent(cqs, &done));
         completions.flush_receives(&mut incoming.queue, cqs);
@@ -436,5 +438,13 @@ impl<S: Segment> Link<S> {
     /// receives to the shared receive queue if the queue pair has taken them from there and not completed them.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         self.completions.release(&mut self.incoming.queue, resources);
+    }
+}
+
+/// Ends the lendings of regions, unless they have ended: after the drop of a queue pair, the program may reuse the
+/// memory of its sends.
+impl<S: Segment> Drop for Link<S> {
+    fn drop(&mut self) {
+        self.lendings.end(&self.segment);
     }
 }

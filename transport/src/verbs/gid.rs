@@ -210,10 +210,10 @@ fn interface_of(address: SocketAddr) -> Option<u32> {
     Some(mem::interface_of(socket.as_fd(), address).ok()?.index)
 }
 
-/// Returns the hardware address of the network interface that has an IP address. Returns `None` if no interface with a
-/// hardware address has the IP address.
-fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
-    let (wanted, interfaces) = (interface_of(SocketAddr::new(address, 0))?, Path::new("/sys/class/net"));
+/// Returns the hardware address of the network interface that has an IP address. For a link-local address with a scope,
+/// only the interface with that index counts. Returns `None` if no interface with a hardware address has the IP address.
+fn hardware_address(address: SocketAddr) -> Option<Vec<u8>> {
+    let (wanted, interfaces) = (interface_of(address)?, Path::new("/sys/class/net"));
     let is_it =
         |name: &String| line(&interfaces.join(name).join("ifindex")).is_some_and(|text| text == wanted.to_string());
     let name = names(interfaces).into_iter().find(is_it)?;
@@ -253,9 +253,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
             if is_iwarp {
                 // The GID of an iWARP port contains the hardware address of the port's network interface.
                 let own = || {
-                    source
-                        .and_then(|source| hardware_address(source.ip()))
-                        .filter(|own| port.gid(0).is_some_and(|gid| gid[..6] == own[..]))
+                    source.and_then(hardware_address).filter(|own| port.gid(0).is_some_and(|gid| gid[..6] == own[..]))
                 };
                 if options.device.is_some() || own().is_some() {
                     return Err(IWARP);
@@ -306,5 +304,24 @@ impl PortGid {
     /// Returns the IP address that the GID contains.
     pub(super) fn address(&self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::from(self.gid)).to_canonical()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ffi::local_addresses;
+    use super::*;
+
+    /// Several interfaces may have the same link-local address. The scope selects one of them.
+    #[test]
+    fn an_interface_outside_of_the_scope_has_no_hardware_address() {
+        for own in local_addresses() {
+            let SocketAddr::V6(mut other) = own else { continue };
+            if other.ip().is_unicast_link_local() {
+                // No interface has this index.
+                other.set_scope_id(u32::MAX);
+                assert_eq!(hardware_address(other.into()), None, "{own}");
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::process::{self, ChildStdin};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::pingpong::failure::Failure;
+use crate::signals;
 
 /// The state that the handler of signals shares with the thread that measures.
 struct State {
@@ -19,20 +20,19 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Handles SIGINT, SIGTERM and SIGHUP: ends the child processes, and [`is_raised`] returns true from now on. A second signal ends the
-/// program immediately.
+/// Handles SIGINT, SIGTERM and SIGHUP (but not a SIGHUP that is ignored already): ends the child processes, and [`is_raised`] returns true
+/// from now on. A second signal ends the program immediately.
 ///
 /// # Errors
 /// The system refused the signal handler.
 pub fn on_signals() -> Result<(), Failure> {
-    ctrlc::set_handler(|| {
+    signals::on_signals(|| {
         let mut state = state();
         state.inputs = [None, None];
         if mem::replace(&mut state.raised, true) {
             process::exit(130);
         }
     })
-    .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))
 }
 
 /// Returns true if a signal has requested the end of the program.

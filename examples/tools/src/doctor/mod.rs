@@ -35,7 +35,7 @@ use self::route::Route;
 use self::tree::SystemTree;
 use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
-use crate::program;
+use crate::{program, signals};
 
 /// Runs the program: reads the command line, examines the machine, and prints the findings.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -44,8 +44,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(cli: DoctorArgs) -> Result<ExitCode, Failure> {
     // The program changes nothing, so a signal ends it immediately.
-    ctrlc::set_handler(|| process::exit(130))
-        .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
+    signals::on_signals(|| process::exit(130))?;
     let report = examine(&cli)?;
     let mut output = Output::stdout();
     if cli.json {

@@ -128,10 +128,18 @@ impl Coordinator {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Ends the run early. The figures that were not measured are missing in the results. Does nothing if the run has ended.
+    /// Ends the run early. The figures that were not measured are missing in the results, and ranks that have not joined are gone. Does
+    /// nothing if the run has ended.
     pub fn interrupt(&mut self) {
         if !self.is_over() {
             self.results.interrupt();
+            for rank in 0..self.plan.ranks {
+                // Not `Results::gone`: the pairs of this rank were not measured, which is no fault of them.
+                let member = self.results.member_mut(rank);
+                if member.entry.is_none() {
+                    member.gone.get_or_insert_with(|| "it had not joined".into());
+                }
+            }
             self.end();
         }
     }
@@ -628,6 +636,15 @@ mod tests {
         assert!(results.is_interrupted());
         let unmeasured = results.pairs().filter(|(.., pair)| pair.is_unmeasured()).count();
         assert_eq!((unmeasured, results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()), (4, 0));
+
+        // The run is interrupted before rank 1 has joined.
+        let mut cluster = Cluster::new(plan(3));
+        cluster.join([0, 2]);
+        cluster.coordinator.interrupt();
+        let results = cluster.coordinator.results();
+        let gone: Vec<_> = results.members().iter().map(|member| member.gone.as_deref()).collect();
+        assert_eq!(gone, [None, Some("it had not joined"), None]);
+        assert!(results.pairs().all(|(.., pair)| pair.is_unmeasured()));
 
         // A run that has ended is not interrupted any more.
         let mut cluster = Cluster::new(plan(4));

@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_run_is_marked() {
-        let json = json(&Report::new(&sample::interrupted(), 3.0));
+        let json = json(&Report::new(&sample::interrupted(3), 3.0));
         assert_eq!((&json["good"], &json["interrupted"]), (&json!(false), &json!(true)));
     }
 }

@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_pair_that_was_not_measured_is_neither_up_nor_down() {
-        let results = sample::interrupted();
+        let results = sample::interrupted(3);
         let text = text(&Report::new(&results, 3.0));
         let up: Vec<_> = text.lines().filter(|line| line.starts_with("rdma_mesh_link_up{")).collect();
         assert_eq!(up, [r#"rdma_mesh_link_up{from="0",from_host="n0",to="1",to_host="n1"} 1"#]);

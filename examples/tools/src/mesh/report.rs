@@ -93,10 +93,13 @@ impl<'a> Report<'a> {
     }
 
     /// Returns a number by which pairs are sorted: a greater number means a worse pair. The number is infinite for a pair that does not
-    /// work.
+    /// work. A pair that was not measured has the greatest finite number.
     fn badness(&self, a: usize, b: usize, pair: &Pair) -> f64 {
         if pair.broken.is_some() {
             return f64::INFINITY;
+        }
+        if pair.is_unmeasured() {
+            return f64::MAX;
         }
         let times = [self.latency.times(a, b), self.bandwidth.times(a, b), self.bandwidth.times(b, a)];
         times.into_iter().flatten().fold(0.0, f64::max)
@@ -226,7 +229,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_run_is_not_good() {
-        let results = sample::interrupted();
+        let results = sample::interrupted(3);
         let report = Report::new(&results, 3.0);
         assert!(!report.is_good());
         assert_eq!(report.complaints(0, 1), Vec::<String>::new());
@@ -237,6 +240,17 @@ mod tests {
         let mut results = sample::even(3);
         results.interrupt();
         assert!(!Report::new(&results, 3.0).is_good());
+    }
+
+    /// Fifteen pairs do not fit into the table. The five pairs that were not measured follow the pair that does not work.
+    #[test]
+    fn pairs_that_were_not_measured_come_before_those_that_were() {
+        let mut results = sample::interrupted(6);
+        results.fails(3, 4, "no connection: timeout");
+        let report = Report::new(&results, 3.0);
+        assert_eq!(report.worst(6), [(3, 4), (0, 5), (1, 5), (2, 5), (3, 5), (4, 5)]);
+        let text = report.text(10);
+        assert_eq!(text.matches("  not measured: the run was interrupted\n").count(), 5, "{text}");
     }
 
     #[test]

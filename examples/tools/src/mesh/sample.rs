@@ -33,10 +33,14 @@ pub(crate) fn even(ranks: usize) -> Results {
     ranks_with(ranks, false)
 }
 
-/// Returns results of three ranks in a run that was interrupted after the first measurement, that of ranks 0 and 1.
-pub(crate) fn interrupted() -> Results {
-    let mut results = named(3);
-    results.measured(0, 1, MeasuredFigure::Latency(LatencyFigures { p50_us: 10.0, p99_us: 11.0, samples: 5 }));
+/// Returns results of a run that was interrupted before the pairs of the last rank were measured. The other pairs have equal latencies.
+pub(crate) fn interrupted(ranks: usize) -> Results {
+    let mut results = named(ranks);
+    for a in 0..ranks - 1 {
+        for b in a + 1..ranks - 1 {
+            results.measured(a, b, MeasuredFigure::Latency(LatencyFigures { p50_us: 10.0, p99_us: 11.0, samples: 5 }));
+        }
+    }
     results.interrupt();
     results
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_reactor::ReactorHandle;
 
 use super::failure::Failure;
+use crate::signals;
 
 /// A flag that requests the end of the program. Signals or other threads raise it.
 #[derive(Clone, Debug, Default)]
@@ -21,19 +22,19 @@ struct Shared {
 }
 
 impl Interrupt {
-    /// Makes a flag that SIGINT, SIGTERM or SIGHUP raises. A second signal ends the program immediately.
+    /// Makes a flag that SIGINT, SIGTERM or SIGHUP raises, but not a SIGHUP that is ignored already. A second signal ends the program
+    /// immediately.
     ///
     /// # Errors
     /// The system refused the signal handler.
     pub fn on_signals() -> Result<Self, Failure> {
         let interrupt = Self::default();
         let of_handler = interrupt.clone();
-        ctrlc::set_handler(move || {
+        signals::on_signals(move || {
             if of_handler.raise() {
                 process::exit(130);
             }
-        })
-        .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
+        })?;
         Ok(interrupt)
     }
 

@@ -1,6 +1,6 @@
 //! Tests of established connections. The peers are plain TCP sockets, to which the tests write octets.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -96,38 +96,80 @@ fn it_tells_when_it_last_heard_a_peer() {
     );
 }
 
+/// A connection on which the provider sends more than TCP has room for.
+struct FloodedPeer {
+    bench: Bench,
+    qp: QpId,
+    peer: TcpStream,
+    memory: Memory,
+}
+
+impl FloodedPeer {
+    /// Connects, and receives a frame of the peer. The provider may send only after this frame.
+    fn new() -> Self {
+        let mut bench = bench();
+        let (qp, mut peer) = connected(&mut bench);
+        let memory = Memory::new(64 << 20).unwrap();
+        let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
+        bench.iwarp.post_recv(qp, &[wr]).unwrap();
+        peer.write_all(&send(1)).unwrap();
+        let mut done = Vec::new();
+        until("the frame", || {
+            bench.turn();
+            (bench.iwarp.poll_cq(bench.cq, 1, &mut done).unwrap() == 1).then_some(())
+        });
+        Self { bench, qp, peer, memory }
+    }
+
+    fn post(&mut self, len: usize) {
+        let sges = SgeList::one(self.memory.sge(0, len));
+        let wr = SendWr { wr_id: 2, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
+        self.bench.iwarp.post_send(self.qp, &[wr]).unwrap();
+    }
+
+    /// Posts a Send of which most octets wait in the provider until the peer reads.
+    fn flood(&mut self) {
+        self.post(self.memory.len());
+    }
+
+    fn heard(&self) -> Option<Instant> {
+        self.bench.iwarp.liveness().unwrap().last_heard(self.qp)
+    }
+}
+
 /// A peer that reads from a slow link can answer a ping only after all data that is sent before the ping.
 #[test]
 fn a_peer_that_acknowledges_waiting_data_is_alive() {
-    let mut bench = bench();
-    let start = bench.now;
-    let (qp, mut peer) = connected(&mut bench);
-    let memory = Memory::new(64 << 20).unwrap();
-    let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
-    bench.iwarp.post_recv(qp, &[wr]).unwrap();
-    peer.write_all(&send(1)).unwrap();
-    let mut done = Vec::new();
-    until("the frame", || {
-        bench.turn();
-        (bench.iwarp.poll_cq(bench.cq, 1, &mut done).unwrap() == 1).then_some(())
-    });
-    let post = |bench: &mut Bench, len: usize| {
-        let sges = SgeList::one(memory.sge(0, len));
-        let wr = SendWr { wr_id: 2, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
-        bench.iwarp.post_send(qp, &[wr]).unwrap();
-    };
-    let heard = |bench: &Bench| bench.iwarp.liveness().unwrap().last_heard(qp);
+    let mut world = FloodedPeer::new();
+    let start = world.bench.now;
     // TCP has room for this frame, so its acknowledgement is no sign of life.
-    bench.now += Duration::from_secs(1);
-    post(&mut bench, 2);
-    bench.read(&mut peer, send(1).len());
-    assert_eq!(heard(&bench), Some(start));
-    // Most of these octets wait in the provider until the peer reads.
-    post(&mut bench, memory.len());
-    bench.now += Duration::from_secs(1);
+    world.bench.now += Duration::from_secs(1);
+    world.post(2);
+    world.bench.read(&mut world.peer, send(1).len());
+    assert_eq!(world.heard(), Some(start));
+    world.flood();
+    world.bench.now += Duration::from_secs(1);
     until("an acknowledgement of waiting data", || {
-        bench.read(&mut peer, 64 << 10);
-        (heard(&bench) == Some(bench.now)).then_some(())
+        world.bench.read(&mut world.peer, 64 << 10);
+        (world.heard() == Some(world.bench.now)).then_some(())
+    });
+}
+
+/// If a program posts often, its posts use the room that the acknowledgements make, before an edge reports this room.
+#[test]
+fn posts_that_use_the_acknowledged_room_hide_no_sign_of_life() {
+    let mut world = FloodedPeer::new();
+    world.flood();
+    world.bench.now += Duration::from_secs(1);
+    // This call has the new time, and reads no edge of the connection. From here on, no call reads an edge.
+    assert!(world.bench.iwarp.next_cm_event(world.bench.now).unwrap().is_none());
+    let mut octets = vec![0; 64 << 10];
+    until("an acknowledgement of waiting data", || {
+        if let Err(error) = world.peer.read(&mut octets) {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        }
+        world.bench.iwarp.immediate_sends().unwrap().ring(world.qp);
+        (world.heard() == Some(world.bench.now)).then_some(())
     });
 }
 

@@ -1,6 +1,6 @@
 //! Tests of the setup of shared memory, with the sockets of the system.
 
-use super::super::bench::Bench;
+use super::super::bench::{Bench, entropy};
 use super::super::forward_net::forward_net;
 use super::super::{IwarpConfig, TcpNet};
 use super::*;
@@ -66,16 +66,11 @@ struct SetupWorld {
 }
 
 impl SetupWorld {
-    /// `tag` must differ between the tests of a process, because the name of the Unix listener is made of it and the process id.
+    /// `tag` is an argument of [`entropy`].
     fn new(tag: u8, accepts: bool) -> Self {
         let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Require, ..IwarpConfig::default() };
-        let entropy = move |bytes: &mut [u8]| {
-            for (byte, nibble) in bytes.iter_mut().zip(0..) {
-                *byte = std::process::id().checked_shr(4 * nibble).map_or(tag, |id| id as u8);
-            }
-        };
         let net = FaultyNet { inner: TcpNet::new().unwrap(), accepts, accepted: None };
-        let mut server = Bench::of(Iwarp::new(config.clone(), net, Box::new(entropy)).unwrap());
+        let mut server = Bench::of(Iwarp::new(config.clone(), net, entropy(tag)).unwrap());
         let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
         Self { server, client: Bench::new(config), address }

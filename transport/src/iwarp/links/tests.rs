@@ -1,0 +1,157 @@
+//! Tests of connections in shared memory, between two providers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::bench::{Bench, entropy};
+use super::super::{IwarpConfig, SharedMemoryPolicy, TcpNet};
+use super::*;
+use crate::cm::{CmEvent, CmEventKind, ConnectParam, ListenParam, PathOptions};
+use crate::mem::{Memory, Sharing};
+use crate::mr::{LocalKey, RemoteKey};
+use crate::patience::until;
+use crate::provider::{DeviceId, Provider};
+use crate::wc::{WcStatus, WorkCompletion};
+use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
+
+/// The length of a message that the peer reads in place, in bytes.
+const LONG: usize = 4096;
+/// The length of a Read, in bytes.
+const SHORT: usize = 64;
+
+/// A client and a server with a connection in shared memory. The client has lent memory to the server.
+struct LentWorld {
+    client: Bench,
+    server: Bench,
+    /// The queue pairs of the client and of the server.
+    of_client: QpId,
+    of_server: QpId,
+    /// The memory that the client has lent.
+    lent: Arc<Memory>,
+    /// Memory of the client that the server may read with requests.
+    readable: (Arc<Memory>, RemoteKey),
+    /// The memory of the server, for messages and for the results of Reads.
+    sink: (Arc<Memory>, LocalKey),
+}
+
+fn poll(bench: &mut Bench) -> Vec<WorkCompletion> {
+    let mut done = Vec::new();
+    bench.iwarp.poll_cq(bench.cq, 64, &mut done).unwrap();
+    done
+}
+
+impl LentWorld {
+    /// `tag` is an argument of [`entropy`].
+    fn new(tag: u8) -> Self {
+        let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Require, ..IwarpConfig::default() };
+        let net = TcpNet::new().unwrap();
+        let mut server = Bench::of(Iwarp::new(config.clone(), net, entropy(tag)).unwrap());
+        let mut client = Bench::new(config);
+        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
+        let address = server.iwarp.local_address(listener).unwrap();
+        let deadline = client.now + Duration::from_secs(60);
+        let id = client.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
+        let of_client = client.qp(id);
+        client.iwarp.connect(id, &ConnectParam::default()).unwrap();
+        until("a request", || {
+            client.turn();
+            server.turn();
+            (!server.events.is_empty()).then_some(())
+        });
+        let id = server.request();
+        server.iwarp.accept(id, &ConnectParam::default(), server.now).unwrap();
+        let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
+        until("the connection", || {
+            client.turn();
+            server.turn();
+            (client.events.iter().any(is_up) && server.events.iter().any(is_up)).then_some(())
+        });
+        client.events.clear();
+        server.events.clear();
+
+        let lent = Arc::new(Memory::new_shared(LONG, Sharing::Write).unwrap());
+        let region = client.iwarp.register(DeviceId(0), &lent, 0..LONG, Access::LOCAL_WRITE).unwrap();
+        assert!(client.iwarp.shared_memory().unwrap().lend(of_client, region.id).unwrap());
+        let readable = Arc::new(Memory::new(SHORT).unwrap());
+        let remote_key =
+            client.iwarp.register(DeviceId(0), &readable, 0..SHORT, Access::REMOTE_READ).unwrap().remote_key;
+        let sink = Arc::new(Memory::new(2 * LONG).unwrap());
+        let local_key = server.iwarp.register(DeviceId(0), &sink, 0..2 * LONG, Access::LOCAL_WRITE).unwrap().local_key;
+        let of_server = QpId(id.0);
+        let (readable, sink) = ((readable, remote_key), (sink, local_key));
+        let mut world = Self { client, server, of_client, of_server, lent, readable, sink };
+        until("a message that is read in place", || {
+            world.send();
+            let mut done = poll(&mut world.client);
+            // A message that was copied completes before the server has read it.
+            let is_copied = !done.is_empty();
+            until("the message", || {
+                world.client.turn();
+                world.server.turn();
+                done.append(&mut poll(&mut world.client));
+                done.append(&mut poll(&mut world.server));
+                (done.len() == 2).then_some(())
+            });
+            assert!(done.iter().all(|wc| wc.status == WcStatus::Success), "{done:?}");
+            (!is_copied).then_some(())
+        });
+        world
+    }
+
+    /// Posts a receive of the server, and a Send of the client from the lent memory.
+    fn send(&mut self) {
+        let wr = RecvWr { wr_id: 1, sges: SgeList::one(self.sink.0.sge(0, LONG)) };
+        self.server.iwarp.post_recv(self.of_server, &[wr]).unwrap();
+        let sges = SgeList::one(self.lent.shared_sge(0, LONG));
+        let wr = SendWr { wr_id: 2, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
+        self.client.iwarp.post_send(self.of_client, &[wr]).unwrap();
+    }
+
+    /// Posts a Read of the server from the readable memory of the client.
+    fn read(&mut self, wr_id: u64, key: RemoteKey) {
+        let remote = RemoteAddress { address: self.readable.0.as_ptr() as u64, key };
+        let sges = SgeList::one(self.sink.0.sge(LONG, SHORT).with_key(self.sink.1));
+        let wr = SendWr { wr_id, op: SendOp::Read(remote), sges, flags: SendFlags::SIGNALED };
+        self.server.iwarp.post_send(self.of_server, &[wr]).unwrap();
+    }
+}
+
+/// The client refuses a Read, and so ends the lending of memory from which it has sent a message that the server has not read. The refusal
+/// is behind that message. The server reports the refusal as if the memory were not lent.
+#[test]
+fn a_refusal_behind_a_lost_message_is_found() {
+    for (tag, is_lost) in [(5, false), (6, true)] {
+        let mut world = LentWorld::new(tag);
+        if is_lost {
+            world.send();
+        }
+        // The client has already answered this Read. The answer is behind the lost message, too.
+        world.read(3, world.readable.1);
+        world.client.turn();
+        world.read(4, RemoteKey(!world.readable.1.0));
+        let refused = world.client.event().kind;
+        assert!(matches!(refused, CmEventKind::Disconnected(DisconnectCause::PeerViolation(_))), "{refused:?}");
+        let told = world.server.event().kind;
+        let CmEventKind::Disconnected(DisconnectCause::TerminatedByPeer(why)) = &told else { panic!("{told:?}") };
+        assert_eq!(why, "a read or an atomic operation with an invalid key");
+        let done = poll(&mut world.server);
+        let status = |wr_id| done.iter().find(|wc| wc.wr_id == wr_id).map(|wc| wc.status);
+        assert_eq!(status(4), Some(WcStatus::RemoteAccessError), "{done:?}");
+        assert!(matches!(status(3), Some(WcStatus::Success | WcStatus::Flushed)), "{done:?}");
+        assert_eq!(status(1), is_lost.then_some(WcStatus::Flushed), "{done:?}");
+    }
+}
+
+/// The client is dropped before the server has read a message. Then the program may overwrite the memory of the message.
+#[test]
+fn lent_memory_is_not_read_after_the_drop_of_its_provider() {
+    let mut world = LentWorld::new(7);
+    world.send();
+    let LentWorld { client, mut server, lent, .. } = world;
+    drop(client);
+    lent.write(0, &[7; LONG]);
+    let ended = server.event().kind;
+    assert!(matches!(ended, CmEventKind::Disconnected(DisconnectCause::Truncated)), "{ended:?}");
+    let done = poll(&mut server);
+    assert!(done.len() == 1 && done[0].status == WcStatus::Flushed, "{done:?}");
+}
