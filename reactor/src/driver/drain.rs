@@ -7,7 +7,6 @@ use rdma_transport::slab::Key;
 
 use super::stages::Stages;
 use super::{Driver, TimerPurpose};
-use crate::conn::Connection;
 use crate::seam::timer::FOREVER;
 
 /// The progress of a drain.
@@ -124,8 +123,7 @@ impl Driver {
     /// Closes every connection that is not established yet.
     pub(crate) fn close_unestablished(&mut self) {
         for id in self.table.ids() {
-            let is_opening = |conn: &Connection| !conn.state().is_announced() && !conn.state().is_ending();
-            if self.table.get(id).is_some_and(|slot| is_opening(&slot.conn)) {
+            if self.table.get(id).is_some_and(|slot| !slot.conn.state().is_announced()) {
                 self.close(id);
             }
         }
