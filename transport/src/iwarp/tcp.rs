@@ -486,7 +486,11 @@ mod tests {
 
     impl TcpNode {
         fn new(config: IwarpConfig) -> Self {
-            let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(9))).unwrap();
+            Self::on(TcpNet::new().unwrap(), config)
+        }
+
+        fn on(net: TcpNet, config: IwarpConfig) -> Self {
+            let mut iwarp = Iwarp::new(config, net, Box::new(|bytes| bytes.fill(9))).unwrap();
             let cq = iwarp.create_cq(DeviceId(0), &CqAttr::new(4 * DEPTH)).unwrap();
             Self { iwarp, cq, memory: Memory::new(64 * SIZE).unwrap(), done: Vec::new(), events: Vec::new() }
         }
@@ -564,6 +568,25 @@ mod tests {
         assert_eq!(&*private_data, b"welcome");
         server.iwarp.destroy_id(listener, Instant::now()).unwrap();
         (id, out)
+    }
+
+    /// A connection within the host has the congestion control of the settings, or that of the system if the system does not have the named
+    /// one.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn connections_within_the_host_have_their_own_congestion_control() {
+        let of_system = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().tcp_congestion().unwrap();
+        for (setting, expected) in
+            [(Some("reno"), &b"reno"[..]), (Some("nonsense"), &of_system[..]), (None, &of_system[..])]
+        {
+            let config = TcpConfig { host_congestion: setting.map(Into::into), ..TcpConfig::default() };
+            let mut client = TcpNode::on(TcpNet::with_config(config).unwrap(), IwarpConfig::default());
+            let (_, out) = connect(&mut TcpNode::new(IwarpConfig::default()), &mut client);
+            let socket = client.iwarp.endpoints.get(out.0).and_then(|endpoint| endpoint.socket).unwrap();
+            let got = client.iwarp.net().sockets.get(socket.0).unwrap().socket.tcp_congestion().unwrap();
+            let got = got.split(|&byte| byte == 0).next().unwrap();
+            assert_eq!(got, expected.split(|&byte| byte == 0).next().unwrap(), "{setting:?}");
+        }
     }
 
     /// After each round, no socket of the connection is left. (The conformance suite also counts the descriptors of a process.)
