@@ -102,11 +102,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ),
     // Types of the embedded provider.
     ("IwarpConfig", &["retry_v1", "markers", "extensions"], "three settings of the program"),
-    (
-        "CmEndpoint",
-        &["announced", "readable", "closed", "queued", "unfinished"],
-        "two directions of a socket, a list, and an event",
-    ),
+    ("CmEndpoint", &["announced", "readable", "closed", "queued"], "two directions of a socket, a list, and an event"),
     ("Ready", &["readable", "writable", "closed"], "what epoll reports, in any combination"),
     ("QueuePair", &["extensions", "live", "dead"], "a stream may end before or after it has begun"),
     ("Receiver", &["crc", "seen"], "what was agreed on, and what has come"),

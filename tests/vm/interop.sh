@@ -27,7 +27,7 @@ fi
 bin=$2 own=$3 limit=$4 pattern=$5
 logs=$(mktemp -d) || exit 1
 trap 'rm -rf "$logs"' EXIT
-port=20000 ran=0 failed=0 tries=1
+port=20000 ran=0 failed=0 tries=1 unanswered=0
 
 for tool in rdma_client rdma_server ucmatose rping udaddy mckey ibv_ud_pingpong ibv_devinfo; do
     type "$tool" >/dev/null || { echo "$tool is missing: install the packages rdmacm-utils and ibverbs-utils" >&2; exit 1; }
@@ -77,6 +77,13 @@ reply_misread() {
         grep -q 'no connection to .*: Invalid argument (os error 22)' "$logs/client"
 }
 
+# Returns 0 if siw has failed to answer a read since the last time: then it closes the connection (see README.md).
+read_unanswered() {
+    local before=$unanswered
+    unanswered=$(dmesg | grep -c 'siw_qp_sq_process: proc\. read\.response failed: -14$')
+    [ "$device" = siw ] && [ "$unanswered" -gt "$before" ]
+}
+
 # exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) names the owner of the server; PORT in a command is
 # the port. Ours checks sizes, counts and contents, except those of an echo. WANTED is "done": both programs end with 0
 # in time; or "noticed": ours ends with 1, for a disagreement. The device and our provider are the variables of the
@@ -95,6 +102,8 @@ exchange() {
     [[ "$line $words" =~ $pattern ]] || return
     ran=$((ran + 1)) began=${EPOCHREALTIME/./}
 
+    # Here, for a process in the background does it only after some time: until then the old log says that a server listens.
+    : >"$logs/server"
     timeout -k 5 "$limit" "${server[@]}" >"$logs/server" 2>&1 &
     mine=$!
     until listening "$whose" || [ $((waited += 1)) -gt 1000 ] || ! kill -0 $mine 2>/dev/null; do sleep 0.1; done
@@ -121,6 +130,7 @@ exchange() {
     if first_frame_held; then defect="siw sat on a first frame"; fi
     if reply_misread; then defect="siw took the peer's first frame for a part of its reply"; fi
     if send_misjudged; then defect="a disconnect preceded the completion of a send that had arrived"; fi
+    if read_unanswered; then defect="siw failed to answer a read"; fi
     # As a guest, at most four times.
     if [ -n "$defect" ] && [ $tries -lt 4 ]; then
         echo "$defect" >>"$own/kernel-defects"

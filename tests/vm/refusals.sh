@@ -53,6 +53,7 @@ says "not an address of ours" '192\.0\.2\.1' -- $(pingpongs 192.0.2.1)
 for device in "$RDMA_SIW_ADDR" "$RDMA_RXE_ADDR"; do
     # The devices are accessible to all users here, and registered memory is limited for all users except root.
     chmod 666 /dev/infiniband/*
+    : >listening # the process in the background does it only after some time
     $(server "$device") >listening 2>server &
     until grep -q '^listening on ' listening; do kill -0 $! || break; sleep 0.1; done
     there=$(sed -n 's/^listening on //p' listening)

@@ -200,6 +200,12 @@ once_more_if_known() { # LOG
     [ -z "$defect" ] || once_more "$defect" "the guest's kernel has shown a known defect, $defect"
 }
 
+# Runs a step that has failed once more if siw has failed to answer a read (see README.md).
+once_more_if_unanswered() { # LOG
+    grep -q 'siw_qp_sq_process: proc\. read\.response failed: -14$' "$1" || return
+    once_more 'siw failed to answer a read' "siw has failed to answer a read"
+}
+
 section() { # TITLE FILE
     [ ! -s "$2" ] || { echo "vm: ---- $1 ----"; tr -d '\r' <"$2" | sed 's/\x1b\[[0-9;]*[A-Za-z]//g'; } >&2
 }
@@ -233,6 +239,7 @@ fi
 
 if [ -n "$complaints" ] || [ -s "$control/failed" ]; then
     once_more_if_known "$control/dmesg"
+    [ -n "$complaints" ] || once_more_if_unanswered "$control/dmesg"
     section "kernel log of the guest" "$control/dmesg"
     section "its processes" "$control/processes"
     section "serial output" "$control/serial"
@@ -241,4 +248,5 @@ if [ -n "$complaints" ] || [ -s "$control/failed" ]; then
     [ "$status" = 124 ] && exit 124
     exit 1
 fi
+[ "$status" = 0 ] || once_more_if_unanswered "$control/dmesg"
 exit "$status"

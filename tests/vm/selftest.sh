@@ -11,7 +11,8 @@ pair() {
     : >"$log"
     timeout 60 $server >>"$log" 2>&1 &
     local pid=$!
-    sleep 1
+    until rdma resource show cm_id | grep -q 'state LISTEN' || ! kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    sleep 1 # siw does not notice a connect that reaches a listener during its creation
     timeout 40 $client >>"$log" 2>&1
     status=$?
     kill "$pid" 2>/dev/null
@@ -102,6 +103,12 @@ for defect in 'WARNING: at siw_cm.c:453 siw_cep_put+0x11d/0x130 [siw]' 'kernel B
             "$here/run.sh" --rwdir "$rwdir" "$first echo '$defect' >/dev/kmsg; $end; }"
         [ "$(wc -l <"$rwdir/kernel-defects")" = 1 ] || { echo "FAIL it is not counted"; bad=1; }
     done
+done
+for end in 'exit 1' 'sleep 1000'; do
+    rm -f "$rwdir/again" "$rwdir/kernel-defects"
+    VM_TIMEOUT=40 check "a read that siw does not answer, then ${end%% *}: once more" 0 'failed to answer a read: once more' "$here/run.sh" \
+        --rwdir "$rwdir" "$first echo 'siw0: QP[2] siw_qp_sq_process: proc. read.response failed: -14' >/dev/kmsg; $end; }"
+    [ "$(cat "$rwdir/kernel-defects")" = 'siw failed to answer a read' ] || { echo "FAIL it is not counted"; bad=1; }
 done
 rm -f "$rwdir/again"
 check "an unknown defect before a known one fails" 1 'FAILED: the guest.s kernel complained' "$here/run.sh" --rwdir "$rwdir" \

@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
 
 use std::io::{self, Read};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::{Iwarp, IwarpConfig, Net, TcpNet};
@@ -56,8 +56,12 @@ impl<N: Net> Bench<N> {
 
     /// Starts a connection of the provider to `listener`. Returns the connection's id.
     pub(super) fn connect(&mut self, listener: &TcpListener) -> CmId {
+        self.connect_to(listener.local_addr().unwrap())
+    }
+
+    pub(super) fn connect_to(&mut self, address: SocketAddr) -> CmId {
         let deadline = self.now + Duration::from_secs(60);
-        let id = self.iwarp.resolve(listener.local_addr().unwrap(), &PathOptions::default(), deadline).unwrap();
+        let id = self.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
         self.qp(id);
         self.iwarp.connect(id, &ConnectParam::default()).unwrap();
         id

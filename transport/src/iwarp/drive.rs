@@ -172,7 +172,7 @@ impl<N: Net> Iwarp<N> {
             };
             if round == 0 {
                 endpoint.queued = false;
-                if std::mem::take(&mut endpoint.unfinished) {
+                if endpoint.sent == Sent::More {
                     self.transmit(key);
                     continue;
                 }
@@ -288,9 +288,7 @@ impl<N: Net> Iwarp<N> {
                 if std::mem::replace(&mut endpoint.sent, sent) == Sent::Blocked && accepts {
                     endpoint.last_heard = endpoint.last_heard.max(self.call.now);
                 }
-                let more = sent == Sent::More;
-                endpoint.unfinished |= more;
-                if more || endpoint.qp.as_ref().is_some_and(|qp| qp.has_fault()) {
+                if sent == Sent::More || endpoint.qp.as_ref().is_some_and(|qp| qp.has_fault()) {
                     self.enqueue(key);
                     self.net.wake(NetChannel::Completion);
                 }
@@ -301,6 +299,7 @@ impl<N: Net> Iwarp<N> {
         // The connection does not end yet, because the peer's last bytes, such as a Terminate, may still be readable.
         endpoint.broken = Some(error);
         endpoint.closed = true;
+        endpoint.sent = Sent::All;
         self.enqueue(key);
         self.net.wake(NetChannel::Completion);
     }

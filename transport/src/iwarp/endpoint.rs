@@ -119,9 +119,7 @@ pub(crate) struct CmEndpoint<S: Segment> {
     pub(crate) closed: bool,
     /// True if the connection is in the ready queue.
     pub(crate) queued: bool,
-    /// True if the last transmission stopped because its budget was used up, although more output was ready.
-    pub(crate) unfinished: bool,
-    /// The result of the last transmission to a TCP socket.
+    /// The result of the last transmission.
     pub(super) sent: Sent,
     /// The error with which sending failed, or `None`. After such an error, the connection ends once the peer's remaining bytes are read.
     pub(crate) broken: Option<io::Error>,
@@ -149,7 +147,6 @@ impl<S: Segment> CmEndpoint<S> {
             readable: false,
             closed: false,
             queued: false,
-            unfinished: false,
             sent: Sent::All,
             broken: None,
             transmissions: 0,

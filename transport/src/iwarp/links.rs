@@ -11,6 +11,7 @@ use super::drive::peer_has_gone;
 use super::endpoint::{CmEndpoint, EndpointState};
 use super::net::{Net, NetChannel, SocketId};
 use super::provider::Iwarp;
+use super::transmit::Sent;
 use crate::cm::DisconnectCause;
 use crate::error::Result;
 use crate::mr::{Access, MrId};
@@ -132,7 +133,7 @@ impl<N: Net> Iwarp<N> {
         else {
             return false;
         };
-        (endpoint.queued, endpoint.unfinished) = (false, false);
+        endpoint.queued = false;
         let called = std::mem::take(&mut endpoint.readable);
         if called {
             self.read_packets(key);
@@ -173,7 +174,7 @@ impl<N: Net> Iwarp<N> {
             endpoint.last_heard = Some(now);
         }
         self.pump(key);
-        let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), closed, readable, unfinished, .. }) =
+        let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), closed, readable, sent, .. }) =
             self.endpoints.get_mut(key)
         else {
             return false;
@@ -184,7 +185,7 @@ impl<N: Net> Iwarp<N> {
             self.end(key, cause, None, now);
             return false;
         }
-        received.more || *readable || *closed || *unfinished
+        received.more || *readable || *closed || *sent == Sent::More
     }
 
     #[inline]
@@ -238,7 +239,7 @@ impl<N: Net> Iwarp<N> {
         // armed.
         let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
-        endpoint.unfinished |= more;
+        endpoint.sent = if more { Sent::More } else { Sent::All };
         if calls {
             self.call(socket);
         }

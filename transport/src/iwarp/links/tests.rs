@@ -1,12 +1,11 @@
 //! Tests of connections in shared memory, between two providers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::super::bench::{Bench, entropy};
 use super::super::{IwarpConfig, SharedMemoryPolicy, TcpNet};
 use super::*;
-use crate::cm::{CmEvent, CmEventKind, ConnectParam, ListenParam, PathOptions};
+use crate::cm::{CmEvent, CmEventKind, ConnectParam, ListenParam};
 use crate::mem::{Memory, Sharing};
 use crate::mr::{LocalKey, RemoteKey};
 use crate::patience::until;
@@ -49,10 +48,7 @@ impl LentWorld {
         let mut client = Bench::new(config);
         let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
-        let deadline = client.now + Duration::from_secs(60);
-        let id = client.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
-        let of_client = client.qp(id);
-        client.iwarp.connect(id, &ConnectParam::default()).unwrap();
+        let of_client = QpId(client.connect_to(address).0);
         until("a request", || {
             client.turn();
             server.turn();

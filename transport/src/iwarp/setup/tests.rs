@@ -4,7 +4,7 @@ use super::super::bench::{Bench, entropy};
 use super::super::forward_net::forward_net;
 use super::super::{IwarpConfig, TcpNet};
 use super::*;
-use crate::cm::{CmEvent, CmId, ConnectParam, ListenParam, PathOptions};
+use crate::cm::{CmEvent, CmId, ConnectParam, ListenParam};
 use crate::error::TransportError;
 use crate::patience::until;
 use crate::provider::Provider;
@@ -86,10 +86,7 @@ impl SetupWorld {
 
     /// Connects, and returns the server's id of the request.
     fn request(&mut self) -> CmId {
-        let deadline = self.client.now + Duration::from_secs(60);
-        let out = self.client.iwarp.resolve(self.address, &PathOptions::default(), deadline).unwrap();
-        self.client.qp(out);
-        self.client.iwarp.connect(out, &ConnectParam::default()).unwrap();
+        self.client.connect_to(self.address);
         self.until("a request", |world| !world.server.events.is_empty());
         self.server.request()
     }
