@@ -1,8 +1,8 @@
 //! Peers whose process is killed, and peers that never answer.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcOpc
 use crate::world::*;
 
 /// Starts this test program in another process. That process listens for one connection, and sends each received message back, until the
-/// process is killed. Returns the process and the address at which it listens.
-fn peer(kind: Kind) -> (Child, SocketAddr) {
+/// process is killed. Returns the process and its output.
+fn peer(kind: Kind) -> (Child, Lines<BufReader<ChildStdout>>) {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program)
         .args(["--exact", &kind.test("peer", "killed_peer"), "--nocapture", "--test-threads=1"])
@@ -20,15 +20,13 @@ fn peer(kind: Kind) -> (Child, SocketAddr) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let address = loop {
-        let line = lines.next().expect("the address that the peer listens on").unwrap();
-        if let Some(at) = line.find("listening ") {
-            break line[at + 10..].trim().parse().unwrap();
-        }
-    };
-    thread::spawn(move || lines.for_each(drop));
-    (child, address)
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines)
+}
+
+/// Waits for a line of the other process that begins with `word`, and returns the rest of the line.
+fn said(lines: &mut Lines<BufReader<ChildStdout>>, word: &str) -> String {
+    lines.find_map(|line| line.unwrap().strip_prefix(word).map(|rest| rest.trim().to_owned())).expect(word)
 }
 
 /// The part of the test that runs in the other process. It never returns.
@@ -39,6 +37,7 @@ fn peer_process(address: IpAddr) {
     let (id, _, device, _, _) = world.connect_request();
     let end = world.equip(id, device);
     world.provider.accept(id, &ConnectParam::default(), Instant::now()).unwrap();
+    println!("accepted");
     loop {
         for wc in world.completions(end.cq) {
             if wc.opcode == WcOpcode::Recv && wc.status.is_success() {
@@ -54,11 +53,13 @@ fn killed_peer(kind: Kind) {
         return peer_process(address);
     }
     let mut world = World::new();
-    let (mut child, to) = peer(kind);
-    let (id, device) = world.resolved(to);
+    let (mut child, mut lines) = peer(kind);
+    let (id, device) = world.resolved(said(&mut lines, "listening").parse().unwrap());
     let end = world.equip(id, device);
     world.provider.connect(id, &ConnectParam::default()).unwrap();
     assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
+    // siw holds back a first message that arrives before its call of accept has returned, until a second one arrives.
+    said(&mut lines, "accepted");
     for _ in 0..100 {
         world.provider.post_send(end.qp, &[end.send(DEPTH as usize, 4)]).unwrap();
         let mut left = 2;
