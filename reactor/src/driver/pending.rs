@@ -87,15 +87,19 @@ impl PendingConnections {
     /// Returns the connection that a new connection of `host` evicts. `None` if the new connection must be refused.
     pub(super) fn gives_way(&self, host: Host) -> Option<ConnectionId> {
         let coming = &self.coming;
-        let largest = coming.largest().filter(|_| !cfg!(planted = "nobody-gives-way"))?;
-        let (own, most) = (coming.count_of(host), coming.count_of(largest));
+        // A host whose connections are ending still uses their slots.
+        let largest = [self.ending.largest(), coming.largest()].into_iter().flatten();
+        let largest = largest.filter(|&host| coming.count_of(host) > 0 && !cfg!(planted = "nobody-gives-way"));
+        let largest = largest.max_by_key(|&host| self.count_of(host))?;
+        let (own, most, all) = (self.count_of(host), self.count_of(largest), self.len());
         let (of_largest, of_all) = (coming.oldest(Some(largest))?, coming.oldest(None)?);
-        let (is_majority, has_more) = (2 * most > coming.len(), own + 1 < most);
-        let chosen = if self.is_slow(&of_largest) || is_majority && has_more {
+        let (is_majority, has_more) = (2 * most > all, own + 1 < most);
+        // A host that already uses more than half of the occupied slots takes no slot of another host.
+        let may_take = 2 * own <= all;
+        let chosen = if self.is_slow(&of_largest) && (may_take || largest == host) || is_majority && has_more {
             of_largest
-        } else if self.is_slow(&of_all) && !(is_majority && own == most) {
-            // `of_all` may be a connection of any host. `of_all` is not chosen if the host of the new connection already uses more than
-            // half of the occupied slots.
+        } else if self.is_slow(&of_all) && may_take {
+            // `of_all` may be a connection of any host.
             of_all
         } else if has_more {
             of_largest
@@ -121,6 +125,34 @@ mod tests {
     fn host(number: u16) -> Host {
         let [high, low] = number.to_be_bytes();
         Host::of(IpAddr::from([10, 0, high, low]))
+    }
+
+    /// A host whose connections are ending uses their slots: it takes no slot of another host, and its own connections give way.
+    #[test]
+    fn connections_that_end_count() {
+        #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+        let start = Instant::now();
+        let (tag, later) = (ReactorTag::next(), start + 2 * GRACE);
+        let mut pending = PendingConnections::new(start);
+        let add = |pending: &mut PendingConnections, nth, from| {
+            let id = ConnectionId::new(tag, nth, 1);
+            (id, pending.add(id, host(from), start))
+        };
+        for nth in 0..8 {
+            let (_, place) = add(&mut pending, nth, 1);
+            pending.will_end(place);
+        }
+        for nth in 8..11 {
+            add(&mut pending, nth, 2);
+        }
+        assert_eq!(pending.gives_way(host(1)), None);
+        let (coming, place) = add(&mut pending, 11, 1);
+        assert_eq!(pending.gives_way(host(1)), None);
+        assert_eq!([2, 3].map(|from| pending.gives_way(host(from))), [Some(coming); 2]);
+        pending.saw(later);
+        assert_eq!([1, 2, 3].map(|from| pending.gives_way(host(from))), [Some(coming); 3]);
+        pending.remove(place);
+        assert_eq!(pending.gives_way(host(1)), None);
     }
 
     /// A model of a reactor with `places` slots for connections that are not up. A turn takes one millisecond.
