@@ -200,12 +200,6 @@ once_more_if_known() { # LOG
     [ -z "$defect" ] || once_more "$defect" "the guest's kernel has shown a known defect, $defect"
 }
 
-# Runs a step that has failed once more if siw has failed to answer a read (see README.md).
-once_more_if_unanswered() { # LOG
-    grep -q 'siw_qp_sq_process: proc\. read\.response failed: -14$' "$1" || return
-    once_more 'siw failed to answer a read' "siw has failed to answer a read"
-}
-
 section() { # TITLE FILE
     [ ! -s "$2" ] || { echo "vm: ---- $1 ----"; tr -d '\r' <"$2" | sed 's/\x1b\[[0-9;]*[A-Za-z]//g'; } >&2
 }
@@ -237,9 +231,13 @@ if [ -z "$complaints" ] && [ -z "${VM_DMESG_ALLOW:-}" ] && [ $(($(cat "$control/
     complaints="taint $(cat "$control/tainted")"
 fi
 
+# siw closes a connection if it fails to answer a read, and complains of nothing (see README.md).
+if [ -z "$complaints" ] && [ "$status" != 0 ] && grep -q 'siw_qp_sq_process: proc\. read\.response failed: -14$' "$control/dmesg"; then
+    once_more 'siw failed to answer a read' "siw has failed to answer a read"
+fi
+
 if [ -n "$complaints" ] || [ -s "$control/failed" ]; then
     once_more_if_known "$control/dmesg"
-    [ -n "$complaints" ] || once_more_if_unanswered "$control/dmesg"
     section "kernel log of the guest" "$control/dmesg"
     section "its processes" "$control/processes"
     section "serial output" "$control/serial"
@@ -248,5 +246,4 @@ if [ -n "$complaints" ] || [ -s "$control/failed" ]; then
     [ "$status" = 124 ] && exit 124
     exit 1
 fi
-[ "$status" = 0 ] || once_more_if_unanswered "$control/dmesg"
 exit "$status"
