@@ -188,7 +188,8 @@ impl ListenOptions {
     }
 
     /// Sets the number of connect requests that may wait until the reactor accepts them. The system refuses further requests
-    /// (`rdma_listen`(3), `listen`(2)). Default: 1,024.
+    /// (`rdma_listen`(3), `listen`(2)). Linux limits the number to `net.core.somaxconn` (4,096), and with devices to
+    /// `net.rdma_ucm.max_backlog` (1,024). Default: 4,096.
     #[must_use]
     pub const fn backlog(mut self, requests: u32) -> Self {
         self.path.backlog = requests;

@@ -128,7 +128,7 @@ impl PathOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenParam {
     /// The number of connect requests that may wait until the program accepts or rejects them. The system refuses
-    /// further requests (`rdma_listen`(3), `listen`(2)). The default is 1024.
+    /// further requests (`rdma_listen`(3), `listen`(2)). The default is 4096.
     pub backlog: u32,
     /// The type of service of incoming connections on iWARP, like [`PathOptions::type_of_service`]. It has no effect on
     /// InfiniBand and RoCE, where the peer's request sets the type of service of both directions.
@@ -142,7 +142,7 @@ pub struct ListenParam {
 
 impl Default for ListenParam {
     fn default() -> Self {
-        Self { backlog: 1024, type_of_service: None, ack_timeout: None, ipv6_only: None }
+        Self { backlog: 4096, type_of_service: None, ack_timeout: None, ipv6_only: None }
     }
 }
 

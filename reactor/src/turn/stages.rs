@@ -10,11 +10,13 @@ use crate::seam::poller::Edge;
 /// The largest number of connection-manager events that are handled in one turn. Device events have a separate limit of the same size.
 const EVENTS_PER_TURN: usize = 256;
 
+/// The largest number of these events that are connect requests, and the largest number of connect requests from other reactors that are
+/// handled in one turn. A request costs as much as many messages. With this limit, established connections, and handshakes that have
+/// begun, do not wait long beside peers that connect all the time.
+const REQUESTS_PER_TURN: usize = 8;
+
 /// The largest number of expired timers that are handled in one turn.
 const TIMERS_PER_TURN: usize = 1024;
-
-/// The largest number of connect requests from other reactors that are handled in one turn.
-const ARRIVALS_PER_TURN: usize = 256;
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs stages 4 to 6.
@@ -59,6 +61,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         // If an error or the limit ends this stage early, the flag for events stays set, so that the next turn handles the remaining
         // events.
         self.driver.note(Stages::EVENTS);
+        let mut requests = 0;
         for _ in 0..EVENTS_PER_TURN {
             match self.driver.next_cm()? {
                 CmStep::Nothing => {
@@ -66,11 +69,20 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                     return Ok(());
                 }
                 CmStep::Done => {}
-                CmStep::Request(request) => self.place(request),
+                CmStep::Request(request) => {
+                    self.place(request);
+                    requests += 1;
+                }
                 CmStep::Endpoint(number, cm, kind) => self.endpoints.cm_event(self.driver, number, cm, kind),
             }
             self.progressed = true;
             self.events();
+            if requests == REQUESTS_PER_TURN {
+                // Requests may arrive all the time, and device events must not wait for all of them.
+                self.devices();
+                self.driver.note(Stages::EVENTS);
+                break;
+            }
         }
         Ok(())
     }
@@ -142,7 +154,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Runs the last part of stage 9: connect requests from other reactors, commands of other threads, and the start of a drain.
     fn others(&mut self) {
-        let mut left = ARRIVALS_PER_TURN;
+        let mut left = REQUESTS_PER_TURN;
         while let Some(request) = self.driver.next_arrival(&mut left) {
             self.progressed = true;
             self.answer(request);

@@ -77,8 +77,10 @@ fn requests_that_are_taken_back_count_until_they_are_gone() {
 fn take_back(requests: usize, at_a_time: usize) {
     /// The number of buffers of one connection: 64 receives, 64 sends, and two for messages of the reactor.
     const BUFFERS: usize = 64 + 64 + 2;
+    /// The value of `max_pending`. It is small, because a server that accepts 8 requests per turn ends connections nearly as fast.
+    const SLOTS: usize = 128;
     let (fabric, attempts) = (network(3), Attempts::default());
-    let scarce = config().completions(|c| c.per_turn = 64);
+    let scarce = config().max_pending(SLOTS as u32).completions(|c| c.per_turn = 8);
     let mut nodes = [
         Node::new(reactor(0, &fabric, scarce), Box::<Attempts>::default()),
         Node::new(reactor(1, &fabric, config()), Box::new(attempts.clone())),
@@ -98,8 +100,11 @@ fn take_back(requests: usize, at_a_time: usize) {
         sockets.iter_mut().for_each(|socket| socket.send(frame.clone()));
         wait(MS);
         if round % 2 == 0 {
-            // The server runs one turn first, so that it has accepted some of the requests before they are cancelled.
-            step(&fabric, &mut nodes).expect("a turn");
+            // The server runs some turns first, so that it has accepted or refused many of the requests before they are cancelled. It never
+            // receives the others.
+            for _ in 0..30 {
+                step(&fabric, &mut nodes).expect("a turn");
+            }
         }
         sockets.iter_mut().for_each(|socket| socket.close(round % 3 > 0));
         wait(MS);
@@ -108,13 +113,13 @@ fn take_back(requests: usize, at_a_time: usize) {
             let stats = nodes[0].reactor.stats();
             let (current, buffers) = (stats.connections.current, stats.memory.pool_buffers);
             most = most.max(current);
-            assert!(current <= PLACES, "{current} connections in round {round}");
-            assert!(buffers <= 2 * PLACES * BUFFERS, "{buffers} buffers in round {round}");
+            assert!(current <= SLOTS, "{current} connections in round {round}");
+            assert!(buffers <= 2 * SLOTS * BUFFERS, "{buffers} buffers in round {round}");
         }
     }
     let stats = nodes[0].reactor.stats().connections;
     println!("{requests} requests, {at_a_time} at a time: {most} connections, {} refused", stats.refused);
-    assert!(stats.refused as usize > requests / 4 && stats.connected == 0, "{stats:?}");
+    assert!(most > SLOTS * 3 / 4 && stats.refused as usize > requests / 4 && stats.connected == 0, "{stats:?}");
     pass(&fabric, &mut nodes, 60_000 * MS);
     let stats = nodes[0].reactor.stats();
     assert_eq!(stats.connections.current, 0, "a minute later");
@@ -322,6 +327,35 @@ fn a_burst_of_one_host_is_served() {
     let stats = nodes[0].reactor.stats().connections;
     assert_eq!((stats.evicted, stats.connected), (0, attempts.up.borrow().len() as u64), "{stats:?}");
     assert!(stats.connected >= 1024, "{stats:?}");
+}
+
+/// A program that counts the connect requests of each turn.
+#[derive(Clone, Default)]
+struct CountsPerTurn(Rc<RefCell<BTreeMap<u64, usize>>>);
+
+impl Handler for CountsPerTurn {
+    fn on_connect_request(&mut self, cx: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
+        *self.0.borrow_mut().entry(cx.stats().turns.taken).or_default() += 1;
+        Decision::Accept
+    }
+}
+
+/// Requests that arrive together are handled in several turns, so that the messages of other connections do not wait for all of them.
+#[test]
+fn a_turn_has_few_connect_requests() {
+    const CLIENTS: usize = 200;
+    let (fabric, counts, attempts) = (network(2), CountsPerTurn::default(), Attempts::default());
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, config()), Box::new(counts.clone())),
+        Node::new(reactor(1, &fabric, config()), Box::new(attempts.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    for _ in 0..CLIENTS {
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    }
+    until(&fabric, &mut nodes, "all are up", |_| attempts.up.borrow().len() == CLIENTS);
+    let counts = counts.0.borrow();
+    assert_eq!((counts.values().sum::<usize>(), counts.values().max()), (CLIENTS, Some(&8)), "{counts:?}");
 }
 
 /// A program that takes some virtual time to decide about each connect request.

@@ -140,7 +140,9 @@ impl<N: Net> Iwarp<N> {
                     // The bytes behind the startup frame are not read yet. These bytes cause a new edge when the socket moves to the
                     // completion channel.
                     endpoint.closed |= ready.closed;
-                    self.advance(key, now);
+                    if !(ready.closed && self.is_taken_back(key)) {
+                        self.advance(key, now);
+                    }
                 }
                 None => {}
             },
@@ -406,6 +408,12 @@ impl<N: Net> Iwarp<N> {
                 log::debug!("{peer}: sent no MPA request in time");
                 if let Some(socket) = self.remove(key) {
                     self.close(socket, true);
+                }
+            }
+            EndpointState::Queued(asked, _) => {
+                let reply = startup::reject(asked, &[]);
+                if let Some(socket) = self.remove(key) {
+                    self.linger(socket, reply, now);
                 }
             }
             EndpointState::Offered(asked) => {

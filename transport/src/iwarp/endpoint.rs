@@ -13,7 +13,7 @@ use super::startup::{FrameReader, RequestTerms, StartupTerms};
 use super::transmit::Sent;
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
 use crate::mem::SendSlice;
-use crate::newcomers::Ticket;
+use crate::newcomers::{Host, Ticket};
 use crate::roce::id::DatagramId;
 use crate::shm::Segment;
 use crate::shm::link::Link;
@@ -58,6 +58,8 @@ pub(crate) enum EndpointState {
         peer: SocketAddr,
         ticket: Ticket,
     },
+    /// Passive side: the request waits until the program receives it.
+    Queued(RequestTerms, Host),
     /// Passive side: the program has the request and has not accepted or rejected it yet.
     Offered(RequestTerms),
     /// Active side: the program has not called `connect` yet, so there is no socket.
@@ -81,6 +83,7 @@ impl EndpointState {
         match self {
             Self::Listening(_) => "listening",
             Self::Requesting { .. } => "reading the request",
+            Self::Queued(..) => "with a request that waits",
             Self::Offered(_) => "waiting for accept or reject",
             Self::Resolved(_) => "resolved",
             Self::Connecting(..) | Self::Replying(..) | Self::SettingUp(_) => "connecting",
@@ -90,9 +93,14 @@ impl EndpointState {
         }
     }
 
+    /// Returns true if a peer has started a handshake of which the program was not notified.
+    pub(crate) const fn is_unknown(&self) -> bool {
+        matches!(self, Self::Requesting { .. } | Self::Queued(..))
+    }
+
     /// Returns true if this is the state of an unfinished handshake that a peer has started.
     pub(crate) const fn is_handshake(&self) -> bool {
-        matches!(self, Self::Requesting { .. } | Self::Offered(_))
+        self.is_unknown() || matches!(self, Self::Offered(_))
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use super::request_queue::RequestQueue;
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
 
@@ -16,6 +17,8 @@ pub(super) struct Handshakes {
     pub(super) unfinished: usize,
     /// The endpoints of half-open connections.
     pub(super) half_open: Newcomers<Key>,
+    /// The requests that the program has not received.
+    pub(super) requests: RequestQueue,
     /// A host with more half-open connections than the limit per host. `None` if no host exceeds the limit.
     pub(super) crowd: Option<Host>,
     /// The listeners that are paused because the limit of handshakes was reached.

@@ -41,13 +41,40 @@ impl<N: Net> Iwarp<N> {
                 }
             }
             more |= !self.handshakes.backlog.is_empty();
-            if !more && self.cm_events.is_empty() {
-                return Ok(None);
+            if self.cm_events.is_empty() {
+                // Edges are read before each request, so that the queue has the requests of all hosts, and none that was taken back.
+                if let Some(request) = self.next_request() {
+                    return Ok(Some(request));
+                }
+                if !more {
+                    return Ok(None);
+                }
             }
         }
         // Edges may remain unread. Wake the channel, so that the caller calls this function again.
         self.net.wake(NetChannel::Cm);
-        Ok(self.cm_events.pop_front())
+        Ok(self.cm_events.pop_front().or_else(|| self.next_request()))
+    }
+
+    /// Takes the next connect request from the queue.
+    fn next_request(&mut self) -> Option<CmEvent> {
+        let request = self.handshakes.requests.pop()?;
+        let CmId(key) = request.id;
+        if let Some(&EndpointState::Queued(asked, _)) = self.endpoints.get(key).map(|endpoint| &endpoint.state) {
+            self.transition(key, EndpointState::Offered(asked));
+        }
+        Some(request)
+    }
+
+    /// Removes a connection that its peer has reset, if the program was not notified of the connection. Returns true if the connection was
+    /// removed. The request of such a connection may still be readable, but an answer would reach nobody.
+    pub(super) fn is_taken_back(&mut self, key: Key) -> bool {
+        let Some(CmEndpoint { state, socket: Some(socket), .. }) = self.endpoints.get(key) else { return false };
+        let is_reset = state.is_unknown() && self.net.connected(*socket).is_err();
+        if is_reset {
+            self.drop_socket(key);
+        }
+        is_reset
     }
 
     /// Accepts connections from a listener, until no connection waits or a limit is reached.
@@ -193,7 +220,6 @@ impl<N: Net> Iwarp<N> {
             Judgement::Acceptable(asked) => {
                 let private_data = private_data.into();
                 let read_depth = asked.read_depth(self.config.read_depth);
-                self.transition(key, EndpointState::Offered(asked));
                 if self.endpoints.get(listener.0).is_none() {
                     let reply = startup::reject(&asked, &[]);
                     if let Some(socket) = self.remove(key) {
@@ -202,8 +228,11 @@ impl<N: Net> Iwarp<N> {
                     return;
                 }
                 self.set_deadline(key, Some(now + self.config.accept_timeout));
-                let device = DeviceId(0);
-                self.raise(key, CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth });
+                let (host, device) = (Host::of(peer.ip()), DeviceId(0));
+                self.transition(key, EndpointState::Queued(asked, host));
+                let kind = CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth };
+                self.handshakes.requests.push(host, CmEvent { id: CmId(key), kind });
+                self.wake_for_event();
             }
             Judgement::Refused(why, asked) => {
                 log::warn!("{peer}: rejected: {why}");

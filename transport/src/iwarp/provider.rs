@@ -249,13 +249,17 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Queues an event of the CM channel. Wakes the channel if no other event is queued and no call of [`Iwarp::next_event`] is in
-    /// progress.
+    /// Queues an event of the CM channel, and wakes the channel if necessary.
     pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
+        self.wake_for_event();
+        self.cm_events.push_back(CmEvent { id: CmId(key), kind });
+    }
+
+    /// Wakes the CM channel for an event, unless another event is queued or a call of [`Iwarp::next_event`] is in progress.
+    pub(super) fn wake_for_event(&mut self) {
         if self.cm_events.is_empty() && !self.call.within_cm {
             self.net.wake(NetChannel::Cm);
         }
-        self.cm_events.push_back(CmEvent { id: CmId(key), kind });
     }
 
     /// Changes the state of an endpoint, and updates the numbers of unfinished handshakes and of live connections. Returns the previous
@@ -272,6 +276,9 @@ impl<N: Net> Iwarp<N> {
         let setup = if leaves { endpoint.setup.take() } else { None };
         if let EndpointState::Requesting { ticket, .. } = &previous {
             self.handshakes.half_open.remove(*ticket);
+        }
+        if let EndpointState::Queued(_, host) = previous {
+            self.handshakes.requests.remove(host, CmId(key));
         }
         if previous.is_handshake() {
             self.resume();
@@ -291,7 +298,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     pub(super) fn endpoint(&self, id: CmId) -> Result<&CmEndpoint<N::Segment>> {
-        self.endpoints.get(id.0).filter(|e| !matches!(e.state, EndpointState::Requesting { .. })).ok_or(STALE_ID)
+        self.endpoints.get(id.0).filter(|e| !e.state.is_unknown()).ok_or(STALE_ID)
     }
 
     pub(super) fn is_device(device: DeviceId) -> Result<()> {
@@ -523,7 +530,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 return Err(TransportError::InvalidState { call: "disconnect", state: "listening" });
             }
             EndpointState::Datagram(_) => self.end_datagrams(key)?,
-            EndpointState::Requesting { .. } | EndpointState::Dead => {}
+            EndpointState::Requesting { .. } | EndpointState::Queued(..) | EndpointState::Dead => {}
             EndpointState::Live => self.end(key, DisconnectCause::Local, None, now),
             EndpointState::Offered(asked) => {
                 let reply = startup::reject(asked, &[]);

@@ -278,9 +278,7 @@ impl Net for TcpNet {
             // A listener at the IPv6 wildcard address also accepts IPv4, even if the system's default restricts such a listener to IPv6.
             socket.set_only_v6(*v6.ip() != Ipv6Addr::UNSPECIFIED)?;
         }
-        if let Some(size) = self.config.recv_buffer {
-            socket.set_recv_buffer_size(size)?;
-        }
+        self.tune(&socket)?;
         socket.bind(&SockAddr::from(address))?;
         socket.listen(i32::try_from(backlog.max(1)).unwrap_or(i32::MAX))?;
         self.add(socket, Interest::READABLE)
@@ -289,7 +287,15 @@ impl Net for TcpNet {
     fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)> {
         let (socket, peer) = self.socket(listener)?.accept()?;
         let peer = peer.as_socket().ok_or(io::ErrorKind::Unsupported)?;
+        // The peer may have reset the connection while the connection waited in the listener's queue. The request that the peer has sent
+        // before can still be read, so without this check, such a connection would cost as much as one that comes up.
+        if let Some(error) = socket.take_error()? {
+            log::debug!("{peer}: the connection has ended before it was accepted: {error}");
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         socket.set_nonblocking(true)?;
+        // On Linux, an accepted socket has the options of its listener.
+        #[cfg(not(target_os = "linux"))]
         self.tune(&socket)?;
         Ok((self.add(socket, Interest::READABLE | Interest::WRITABLE)?, peer))
     }
@@ -587,6 +593,29 @@ mod tests {
             let got = got.split(|&byte| byte == 0).next().unwrap();
             assert_eq!(got, expected.split(|&byte| byte == 0).next().unwrap(), "{setting:?}");
         }
+    }
+
+    #[test]
+    fn accepted_sockets_have_the_options_of_the_settings() {
+        let (keepalive, user_timeout, size) = (Duration::from_secs(33), Duration::from_millis(4321), 50_000);
+        let config = TcpConfig {
+            keepalive: Some(keepalive),
+            user_timeout: Some(user_timeout),
+            send_buffer: Some(size),
+            recv_buffer: Some(size),
+            ..TcpConfig::default()
+        };
+        let mut server = TcpNode::on(TcpNet::with_config(config).unwrap(), IwarpConfig::default());
+        let (id, _) = connect(&mut server, &mut TcpNode::new(IwarpConfig::default()));
+        let socket = server.iwarp.endpoints.get(id.0).and_then(|endpoint| endpoint.socket).unwrap();
+        let socket = &server.iwarp.net().sockets.get(socket.0).unwrap().socket;
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), keepalive);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(user_timeout));
+        // Linux doubles the size that a program sets.
+        let sizes = [socket.send_buffer_size().unwrap(), socket.recv_buffer_size().unwrap()];
+        assert!(sizes.iter().all(|&got| got >= size && got <= 2 * size), "{sizes:?}");
     }
 
     /// After each round, no socket of the connection is left. (The conformance suite also counts the descriptors of a process.)

@@ -517,3 +517,48 @@ fn progress_reports_connections_that_wait_behind_a_pause() {
     assert_eq!((iwarp.net().attempts, iwarp.handshakes.backlog.len()), (1 + ACCEPTS, 1));
     assert!(is_woken(&iwarp));
 }
+
+/// Connects sockets from a host. They send their requests, and the provider queues these.
+fn queued(bench: &mut Bench, address: SocketAddr, hosts: &[u8]) -> Vec<TcpStream> {
+    let mut peers: Vec<_> = hosts.iter().map(|&host| connect_from(host, address)).collect();
+    peers.iter_mut().for_each(|peer| peer.write_all(&request_v1()).unwrap());
+    until("all requests are queued", || {
+        bench.iwarp.collect(NetChannel::Cm, bench.now).unwrap();
+        let handshakes = &bench.iwarp.handshakes;
+        (handshakes.unfinished == hosts.len() && handshakes.half_open.is_empty()).then_some(())
+    });
+    peers
+}
+
+#[test]
+fn a_host_does_not_wait_for_all_requests_of_another() {
+    let (mut bench, _, address) = listening(IwarpConfig::default());
+    let hosts = [[1; 50].as_slice(), &[2]].concat();
+    let _peers = queued(&mut bench, address, &hosts);
+    bench.turn();
+    let came = bench.events.iter().position(|event| {
+        matches!(event.kind, CmEventKind::ConnectRequest { peer, .. } if peer.ip() == IpAddr::from([127, 0, 0, 2]))
+    });
+    assert_eq!((bench.events.len(), came), (hosts.len(), Some(1)));
+}
+
+#[test]
+fn a_request_that_is_taken_back_reaches_nobody() {
+    let (mut bench, _, address) = listening(IwarpConfig::default());
+    let reset = |peer: TcpStream| socket2::SockRef::from(&peer).set_linger(Some(Duration::ZERO)).unwrap();
+    // The first peer resets its connection before the provider accepts the connection, and the others when their requests are queued.
+    let mut early = connect_from(1, address);
+    early.write_all(&request_v1()).unwrap();
+    reset(early);
+    until("the other requests are queued", || {
+        bench.iwarp.collect(NetChannel::Cm, bench.now).unwrap();
+        (bench.iwarp.handshakes.unfinished == 0).then_some(())
+    });
+    queued(&mut bench, address, &[1; 5]).into_iter().for_each(reset);
+    until("the connections are gone", || {
+        bench.iwarp.collect(NetChannel::Cm, bench.now).unwrap();
+        (bench.iwarp.handshakes.unfinished == 0).then_some(())
+    });
+    bench.turn();
+    assert_eq!((bench.events.len(), bench.iwarp.endpoints.len()), (0, 1));
+}
