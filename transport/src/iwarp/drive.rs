@@ -140,7 +140,7 @@ impl<N: Net> Iwarp<N> {
                     // The bytes behind the startup frame are not read yet. These bytes cause a new edge when the socket moves to the
                     // completion channel.
                     endpoint.closed |= ready.closed;
-                    if !(ready.closed && self.is_taken_back(key)) {
+                    if !(ready.closed && self.drop_if_reset(key)) {
                         self.advance(key, now);
                     }
                 }

@@ -68,7 +68,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Removes a connection that its peer has reset, if the program was not notified of the connection. Returns true if the connection was
     /// removed. The request of such a connection may still be readable, but an answer would reach nobody.
-    pub(super) fn is_taken_back(&mut self, key: Key) -> bool {
+    pub(super) fn drop_if_reset(&mut self, key: Key) -> bool {
         let Some(CmEndpoint { state, socket: Some(socket), .. }) = self.endpoints.get(key) else { return false };
         let is_reset = state.is_unknown() && self.net.connected(*socket).is_err();
         if is_reset {
@@ -257,8 +257,10 @@ impl<N: Net> Iwarp<N> {
 
     /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or let linger.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
-        if let Some(EndpointState::Datagram(id)) = self.transition(key, EndpointState::Dead) {
-            self.release_datagram(key, *id);
+        match self.transition(key, EndpointState::Dead) {
+            Some(EndpointState::Datagram(id)) => self.release_datagram(key, *id),
+            Some(EndpointState::Queued(_, host)) => self.handshakes.requests.remove(host, CmId(key)),
+            _ => {}
         }
         let endpoint = self.endpoints.remove(key)?;
         self.cm_events.retain(|event| event.id != CmId(key));

@@ -277,9 +277,6 @@ impl<N: Net> Iwarp<N> {
         if let EndpointState::Requesting { ticket, .. } = &previous {
             self.handshakes.half_open.remove(*ticket);
         }
-        if let EndpointState::Queued(_, host) = previous {
-            self.handshakes.requests.remove(host, CmId(key));
-        }
         if previous.is_handshake() {
             self.resume();
         }
