@@ -13,8 +13,8 @@
 //! | `Joining` | violation | violation | violation | taken | violation |
 //! | `Ending` | taken | violation | taken | taken | taken |
 //! | `EndingJoining` | taken | violation | violation | taken | violation |
-//! | `Unopened` | taken | taken | violation | violation | violation |
-//! | `NeverUp` | taken | violation | violation | violation | violation |
+//! | `Unopened` | taken | taken | ignored | violation | violation |
+//! | `NeverUp` | taken | violation | ignored | violation | violation |
 //!
 //! A taken message is processed. Its payload may still be a violation. An ignored message is dropped without an effect.
 //!
@@ -93,8 +93,8 @@ pub(super) const fn admit(stage: Stage, kind: MessageKind) -> Admission {
         MessageKind::Credit => match stage {
             Up | Ending => Take,
             // A `Credit` message has no content except the grant in its header, and the grant was processed before the call of `admit`.
-            RequestedSecured | Proving | PeerDone | Proven | Refusing => Ignore,
-            Requested | Accepted | Joining | EndingJoining | Unopened | NeverUp => Violation,
+            RequestedSecured | Proving | PeerDone | Proven | Refusing | Unopened | NeverUp => Ignore,
+            Requested | Accepted | Joining | EndingJoining => Violation,
         },
         MessageKind::Fragment => match stage {
             Up | Joining | Ending | EndingJoining => Take,
@@ -188,8 +188,8 @@ mod tests {
         (Stage::Joining, "VVVVVVVVVVTVV"),
         (Stage::Ending, "TVTTTTTTTTTTT"),
         (Stage::EndingJoining, "VVVVVVVVVTTVV"),
-        (Stage::Unopened, "VTVVVVVVVTVVV"),
-        (Stage::NeverUp, "VVVVVVVVVTVVV"),
+        (Stage::Unopened, "VTIVVVVVVTVVV"),
+        (Stage::NeverUp, "VVIVVVVVVTVVV"),
     ];
 
     #[derive(Debug)]
