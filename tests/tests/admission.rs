@@ -149,6 +149,74 @@ fn an_answer_that_does_not_come_ends_the_attempt() {
     }
 }
 
+/// A program that answers for all its peers at the same time, when it was asked for `wanted` of them.
+#[derive(Clone)]
+struct Together {
+    wanted: usize,
+    seen: Rc<RefCell<Seen>>,
+}
+
+impl Handler for Together {
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
+        let mut seen = self.seen.borrow_mut();
+        seen.asked.push(conn);
+        cx.postpone_judgement(conn);
+        if seen.asked.len() == self.wanted {
+            cx.set_timer(WAIT, 0);
+        }
+        Ok(())
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let mut seen = self.seen.borrow_mut();
+        let answered = seen.asked.iter().map(|conn| cx.judge(*conn, Ok(()))).collect();
+        seen.answered = answered;
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let mut seen = self.seen.borrow_mut();
+        seen.up.push(conn);
+        let early = cx.connection_ids().find(|conn| !seen.up.contains(conn));
+        assert_eq!(early, None, "it has not had its on_connect");
+        for other in seen.asked.iter().filter(|other| !seen.up.contains(other)) {
+            cx.flush(*other);
+            assert_eq!((cx.buffer_size(*other), cx.writable(*other)), (None, 0), "{other}");
+            assert!(cx.send(*other, b"early").is_err(), "{other}");
+        }
+        cx.send(conn, b"hello").expect("room");
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        self.seen.borrow_mut().messages += 1;
+    }
+}
+
+/// Connections whose last handshake messages are sent at the same time come up sequentially: none can be used before its own
+/// `on_connect`.
+#[test]
+fn connections_that_come_up_together_come_up_in_turn() {
+    const WANTED: usize = 5;
+    for mode in MODES {
+        for late in [SERVER, CLIENT] {
+            let (fabric, config) = (network(2), Config::default().security(security(mode)));
+            let (together, side) = (Together { wanted: WANTED, seen: Rc::default() }, Side::new(None));
+            let mut nodes = [SERVER, CLIENT].map(|node| {
+                let program: Box<dyn Handler> =
+                    if node == late { Box::new(together.clone()) } else { Box::new(side.clone()) };
+                Node::new(reactor(node, &fabric, config.clone()), program)
+            });
+            nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+            for _ in 0..WANTED {
+                nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
+            }
+            until(&fabric, &mut nodes, "a message on each", |_| {
+                [&together.seen, &side.seen].iter().all(|seen| seen.borrow().messages == WANTED)
+            });
+            assert_eq!(together.seen.borrow().answered, [true; WANTED], "{mode:?}, late: {late}");
+        }
+    }
+}
+
 /// A server that corks each connection before it is up.
 struct Corks;
 

@@ -135,4 +135,10 @@ impl Effects {
             None => self.events.pop_front(),
         }
     }
+
+    /// Returns true if the callback for a new connection is pending.
+    #[inline]
+    pub(crate) fn has_connected(&self) -> bool {
+        !self.events.is_empty() && self.events.iter().any(|(_, event)| matches!(event, Event::Connected))
+    }
 }

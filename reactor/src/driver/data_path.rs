@@ -97,33 +97,41 @@ impl Driver {
 
     // Posting.
 
-    /// Posts the work requests that connections have collected in this turn.
+    /// Posts the work requests that connections have collected in this turn. Returns true if a connection has come up, because its last
+    /// handshake message was sent. Then the flush is not complete: the caller makes the callbacks, and calls this function again.
     #[inline]
-    pub(crate) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) -> bool {
         if self.config.shared_receives.is_some() {
             self.devices.settle_shared(&mut self.providers);
         }
         match self.effects.to_post[..] {
-            [] => {}
+            [] => false,
             [only] => {
                 self.effects.to_post.clear();
                 self.post(only, true);
                 self.act();
+                self.effects.has_connected()
             }
             _ => self.post_all(),
         }
     }
 
-    /// Posts the collected work requests of all connections in the list `to_post`.
-    fn post_all(&mut self) {
+    /// Posts the collected work requests of the connections in the list `to_post`, until a connection comes up. A callback of another
+    /// connection must not use this connection before its `on_connect`. Returns true if a connection has come up.
+    fn post_all(&mut self) -> bool {
         let mut list = std::mem::take(&mut self.effects.to_post);
-        list.drain(..).for_each(|id| self.post(id, true));
-        if self.effects.to_post.is_empty() {
-            // The emptied list is put back, so that its allocation is reused. Otherwise memory was released while the connections were
-            // posted, and `ask_for_memory` has marked connections that wait for it. The next flush posts these.
-            self.effects.to_post = list;
+        let mut posted = 0;
+        while posted < list.len() && !self.effects.has_connected() {
+            self.post(list[posted], true);
+            posted += 1;
         }
+        list.drain(..posted);
+        // The list is put back, so that its allocation is reused. If memory was released while the connections were posted,
+        // `ask_for_memory` has marked connections that wait for it. The next flush posts these.
+        list.append(&mut self.effects.to_post);
+        self.effects.to_post = list;
         self.act();
+        self.effects.has_connected()
     }
 
     /// Posts the collected work requests of a connection. If the sends carry a grant for new receives, the receives are posted before the
@@ -171,7 +179,8 @@ impl Driver {
     /// Posts the collected sends of a connection now, without waiting for the end of the turn.
     pub(crate) fn post_sends_of(&mut self, id: ConnectionId) {
         if let Some((slot, mut env, provider)) = self.at_with_provider(id) {
-            if let Some(qp) = slot.link.qp {
+            // A handshake that ends here would bring the connection up within a callback.
+            if let Some(qp) = slot.link.qp.filter(|_| slot.conn.state().is_announced()) {
                 slot.conn.uncork();
                 if let Err(error) = post_sends(slot, &mut env, provider, qp) {
                     log::warn!("{id}: posting failed: {error}");

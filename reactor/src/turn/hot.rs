@@ -22,6 +22,8 @@ impl<M> Reactor<M> {
         let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
         // Posts the work requests that the program has queued outside of a turn. The reactor must not sleep before that.
         delivery.flush();
+        // A turn that has made a callback does not sleep.
+        let timeout = if delivery.progressed { Some(Duration::ZERO) } else { timeout };
         // Stages 1 to 3: poll without sleeping, arm the completion queues, and sleep.
         self.idle_wait.wait(delivery.driver, timeout)?;
         if delivery.driver.is_due() {
@@ -154,7 +156,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Posts the collected work requests of all connections and endpoints.
     #[inline]
     pub(super) fn flush(&mut self) {
-        self.driver.flush();
+        while self.driver.flush() {
+            self.events();
+        }
         self.endpoints.flush(self.driver);
     }
 }

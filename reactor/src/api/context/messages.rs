@@ -319,7 +319,7 @@ impl Context<'_> {
 
     /// Posts the accepted sends of a connection immediately, and not only at the end of the turn. Also ends
     /// [`Context::cork`]. This call costs one doorbell. Use this for sends that cannot wait until a long callback
-    /// returns. Ignored if the connection does not exist any more.
+    /// returns. Ignored before `on_connect`, and if the connection does not exist any more.
     pub fn flush(&mut self, conn: ConnectionId) {
         self.driver.post_sends_of(conn);
     }
