@@ -12,6 +12,7 @@ use rdma_reactor::{
 use rdma_reactor_tests::conformance::harness::at_home;
 use rdma_reactor_tests::identities::security;
 use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
+use rdma_reactor_tests::sim::path::LateDevice;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, step, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
@@ -320,6 +321,27 @@ fn a_path_that_dies_in_a_handshake_leaves_nothing() {
                 assert_eq!(ends[1], 1, "{mode:?}, {moment} ns: {:?}", world.books);
                 assert_eq!(ends[0], up[0], "{mode:?}, {moment} ns: {:?}", world.books);
                 world.check(&[0, 1]);
+            }
+        }
+    }
+}
+
+/// A device may withhold the first frames of a connection until a later frame arrives, as siw does on a busy machine. The connection comes
+/// up on the passive side soon after the device listens to it: at the latest after twice this time and 100 ms.
+#[test]
+fn a_device_that_listens_late_delays_a_connection_and_does_not_end_it() {
+    for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
+        for traffic in [Traffic::Idle, Traffic::Echoes] {
+            for late in [0, 1, 90, 110, 310, 450, 1_000, 1_900, 3_000] {
+                let mut world = World::new(traffic, &Config::default().security(security(mode)));
+                lock(&world.fabric).late_device = Some(LateDevice::new(late * MS));
+                let World { fabric, nodes, books } = &mut world;
+                let what = format!("{mode:?}, {traffic:?}, {late} ms late");
+                until(fabric, nodes, &what, |_| books.iter().all(|book| book.borrow().up == 1));
+                let (now, longest) = (world.now(), 2 * late + 110);
+                assert!(now <= longest * MS, "{what}: up after {now} ns");
+                world.pass(20_000 * MS);
+                assert_eq!(world.ends(), [0, 0], "{what}");
             }
         }
     }

@@ -63,11 +63,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "features that both sides have on their own",
     ),
     ("RegionOptions", &["any_peer", "direct"], "wishes of the program"),
-    (
-        "Keepalive",
-        &["nudges", "owes_ping", "owes_pong"],
-        "this side may owe the peer a ping and a pong at the same time",
-    ),
+    ("Keepalive", &["owes_ping", "owes_pong"], "this side may owe the peer a ping and a pong at the same time"),
     (
         "SendQueueEntry",
         &["quiet", "answered"],

@@ -127,6 +127,12 @@ impl ReceiveWindow {
         true
     }
 
+    /// Returns true if a message has arrived.
+    #[must_use]
+    pub(crate) const fn has_received(&self) -> bool {
+        self.received > 0
+    }
+
     /// Returns the number of messages that the peer may still send.
     #[must_use]
     pub(crate) const fn left(&self) -> u32 {

@@ -1,7 +1,7 @@
 //! The outputs of a connection: callbacks for the program, and actions for the driver.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::slab::Key;
@@ -86,6 +86,8 @@ pub(crate) enum Action {
     LookBy(Instant),
     /// Call [`super::Connection::lists_due`] at this time. A call that was scheduled before is cancelled.
     ListsBy(Instant),
+    /// Call [`super::Connection::nudge`] after this time.
+    Nudge(Duration),
     /// Disconnect, so that the device flushes the queues of the queue pair, and wait for the flushed completions.
     Flush,
     /// Add the connection to the list of ending connections.

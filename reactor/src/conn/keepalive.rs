@@ -3,10 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-/// The time after which the active side sends one early ping if the peer sends nothing after the hello. The siw driver of Linux may
-/// withhold the first frame of a connection until a second frame arrives.
-const NUDGE: Duration = Duration::from_millis(100);
-
 /// The time until the next check of a peer that has exceeded its timeout but may have sent something that was not processed yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -22,12 +18,8 @@ pub(crate) struct Patience {
 /// The state of the pings to one peer. The time of the peer's last sign of life is in the `Connection`.
 #[derive(Debug)]
 pub(crate) struct Keepalive {
-    /// The time at which the connection came up.
-    since: Instant,
     /// The time of the last ping. `None` if the peer has answered it, or none was sent.
     asked: Option<Instant>,
-    /// True if an early ping will be sent, unless a message of the peer arrives first.
-    nudges: bool,
     /// True if a ping must be sent.
     pub(crate) owes_ping: bool,
     /// True if a pong must be sent.
@@ -46,23 +38,13 @@ pub(crate) enum Verdict {
 }
 
 impl Keepalive {
-    pub(crate) const fn new(now: Instant) -> Self {
-        Self { since: now, asked: None, nudges: false, owes_ping: false, owes_pong: false }
-    }
-
-    /// Notes that the connection is up. Returns the time of the first check.
-    pub(crate) fn start(&mut self, now: Instant, active: bool, patience: &Patience) -> Instant {
-        self.since = now;
-        self.nudges = active;
-        now + if active { patience.interval.min(NUDGE) } else { patience.interval }
+    pub(crate) const fn new() -> Self {
+        Self { asked: None, owes_ping: false, owes_pong: false }
     }
 
     /// Judges the silence of a peer whose last sign of life was at `heard`. `caught_up` is true if the reactor has processed everything
     /// that the peer has sent.
     pub(crate) fn check(&mut self, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
-        if std::mem::take(&mut self.nudges) && heard <= self.since {
-            self.owes_ping = true;
-        }
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
@@ -106,8 +88,7 @@ mod tests {
     #[test]
     fn a_silent_peer_is_asked_and_given_up_on_time() {
         let t0 = start();
-        let mut peer = Keepalive::new(t0);
-        assert_eq!(peer.start(t0, false, &PATIENCE), t0 + s(5));
+        let mut peer = Keepalive::new();
         let heard = t0 + s(1);
         assert_eq!(peer.check(t0 + s(5), heard, true, &PATIENCE), Verdict::Wait(t0 + s(6)));
         assert!(!peer.owes_ping);
@@ -121,8 +102,7 @@ mod tests {
     #[test]
     fn a_peer_that_answers_is_asked_again_in_the_next_silence() {
         let t0 = start();
-        let mut peer = Keepalive::new(t0);
-        peer.start(t0, false, &PATIENCE);
+        let mut peer = Keepalive::new();
         peer.check(t0 + s(5), t0, true, &PATIENCE);
         assert!(std::mem::take(&mut peer.owes_ping));
         assert_eq!(peer.check(t0 + s(10), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(11)));
@@ -135,8 +115,7 @@ mod tests {
     #[test]
     fn an_answer_at_the_time_of_the_question_counts() {
         let t0 = start();
-        let mut peer = Keepalive::new(t0);
-        peer.start(t0, false, &PATIENCE);
+        let mut peer = Keepalive::new();
         peer.check(t0 + s(5), t0, true, &PATIENCE);
         assert!(std::mem::take(&mut peer.owes_ping));
         let heard = t0 + s(5);
@@ -147,8 +126,7 @@ mod tests {
     #[test]
     fn a_side_that_was_away_itself_gives_time_to_answer() {
         let t0 = start();
-        let mut peer = Keepalive::new(t0);
-        peer.start(t0, false, &PATIENCE);
+        let mut peer = Keepalive::new();
         assert_eq!(peer.check(t0 + s(60), t0, true, &PATIENCE), Verdict::Wait(t0 + s(65)));
         assert!(peer.owes_ping);
         assert_eq!(peer.check(t0 + s(65), t0, true, &PATIENCE), Verdict::Wait(t0 + s(70)));
@@ -158,25 +136,10 @@ mod tests {
     #[test]
     fn no_verdict_while_something_is_left_to_look_at() {
         let t0 = start();
-        let mut peer = Keepalive::new(t0);
-        peer.start(t0, false, &PATIENCE);
+        let mut peer = Keepalive::new();
         peer.check(t0 + s(5), t0, true, &PATIENCE);
         let Verdict::Suspect(again) = peer.check(t0 + s(15), t0, false, &PATIENCE) else { panic!("a verdict") };
         assert!(again > t0 + s(15) && again < t0 + s(16));
         assert_eq!(peer.check(again, t0, true, &PATIENCE), Verdict::Lost);
-    }
-
-    #[test]
-    fn an_active_side_asks_early_once_if_it_hears_nothing() {
-        let t0 = start();
-        for (heard, asks) in [(t0, true), (t0 + Duration::from_millis(1), false)] {
-            let mut peer = Keepalive::new(t0);
-            let first = peer.start(t0, true, &PATIENCE);
-            assert_eq!(first, t0 + NUDGE);
-            assert_eq!(peer.check(first, heard, true, &PATIENCE), Verdict::Wait(heard + s(5)));
-            assert_eq!(std::mem::take(&mut peer.owes_ping), asks);
-            peer.check(t0 + s(4), heard, true, &PATIENCE);
-            assert!(!peer.owes_ping);
-        }
     }
 }

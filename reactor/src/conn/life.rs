@@ -196,10 +196,11 @@ impl Connection {
                     self.want(env, Action::Settled);
                 }
                 let first = match self.framing {
-                    Framing::Credits => Some(self.keepalive.start(env.now, self.is_active(), &env.config.patience())),
+                    Framing::Credits => Some(env.now + env.config.patience().interval),
                     Framing::Raw => None,
                 };
                 self.want(env, Action::Deadline(first));
+                self.nudge_later(env);
                 self.mark(env);
             }
         }

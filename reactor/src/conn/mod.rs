@@ -25,6 +25,7 @@ mod incoming;
 pub(crate) mod keepalive;
 pub(crate) mod life;
 pub(crate) mod list;
+mod nudge;
 pub(crate) mod recv_queue;
 pub(crate) mod securing;
 pub(crate) mod send_queue;
@@ -223,7 +224,7 @@ impl Connection {
             receives: RecvQueue::none(),
             refused: None,
             transfers: Transfers::default(),
-            keepalive: Keepalive::new(now),
+            keepalive: Keepalive::new(),
             stalled: Duration::ZERO,
             user: 0,
             peer: Box::new(Peer { address: peer, listener: None, private_data: Vec::new(), security, identity: None }),

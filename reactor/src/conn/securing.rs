@@ -42,6 +42,7 @@ impl Connection {
             Ok(handshake) => {
                 if self.state.secure(handshake, outbox) {
                     self.mark(env);
+                    self.nudge_later(env);
                 }
             }
             Err(error) => self.refuse_peer(error, "the settings of the peer cannot be used", env),

@@ -461,6 +461,9 @@ impl Driver {
             *budget -= 1;
             match due {
                 TimerPurpose::Connection(id) => self.connection_due(id),
+                TimerPurpose::Nudge(id, waited) => {
+                    self.input(id, |conn, env| conn.nudge(waited, env));
+                }
                 TimerPurpose::Lists(id) => self.lists_due(id),
                 TimerPurpose::Close(id) => self.close_due(id),
                 TimerPurpose::Region(key) => self.end_rights(key),

@@ -16,6 +16,7 @@ use rdma_transport::slab::{Key, Slab};
 use super::hardware::Hardware;
 use super::local::View;
 use super::middleman::Middleman;
+use super::path::LateDevice;
 use super::rng::Rng;
 use super::swarm::{Fault, FaultOptions, MS, NetOptions};
 use super::tcp::{Kind, Pipe, Socket};
@@ -193,6 +194,8 @@ pub struct Fabric {
     pub toll: u64,
     /// An attacker between node 0 and node 1, if there is one.
     pub middleman: Option<Middleman>,
+    /// The device of node 0, if it listens late to the frames of a new connection.
+    pub late_device: Option<LateDevice>,
     /// True if the hardware may fail to report a disconnect.
     pub forgetful: bool,
     /// The keepalive time of each node, in ns, for simulated devices that detect only by complete messages that a peer is alive. The list
@@ -254,6 +257,7 @@ impl Fabric {
             calm: false,
             toll: 0,
             middleman: None,
+            late_device: None,
             forgetful: false,
             slow_to_hear: Vec::new(),
             trace,

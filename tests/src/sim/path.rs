@@ -57,3 +57,34 @@ impl Fabric {
         self.is_silent(one, other) || self.is_silent(other, one)
     }
 }
+
+/// A device of node 0 that accepts a connection, and listens to its frames only some time later, like siw. Frames that arrive meanwhile
+/// stay in the socket until another one arrives.
+#[derive(Debug)]
+pub struct LateDevice {
+    /// The time from the reply to the connect request until the device listens, in ns.
+    listens_after: u64,
+    replied: Option<u64>,
+    unnoticed: Vec<u8>,
+}
+
+impl LateDevice {
+    /// Creates a device that listens `listens_after` ns after it has replied to the connect request.
+    #[must_use]
+    pub const fn new(listens_after: u64) -> Self {
+        Self { listens_after, replied: None, unnoticed: Vec::new() }
+    }
+
+    /// Returns the bytes that arrive now, because node `from` sends `octets`.
+    pub(super) fn pass(&mut self, from: usize, now: u64, octets: Vec<u8>) -> Vec<u8> {
+        if from == 0 {
+            self.replied.get_or_insert(now);
+            return octets;
+        }
+        self.unnoticed.extend_from_slice(&octets);
+        match self.replied {
+            Some(at) if now < at + self.listens_after => Vec::new(),
+            _ => std::mem::take(&mut self.unnoticed),
+        }
+    }
+}

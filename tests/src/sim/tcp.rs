@@ -345,6 +345,9 @@ impl Fabric {
         if let Some(middleman) = &mut self.middleman {
             bytes = middleman.pass(node, &bytes);
         }
+        if let Some(device) = &mut self.late_device {
+            bytes = device.pass(node, self.now, bytes);
+        }
         self.transmit(pipe, bytes);
         self.work(node, n);
         Ok(n)

@@ -1,0 +1,52 @@
+//! Early messages of the active side to a peer that has sent nothing yet.
+//!
+//! The siw driver of Linux may miss the first frames of a connection: those that arrive after it has replied to the connect request, and
+//! before it handles the frames of the connection. They stay in the socket until another frame arrives. On a busy machine this takes long.
+//! So the active side sends a further message after [`FIRST`], and more after twice the time each, until the peer has sent a message or the
+//! keepalive begins.
+
+use std::time::Duration;
+
+use super::credit::may_control;
+use super::effects::Action;
+use super::frame::MessageKind;
+use super::state::State;
+use super::{Connection, Env};
+use crate::config::Framing;
+
+/// The time until the first early message.
+const FIRST: Duration = Duration::from_millis(100);
+
+impl Connection {
+    /// Schedules the first early message, after the first message of the active side. The passive side sends none.
+    pub(super) fn nudge_later(&self, env: &mut Env<'_>) {
+        if self.is_active() && self.framing == Framing::Credits && !self.rx.has_received() {
+            self.want(env, Action::Nudge(FIRST));
+        }
+    }
+
+    /// Sends an early message, unless the peer has sent something, and schedules the next one. `waited` is the time since the previous
+    /// message. On a connection that is up, the message is a ping. During the handshake, it is a grant, which is allowed there.
+    pub(crate) fn nudge(&mut self, waited: Duration, env: &mut Env<'_>) {
+        if self.rx.has_received() {
+            return;
+        }
+        match self.state {
+            State::Open => {
+                self.keepalive.owes_ping = true;
+                self.mark(env);
+            }
+            State::Securing(_) => {
+                if may_control(&self.tx, &self.rx) && self.sends.has_control_room() {
+                    env.stats.messages.credit_updates += 1;
+                    self.push_control(MessageKind::Credit, &[], None, env);
+                }
+            }
+            _ => return,
+        }
+        let next = waited * 2;
+        if next < env.config.timeouts.keepalive_interval {
+            self.want(env, Action::Nudge(next));
+        }
+    }
+}
