@@ -17,17 +17,20 @@ use crate::config::Framing;
 /// The time until the first early message.
 const FIRST: Duration = Duration::from_millis(100);
 
+/// The largest number of early messages. The last one is sent after some 7 minutes.
+const MOST: u8 = 12;
+
 impl Connection {
     /// Schedules the first early message, after the first message of the active side. The passive side sends none.
     pub(super) fn nudge_later(&self, env: &mut Env<'_>) {
         if self.is_active() && self.framing == Framing::Credits && !self.rx.has_received() {
-            self.want(env, Action::Nudge(FIRST));
+            self.want(env, Action::Nudge(FIRST, 0));
         }
     }
 
-    /// Sends an early message, unless the peer has sent something, and schedules the next one. `waited` is the time since the previous
-    /// message. On a connection that is up, the message is a ping. During the handshake, it is a grant, which is allowed there.
-    pub(crate) fn nudge(&mut self, waited: Duration, env: &mut Env<'_>) {
+    /// Sends an early message, unless the peer has sent something, and schedules the next one. `earlier` is the number of earlier ones. On
+    /// a connection that is up, the message is a ping. During the handshake, it is a grant, which is allowed there.
+    pub(crate) fn nudge(&mut self, earlier: u8, env: &mut Env<'_>) {
         if self.rx.has_received() {
             return;
         }
@@ -44,9 +47,10 @@ impl Connection {
             }
             _ => return,
         }
-        let next = waited * 2;
-        if next < env.config.timeouts.keepalive_interval {
-            self.want(env, Action::Nudge(next));
+        let sent = earlier + 1;
+        let next = FIRST * (1 << sent);
+        if sent < MOST && next < env.config.timeouts.keepalive_interval {
+            self.want(env, Action::Nudge(next, sent));
         }
     }
 }

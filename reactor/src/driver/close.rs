@@ -461,8 +461,8 @@ impl Driver {
             *budget -= 1;
             match due {
                 TimerPurpose::Connection(id) => self.connection_due(id),
-                TimerPurpose::Nudge(id, waited) => {
-                    self.input(id, |conn, env| conn.nudge(waited, env));
+                TimerPurpose::Nudge(id, earlier) => {
+                    self.input(id, |conn, env| conn.nudge(earlier, env));
                 }
                 TimerPurpose::Lists(id) => self.lists_due(id),
                 TimerPurpose::Close(id) => self.close_due(id),

@@ -97,28 +97,33 @@ impl Driver {
 
     // Posting.
 
-    /// Posts the work requests that connections have collected in this turn. Returns true if a connection has come up, because its last
-    /// handshake message was sent. Then the flush is not complete: the caller makes the callbacks, and calls this function again.
+    /// Posts the work requests that connections have collected in this turn, or a part of them: see [`Driver::has_connected`].
     #[inline]
-    pub(crate) fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) {
         if self.config.shared_receives.is_some() {
             self.devices.settle_shared(&mut self.providers);
         }
         match self.effects.to_post[..] {
-            [] => false,
+            [] => {}
             [only] => {
                 self.effects.to_post.clear();
                 self.post(only, true);
                 self.act();
-                self.effects.has_connected()
             }
             _ => self.post_all(),
         }
     }
 
-    /// Posts the collected work requests of the connections in the list `to_post`, until a connection comes up. A callback of another
-    /// connection must not use this connection before its `on_connect`. Returns true if a connection has come up.
-    fn post_all(&mut self) -> bool {
+    /// Returns true if a connection has come up, and its `on_connect` was not called yet. A connection may come up in a flush, which sends
+    /// its last handshake message. Then the flush ends there, because a callback of another connection must not use this connection before
+    /// its `on_connect`. The caller makes the callbacks, and flushes again.
+    #[inline]
+    pub(crate) fn has_connected(&self) -> bool {
+        self.effects.has_connected()
+    }
+
+    /// Posts the collected work requests of the connections in the list `to_post`, until one of them comes up.
+    fn post_all(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
         let mut posted = 0;
         while posted < list.len() && !self.effects.has_connected() {
@@ -131,7 +136,6 @@ impl Driver {
         list.append(&mut self.effects.to_post);
         self.effects.to_post = list;
         self.act();
-        self.effects.has_connected()
     }
 
     /// Posts the collected work requests of a connection. If the sends carry a grant for new receives, the receives are posted before the

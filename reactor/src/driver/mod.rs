@@ -70,8 +70,8 @@ pub(crate) enum TimerPurpose {
     Program(u64),
     /// The timeout of a connection.
     Connection(ConnectionId),
-    /// The time to send an early message on a connection whose peer has sent nothing, and the time since the previous message.
-    Nudge(ConnectionId, Duration),
+    /// The time to send an early message on a connection whose peer has sent nothing, and the number of earlier ones.
+    Nudge(ConnectionId, u8),
     /// The deadline of a connection's lists.
     Lists(ConnectionId),
     /// The end of the time within which the program must close a connection.
@@ -308,8 +308,8 @@ impl Driver {
                 Action::Deadline(at) => self.set_deadline(id, at),
                 Action::LookBy(at) => self.look_by(id, at),
                 Action::ListsBy(at) => self.watch_lists(id, at),
-                Action::Nudge(after) => {
-                    self.timers.insert(self.now + after, TimerPurpose::Nudge(id, after));
+                Action::Nudge(after, earlier) => {
+                    self.timers.insert(self.now + after, TimerPurpose::Nudge(id, earlier));
                 }
                 Action::Flush => self.begin_flush(id),
                 Action::Ending => self.watch_end(id),

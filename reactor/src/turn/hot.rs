@@ -156,9 +156,19 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Posts the collected work requests of all connections and endpoints.
     #[inline]
     pub(super) fn flush(&mut self) {
-        while self.driver.flush() {
-            self.events();
+        self.driver.flush();
+        if self.driver.has_connected() {
+            self.connections_of_the_flush();
         }
         self.endpoints.flush(self.driver);
+    }
+
+    /// Makes the callbacks for connections that have come up in a flush, and flushes again.
+    #[cold]
+    fn connections_of_the_flush(&mut self) {
+        while self.driver.has_connected() {
+            self.events();
+            self.driver.flush();
+        }
     }
 }

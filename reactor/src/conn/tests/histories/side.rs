@@ -115,8 +115,8 @@ pub(super) struct Side {
     pub(super) stats: Stats,
     pub(super) now: Instant,
     pub(super) deadline: Option<Instant>,
-    /// The time of the next early message, and the time since the previous one.
-    nudge: Option<(Instant, Duration)>,
+    /// The time of the next early message, and the number of earlier ones.
+    nudge: Option<(Instant, u8)>,
     pub(super) device: DeviceModel,
     /// The number of buffers that the connection and the shared queue may use.
     pub(super) promised: usize,
@@ -318,7 +318,7 @@ impl Side {
             }
             Action::Settled => self.settled += 1,
             Action::Discard(region) => drop(region),
-            Action::Nudge(after) => self.nudge = Some((self.now + after, after)),
+            Action::Nudge(after, earlier) => self.nudge = Some((self.now + after, earlier)),
             Action::ListsBy(_) => panic!("no list has a deadline"),
             Action::Ending | Action::Invalidated { .. } | Action::Unused(_) | Action::NoMemory | Action::Ring => {}
         }
@@ -461,8 +461,8 @@ impl Side {
     /// Advances the time. Then handles the timer of the connection, if it has expired.
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
-        if let Some((_, waited)) = self.nudge.take_if(|(at, _)| *at <= self.now) {
-            self.tell(|conn, env| conn.nudge(waited, env));
+        if let Some((_, earlier)) = self.nudge.take_if(|(at, _)| *at <= self.now) {
+            self.tell(|conn, env| conn.nudge(earlier, env));
         }
         if self.deadline.is_none_or(|at| at > self.now) {
             return;
