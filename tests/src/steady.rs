@@ -364,6 +364,13 @@ impl Steady {
             steady.turn();
         }
         if work == Work::Timer {
+            // An early message to a silent peer has a timer of its own. It expires for the last time 300 ms after the connection came up.
+            let end = steady.client.0.context().now() + Duration::from_millis(400);
+            while steady.client.0.context().now() < end {
+                for (reactor, program) in [&mut steady.client, &mut steady.server] {
+                    turn(reactor, program);
+                }
+            }
             steady.client.0.context().set_timer(Duration::ZERO, 0);
         }
         steady

@@ -86,7 +86,7 @@ pub(crate) enum Action {
     LookBy(Instant),
     /// Call [`super::Connection::lists_due`] at this time. A call that was scheduled before is cancelled.
     ListsBy(Instant),
-    /// Call [`super::Connection::nudge`] after this time, with this number.
+    /// Call [`super::Connection::nudge`] after this time, with the number of messages that it has sent so far.
     Nudge(Duration, u8),
     /// Disconnect, so that the device flushes the queues of the queue pair, and wait for the flushed completions.
     Flush,

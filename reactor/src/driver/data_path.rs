@@ -114,6 +114,12 @@ impl Driver {
         }
     }
 
+    /// Returns true if [`Driver::flush`] may have something to do.
+    #[inline]
+    pub(crate) fn has_to_flush(&self) -> bool {
+        !self.effects.to_post.is_empty() || self.config.shared_receives.is_some()
+    }
+
     /// Returns true if a connection has come up, and its `on_connect` was not called yet. A connection may come up in a flush, which sends
     /// its last handshake message. Then the flush ends there, because a callback of another connection must not use this connection before
     /// its `on_connect`. The caller makes the callbacks, and flushes again.

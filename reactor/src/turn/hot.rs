@@ -154,18 +154,17 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     }
 
     /// Posts the collected work requests of all connections and endpoints.
-    #[inline]
+    #[inline(always)]
     pub(super) fn flush(&mut self) {
-        self.driver.flush();
-        if self.driver.has_connected() {
-            self.connections_of_the_flush();
+        if self.driver.has_to_flush() {
+            self.flush_connections();
         }
         self.endpoints.flush(self.driver);
     }
 
-    /// Makes the callbacks for connections that have come up in a flush, and flushes again.
-    #[cold]
-    fn connections_of_the_flush(&mut self) {
+    /// Posts the collected work requests of all connections. If a connection comes up meanwhile, calls its `on_connect`, and continues.
+    fn flush_connections(&mut self) {
+        self.driver.flush();
         while self.driver.has_connected() {
             self.events();
             self.driver.flush();
