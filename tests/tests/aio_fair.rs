@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures_util::future::select;
 use rdma_reactor::aio::{AsyncCalls, AsyncConnection, AsyncListener, AsyncReactor, Received};
 use rdma_reactor::{Access, Blocked, Config, DisconnectReason, RegionOptions, RemoteRegion, SendErrorKind, SendId};
-use rdma_reactor_tests::sim::fabric::{Shared, lock};
+use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
 use rdma_reactor_tests::sim::quiet::{network, reactor};
 use rdma_reactor_tests::sim::swarm::MS;
@@ -154,6 +154,15 @@ impl World {
     /// Runs tasks and turns for 20 ms of virtual time.
     fn settle(&mut self) {
         let until = lock(&self.fabric).now() + 20 * MS;
+        while lock(&self.fabric).now() < until {
+            self.step();
+        }
+    }
+
+    /// Runs turns for 1 ms, until a ping that the last step has sent, and that uses room until then, is answered.
+    fn answer_pings(&mut self) {
+        let until = lock(&self.fabric).now() + MS;
+        lock(&self.fabric).schedule(until, Script::Tick);
         while lock(&self.fabric).now() < until {
             self.step();
         }
@@ -440,6 +449,7 @@ fn room_for_tasks_that_wait_is_theirs() {
         .collect();
     make_room(&mut world, &there, filled);
     world.settle();
+    world.answer_pings();
     let room = world.client().with(|cx| cx.writable(here.id())) as u64;
     assert!(room > 0 && bell.wakes.load(Ordering::Relaxed) == room.min(waiting.len() as u64));
     assert!(matches!(here.try_send(b"overtakes"), Err(SendErrorKind::WouldBlock(Blocked::Window))));
