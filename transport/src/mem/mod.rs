@@ -330,6 +330,7 @@ mod tests {
     use super::*;
 
     /// Returns the entry of `/proc/self/smaps` for the mapping of a memory.
+    #[cfg(not(any(fuzzing, heap_memory)))]
     fn account_of(memory: &Memory) -> String {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let address = memory.as_ptr() as usize;
