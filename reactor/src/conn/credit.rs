@@ -59,6 +59,12 @@ impl SendWindow {
         self.available().saturating_sub(CONTROL_CREDITS)
     }
 
+    /// Returns true if less than half of the first credits for data is used. The peer has granted no others yet.
+    #[must_use]
+    pub(crate) const fn is_half_unused(&self) -> bool {
+        self.available_for_data() > self.sent
+    }
+
     /// Uses a credit. The caller has checked that one is available.
     #[inline]
     pub(crate) fn take(&mut self) {

@@ -2,8 +2,12 @@
 //!
 //! The siw driver of Linux may miss the first frames of a connection: those that arrive after it has replied to the connect request, and
 //! before it handles the frames of the connection. They stay in the socket until another frame arrives. On a busy machine this takes long.
-//! So the active side sends a further message after [`FIRST`], and more after twice the time each, until the peer has sent a message or the
-//! keepalive begins.
+//! So the active side sends a further message after [`FIRST`], and more after three times the time each, until the peer has sent a message
+//! or the keepalive begins.
+//!
+//! A peer that is only slow grants no credits meanwhile. So while the connection is up, all early messages but the first are sent only if
+//! less than half of the credits for data is used. A program that keeps few messages in flight has room for as many more: the peer may
+//! answer the first ones before it grants the credits of the early messages.
 
 use std::time::Duration;
 
@@ -17,8 +21,8 @@ use crate::config::Framing;
 /// The time until the first early message.
 const FIRST: Duration = Duration::from_millis(100);
 
-/// The largest number of early messages. The last one is sent after some 7 minutes.
-const MOST: u8 = 12;
+/// The largest number of early messages. The last one is sent after some 5 minutes.
+const MOST: u8 = 8;
 
 impl Connection {
     /// Schedules the first early message, after the first message of the active side. The passive side sends none.
@@ -36,8 +40,10 @@ impl Connection {
         }
         match self.state {
             State::Open => {
-                self.keepalive.owes_ping = true;
-                self.mark(env);
+                if earlier == 0 || self.tx.is_half_unused() {
+                    self.keepalive.owes_ping = true;
+                    self.mark(env);
+                }
             }
             State::Securing(_) => {
                 if may_control(&self.tx, &self.rx) && self.sends.has_control_room() {
@@ -48,7 +54,7 @@ impl Connection {
             _ => return,
         }
         let sent = earlier + 1;
-        let next = FIRST * (1 << sent);
+        let next = FIRST * 3u32.pow(sent.into());
         if sent < MOST && next < env.config.timeouts.keepalive_interval {
             self.want(env, Action::Nudge(next, sent));
         }
