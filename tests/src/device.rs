@@ -13,7 +13,8 @@ use rdma_reactor::{Config, ProviderChoice};
 
 use crate::conformance::harness::{PATIENCE, now};
 
-/// Returns the reactor settings that a test and its `rdma-peer` use: small queues, and a keepalive timeout of 6 s.
+/// Returns the reactor settings that a test and its `rdma-peer` use: small queues, and a keepalive timeout of 6 s, which `rdma-peer` makes
+/// longer.
 #[must_use]
 pub fn config() -> Config {
     Config::default()

@@ -6,7 +6,7 @@
 # exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
-#   INTEROP_LIMIT=300                 seconds per exchange
+#   INTEROP_LIMIT=300                 seconds per exchange, and as many again for the end of the other program
 #   INTEROP_CAPTURE=FILE              has the packets of datagrams from the other network namespace captured in FILE, below target/vm
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -116,12 +116,13 @@ exchange() {
 
     # Here, for a process in the background does it only after some time: until then the old log says that a server listens.
     : >"$logs/server"
-    timeout -k 5 "$limit" "${server[@]}" >"$logs/server" 2>&1 &
+    # Ours ends by itself when its --timeout is over, and says what is missing. Both programs have time until then.
+    timeout -k 5 $((2 * limit)) "${server[@]}" >"$logs/server" 2>&1 &
     mine=$!
     until listening "$whose" || [ $((waited += 1)) -gt 1000 ] || ! kill -0 $mine 2>/dev/null; do sleep 0.1; done
     # A connect that reaches a siw listener during its creation is not noticed, see README.md.
     [ "$device" != siw ] || sleep 0.3
-    timeout -k 5 "$limit" "${client[@]}" >"$logs/client" 2>&1 &
+    timeout -k 5 $((2 * limit)) "${client[@]}" >"$logs/client" 2>&1 &
     other=$!
     [ "$whose" = ours ] || { other=$mine mine=$!; }
     wait $mine

@@ -18,6 +18,7 @@ use rdma_reactor::{
     ConnectError, ConnectionId, Context, DisconnectReason, Error, ExchangeOptions, Handler, ListenOptions, Message,
     ProviderChoice, Reactor,
 };
+use rdma_reactor_tests::conformance::harness::PATIENCE;
 use rdma_reactor_tests::device::config;
 
 /// The length of a message, in bytes.
@@ -61,7 +62,9 @@ fn main() -> Result<(), Error> {
     env_logger::init();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let mut config = config();
+    // A test may take no turns for some time, for example while it sets a link down on a busy machine. It decides itself when this peer or
+    // its path is lost.
+    let mut config = config().timeouts(|t| t.keepalive = PATIENCE);
     for (word, provider) in
         [("shm", ProviderChoice::Shm), ("tcp", ProviderChoice::Iwarp), ("auto", ProviderChoice::Auto)]
     {
