@@ -6,7 +6,7 @@
 # exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
-#   INTEROP_LIMIT=300                 seconds per exchange, and as many again for the end of the other program
+#   INTEROP_LIMIT=300                 seconds for our program; the other one has twice this time
 #   INTEROP_CAPTURE=FILE              has the packets of datagrams from the other network namespace captured in FILE, below target/vm
 set -uo pipefail
 cd "$(dirname "$0")/../.."
