@@ -66,7 +66,7 @@ mod faults {
 
     /// Returns a server that listens for exchanges with these options, and a client.
     fn pair(options: ListenOptions) -> Pair {
-        let mut p = pair_at(&config(), Probe::echo(), RXE.address());
+        let mut p = pair_at(&config().timeouts(|t| t.keepalive = PATIENCE), Probe::echo(), RXE.address());
         let listener = p.server.context().listen_with(RXE.address(), options).expect("a listener");
         p.address = p.server.context().local_address(listener).expect("its address");
         p
@@ -121,13 +121,13 @@ mod faults {
     fn a_killed_peer_is_lost_at_once() {
         with_watchdog("a_killed_peer_is_lost_at_once", || {
             let (mut peer, addresses) = Peer::serve_by(PEER, "exchange", &[RXE.address()]);
-            let mut p = pair_at(&config(), Probe::default(), addresses[0]);
+            let mut p = pair_at(&config().timeouts(|t| t.keepalive = PATIENCE), Probe::default(), addresses[0]);
             p.client.context().connect_with(p.address, by_exchange()).expect("an attempt");
             p.until("the client is connected", |p| p.c.live() == 1);
             let killed = now();
             peer.kill();
             p.until("the end", |p| p.c.live() == 0);
-            println!("a killed peer is noticed after {:?}; the keepalive is 6 s", killed.elapsed());
+            println!("a killed peer is noticed after {:?}; the keepalive is {PATIENCE:?}", killed.elapsed());
             let end = p.c.events.iter().find_map(|event| match event {
                 Event::Disconnect(_, reason) => Some(reason.clone()),
                 _ => None,

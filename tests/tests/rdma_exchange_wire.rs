@@ -19,10 +19,10 @@ fn ends(v6: bool) -> [IpAddr; 2] {
     texts.map(|text| text.parse().expect("an address"))
 }
 
-/// Returns the settings of both reactors. A flush has no short time limit, because a busy machine may exceed the default, and
+/// Returns the settings of both reactors. The keepalive and a flush have no short time limit: a busy machine may exceed the default, and
 /// [`Pair::finish`] fails if a flush has exceeded its limit.
 fn config() -> Config {
-    device::config().timeouts(|t| t.flush = PATIENCE)
+    device::config().timeouts(|t| (t.flush, t.keepalive) = (PATIENCE, PATIENCE))
 }
 
 /// Returns a server on the second device that listens for exchanges, and a client.

@@ -157,6 +157,12 @@ impl Side {
         self.until("messages go round on all connections", enough);
     }
 
+    /// Waits until this number of connections has come up at the peer. A connection comes up there later than here, and only then does the
+    /// peer print its end.
+    fn are_up_at(&mut self, peer: &mut Peer, count: usize) {
+        self.until("they are up at the peer", |_| peer.count("up ") >= count);
+    }
+
     fn is_up(&self, conn: ConnectionId) -> bool {
         self.probe.count(|event| matches!(event, Event::Connect(id, _) if *id == conn)) == 1 && !self.has_ended(conn)
     }
@@ -288,8 +294,10 @@ fn killed_client(device: Device, load: Load) {
 fn stopped_peer(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
-    let mut side = Side::with(config(), load.messages()).witnessed(device);
+    let mut side = Side::with(config().timeouts(|t| t.keepalive = Duration::from_secs(15)), load.messages());
+    side = side.witnessed(device);
     let conns = side.connected(to[0], HIT, load);
+    side.are_up_at(&mut peer, HIT);
     peer.signal("STOP");
     side.all_end(device, load, &conns, &DisconnectReason::KeepaliveTimeout);
     peer.signal("CONT");
@@ -309,8 +317,10 @@ fn link_down(device: Device, load: Load) {
     let mut side = Side::new(load.messages());
     let endpoint = side.endpoint(device);
     for round in 1..=2 {
+        let ups = peer.count("up ");
         let conns = side.connected(to[0], HIT, load);
         let others = side.connected(to[1], 2, load);
+        side.are_up_at(&mut peer, ups + HIT + 2);
         let already = peer.count("down: ");
         let (down, up) = (DeviceEventKind::PortDown { port: 1 }, DeviceEventKind::PortActive { port: 1 });
         let before = side.said(device, down);
@@ -335,6 +345,8 @@ fn link_down(device: Device, load: Load) {
         // peer.
         let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
         side.until("connects have an answer", |s| rising.iter().all(|conn| s.is_up(*conn) || s.has_ended(*conn)));
+        let risen = if device == SIW { RISING } else { 0 };
+        side.are_up_at(&mut peer, ups + HIT + 2 + risen);
         for conn in &rising {
             match side.ends(*conn)[..] {
                 [] => assert_eq!(device, SIW),
@@ -362,11 +374,11 @@ fn link_down(device: Device, load: Load) {
         }
         // The listener was not affected, and accepts connections again.
         let again = side.connected(to[0], 1, load);
+        side.are_up_at(&mut peer, ups + HIT + 2 + risen + 1);
         for conn in [again[0], others[0], others[1]] {
             side.reactor.context().close(conn);
         }
         side.until("all are closed", |side| side.probe.live() == 0);
-        let risen = if device == SIW { RISING } else { 0 };
         side.until("the peer knows that, too", |_| peer.count("down: ") == already + HIT + 3 + risen);
     }
     side.finish();
@@ -381,8 +393,10 @@ fn removed(device: Device, load: Load) {
     let descriptors = peer.descriptors();
     let mut side = Side::new(load.messages());
     for round in 1..=2 {
+        let ups = peer.count("up ");
         let conns = side.connected(to[0], HIT, load);
         let others = side.connected(to[1], 2, load);
+        side.are_up_at(&mut peer, ups + HIT + 2);
         let endpoint = side.endpoint(device);
         let silent = side.connect(device.silent_address());
         side.turn();

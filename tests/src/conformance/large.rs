@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{Access, Blocked, ConnectionId, Outcome, RegionOptions, SendErrorKind};
 
-use super::harness::{Event, Pair, Probe, Setup, pattern};
+use super::harness::{Event, HOUR, Pair, Probe, Setup, pattern};
 
 /// The length of the largest payload that fits in one buffer in these tests, in bytes.
 const BUFFER: usize = 4096;
@@ -226,6 +226,7 @@ pub fn what_is_kept_is_bounded(setup: &Setup) {
     let len = 1 << 20;
     for limit in [0, len, 256 << 20] {
         let config = setup.config().buffer_size(BUFFER as u32).large_messages(|l| l.cache = limit);
+        let config = config.timeouts(|t| t.pool_idle = HOUR);
         let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
         (p.s.large, p.c.large) = (true, true);
         p.s.keep = Some(Vec::new());
