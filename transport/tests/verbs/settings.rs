@@ -436,6 +436,9 @@ fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
         }
         active.write(DEPTH as usize, &[len as u8; 64]);
         world.good(&active, SendOp::Write(target.remote(0)), active.sge(DEPTH as usize, len));
+        // The write has been placed when the message that follows it has arrived.
+        world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 1));
+        world.completion(passive.cq);
         assert_eq!(target.bytes()[len - 1], len as u8);
     }
     // On siw the provider refuses a Send with Invalidate that has the flag `INLINE`, and does not pass it to the
