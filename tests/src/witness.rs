@@ -26,8 +26,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The time limit for the release of all objects.
 const GIVEN_BACK: Duration = Duration::from_secs(120);
 /// A connection of the neighbour counts as stalled if no echo has arrived for this duration and during this number of turns of the reactors
-/// under test. Both limits must be exceeded: a slow machine runs few turns in this duration, and may run the neighbour's thread late.
-const STILL: (Duration, u32) = (Duration::from_secs(60), 3000);
+/// under test. Both limits must be exceeded, because a slow machine runs only a few turns in this duration.
+const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
 /// The number of further echoes on a connection that count as progress.
 const ECHOES: u64 = 5;
 

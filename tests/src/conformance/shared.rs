@@ -153,7 +153,7 @@ pub fn windows_follow_use(setup: &Setup) {
         assert!(has <= LEAST + 1, "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
-    assert!(left >= 20, "{left} are left");
+    assert!((20..=30).contains(&left), "{left} are left");
     // A second connection must get a window of similar size. Its receives are those that no connection claims, and those that the first
     // connection releases.
     let second = pour(&mut p, idle[0], 400);

@@ -8,7 +8,7 @@ use rdma_reactor::{
     RejectReason, SendErrorKind,
 };
 
-use super::harness::{Event, Pair, Probe, SERVER, Setup};
+use super::harness::{Event, Pair, Probe, Setup};
 use super::one_sided::once_there_is_room;
 
 /// Returns a valid greeting with this window, see `docs/wire.md`.
@@ -165,8 +165,6 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
         .config()
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(200), Duration::from_millis(1500)));
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
-    // The neighbour's thread may stall for longer than this keepalive.
-    p.witness.iter_mut().for_each(|witness| witness.excuse(SERVER));
     let (_, there) = rude(&mut p);
     let mut taken = 0;
     while p.server.context().send(there, b"to the void").is_ok() {
