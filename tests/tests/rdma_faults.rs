@@ -294,8 +294,8 @@ fn killed_client(device: Device, load: Load) {
 fn stopped_peer(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
-    let mut side = Side::with(config().timeouts(|t| t.keepalive = Duration::from_secs(15)), load.messages());
-    side = side.witnessed(device);
+    let config = config().timeouts(|t| t.keepalive = Duration::from_secs(15));
+    let mut side = Side::with(config, load.messages()).witnessed(device);
     let conns = side.connected(to[0], HIT, load);
     side.are_up_at(&mut peer, HIT);
     peer.signal("STOP");

@@ -174,6 +174,15 @@ impl Handler for Program {
     }
 }
 
+/// Runs nodes for `time` of virtual time, in ns.
+fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
+    let end = lock(fabric).now() + time;
+    lock(fabric).schedule(end, Script::Tick);
+    while lock(fabric).now() < end {
+        step(fabric, nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
+    }
+}
+
 /// Two nodes: node 0 listens, and node 1 connects to it.
 struct World {
     fabric: Shared,
@@ -209,11 +218,7 @@ impl World {
 
     /// Runs the nodes for `time` of virtual time, in ns.
     fn pass(&mut self, time: u64) {
-        let end = self.now() + time;
-        lock(&self.fabric).schedule(end, Script::Tick);
-        while self.now() < end {
-            step(&self.fabric, &mut self.nodes).unwrap_or_else(|(node, error)| panic!("node {node}: {error}"));
-        }
+        pass(&self.fabric, &mut self.nodes, time);
     }
 
     fn ends(&self) -> [usize; 2] {
@@ -387,19 +392,14 @@ fn early_messages_to_a_slow_peer_leave_room_for_data() {
                 until(&fabric, &mut nodes, &what, |_| up[1].get().is_some());
                 assert!(up[0].get().is_none(), "{what}: the server is not slow");
                 nodes[0].dead = true;
-                let pass = |nodes: &mut [Node; 2], ms| {
-                    let end = lock(&fabric).now() + ms * MS;
-                    lock(&fabric).schedule(end, Script::Tick);
-                    until(&fabric, nodes, &what, |_| lock(&fabric).now() >= end);
-                };
-                pass(&mut nodes, sent_at);
+                pass(&fabric, &mut nodes, sent_at * MS);
                 for _ in 0..in_flight {
                     let sent = nodes[1].reactor.context().send(up[1].get().expect("it is up"), &[1; 64]);
                     sent.unwrap_or_else(|error| panic!("{what}: {error}"));
                 }
-                pass(&mut nodes, slow);
+                pass(&fabric, &mut nodes, slow * MS);
                 nodes[0].dead = false;
-                pass(&mut nodes, 20);
+                pass(&fabric, &mut nodes, 20 * MS);
                 assert!(received[1].get() > 10 * in_flight, "{what}: {} answers", received[1].get());
             }
         }

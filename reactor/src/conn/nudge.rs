@@ -39,11 +39,9 @@ impl Connection {
             return;
         }
         match self.state {
-            State::Open => {
-                if earlier == 0 || self.tx.is_half_unused() {
-                    self.keepalive.owes_ping = true;
-                    self.mark(env);
-                }
+            State::Open if earlier == 0 || self.tx.is_half_unused() => {
+                self.keepalive.owes_ping = true;
+                self.mark(env);
             }
             State::Securing(_) => {
                 if may_control(&self.tx, &self.rx) && self.sends.has_control_room() {
