@@ -92,8 +92,7 @@ pub struct IwarpConfig {
     /// a burst of more connections than [`IwarpConfig::max_handshakes`] allows. A shorter time admits new connections sooner while an
     /// attacker keeps that many silent connections open.
     pub request_grace: Duration,
-    /// The longest time from the arrival of the peer's MPA request to the program's accept or reject. After this time, the peer is
-    /// rejected.
+    /// The longest time from the event of a connect request to the program's accept or reject. After this time, the peer is rejected.
     pub accept_timeout: Duration,
     /// The longest time from the program's accept to the first message of a peer that has agreed to send first. After this time, the
     /// connection fails.

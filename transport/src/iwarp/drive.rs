@@ -395,6 +395,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
+    /// Handles the deadline of an endpoint. The process may not have run for some time: a client's part of the handshake may have arrived
+    /// in time without being read. It is read before the client's connection ends.
     fn expire(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
@@ -404,18 +406,7 @@ impl<N: Net> Iwarp<N> {
                 self.handshakes.paused.retain(|&paused| paused != key);
                 self.accept_some(key, now);
             }
-            EndpointState::Requesting { peer, .. } => {
-                log::debug!("{peer}: sent no MPA request in time");
-                if let Some(socket) = self.remove(key) {
-                    self.close(socket, true);
-                }
-            }
-            EndpointState::Queued(asked, _) => {
-                let reply = startup::reject(asked, &[]);
-                if let Some(socket) = self.remove(key) {
-                    self.linger(socket, reply, now);
-                }
-            }
+            EndpointState::Requesting { .. } => self.expire_request(key, now),
             EndpointState::Offered(asked) => {
                 let reply = startup::reject(asked, &[]);
                 self.fail(key, Some(ConnectFailure::Timeout), Some(reply), now);
@@ -424,10 +415,7 @@ impl<N: Net> Iwarp<N> {
                 self.fail(key, Some(ConnectFailure::Timeout), None, now);
             }
             EndpointState::SettingUp(_) => self.expire_setup(key, now),
-            EndpointState::Live if !endpoint.announced => {
-                self.transition(key, EndpointState::Dead);
-                self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
-            }
+            EndpointState::Live if !endpoint.announced => self.expire_unannounced(key, now),
             EndpointState::Live => {
                 let acknowledged = endpoint.socket.is_none_or(|socket| self.net.all_acknowledged(socket));
                 if !endpoint.frame.is_empty() || !acknowledged {
@@ -437,8 +425,19 @@ impl<N: Net> Iwarp<N> {
                     self.transmit(key);
                 }
             }
-            EndpointState::Dead => {}
+            EndpointState::Queued(..) | EndpointState::Dead => {}
             EndpointState::Datagram(_) => self.expire_datagram(key, now),
+        }
+    }
+
+    /// Ends a connection whose client has not sent its first message in time.
+    fn expire_unannounced(&mut self, key: Key, now: Instant) {
+        if self.receive(key, now) {
+            self.enqueue(key);
+        }
+        if let Some(CmEndpoint { state: EndpointState::Live, announced: false, .. }) = self.endpoints.get(key) {
+            self.transition(key, EndpointState::Dead);
+            self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
         }
     }
 }

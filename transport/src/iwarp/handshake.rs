@@ -43,7 +43,7 @@ impl<N: Net> Iwarp<N> {
             more |= !self.handshakes.backlog.is_empty();
             if self.cm_events.is_empty() {
                 // Edges are read before each request, so that the queue has the requests of all hosts, and none that was taken back.
-                if let Some(request) = self.next_request() {
+                if let Some(request) = self.next_request(now) {
                     return Ok(Some(request));
                 }
                 if !more {
@@ -53,15 +53,17 @@ impl<N: Net> Iwarp<N> {
         }
         // Edges may remain unread. Wake the channel, so that the caller calls this function again.
         self.net.wake(NetChannel::Cm);
-        Ok(self.cm_events.pop_front().or_else(|| self.next_request()))
+        Ok(self.cm_events.pop_front().or_else(|| self.next_request(now)))
     }
 
-    /// Takes the next connect request from the queue.
-    fn next_request(&mut self) -> Option<CmEvent> {
+    /// Takes the next connect request from the queue. The time that the program has for its decision starts here: a program that is slow to
+    /// take requests refuses nobody.
+    fn next_request(&mut self, now: Instant) -> Option<CmEvent> {
         let request = self.handshakes.requests.pop()?;
         let CmId(key) = request.id;
         if let Some(&EndpointState::Queued(asked, _)) = self.endpoints.get(key).map(|endpoint| &endpoint.state) {
             self.transition(key, EndpointState::Offered(asked));
+            self.set_deadline(key, Some(now + self.config.accept_timeout));
         }
         Some(request)
     }
@@ -220,6 +222,7 @@ impl<N: Net> Iwarp<N> {
             Judgement::Acceptable(asked) => {
                 let private_data = private_data.into();
                 let read_depth = asked.read_depth(self.config.read_depth);
+                self.set_deadline(key, None);
                 if self.endpoints.get(listener.0).is_none() {
                     let reply = startup::reject(&asked, &[]);
                     if let Some(socket) = self.remove(key) {
@@ -227,7 +230,6 @@ impl<N: Net> Iwarp<N> {
                     }
                     return;
                 }
-                self.set_deadline(key, Some(now + self.config.accept_timeout));
                 let (host, device) = (Host::of(peer.ip()), DeviceId(0));
                 self.transition(key, EndpointState::Queued(asked, host));
                 let kind = CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth };
@@ -244,6 +246,17 @@ impl<N: Net> Iwarp<N> {
             Judgement::Unknown(why) => {
                 log::debug!("{peer}: not answered: {why}");
                 self.drop_socket(key);
+            }
+        }
+    }
+
+    /// Resets a connection whose client has not sent its request in time.
+    pub(super) fn expire_request(&mut self, key: Key, now: Instant) {
+        self.read_request(key, now);
+        if let Some(CmEndpoint { state: EndpointState::Requesting { peer, .. }, .. }) = self.endpoints.get(key) {
+            log::debug!("{peer}: sent no MPA request in time");
+            if let Some(socket) = self.remove(key) {
+                self.close(socket, true);
             }
         }
     }

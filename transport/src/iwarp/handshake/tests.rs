@@ -542,6 +542,49 @@ fn a_host_does_not_wait_for_all_requests_of_another() {
     assert_eq!((bench.events.len(), came), (hosts.len(), Some(1)));
 }
 
+/// The program takes one request and then none for an hour. The other request must not be rejected meanwhile.
+#[test]
+fn a_program_that_is_slow_to_take_requests_refuses_nobody() {
+    let (mut bench, _, address) = listening(IwarpConfig::default());
+    let mut peers = queued(&mut bench, address, &[1, 1]);
+    for _ in 0..2 {
+        let id = until("a request", || {
+            let event = bench.iwarp.next_cm_event(bench.now).unwrap()?;
+            matches!(event.kind, CmEventKind::ConnectRequest { .. }).then_some(event.id)
+        });
+        bench.qp(id);
+        bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+        bench.now += Duration::from_secs(3600);
+    }
+    for peer in &mut peers {
+        assert_eq!(bench.read(peer, 20)[16], 0, "it is accepted");
+    }
+}
+
+/// After each part of the handshake that a client has sent, the server does not run for an hour. That part must be read before the client's
+/// time limit is applied.
+#[test]
+fn what_a_client_sent_in_time_is_read_before_its_time_is_over() {
+    let hour = Duration::from_secs(3600);
+    let (mut bench, _, address) = listening(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
+    let mut peer = connect_from(1, address);
+    peer.set_nonblocking(true).unwrap();
+    until("the handshake begins", || {
+        bench.turn();
+        (bench.iwarp.handshakes.unfinished > 0).then_some(())
+    });
+    let enhanced = [b"MPA ID Req Frame".as_slice(), &[0x10, 2, 0, 4, 0x80, 16, 0x80, 16]].concat();
+    peer.write_all(&enhanced).unwrap();
+    bench.now += hour;
+    let id = bench.request();
+    bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
+    assert_eq!(bench.read(&mut peer, 24)[16..18], [0x10, 2]);
+    // An empty RDMA Write is the peer's ready-to-receive message.
+    peer.write_all(&[0, 14, 0xc1, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    bench.now += hour;
+    assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
+}
+
 #[test]
 fn a_request_that_is_taken_back_reaches_nobody() {
     let (mut bench, _, address) = listening(IwarpConfig::default());
