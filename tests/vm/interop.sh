@@ -47,14 +47,17 @@ listening() {
 }
 
 # Returns 0 if siw has delayed the first frame of a connection, with the listener on siw (see README.md). A client of ours has sent its only
-# message, which is raw and requests nothing, and has waited for the answer until its timeout. A server of ours has received nothing until
+# message, which is raw and requests nothing, and has waited for the answer until its timeout; or the frame was the one that tells siw that
+# the connection is up, and ucmatose, which speaks first, has waited for all of its connections. A server of ours has received nothing until
 # its timeout, and rdma_client's receive has ended with the connection; or one client has waited for an answer, without one round, and the
 # others had all of theirs.
 first_frame_held() {
     local rounds each nothing='longer than --timeout: 0 of 1 connections ended, the last: 0 received'
     [ "$device:$wanted" = siw:done ] || return
     if [ "$whose" = theirs ]; then
-        grep -qE "$nothing, 1 sent|longer than --timeout: the server does not answer in round 0" "$logs/client"
+        grep -qE "$nothing, 1 sent|longer than --timeout: the server does not answer in round 0" "$logs/client" && return
+        grep -qE 'longer than --timeout: 0 of [13] connections ended, the last: 0 received, 0 sent' "$logs/client" &&
+            grep -q '^cmatose: starting server' "$logs/server" && ! grep -q '^initiating data transfers' "$logs/server"
         return
     fi
     [[ "${server[*]}" == *'--provider verbs'* ]] || return
@@ -82,11 +85,17 @@ send_misjudged() {
     [[ $provider:$wanted:$theirs == verbs*:done:0 ]] && grep -qE "$reason" "$logs/server" "$logs/client"
 }
 
-# Returns 0 if siw has refused its peer because the peer's first frame arrived together with its reply (see README.md): their server, which
+# Returns 0 if siw has refused its peer because the peer's first frame arrived together with its reply (see README.md): the server, which
 # sends as soon as it has accepted, has accepted and sent.
 reply_misread() {
-    [[ $device:$provider:$wanted:$whose == siw:verbs*:done:theirs ]] && grep -q '^initiating data transfers' "$logs/server" &&
-        grep -q 'no connection to .*: Invalid argument (os error 22)' "$logs/client"
+    [ "$device:$wanted" = siw:done ] || return
+    if [ "$whose" = theirs ]; then
+        [[ $provider = verbs* ]] && grep -q '^initiating data transfers' "$logs/server" &&
+            grep -q 'no connection to .*: Invalid argument (os error 22)' "$logs/client"
+        return
+    fi
+    [[ "${server[*]}" == *--speak-first* ]] && grep -qE ': 0 of [0-9]+ received, .*; closed by the peer' "$logs/server" &&
+        grep -q '^cmatose: event: RDMA_CM_EVENT_CONNECT_ERROR, error: -22' "$logs/client"
 }
 
 # Returns 0 if siw has failed to answer a read since the last time: then it closes the connection (see README.md).
@@ -168,11 +177,11 @@ both() {
     exchange done ours "${server[@]}" -c 1 -n 1 -s 16 -- rdma_client -s "$ours" -p PORT
     exchange done theirs rdma_server -s "$theirs" -p PORT -- "${client[@]}" -n 1 -s 16
     exchange done ours "${server[@]}" -c 1 -n 10 -s 100 --speak-first --verify -- ucmatose -s "$ours" -p PORT
-    exchange done theirs ucmatose -b "$theirs" -p PORT -- "${client[@]}" --echo -n 10 -s 100
+    exchange done theirs stdbuf -oL ucmatose -b "$theirs" -p PORT -- "${client[@]}" --echo -n 10 -s 100
     # More, larger, and several connections at once.
     exchange done ours "${server[@]}" -c 3 -n 100 -s 20000 --speak-first --verify -- \
         ucmatose -s "$ours" -p PORT -C 100 -S 20000 -c 3
-    exchange done theirs ucmatose -b "$theirs" -p PORT -C 100 -S 20000 -c 3 -- \
+    exchange done theirs stdbuf -oL ucmatose -b "$theirs" -p PORT -C 100 -S 20000 -c 3 -- \
         "${client[@]}" --echo -n 100 -s 20000 -c 3
     [ $# = 4 ] || return
     # A peer that arms for solicited events only: one message wakes it, those before and behind do not. On siw none
