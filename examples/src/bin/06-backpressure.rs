@@ -62,7 +62,10 @@ impl Handler for Sender {
         self.pump(cx, conn);
     }
 
-    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if reason != (DisconnectReason::Local { complete: true }) {
+            self.failed = Some(format!("{conn}: {reason}"));
+        }
         cx.stop();
     }
 
@@ -124,7 +127,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     client.context().connect(address)?;
     let mut sender = Sender::default();
     client.run(&mut sender)?;
-    // Without a connection, the receiver does not end. So the program does not wait for it.
+    // The receiver may not have had the connection, and then it does not end. So the program does not wait for it.
     if let Some(why) = sender.failed {
         return Err(why.into());
     }

@@ -113,7 +113,10 @@ impl Handler for Client {
         }
     }
 
-    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if reason != (DisconnectReason::Local { complete: true }) {
+            self.failed = Some(format!("{conn}: {reason}"));
+        }
         cx.stop();
     }
 

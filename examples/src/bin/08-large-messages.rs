@@ -54,7 +54,10 @@ impl Handler for Sender {
         println!("the {which} is sent: {}, after {:?}", outcome.is_sent(), self.started.elapsed());
     }
 
-    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        if reason != (DisconnectReason::Local { complete: true }) {
+            self.failed = Some(format!("{conn}: {reason}"));
+        }
         cx.stop();
     }
 
@@ -88,7 +91,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     client.context().connect(address)?;
     let mut sender = Sender { started: Instant::now(), region: None, copy: None, failed: None };
     client.run(&mut sender)?;
-    // Without a connection, the receiver does not end. So the program does not wait for it.
+    // The receiver may not have had the connection, and then it does not end. So the program does not wait for it.
     if let Some(why) = sender.failed {
         return Err(why.into());
     }
