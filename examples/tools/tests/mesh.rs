@@ -53,10 +53,11 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-/// Returns a port that no program uses. It is below the range from which the system assigns ports, so no other test can get it.
+/// Returns a port that no program uses. It is below the range from which the system assigns ports, so no other test can get it. Processes
+/// of this test that run at the same time have numbers close to each other, and try different ports.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 10_000 + std::process::id() % 10_000;
+    let first = 10_000 + std::process::id() % 625 * 32;
     loop {
         let port = first as u16 + NEXT.fetch_add(1, Ordering::Relaxed);
         if TcpListener::bind(("0.0.0.0", port)).is_ok() {
@@ -83,10 +84,9 @@ impl Ranks {
     /// Waits until rank 0 logs that a phase begins.
     fn wait_for(&mut self, stage: &str) {
         let mut lines = BufReader::new(self.ranks[0].stderr.take().expect("piped"));
-        let mut line = String::new();
-        while !line.contains(stage) {
-            line.clear();
-            assert!(lines.read_line(&mut line).expect("text") > 0, "it ended before {stage:?}");
+        let mut log = String::new();
+        while !log.contains(stage) {
+            assert!(lines.read_line(&mut log).expect("text") > 0, "it ended before {stage:?}: {log}");
         }
         thread::spawn(move || lines.read_to_end(&mut Vec::new()));
     }
