@@ -56,7 +56,7 @@ impl Handler for Sender {
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
         if reason != (DisconnectReason::Local { complete: true }) {
-            self.failed = Some(format!("{conn}: {reason}"));
+            return self.fail(cx, conn, &reason);
         }
         cx.stop();
     }

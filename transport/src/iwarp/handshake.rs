@@ -222,7 +222,6 @@ impl<N: Net> Iwarp<N> {
             Judgement::Acceptable(asked) => {
                 let private_data = private_data.into();
                 let read_depth = asked.read_depth(self.config.read_depth);
-                self.set_deadline(key, None);
                 if self.endpoints.get(listener.0).is_none() {
                     let reply = startup::reject(&asked, &[]);
                     if let Some(socket) = self.remove(key) {
@@ -230,6 +229,7 @@ impl<N: Net> Iwarp<N> {
                     }
                     return;
                 }
+                self.set_deadline(key, None);
                 let (host, device) = (Host::of(peer.ip()), DeviceId(0));
                 self.transition(key, EndpointState::Queued(asked, host));
                 let kind = CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth };
