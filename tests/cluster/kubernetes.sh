@@ -4,11 +4,6 @@
 . "$(dirname "$0")/lib.sh"
 venv=${XDG_CACHE_HOME:-$HOME/.cache}/rdma-reactor/cluster/venv
 
-install() {
-    "$venv/bin/python" -c 'import kubernetes_validate, yaml' 2>/dev/null && return
-    mkdir -p "${venv%/*}" && python3 -m venv "$venv" && timeout 900 "$venv/bin/pip" install -q kubernetes-validate pyyaml
-}
-
 validate() { # FILE: strictly, so that a field that no version has is an error
     timeout 900 "$venv/bin/kubernetes-validate" --strict "$1" || return
     # A validator must reject a wrong field.
@@ -30,17 +25,16 @@ P
 }
 
 run() { # FILE
-    local name=${1##*/} port ranks=() status=0 all
+    local name=${1##*/} ranks=() status=0 all
     name=${name%.yaml}
     rm -f "$out/$name.json"
     mapfile -t all < <(words "$1")
     [ "${all[0]}" = rdma-mesh ] || return
     printf '%s ' "${all[@]}"; echo
-    port=$(free_ports 1)
     cat /etc/hosts >"$out/hosts" && echo '127.0.0.1 rdma-mesh-0.rdma-mesh' >>"$out/hosts"
     for rank in 3 2 1 0; do
-        # Kubernetes replaces the variables in the words; the measurement is short, and its port free.
-        local line=("${all[@]//\$(NODE_NAME)/node-$rank}" "${quick[@]}" -p "$port")
+        # Kubernetes replaces the variables in the words; the measurement is short.
+        local line=("${all[@]//\$(NODE_NAME)/node-$rank}" "${quick[@]}")
         [ $rank = 0 ] && line+=(--json "$out/$name.json")
         # shellcheck disable=SC2016
         JOB_COMPLETION_INDEX=$rank PATH=${mesh%/*}:$PATH timeout 900 unshare --mount sh -c \
@@ -51,7 +45,6 @@ run() { # FILE
     [ $status = 0 ] && whole "$name" 4 node-0 node-1 node-2 node-3
 }
 
-shown 'Kubernetes: the validator' install
 for file in examples/tools/cluster/*.yaml; do
     shown "Kubernetes: the schema takes ${file##*/}" validate "$file"
     shown "Kubernetes: the command line of ${file##*/}" run "$file"

@@ -7,21 +7,6 @@ mkdir -p "$out"
 # Little work, because all ranks share this machine: figures depend on other programs, and no factor is a fault.
 quick=(--provider iwarp -n 100 --bandwidth 0.05 --all-to-all 0.3 --at-once 1 --tolerance 1e6 --patience 300)
 
-# free_ports N: ports that are free, below those that the system chooses: no rank that listens on any port gets them before rank 0.
-free_ports() {
-    python3 -c "
-import random, socket
-sockets = []
-while len(sockets) < $1:
-    s = socket.socket()
-    try:
-        s.bind(('0.0.0.0', random.randrange(10_000, 30_000)))
-    except OSError:
-        continue
-    sockets.append(s)
-print(*(s.getsockname()[1] for s in sockets))"
-}
-
 # whole NAME RANKS [HOST...]: checks that the results in $out/NAME.json are a whole matrix, of ranks on these hosts.
 whole() {
     local name=$1 ranks=$2 hosts

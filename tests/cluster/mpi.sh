@@ -15,7 +15,7 @@ by_mpi() {
     # The words up to the program belong to the engine; the hosts of the example are replaced by this machine.
     local words
     read -ra words <<<"${command%%rdma-mesh*}"
-    timeout 900 "${words[@]}" "$@" "$mesh" "${quick[@]}" -p "$(free_ports 1)" --json "$out/$name.json" && whole "$name" 8
+    timeout 900 "${words[@]}" "$@" "$mesh" "${quick[@]}" --json "$out/$name.json" && whole "$name" 8
 }
 
 shown 'Open MPI: 8 ranks' by_mpi openmpi --allow-run-as-root --oversubscribe

@@ -2,16 +2,15 @@
 # The page of the heat map in a headless browser: the pointer moves to squares, and the text next to it is read back and
 # compared with the figures of the JSON. One rank has TCP only, and the others share memory with each other.
 . "$(dirname "$0")/lib.sh"
-port=$(free_ports 1)
 
 run_ranks() {
     local hosts=127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1,127.0.0.1 rank provider=iwarp
     rm -f "$out"/page.*
     for rank in 4 3 2 1; do
-        timeout 900 "$mesh" --hosts $hosts --rank $rank --label "host<$rank>" "${quick[@]}" --provider $provider -p "$port" &
+        timeout 900 "$mesh" --hosts $hosts --rank $rank --label "host<$rank>" "${quick[@]}" --provider $provider &
         provider=auto
     done
-    timeout 900 "$mesh" --hosts $hosts --rank 0 --label 'host<0>' "${quick[@]}" --provider auto -p "$port" \
+    timeout 900 "$mesh" --hosts $hosts --rank 0 --label 'host<0>' "${quick[@]}" --provider auto \
         --json "$out/page.json" --html "$out/page.html" && wait && whole page 5
 }
 

@@ -1,5 +1,12 @@
 #!/usr/bin/env bash
-# Installs the missing Debian packages for the engines, the checks of results, and the browser.
+# Installs what is missing of the Debian packages for the engines, the checks of results and the browser, and the validator of
+# Kubernetes' manifests.
 set -euo pipefail
-exec "$(dirname "$0")/../packages.sh" slurmctld slurmd slurm-client munge openmpi-bin mpich jq iproute2 curl \
+"$(dirname "$0")/../packages.sh" slurmctld slurmd slurm-client munge openmpi-bin mpich jq iproute2 curl \
     chromium-headless-shell chromium-driver python3-venv
+venv=${XDG_CACHE_HOME:-$HOME/.cache}/rdma-reactor/cluster/venv
+"$venv/bin/python" -c 'import kubernetes_validate, yaml' 2>/dev/null || {
+    mkdir -p "${venv%/*}"
+    python3 -m venv "$venv"
+    timeout 900 "$venv/bin/pip" install -q kubernetes-validate pyyaml
+}
