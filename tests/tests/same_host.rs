@@ -225,13 +225,14 @@ fn a_peer_without_shared_memory_is_not_talked_to_where_it_is_required() {
                 let mut line = String::new();
                 said.read_line(&mut line).expect("its output");
                 tell.send(line).expect("the test waits");
+                said
             });
             let mut line = None;
             host.until(|_, _| {
                 line = told.try_recv().ok();
                 line.is_some()
             });
-            reader.join().expect("no panic");
+            client.said = Some(reader.join().expect("no panic"));
             assert!(line.as_ref().is_some_and(|line| line.starts_with("failed: ") && line.contains(why)), "{line:?}");
             assert!(host.server.up.is_empty(), "{there}");
         }
