@@ -37,15 +37,14 @@ pub(crate) fn address(from: impl Read) -> String {
     line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("an address, not {line:?}")).to_owned()
 }
 
-/// Sends SIGTERM to the program. `timeout` forwards the signal to the program that it runs.
+/// Sends SIGTERM to the program, and waits for its end.
 pub(crate) fn terminate(child: &mut Child) {
-    let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+    signal(child, Signal::SIGTERM);
     let _ = child.wait();
 }
 
-/// Sends a signal directly to the program that `timeout` runs. `timeout` would forward some signals twice, and others never. Returns
-/// true if the program was still running.
-#[allow(dead_code, reason = "not every test that has this module interrupts a program")]
+/// Sends a signal directly to the program that `timeout` runs. `timeout` would forward some signals twice, and others never, and it would
+/// end without the program if it had not run since it started the program. Returns true if the program was still running.
 pub(crate) fn signal(child: &Child, signal: Signal) -> bool {
     let children = format!("/proc/{0}/task/{0}/children", child.id());
     let pid = std::fs::read_to_string(children).ok().and_then(|pids| pids.trim().parse().ok());
