@@ -2,7 +2,6 @@
 # Checks the manifests of examples/tools/cluster against the schemas of Kubernetes (the package kubernetes-validate). Runs their command
 # line by hand: four ranks with the environment of an Indexed Job, in a namespace where the name of rank 0 is known.
 . "$(dirname "$0")/lib.sh"
-venv=${XDG_CACHE_HOME:-$HOME/.cache}/rdma-reactor/cluster/venv
 
 validate() { # FILE: strictly, so that a field that no version has is an error
     timeout 900 "$venv/bin/kubernetes-validate" --strict "$1" || return

@@ -1,9 +1,11 @@
-# The common parts of the scripts of this folder: the program, a folder for results, and the checks of a matrix.
+# The common parts of the scripts of this folder: the program, a folder for results, a Python environment, and the checks of a matrix.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 mesh=${CARGO_TARGET_DIR:-$PWD/target}/debug/rdma-mesh
 out=${CARGO_TARGET_DIR:-$PWD/target}/cluster
 mkdir -p "$out"
+# The validator of Kubernetes' manifests, which setup.sh installs.
+venv=${XDG_CACHE_HOME:-$HOME/.cache}/rdma-reactor/cluster/venv
 # Little work, because all ranks share this machine: figures depend on other programs, and no factor is a fault.
 quick=(--provider iwarp -n 100 --bandwidth 0.05 --all-to-all 0.3 --at-once 1 --tolerance 1e6 --patience 300)
 
