@@ -62,6 +62,10 @@ impl<N: Net> Bench<N> {
     pub(super) fn connect_to(&mut self, address: SocketAddr) -> CmId {
         let deadline = self.now + Duration::from_secs(60);
         let id = self.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
+        until("the resolved address", || {
+            self.turn();
+            self.events.iter().any(|event| event.id == id).then_some(())
+        });
         self.qp(id);
         self.iwarp.connect(id, &ConnectParam::default()).unwrap();
         id

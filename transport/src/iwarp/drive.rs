@@ -411,7 +411,10 @@ impl<N: Net> Iwarp<N> {
                 let reply = startup::reject(asked, &[]);
                 self.fail(key, Some(ConnectFailure::Timeout), Some(reply), now);
             }
-            EndpointState::Resolved(_) | EndpointState::Connecting(..) | EndpointState::Replying(..) => {
+            EndpointState::Resolving(_)
+            | EndpointState::Resolved(_)
+            | EndpointState::Connecting(..)
+            | EndpointState::Replying(..) => {
                 self.fail(key, Some(ConnectFailure::Timeout), None, now);
             }
             EndpointState::SettingUp(_) => self.expire_setup(key, now),

@@ -62,6 +62,8 @@ pub(crate) enum EndpointState {
     Queued(RequestTerms, Host),
     /// Passive side: the program has the request and has not accepted or rejected it yet.
     Offered(RequestTerms),
+    /// Active side: the event that the address is resolved waits until the program receives it.
+    Resolving(SocketAddr),
     /// Active side: the program has not called `connect` yet, so there is no socket.
     Resolved(SocketAddr),
     /// Active side: TCP is connecting.
@@ -85,6 +87,7 @@ impl EndpointState {
             Self::Requesting { .. } => "reading the request",
             Self::Queued(..) => "with a request that waits",
             Self::Offered(_) => "waiting for accept or reject",
+            Self::Resolving(_) => "resolving",
             Self::Resolved(_) => "resolved",
             Self::Connecting(..) | Self::Replying(..) | Self::SettingUp(_) => "connecting",
             Self::Live => "connected",

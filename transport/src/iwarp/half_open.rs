@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::request_queue::RequestQueue;
+use super::start_queue::StartQueue;
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
 
@@ -17,8 +17,8 @@ pub(super) struct Handshakes {
     pub(super) unfinished: usize,
     /// The endpoints of half-open connections.
     pub(super) half_open: Newcomers<Key>,
-    /// The requests that the program has not received.
-    pub(super) requests: RequestQueue,
+    /// The connections that wait to start.
+    pub(super) starts: StartQueue,
     /// A host with more half-open connections than the limit per host. `None` if no host exceeds the limit.
     pub(super) crowd: Option<Host>,
     /// The listeners that are paused because the limit of handshakes was reached.

@@ -42,9 +42,10 @@ impl<N: Net> Iwarp<N> {
             }
             more |= !self.handshakes.backlog.is_empty();
             if self.cm_events.is_empty() {
-                // Edges are read before each request, so that the queue has the requests of all hosts, and none that was taken back.
-                if let Some(request) = self.next_request(now) {
-                    return Ok(Some(request));
+                // Edges are read before each start of a connection. So connections that have started do not wait for all others to start,
+                // and the queue has the requests of all hosts, and none that was taken back.
+                if let Some(start) = self.next_start(now) {
+                    return Ok(Some(start));
                 }
                 if !more {
                     return Ok(None);
@@ -53,19 +54,38 @@ impl<N: Net> Iwarp<N> {
         }
         // Edges may remain unread. Wake the channel, so that the caller calls this function again.
         self.net.wake(NetChannel::Cm);
-        Ok(self.cm_events.pop_front().or_else(|| self.next_request(now)))
+        Ok(self.cm_events.pop_front().or_else(|| self.next_start(now)))
     }
 
-    /// Takes the next connect request from the queue. The time that the program has for its decision starts here: a program that is slow to
-    /// take requests refuses nobody.
-    fn next_request(&mut self, now: Instant) -> Option<CmEvent> {
-        let request = self.handshakes.requests.pop()?;
-        let CmId(key) = request.id;
-        if let Some(&EndpointState::Queued(asked, _)) = self.endpoints.get(key).map(|endpoint| &endpoint.state) {
-            self.transition(key, EndpointState::Offered(asked));
-            self.set_deadline(key, Some(now + self.config.accept_timeout));
+    /// Takes the next event from the queue of connections that wait to start. The time that the program has for its decision about a
+    /// connect request starts here: a program that is slow to take requests refuses nobody.
+    fn next_start(&mut self, now: Instant) -> Option<CmEvent> {
+        let event = self.handshakes.starts.pop()?;
+        let CmId(key) = event.id;
+        match self.endpoints.get(key).map(|endpoint| &endpoint.state) {
+            Some(&EndpointState::Queued(asked, _)) => {
+                self.transition(key, EndpointState::Offered(asked));
+                self.set_deadline(key, Some(now + self.config.accept_timeout));
+            }
+            Some(&EndpointState::Resolving(peer)) => _ = self.transition(key, EndpointState::Resolved(peer)),
+            _ => {}
         }
-        Some(request)
+        Some(event)
+    }
+
+    /// Adds an event to the queue of connections that wait to start.
+    pub(super) fn enqueue_start(&mut self, host: Host, key: Key, kind: CmEventKind) {
+        self.wake_for_event();
+        self.handshakes.starts.push(host, CmEvent { id: CmId(key), kind });
+    }
+
+    /// Removes the event of a connection that waits to start. `state` is the state in which the connection waited.
+    fn drop_start(&mut self, key: Key, state: Option<&EndpointState>) {
+        match state {
+            Some(EndpointState::Queued(_, host)) => self.handshakes.starts.remove(*host, CmId(key)),
+            Some(EndpointState::Resolving(peer)) => self.handshakes.starts.remove(Host::of(peer.ip()), CmId(key)),
+            _ => {}
+        }
     }
 
     /// Removes a connection that its peer has reset, if the program was not notified of the connection. Returns true if the connection was
@@ -233,8 +253,7 @@ impl<N: Net> Iwarp<N> {
                 let (host, device) = (Host::of(peer.ip()), DeviceId(0));
                 self.transition(key, EndpointState::Queued(asked, host));
                 let kind = CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth };
-                self.handshakes.requests.push(host, CmEvent { id: CmId(key), kind });
-                self.wake_for_event();
+                self.enqueue_start(host, key, kind);
             }
             Judgement::Refused(why, asked) => {
                 log::warn!("{peer}: rejected: {why}");
@@ -272,8 +291,7 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
         match self.transition(key, EndpointState::Dead) {
             Some(EndpointState::Datagram(id)) => self.release_datagram(key, *id),
-            Some(EndpointState::Queued(_, host)) => self.handshakes.requests.remove(host, CmId(key)),
-            _ => {}
+            state => self.drop_start(key, state.as_ref()),
         }
         let endpoint = self.endpoints.remove(key)?;
         self.cm_events.retain(|event| event.id != CmId(key));
@@ -315,7 +333,8 @@ impl<N: Net> Iwarp<N> {
     /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is given, sends these bytes to the peer before
     /// the socket is closed.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
-        self.transition(key, EndpointState::Dead);
+        let state = self.transition(key, EndpointState::Dead);
+        self.drop_start(key, state.as_ref());
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
         let socket = endpoint.socket.take();

@@ -12,7 +12,7 @@
 //! | `stag` | the Terminates for a misused STag |
 //! | `queue_pair` | a queue pair: both directions of one stream |
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
-//! | `handshake`, `half_open`, `request_queue` | the handshakes of connections, those without a request, and requests that wait |
+//! | `handshake`, `half_open`, `start_queue` | the handshakes of connections, those without a request, and connections that wait to start |
 //! | `drive`, `pace` | the handling of edges and deadlines, and the amount that one stream receives at a time |
 //! | `setup_listener`, `setup`, `unix` | the setup of shared memory within one host: its listener and state, its steps, and its sockets |
 //! | `links` | connections in shared memory: their scheduling and notifications |
@@ -51,12 +51,12 @@ mod ports;
 pub mod provider;
 mod queue_pair;
 mod receive;
-mod request_queue;
 mod requester;
 mod responder;
 mod setup;
 mod setup_listener;
 mod stag;
+mod start_queue;
 mod startup;
 mod stream;
 pub mod tcp;

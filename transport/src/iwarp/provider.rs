@@ -30,6 +30,7 @@ use crate::cq::{CqAttr, Notify};
 use crate::error::{Result, TransportError};
 use crate::mem::{Memory, Sge};
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::newcomers::Host;
 use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, Entropy, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::roce::packet::MAX_PAYLOAD;
@@ -257,7 +258,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Wakes the CM channel for an event, unless another event is queued or a call of [`Iwarp::next_event`] is in progress.
     pub(super) fn wake_for_event(&mut self) {
-        if self.cm_events.is_empty() && !self.call.within_cm {
+        if self.cm_events.is_empty() && self.handshakes.starts.is_empty() && !self.call.within_cm {
             self.net.wake(NetChannel::Cm);
         }
     }
@@ -435,9 +436,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             });
         }
         options.note_ignored(NAME);
-        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Resolved(peer), None));
+        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Resolving(peer), None));
         self.set_deadline(key, Some(deadline));
-        self.raise(key, CmEventKind::Resolved { device: DEVICE });
+        self.enqueue_start(Host::of(peer.ip()), key, CmEventKind::Resolved { device: DEVICE });
         Ok(CmId(key))
     }
 
@@ -533,7 +534,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 let reply = startup::reject(asked, &[]);
                 self.fail(key, None, Some(reply), now);
             }
-            EndpointState::Resolved(_) => self.fail(key, None, None, now),
+            EndpointState::Resolving(_) | EndpointState::Resolved(_) => self.fail(key, None, None, now),
             EndpointState::Connecting(..) | EndpointState::Replying(..) | EndpointState::SettingUp(_) => {
                 let failure = ConnectFailure::System("disconnected here while connecting".into());
                 self.fail(key, Some(failure), None, now);

@@ -556,6 +556,7 @@ mod tests {
         let address = server.iwarp.local_address(listener).unwrap();
         let out =
             client.iwarp.resolve(address, &PathOptions::default(), Instant::now() + Duration::from_secs(120)).unwrap();
+        until(server, client, |_, client| !client.events.is_empty());
         let qp = client.qp(out);
         assert_eq!(qp.0, out.0);
         client.iwarp.connect(out, &ConnectParam { private_data: b"hello", ..Default::default() }).unwrap();
@@ -695,6 +696,7 @@ mod tests {
                 .iwarp
                 .resolve(address, &PathOptions::default(), Instant::now() + Duration::from_secs(120))
                 .unwrap();
+            until(&mut door, &mut client, |_, client| !client.events.is_empty());
             let out_qp = client.qp(out);
             client.iwarp.connect(out, &ConnectParam::default()).unwrap();
             until(&mut door, &mut client, |door, _| !door.events.is_empty());

@@ -205,10 +205,7 @@ fn no_answer_and_nobody_there() {
     let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let address = bound.local_addr().unwrap().as_socket().unwrap();
-    let deadline = bench.now + Duration::from_secs(9);
-    let id = bench.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
-    bench.qp(id);
-    bench.iwarp.connect(id, &ConnectParam::default()).unwrap();
+    bench.connect_to(address);
     bench.turn();
     bench.events.retain(|event| !matches!(event.kind, CmEventKind::Resolved { .. }));
     assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Refused)));
@@ -559,6 +556,43 @@ fn a_program_that_is_slow_to_take_requests_refuses_nobody() {
     for peer in &mut peers {
         assert_eq!(bench.read(peer, 20)[16], 0, "it is accepted");
     }
+}
+
+/// A program opens eight connections at the same time, and needs one second for each. The request of the first connection must not wait
+/// for the others to start, because the server waits 5 s for it.
+#[test]
+fn a_connection_does_not_wait_for_others_to_start() {
+    const COUNT: usize = 8;
+    let (mut server, _, address) = listening(IwarpConfig::default());
+    let mut client = Bench::new(IwarpConfig::default());
+    let deadline = client.now + Duration::from_secs(60);
+    for _ in 0..COUNT {
+        client.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
+    }
+    let (mut started, mut up) = (0, 0);
+    until("all connections", || {
+        if let Some(event) = client.iwarp.next_cm_event(client.now).unwrap() {
+            match event.kind {
+                CmEventKind::Resolved { .. } => {
+                    client.qp(event.id);
+                    client.iwarp.connect(event.id, &ConnectParam::default()).unwrap();
+                    client.now += Duration::from_secs(1);
+                    started += 1;
+                }
+                CmEventKind::Established { .. } => up += 1,
+                other => panic!("{up} of {started} are up: {other:?}"),
+            }
+        }
+        server.now = client.now;
+        server.turn();
+        for event in std::mem::take(&mut server.events) {
+            if let CmEventKind::ConnectRequest { .. } = event.kind {
+                server.qp(event.id);
+                server.iwarp.accept(event.id, &ConnectParam::default(), server.now).unwrap();
+            }
+        }
+        (up == COUNT).then_some(())
+    });
 }
 
 /// After each part of the handshake that a client has sent, the server does not run for an hour. That part must be read before the client's

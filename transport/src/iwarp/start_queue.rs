@@ -1,5 +1,6 @@
-//! The connect requests of peers that the program has not received yet. The hosts of the peers have turns. So a host with many requests
-//! delays the request of another host by one request, and not by all of its own.
+//! The events with which connections start, and which the program has not received yet: connect requests of peers, and resolved addresses
+//! of the program's own connection attempts. The hosts of the peers have turns. So a host with many requests delays the request of another
+//! host by one request, and not by all of its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -7,20 +8,24 @@ use std::ops::Bound;
 use crate::cm::{CmEvent, CmId};
 use crate::newcomers::Host;
 
-/// The requests, by host and in the order of their arrival.
+/// The events, by host and in order.
 #[derive(Debug, Default)]
-pub(super) struct RequestQueue {
+pub(super) struct StartQueue {
     by_host: BTreeMap<Host, VecDeque<CmEvent>>,
     /// The host that has had the last turn.
     served: Option<Host>,
 }
 
-impl RequestQueue {
-    pub(super) fn push(&mut self, host: Host, request: CmEvent) {
-        self.by_host.entry(host).or_default().push_back(request);
+impl StartQueue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_host.is_empty()
     }
 
-    /// Removes the oldest request of the host whose turn it is, and returns that request. Returns `None` if the queue is empty.
+    pub(super) fn push(&mut self, host: Host, event: CmEvent) {
+        self.by_host.entry(host).or_default().push_back(event);
+    }
+
+    /// Removes and returns the oldest event of the host whose turn it is. Returns `None` if the queue is empty.
     pub(super) fn pop(&mut self) -> Option<CmEvent> {
         let behind = self.served.map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.by_host.range((behind, Bound::Unbounded)).next();
@@ -29,16 +34,16 @@ impl RequestQueue {
         self.take(host, |_| true)
     }
 
-    /// Removes the request of one connection.
+    /// Removes the event of one connection.
     pub(super) fn remove(&mut self, host: Host, id: CmId) {
-        self.take(host, |request| request.id == id);
+        self.take(host, |event| event.id == id);
     }
 
-    /// Removes and returns the first request of a host that meets a condition.
+    /// Removes and returns the first event of a host that meets a condition.
     fn take(&mut self, host: Host, is_meant: impl FnMut(&CmEvent) -> bool) -> Option<CmEvent> {
-        let requests = self.by_host.get_mut(&host)?;
-        let taken = requests.iter().position(is_meant).and_then(|place| requests.remove(place));
-        if requests.is_empty() {
+        let events = self.by_host.get_mut(&host)?;
+        let taken = events.iter().position(is_meant).and_then(|place| events.remove(place));
+        if events.is_empty() {
             self.by_host.remove(&host);
         }
         taken
@@ -55,7 +60,7 @@ mod tests {
 
     #[test]
     fn hosts_have_turns() {
-        let mut queue = RequestQueue::default();
+        let mut queue = StartQueue::default();
         let host = |last| Host::of(IpAddr::from([10, 0, 0, last]));
         let id = |of: u8, nth: u32| CmId(Key::new(u32::from(of) * 100 + nth, 1));
         for (of, requests) in [(2, 50), (1, 2), (3, 3)] {
