@@ -26,5 +26,6 @@ pub fn patient(config: Config) -> Config {
         .timeouts(|t| t.close = HOUR)
         .timeouts(|t| t.transfer = HOUR)
         .timeouts(|t| t.pool_idle = HOUR)
+        .iwarp(|i| (i.request_timeout, i.accept_timeout, i.ready_timeout) = (HOUR, HOUR, HOUR))
         .iwarp(|i| i.within_host.meeting_timeout = HOUR)
 }

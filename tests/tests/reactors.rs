@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_reactor::{
-    Config, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message, ProviderChoice,
-    Reactor, Reactors,
+    Config, ConnectError, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Message,
+    ProviderChoice, Reactor, Reactors,
 };
 use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
 use rdma_reactor_tests::patience::{PATIENCE, TEST, patient};
@@ -82,6 +82,10 @@ struct Client {
 impl Handler for Client {
     fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
         self.live.push(conn);
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        panic!("{conn}, {} are live: {error}", self.live.len());
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {

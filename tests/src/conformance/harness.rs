@@ -201,6 +201,7 @@ impl Setup {
             .timeouts(|t| (t.connect, t.attempt) = (PATIENCE, PATIENCE))
             .timeouts(|t| t.handshake = PATIENCE)
             .timeouts(|t| t.transfer = PATIENCE)
+            .iwarp(|i| (i.request_timeout, i.accept_timeout, i.ready_timeout) = (PATIENCE, PATIENCE, PATIENCE))
             .iwarp(|i| i.within_host.meeting_timeout = PATIENCE)
             // On an iWARP device, a close may take up to this timeout.
             .timeouts(|t| t.close = Duration::from_secs(10))
