@@ -18,14 +18,19 @@ pub const HOUR: Duration = Duration::from_secs(3600);
 /// these settings.
 #[must_use]
 pub fn patient(config: Config) -> Config {
-    config
+    limited_to(HOUR, config)
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR))
-        .timeouts(|t| t.connect = HOUR)
-        .timeouts(|t| t.attempt = HOUR)
-        .timeouts(|t| t.handshake = HOUR)
         .timeouts(|t| t.close = HOUR)
-        .timeouts(|t| t.transfer = HOUR)
         .timeouts(|t| t.pool_idle = HOUR)
-        .iwarp(|i| (i.request_timeout, i.accept_timeout, i.ready_timeout) = (HOUR, HOUR, HOUR))
-        .iwarp(|i| i.within_host.meeting_timeout = HOUR)
+}
+
+/// Returns `config` with `limit` as the time limit of each step of connecting, and of transfers.
+#[must_use]
+pub fn limited_to(limit: Duration, config: Config) -> Config {
+    config
+        .timeouts(|t| (t.connect, t.attempt) = (limit, limit))
+        .timeouts(|t| t.handshake = limit)
+        .timeouts(|t| t.transfer = limit)
+        .iwarp(|i| (i.request_timeout, i.accept_timeout, i.ready_timeout) = (limit, limit, limit))
+        .iwarp(|i| i.within_host.meeting_timeout = limit)
 }

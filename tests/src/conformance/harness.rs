@@ -14,8 +14,8 @@ use rdma_reactor::{
 use crate::device::Device;
 use crate::forward::Forward;
 use crate::identities;
-use crate::patience::TEST;
 pub use crate::patience::{HOUR, PATIENCE};
+use crate::patience::{TEST, limited_to};
 use crate::usage::descriptors;
 use crate::witness::{Watched, Witness};
 
@@ -194,15 +194,10 @@ impl Setup {
     /// sets that limit itself.
     #[must_use]
     pub fn config(&self) -> Config {
-        let config = Config::default()
+        let config = limited_to(PATIENCE, Config::default())
             .provider(self.provider)
             .max_memory(2 << 30)
             .shared_receives(self.shared)
-            .timeouts(|t| (t.connect, t.attempt) = (PATIENCE, PATIENCE))
-            .timeouts(|t| t.handshake = PATIENCE)
-            .timeouts(|t| t.transfer = PATIENCE)
-            .iwarp(|i| (i.request_timeout, i.accept_timeout, i.ready_timeout) = (PATIENCE, PATIENCE, PATIENCE))
-            .iwarp(|i| i.within_host.meeting_timeout = PATIENCE)
             // On an iWARP device, a close may take up to this timeout.
             .timeouts(|t| t.close = Duration::from_secs(10))
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(5), PATIENCE));
