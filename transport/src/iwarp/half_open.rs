@@ -10,7 +10,7 @@ use super::start_queue::StartQueue;
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
 
-/// The handshakes that peers have started with a provider.
+/// The handshakes that peers have started with a provider, and the connections that wait to start.
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
     /// The number of unfinished handshakes.
