@@ -28,6 +28,7 @@ mod turns {
         Reactors, RegionOptions, SendErrorKind, Transfer, TransferEnd, TransferId, TransferOptions, TransferOutcome,
         Wait,
     };
+    use rdma_reactor_tests::patience::patient;
 
     const ECHOES: usize = 20;
 
@@ -67,7 +68,7 @@ mod turns {
     }
 
     fn reactor() -> Reactor {
-        Reactor::new(Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event)).expect("a reactor")
+        Reactor::new(patient(Config::default()).provider(ProviderChoice::Iwarp).wait(Wait::Event)).expect("a reactor")
     }
 
     /// Returns a function that tells whether a loop that waits for the descriptor of the reactor has been woken since the last call.

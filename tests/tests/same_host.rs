@@ -12,7 +12,7 @@ use rdma_reactor::{
     Config, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor, SendErrorKind,
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
-use rdma_reactor_tests::patience::PATIENCE;
+use rdma_reactor_tests::patience::{PATIENCE, limited_to};
 
 const CONNECTIONS: usize = 3;
 
@@ -50,9 +50,8 @@ struct Host {
 
 impl Host {
     fn new(change: impl FnOnce(Config) -> Config) -> Self {
-        let config = Config::default()
+        let config = limited_to(PATIENCE, Config::default())
             .provider(ProviderChoice::Shm)
-            .timeouts(|t| (t.connect, t.handshake, t.flush) = (PATIENCE, PATIENCE, Duration::from_secs(1)))
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (PATIENCE, 2 * PATIENCE));
         let mut reactor = Reactor::new(change(config)).expect("a reactor");
         let listener = reactor.context().listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
@@ -185,7 +184,7 @@ fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
     with_watchdog("a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive", || {
         let second = Duration::from_secs(1);
         let mut host = Host::new(|config| {
-            config.timeouts(|t| (t.keepalive_interval, t.keepalive) = (second, 3 * second)).buffer_size(64 << 10)
+            config.timeouts(|t| (t.keepalive_interval, t.keepalive) = (second, 10 * second)).buffer_size(64 << 10)
         });
         let peer = Peer::connect(&["shm"], host.address, 1);
         host.until(|server, _| server.up.len() == CONNECTIONS && server.echoes >= 100);

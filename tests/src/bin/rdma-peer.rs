@@ -20,6 +20,7 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::conformance::harness::PATIENCE;
 use rdma_reactor_tests::device::config;
+use rdma_reactor_tests::patience::limited_to;
 
 /// The length of a message, in bytes.
 const SIZE: usize = 1000;
@@ -64,7 +65,7 @@ fn main() -> Result<(), Error> {
     let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
     // A test may take no turns for some time, for example while it sets a link down on a busy machine. It decides itself when this peer or
     // its path is lost.
-    let mut config = config().timeouts(|t| t.keepalive = PATIENCE);
+    let mut config = limited_to(PATIENCE, config()).timeouts(|t| t.keepalive = PATIENCE);
     for (word, provider) in
         [("shm", ProviderChoice::Shm), ("tcp", ProviderChoice::Iwarp), ("auto", ProviderChoice::Auto)]
     {

@@ -49,8 +49,8 @@ pub struct WithinHost {
     /// system. The system also chooses if it lacks the named algorithm or does not allow it (`net.ipv4.tcp_allowed_congestion_control`).
     /// BBR, the default of some systems, paces traffic even within the host. Pacing costs one timer per chunk of data.
     pub congestion: Option<String>,
-    /// The time in which the peer must answer the setup of shared memory. After this time, the connection stays on TCP with
-    /// [`SharedMemoryPolicy::Prefer`], and fails with [`SharedMemoryPolicy::Require`].
+    /// The time in which the peer must send its message of the setup of shared memory. After this time, the connection stays on TCP. With
+    /// [`SharedMemoryPolicy::Require`], the active side waits for the answer until the connection attempt times out.
     pub meeting_timeout: Duration,
 }
 

@@ -13,7 +13,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::config::SharedMemoryPolicy;
 use super::endpoint::{CmEndpoint, EndpointState};
@@ -33,8 +33,6 @@ use crate::slab::Key;
 
 /// The largest number of peers that are accepted from the Unix listener at a time.
 const MAX_ACCEPTS: usize = 64;
-/// The time in which an accepted peer must send its hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first bytes of the Unix listener's abstract name. Random digits follow.
 const NAME: &[u8] = b"rdma-";
 
@@ -89,7 +87,7 @@ impl<N: Net> Iwarp<N> {
         for _ in 0..MAX_ACCEPTS {
             match self.net.accept_local(listener) {
                 Ok(socket) => {
-                    let deadline = now + HELLO_TIMEOUT;
+                    let deadline = now + self.config.within_host.meeting_timeout;
                     let (key, oldest) = self.links.listener.add(socket, deadline);
                     self.own(socket, Owner::NewPeer(key));
                     self.push_deadline(deadline, Owner::NewPeer(key));
@@ -207,9 +205,11 @@ impl<N: Net> Iwarp<N> {
                         let until = endpoint.deadline;
                         let sent = SentSegment { socket, segment, agreement, private_data, until };
                         endpoint.setup = Some(Box::new(SegmentSetup::Sent(Box::new(sent))));
-                        let at_most = now + self.config.within_host.meeting_timeout;
-                        let deadline = until.map_or(at_most, |until| until.min(at_most));
-                        self.set_deadline(key, Some(deadline));
+                        // A connection that may not stay on TCP waits until the deadline of the attempt.
+                        if self.config.shared_memory != SharedMemoryPolicy::Require {
+                            let at_most = now + self.config.within_host.meeting_timeout;
+                            self.set_deadline(key, Some(until.map_or(at_most, |until| until.min(at_most))));
+                        }
                     }
                     return;
                 }

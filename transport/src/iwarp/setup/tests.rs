@@ -9,6 +9,7 @@ use crate::error::TransportError;
 use crate::patience::until;
 use crate::provider::Provider;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 /// The sockets of the system, with failures. If `accepts` is false, no Unix socket can be accepted any more. Otherwise the Unix socket that
 /// was accepted cannot move to the completion channel, because the system watches too many descriptors.
@@ -58,7 +59,7 @@ impl Net for FaultyNet {
     }
 }
 
-/// A provider that listens, and another one that connects to it. Both require shared memory.
+/// A provider that listens, and another one that connects to it. Both have the same policy for shared memory.
 struct SetupWorld {
     server: Bench<FaultyNet>,
     client: Bench,
@@ -68,7 +69,11 @@ struct SetupWorld {
 impl SetupWorld {
     /// `tag` is an argument of [`entropy`].
     fn new(tag: u8, accepts: bool) -> Self {
-        let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Require, ..IwarpConfig::default() };
+        Self::with(tag, accepts, SharedMemoryPolicy::Require)
+    }
+
+    fn with(tag: u8, accepts: bool, shared_memory: SharedMemoryPolicy) -> Self {
+        let config = IwarpConfig { shared_memory, ..IwarpConfig::default() };
         let net = FaultyNet { inner: TcpNet::new().unwrap(), accepts, accepted: None };
         let mut server = Bench::of(Iwarp::new(config.clone(), net, entropy(tag)).unwrap());
         let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
@@ -118,12 +123,12 @@ fn without_the_unix_listener_no_shared_memory_is_offered() {
     assert!(matches!(result, Err(TransportError::Unsupported { .. })), "{result:?}");
 }
 
-/// The passive side does not answer the hello. After the timeout of the setup, the connection would continue on TCP, which these settings
-/// forbid. After the deadline of the attempt, the attempt has timed out.
+/// The passive side does not answer the hello. A connection that requires shared memory waits for the answer until the deadline of the
+/// attempt, and any other one only for the time of the setup.
 #[test]
 fn an_attempt_times_out_while_shared_memory_is_set_up() {
-    for (tag, seconds) in [(3, 2), (4, 61)] {
-        let mut world = SetupWorld::new(tag, true);
+    for (tag, policy) in [(3, SharedMemoryPolicy::Prefer), (4, SharedMemoryPolicy::Require)] {
+        let mut world = SetupWorld::with(tag, true, policy);
         let id = world.request();
         world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
         until("the setup", || {
@@ -134,14 +139,21 @@ fn an_attempt_times_out_while_shared_memory_is_set_up() {
             };
             world.client.iwarp.endpoints.keys().iter().any(sets_up).then_some(())
         });
-        world.client.now += Duration::from_secs(seconds);
-        world.client.turn();
-        let failure = world.client.events.iter().find_map(|event| match &event.kind {
-            CmEventKind::ConnectFailed(failure) => Some(failure),
-            _ => None,
-        });
-        let timed_out = matches!(failure, Some(ConnectFailure::Timeout));
-        let unreachable = matches!(failure, Some(ConnectFailure::Unreachable(_)));
-        assert_eq!((timed_out, unreachable), (seconds > 60, seconds < 60), "{failure:?}");
+        let mut events_after = |seconds| {
+            world.client.now += Duration::from_secs(seconds);
+            world.client.turn();
+            std::mem::take(&mut world.client.events)
+        };
+        events_after(0);
+        let early = events_after(2);
+        let late = events_after(59);
+        let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
+        let timed_out = |event: &CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout));
+        match policy {
+            SharedMemoryPolicy::Require => {
+                assert!(early.is_empty() && late.iter().any(timed_out), "{early:?} {late:?}")
+            }
+            _ => assert!(early.iter().any(is_up) && late.is_empty(), "{early:?} {late:?}"),
+        }
     }
 }
