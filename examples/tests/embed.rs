@@ -5,9 +5,10 @@
 #[path = "../tools/tests/patience/mod.rs"]
 mod patience;
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -15,9 +16,14 @@ use nix::unistd::Pid;
 use patience::PATIENCE;
 
 fn run(program: &str, args: &[&str]) -> String {
+    run_with(program, args, |_| {})
+}
+
+/// Runs a program to its end, and returns its output. Calls `disturb` with the process meanwhile.
+fn run_with(program: &str, args: &[&str], disturb: impl FnOnce(&mut Child)) -> String {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
-    let child = command.spawn().expect("the program starts");
+    let mut child = command.spawn().expect("the program starts");
     let pid = Pid::from_raw(child.id() as i32);
     let (done, watch) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
@@ -26,6 +32,7 @@ fn run(program: &str, args: &[&str]) -> String {
             kill(pid, Signal::SIGKILL).expect("it has not been waited for");
         }
     });
+    disturb(&mut child);
     let output = child.wait_with_output().expect("its end");
     drop(done);
     watchdog.join().expect("the watchdog");
@@ -66,6 +73,28 @@ fn calloop() {
 #[test]
 fn tokio() {
     shares_its_loop(env!("CARGO_BIN_EXE_embed-tokio"), &[]);
+}
+
+/// A process that is stopped and continued, as by Ctrl-Z and `fg`, returns from `epoll_wait` with `EINTR`. Its loop must continue.
+#[test]
+fn a_loop_that_is_stopped_continues() {
+    let programs = [
+        env!("CARGO_BIN_EXE_embed-epoll"),
+        env!("CARGO_BIN_EXE_embed-mio"),
+        env!("CARGO_BIN_EXE_embed-calloop"),
+        env!("CARGO_BIN_EXE_embed-tokio"),
+        env!("CARGO_BIN_EXE_embed-async"),
+    ];
+    for program in programs {
+        run_with(program, &[], |child| {
+            let pid = Pid::from_raw(child.id() as i32);
+            while child.try_wait().expect("it is a child").is_none() {
+                kill(pid, Signal::SIGSTOP).expect("it has not been waited for");
+                kill(pid, Signal::SIGCONT).expect("it has not been waited for");
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+    }
 }
 
 #[test]

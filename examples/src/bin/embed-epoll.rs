@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdma_reactor_examples::embed::{Load, Server};
@@ -41,7 +42,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         // epoll takes the timeout in milliseconds. The remaining time is rounded up. If it were rounded down, `wait` would repeatedly
         // return just before the deadline.
         let timeout = EpollTimeout::try_from(left + Duration::from_micros(999))?;
-        let count = epoll.wait(&mut events, timeout)?;
+        let count = match epoll.wait(&mut events, timeout) {
+            // A signal has ended the wait, for example when the program continues after Ctrl-Z.
+            Err(Errno::EINTR) => 0,
+            result => result?,
+        };
         let events = &events[..count];
 
         if events.iter().any(|event| event.data() == OTHER) {

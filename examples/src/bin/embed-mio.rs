@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
 use std::error::Error;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     while !load.done {
         let due = reactor.next_deadline().map_or(heartbeat, |at| at.min(heartbeat));
         let left = if more { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) };
-        poll.poll(&mut events, Some(left))?;
+        match poll.poll(&mut events, Some(left)) {
+            // A signal has ended the wait, for example when the program continues after Ctrl-Z. There are no events.
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => result?,
+        }
 
         heartbeats += events.iter().filter(|event| event.token() == OTHER).count() as u64;
         let now = Instant::now();
