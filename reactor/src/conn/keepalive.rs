@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 /// The time until the next check of a peer that has exceeded its timeout but may have sent something that was not processed yet.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The limits on a peer's silence.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use super::effects::{Action, Effects, Event};
 use super::evidence::Evidence;
 use super::frame::MessageKind;
 use super::greeting::Greeting;
-use super::keepalive::{Patience, Verdict};
+use super::keepalive::{LOOK_AGAIN, Patience, Verdict};
 use super::recv_queue::RecvQueue;
 use super::state::{Ending, Late, State};
 use super::{Connection, Env, Terms};
@@ -29,6 +29,9 @@ pub(crate) struct Silence {
     pub(crate) heard: Option<Instant>,
     /// True if the reactor has processed everything that the peer has sent so far.
     pub(crate) caught_up: bool,
+    /// True if the reactor has looked for input twice since the peer was first suspected to be silent. The message that completes a
+    /// handshake may need two turns: one for the event that establishes the connection, and one for the message.
+    pub(crate) looked_again: bool,
 }
 
 impl Config {
@@ -213,9 +216,13 @@ impl Connection {
 
     // Timeouts.
 
-    /// Handles the timeout that [`Action::Deadline`] or [`Action::LookBy`] has scheduled. Returns true if the peer has exceeded its
-    /// keepalive timeout, but may have sent something that the reactor has not processed yet.
+    /// Handles the timeout that [`Action::Deadline`] or [`Action::LookBy`] has scheduled. Returns true if the peer has exceeded the timeout
+    /// of its handshake or keepalive, but may have sent something that the reactor has not processed yet.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
+        if self.state.is_handshake() && !silence.looked_again {
+            self.want(env, Action::Deadline(Some(env.now + LOOK_AGAIN)));
+            return true;
+        }
         match self.state {
             State::Resolving(_) | State::Connecting(_) | State::Probing(_) => {
                 self.end(Ending::ConnectError(ConnectError::Timeout), env);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdma_reactor::aio::AsyncReactor;
 use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Error, Handler, Parts, Reactor};
-use rdma_transport::iwarp::{Iwarp, IwarpConfig};
+use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy};
 
 use super::fabric::{Fabric, Shared, lock};
 use crate::forward::Forward;
@@ -65,7 +65,11 @@ pub fn entropy(node: usize) -> rdma_reactor::Entropy {
 #[must_use]
 pub fn parts(node: usize, fabric: &Shared) -> Parts {
     let net = SimNet::new(node, Arc::clone(fabric));
-    let provider = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
+    let mut config = IwarpConfig::default();
+    if lock(fabric).one_host {
+        config.shared_memory = SharedMemoryPolicy::Prefer;
+    }
+    let provider = Iwarp::new(config, net, entropy(node)).expect("default settings");
     Parts {
         providers: vec![Box::new(provider)],
         poller: Box::new(SimPoller::new(node, Arc::clone(fabric))),

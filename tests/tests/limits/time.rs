@@ -169,6 +169,54 @@ fn the_time_of_a_handshake_counts_from_the_acceptance() {
     assert!(client.errors.borrow().is_empty());
 }
 
+/// A server takes no turns for longer than the time limit of a handshake, after each number of steps. Meanwhile the client sends everything
+/// that the handshake needs, over TCP or in shared memory. The client's silence has not been longer than the limit, so the connection
+/// comes up.
+#[test]
+fn the_absence_of_a_server_is_not_the_silence_of_its_client() {
+    for one_host in [false, true] {
+        the_absence_of_a_server(one_host);
+    }
+}
+
+fn the_absence_of_a_server(one_host: bool) {
+    const LIMIT: u64 = 100;
+    let mut accepted = false;
+    for steps in 0..1000 {
+        let (fabric, server, client) = (network(2), Attempts::default(), Attempts::default());
+        lock(&fabric).one_host = one_host;
+        let limits = Config::default().timeouts(|t| t.handshake = Duration::from_millis(LIMIT));
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, limits), Box::new(server.clone())),
+            Node::new(reactor(1, &fabric, Config::default()), Box::new(client.clone())),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        for _ in 0..steps {
+            step(&fabric, &mut nodes).expect("a turn");
+        }
+        if !server.up.borrow().is_empty() {
+            assert!(accepted, "the server is absent during the handshake");
+            return;
+        }
+        accepted |= nodes[0].reactor.stats().connections.current > 0;
+        nodes[0].dead = true;
+        until(&fabric, &mut nodes, "the client has sent everything", |nodes| {
+            let mut fabric = lock(&fabric);
+            !nodes[1].more && !fabric.is_runnable(1, true) && fabric.next().is_none()
+        });
+        let now = lock(&fabric).now();
+        lock(&fabric).advance(now + 2 * LIMIT * MS);
+        nodes[0].dead = false;
+        until(&fabric, &mut nodes, "the outcome", |nodes| {
+            nodes[0].reactor.stats().connections.refused > 0 || !server.up.borrow().is_empty()
+        });
+        assert_eq!(server.up.borrow().len(), 1, "after {steps} steps: {:?}", nodes[0].reactor.stats().connections);
+        until(&fabric, &mut nodes, "the client", |_| !client.up.borrow().is_empty());
+    }
+    panic!("the connection never comes up");
+}
+
 /// Row 48 of `docs/reliability.md`. A peer answers each ping but never grants credits. Its connection ends when the last credit for a ping
 /// is used, whether or not the program sends.
 #[test]

@@ -478,7 +478,8 @@ impl Side {
             // delivery.
             self.drained = false;
         }
-        let silence = Silence { heard: None, caught_up: self.device.completions.is_empty() };
+        let caught_up = self.device.completions.is_empty();
+        let silence = Silence { heard: None, caught_up, looked_again: caught_up };
         self.tell(|conn, env| conn.timeout(&silence, env));
     }
 
