@@ -29,9 +29,8 @@ pub(crate) struct Silence {
     pub(crate) heard: Option<Instant>,
     /// True if the reactor has processed everything that the peer has sent so far.
     pub(crate) caught_up: bool,
-    /// True if the reactor has looked for input twice since the peer was first suspected to be silent. The message that completes a
-    /// handshake may need two turns: one for the event that establishes the connection, and one for the message.
-    pub(crate) looked_again: bool,
+    /// The number of times that the reactor has looked for input since the peer was first suspected to be silent.
+    pub(crate) looks: u64,
 }
 
 impl Config {
@@ -219,7 +218,8 @@ impl Connection {
     /// Handles the timeout that [`Action::Deadline`] or [`Action::LookBy`] has scheduled. Returns true if the peer has exceeded the timeout
     /// of its handshake or keepalive, but may have sent something that the reactor has not processed yet.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
-        if self.state.is_handshake() && !silence.looked_again {
+        // The message that completes a handshake may need two turns: one establishes the connection, and one reads the message.
+        if self.state.is_handshake() && silence.looks < 2 {
             self.want(env, Action::Deadline(Some(env.now + LOOK_AGAIN)));
             return true;
         }

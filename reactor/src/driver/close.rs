@@ -143,22 +143,22 @@ impl Driver {
     /// when everything was handled that had arrived in the completion queue and in the operating system at the time of that first
     /// suspicion.
     fn silence(&self, id: ConnectionId) -> Silence {
-        let unknown = Silence { heard: None, caught_up: true, looked_again: true };
+        let unknown = Silence { heard: None, caught_up: true, looks: u64::MAX };
         let Some(slot) = self.table.get(id) else { return unknown };
         let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return unknown };
         let liveness = self.providers.get(slot.link.cm.provider).liveness();
         let cq = self.devices.get(place.device).and_then(|device| device.cqs.get(place.room.cq));
-        let (passed, looked_again) = match (slot.link.suspect, cq) {
+        let (passed, looks) = match (slot.link.suspect, cq) {
             (Some(Suspicion { mark, waits }), Some(cq)) => {
                 let looks = self.stats.turns.waits - waits;
-                (cq.has_passed(mark) && looks >= 1, looks >= 2)
+                (cq.has_passed(mark) && looks > 0, looks)
             }
-            (None, Some(_)) => (false, false),
-            (_, None) => (true, true),
+            (None, Some(_)) => (false, 0),
+            (_, None) => (true, u64::MAX),
         };
         let unread = liveness.is_some_and(|liveness| liveness.has_unread(qp)) || !slot.allowance.backlog.is_empty();
         let heard = liveness.and_then(|liveness| liveness.last_heard(qp));
-        Silence { heard, caught_up: passed && !unread, looked_again }
+        Silence { heard, caught_up: passed && !unread, looks }
     }
 
     /// Records whether a peer is suspected to be lost. If `suspects` is false, removes an earlier suspicion. The first suspicion stores the
