@@ -1,6 +1,6 @@
 //! The end of connections: deadlines, the flush of the queues, and stage 10, which releases connections that have ended.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rdma_transport::caps::Features;
 use rdma_transport::cm::DisconnectCause;
@@ -11,6 +11,7 @@ use super::stages::Stages;
 use super::table::{ConnectionSlot, Flush, Suspicion};
 use super::{Driver, TimerPurpose};
 use crate::conn::effects::Event;
+use crate::conn::keepalive::LOOK_AGAIN;
 use crate::conn::life::Silence;
 use crate::conn::state::{Ending, State};
 use crate::device::cq::CompletionQueue;
@@ -37,9 +38,6 @@ impl ConnectionSlot {
         }
     }
 }
-
-/// The time until the next check, if completions were still unhandled at the end of the flush timeout.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The largest number of connections that are released in one turn.
 const ENDS_PER_TURN: usize = 256;
