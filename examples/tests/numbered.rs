@@ -112,8 +112,8 @@ fn clients_use_the_memory_of_a_server() {
 #[test]
 fn large_messages_arrive_as_one() {
     let out = succeeds(env!("CARGO_BIN_EXE_08-large-messages"));
-    for sum in [1_u64 << 24, 2 << 24] {
-        assert!(out.contains(&format!("a message of 16 MiB, whose bytes add up to {sum}\n")), "{out}");
+    for byte in [1, 2] {
+        assert!(out.contains(&format!("a message of 16 MiB, each byte is {byte}: true\n")), "{out}");
     }
     assert!(out.contains("the copy is sent: true") && out.contains("the region is sent: true"), "{out}");
 }

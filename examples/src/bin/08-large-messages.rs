@@ -71,8 +71,9 @@ struct Receiver;
 
 impl Handler for Receiver {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
-        let sum: u64 = message.iter().map(|&byte| u64::from(byte)).sum();
-        println!("a message of {} MiB, whose bytes add up to {sum}", message.len() >> 20);
+        let first = message.first().copied().unwrap_or_default();
+        let all_same = message[..] == vec![first; message.len()];
+        println!("a message of {} MiB, each byte is {first}: {all_same}", message.len() >> 20);
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {

@@ -27,19 +27,27 @@ const fn block_of(nth: usize) -> usize {
     nth * 7919 % BLOCKS
 }
 
+/// Returns the number of blocks of `len` bytes that consist only of the byte that `byte_of` returns for their number.
+fn count_correct(blocks: &[u8], len: usize, byte_of: impl Fn(usize) -> u8) -> usize {
+    let is_correct = |(nth, block): (usize, &[u8])| block.iter().all(|&byte| byte == byte_of(nth));
+    blocks.chunks(len).enumerate().filter(|&block| is_correct(block)).count()
+}
+
 /// The passive side: its memory is read and written, and its program does nothing during the transfers.
 struct Owner {
-    block: usize,
+    /// The content of the cache, until it is registered.
+    content: Vec<u8>,
     cache: Option<Region>,
-    /// The number of blocks that are correct after the write.
-    right: usize,
+    /// The number of bytes of which the mover has notified the owner.
+    notified: u64,
+    /// A copy of the cache at the notification. It is checked after the transfers, because a reactor answers nobody during a callback.
+    written: Vec<u8>,
 }
 
 impl Handler for Owner {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let bytes = (0..BLOCKS).flat_map(|nth| std::iter::repeat_n(nth as u8, self.block)).collect();
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
-        match cx.register_vec(conn, bytes, &options) {
+        match cx.register_vec(conn, std::mem::take(&mut self.content), &options) {
             Ok(cache) => {
                 cx.send(conn, &cache.remote().to_bytes()).expect("a new connection has room");
                 self.cache = Some(cache);
@@ -52,10 +60,10 @@ impl Handler for Owner {
     }
 
     fn on_immediate(&mut self, _: &mut Context<'_>, _: ConnectionId, immediate: Immediate) {
-        let mut bytes = vec![0; self.block * BLOCKS];
-        self.cache.iter().for_each(|cache| cache.copy_to(0, &mut bytes));
-        self.right = bytes.chunks(self.block).filter(|block| block.iter().all(|&byte| byte == 0xff)).count();
-        println!("the owner was notified of {} bytes, and {} blocks are correct", immediate.len, self.right);
+        self.notified = immediate.len.into();
+        let Some(cache) = &self.cache else { return };
+        self.written.resize(cache.len(), 0);
+        cache.copy_to(0, &mut self.written);
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
@@ -70,8 +78,8 @@ struct Mover {
     blocks: Option<Region>,
     pieces: Vec<Piece>,
     transfers: usize,
-    /// The number of blocks that are correct after the read.
-    right: usize,
+    /// A copy of the blocks after the first transfer.
+    read: Vec<u8>,
     started: Instant,
     /// The transfer that the program cancels, with its connection.
     cancel: Option<(ConnectionId, TransferId)>,
@@ -134,11 +142,8 @@ impl Handler for Mover {
         let untouched = end.untouched();
         println!("{:?}: {} blocks have arrived ({rate:.0} MiB/s), {untouched} were not begun", end.outcome, end.there);
         if self.transfers == 1 {
-            let mut bytes = vec![0; self.block * BLOCKS];
-            self.blocks.iter().for_each(|blocks| blocks.copy_to(0, &mut bytes));
-            let is_right = |(nth, block): (usize, &[u8])| block.iter().all(|&byte| byte == block_of(nth) as u8);
-            self.right = bytes.chunks(self.block).enumerate().filter(|&block| is_right(block)).count();
-            println!("{} blocks are correct", self.right);
+            self.read.resize(self.block * BLOCKS, 0);
+            self.blocks.iter().for_each(|blocks| blocks.copy_to(0, &mut self.read));
         }
         self.pieces = end.pieces;
         let gone_on = self.go_on(cx, conn);
@@ -175,12 +180,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut owner = Reactor::new(config.clone())?;
     let listener = owner.context().listen("127.0.0.1:0".parse()?)?;
     let address = owner.context().local_address(listener).ok_or("the listener is gone")?;
+    let content = (0..BLOCKS).flat_map(|nth| std::iter::repeat_n(nth as u8, block)).collect();
     let thread = thread::spawn(move || {
-        let mut cache = Owner { block, cache: None, right: 0 };
-        owner.run(&mut cache).map(|()| cache.right)
+        let mut handler = Owner { content, cache: None, notified: 0, written: Vec::new() };
+        owner.run(&mut handler).map(|()| (handler.notified, handler.written))
     });
     let (pieces, started) = (Vec::new(), Instant::now());
-    let mut mover = Mover { block, blocks: None, pieces, transfers: 0, right: 0, started, cancel: None };
+    let mut mover = Mover { block, blocks: None, pieces, transfers: 0, read: Vec::new(), started, cancel: None };
     let mut reactor = Reactor::new(config)?;
     reactor.context().connect(address)?;
     reactor.run(&mut mover)?;
@@ -188,9 +194,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     if mover.transfers != 4 {
         return Err("not all transfers were begun".into());
     }
-    let written = thread.join().map_err(|_| "the owner panicked")??;
-    if (mover.right, written) != (BLOCKS, BLOCKS) {
-        return Err(format!("of {BLOCKS} blocks, {} were read and {written} written correctly", mover.right).into());
+    let (notified, written) = thread.join().map_err(|_| "the owner panicked")??;
+    let read = count_correct(&mover.read, block, |nth| block_of(nth) as u8);
+    let written = count_correct(&written, block, |_| 0xff);
+    println!("{read} blocks are correct");
+    println!("the owner was notified of {notified} bytes, and {written} blocks are correct");
+    if (read, written) != (BLOCKS, BLOCKS) {
+        return Err(format!("of {BLOCKS} blocks, {read} were read and {written} written correctly").into());
     }
     Ok(())
 }
