@@ -15,9 +15,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use patience::PATIENCE;
 use rdma_reactor::{
-    Access, Config, ConnectionId, Context, Framing, Handler, Immediate, ListenOptions, Message, Outcome,
-    ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId,
+    Access, Config, ConnectOptions, ConnectionId, Context, Framing, Handler, Immediate, ListenOptions, Message,
+    Outcome, ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId,
 };
+use rdma_reactor_tools::valkey::command::ValkeyCommand;
+use rdma_reactor_tools::valkey::link::ValkeyLink;
 
 /// The deliberate fault of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -308,6 +310,35 @@ fn a_large_value_takes_several_buffers() {
     let (output, server) = talk(Fault::Nothing, 300_000, &["-n", "2", "-s", "3M", "-P", "2"]);
     succeeded(&output);
     assert_eq!(server.offers, 21, "6 MiB and a little more in buffers of 300,000 bytes");
+}
+
+/// Closes its first connection, and uses the link afterwards.
+#[derive(Default)]
+struct Closer(Vec<Result<(), String>>);
+
+impl Handler for Closer {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let mut link = ValkeyLink::open(cx, conn, 4096).unwrap();
+        cx.close(conn);
+        link.out().extend(b"PING");
+        let room = ValkeyCommand::Buffer(RemoteRegion { address: 1 << 20, len: 4096, key: 1 });
+        self.0 = vec![link.command(cx, ValkeyCommand::Keepalive), link.on_command(cx, &room.encode())];
+        cx.stop();
+    }
+}
+
+/// A keepalive may be due, and commands of the server may arrive, while a client that has done its work closes the connection.
+#[test]
+fn what_is_due_after_the_close_is_no_failure() {
+    let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap();
+    let mut cx = reactor.context();
+    let options = ListenOptions::new().framing(Framing::Raw).extensions(true);
+    let listener = cx.listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
+    let address = cx.local_address(listener).unwrap();
+    cx.connect_with(address, ConnectOptions::new().framing(Framing::Raw).extensions(true)).unwrap();
+    let mut closer = Closer::default();
+    reactor.run(&mut closer).unwrap();
+    assert_eq!(closer.0, [Ok(()), Ok(())]);
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl ValkeyLink {
     /// bytes before the client must offer the buffer again.
     ///
     /// # Errors
-    /// Memory cannot be registered, or the connection has ended.
+    /// Memory cannot be registered.
     pub fn open(cx: &mut Context<'_>, conn: ConnectionId, buffer: usize) -> Result<Self, String> {
         let mut region =
             |len, options: &RegionOptions| cx.register(conn, len, options).map_err(|error| error.to_string());
@@ -66,13 +66,15 @@ impl ValkeyLink {
         self.conn
     }
 
-    /// Sends a command.
+    /// Sends a command. Does nothing if the connection is closed or has ended: `on_disconnect` follows, and reports the reason.
     ///
     /// # Errors
-    /// The connection has ended, or the send queue is full. The latter happens if the server fills the buffer repeatedly without
-    /// receiving the offers.
+    /// The send queue is full. This happens if the server fills the buffer repeatedly without receiving the offers.
     pub fn command(&self, cx: &mut Context<'_>, command: ValkeyCommand) -> Result<(), String> {
-        cx.send(self.conn, &command.encode()).map(drop).map_err(|error| error.to_string())
+        match cx.send(self.conn, &command.encode()) {
+            Ok(_) | Err(SendErrorKind::Closed) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Offers the whole buffer to the server again.
@@ -99,7 +101,7 @@ impl ValkeyLink {
     /// Handles a write of the server: appends the bytes that have arrived to `input`.
     ///
     /// # Errors
-    /// The server reports more bytes than the buffer had space for, or the connection has ended.
+    /// The server reports more bytes than the buffer had space for, or the send queue is full.
     pub fn on_immediate(
         &mut self,
         cx: &mut Context<'_>,
@@ -131,10 +133,10 @@ impl ValkeyLink {
         if outcome.is_sent() { self.flush(cx) } else { Ok(()) }
     }
 
-    /// Writes as many bytes as the server's buffer and the source memory permit.
+    /// Writes as many bytes as the server's buffer and the source memory permit. Does nothing if the connection is closed or has ended.
     ///
     /// # Errors
-    /// The device does not support writes with immediate data, the server's buffer cannot be written to, or the connection has ended.
+    /// The device does not support writes with immediate data, or the server's buffer cannot be written to.
     pub fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let room = usize::try_from(self.room.len).unwrap_or(usize::MAX);
         let len = self.out.len().min(room).min(self.source.len());
@@ -148,8 +150,9 @@ impl ValkeyLink {
         }
         match cx.write_with_immediate(self.conn, self.room, &self.source, 0..len, len as u32) {
             Ok(id) => self.writing = Some(id),
-            // The send queue is full. The reactor calls `on_writable` when the queue has space.
-            Err(SendErrorKind::WouldBlock(_)) => return Ok(()),
+            // If the send queue is full, the reactor calls `on_writable` when the queue has space. If the connection is closed, it calls
+            // `on_disconnect` with the reason.
+            Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         }
         self.out.drain(..len);
