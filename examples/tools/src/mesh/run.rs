@@ -147,6 +147,7 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
     // Each connection needs five receives of the shared queue, and the library reserves an eighth of the queue. Eight receives per
     // connection are enough for both.
     let shared = (place.ranks >= SHARE_FROM).then(|| (8 * links).min(32_768));
+    let connect = Duration::from_secs(10).min(cli.patience);
     Ok(Config::default()
         .provider(carrier.provider)
         .wait(cli.wait.policy()?)
@@ -161,8 +162,9 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
         .security(cli.device.security.security()?)
         // Bandwidth is measured by RDMA Writes of meaningless bytes, which need no encryption.
         .allow_plain_remote_memory(true)
-        .timeouts(|t| t.connect = Duration::from_secs(10).min(cli.patience))
-        .timeouts(|t| t.handshake = Duration::from_secs(10).min(cli.patience))
+        .timeouts(|t| (t.connect, t.handshake) = (connect, connect))
+        // A busy rank must not be measured over TCP only because it answered late.
+        .iwarp(|i| i.within_host.meeting_timeout = connect / 2)
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (cli.silence / 3, cli.silence)))
 }
 

@@ -12,6 +12,9 @@ use super::failure::Failure;
 use super::frame;
 use super::watch;
 
+/// The time limit of one attempt to connect.
+const CONNECT: Duration = Duration::from_secs(5);
+
 /// The length of the largest message, in bytes. This is also the library's limit.
 pub const MAX_SIZE: u64 = 1 << 30;
 /// The largest number of messages in flight.
@@ -298,9 +301,10 @@ impl Job {
             .quiet_sends(self.op == Op::Send)
             .completions(|c| c.queue = (receive + send + 2).max(1024))
             .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
-            .timeouts(|t| t.connect = Duration::from_secs(5))
-            .timeouts(|t| t.handshake = Duration::from_secs(2))
+            .timeouts(|t| t.connect = CONNECT)
             .iwarp(|i| {
+                // A busy peer must not be measured over TCP only because it answered late.
+                i.within_host.meeting_timeout = CONNECT / 2;
                 i.crc = if self.crc { CrcPolicy::default() } else { CrcPolicy::Off };
                 if self.system_congestion {
                     i.within_host.congestion = None;
