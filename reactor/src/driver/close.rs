@@ -18,6 +18,7 @@ use crate::device::cq::CompletionQueue;
 use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, WorkRequestId};
 use crate::providers::Providers;
+use crate::seam::timer::Expired;
 use crate::stats::Stats;
 
 impl ConnectionSlot {
@@ -455,11 +456,11 @@ impl Driver {
     }
 
     /// Stage 8: handles expired timers. Returns the next expired timer that the caller must handle: a timer of the program, of an endpoint,
-    /// or of a drain. `budget` is the number of timers that this turn may still handle. Returns `None` if no such timer has expired, or if
+    /// or of a drain. `budget` is the number of timers that this turn may still handle. Returns `None` if `expired` has no such timer, or if
     /// `budget` has become 0.
-    pub(crate) fn next_due(&mut self, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
+    pub(crate) fn next_due(&mut self, expired: &Expired, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
         while *budget > 0 {
-            let (key, due) = self.timers.pop_due(self.now)?;
+            let (key, due) = self.timers.pop_due(expired)?;
             *budget -= 1;
             match due {
                 TimerPurpose::Connection(id) => self.connection_due(id),

@@ -55,7 +55,7 @@ use crate::memory::registry::Registry;
 use crate::providers::{Handle, Providers, SHARED_MEMORY};
 use crate::seam::io::Registrations;
 use crate::seam::poller::{Clock, Poller};
-use crate::seam::timer::Timers;
+use crate::seam::timer::{Expired, Timers};
 use crate::seam::wake::WakeFlag;
 use crate::security::PeerIdentity;
 use crate::stats::{ConnectionStats, MemoryStats, Stats};
@@ -218,6 +218,11 @@ impl Driver {
 
     pub(crate) const fn os_mut(&mut self) -> &mut Os {
         &mut self.os
+    }
+
+    /// Returns the timers that have expired.
+    pub(crate) fn expired_timers(&self) -> Expired {
+        self.timers.expired(self.now)
     }
 
     pub(crate) const fn timers_mut(&mut self) -> &mut Timers<TimerPurpose> {

@@ -10,6 +10,14 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 use rdma_transport::slab::{Key, Slab};
 
+/// The timers that have expired at a point in time. A timer that is set afterwards is not one of them, even if its delay is zero.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expired {
+    now: Instant,
+    /// The sequence number of the next timer that is set.
+    sequence: u64,
+}
+
 /// Timers, each with a deadline and a value.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
@@ -68,12 +76,19 @@ impl<T> Timers<T> {
         self.earliest
     }
 
-    /// If the earliest timer has expired, removes it and returns its key and value. Otherwise returns `None`.
-    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Key, T)> {
-        if self.next()? > now {
+    /// Returns the timers that have expired at `now`, for [`Timers::pop_due`].
+    pub(crate) const fn expired(&self, now: Instant) -> Expired {
+        Expired { now, sequence: self.sequence }
+    }
+
+    /// If the earliest timer is one of `expired`, removes it and returns its key and value. Otherwise returns `None`.
+    pub(crate) fn pop_due(&mut self, expired: &Expired) -> Option<(Key, T)> {
+        self.next()?;
+        let Reverse((at, sequence, key)) = self.heap.peek().copied()?;
+        if (at, sequence) >= (expired.now, expired.sequence) {
             return None;
         }
-        let Reverse((_, _, key)) = self.heap.pop()?;
+        self.heap.pop();
         self.live.remove(key).map(|value| (key, value))
     }
 }
@@ -99,15 +114,31 @@ mod tests {
         timers.insert(t0 + ms(3), 'd');
         assert_eq!(timers.next(), Some(t0 + ms(1)));
         assert!(timers.may_be_due(t0 + ms(1)) && !timers.may_be_due(t0));
-        assert!(timers.pop_due(t0).is_none());
+        assert!(timers.pop_due(&timers.expired(t0)).is_none());
         assert_eq!(timers.cancel(b), Some('b'));
         assert_eq!(timers.cancel(b), None);
-        let mut fired = Vec::new();
-        while let Some((_, value)) = timers.pop_due(t0 + ms(9)) {
+        let (expired, mut fired) = (timers.expired(t0 + ms(9)), Vec::new());
+        while let Some((_, value)) = timers.pop_due(&expired) {
             fired.push(value);
         }
         assert_eq!(fired, ['a', 'c', 'd']);
         assert!(timers.next().is_none() && !timers.may_be_due(t0 + ms(9)));
+    }
+
+    #[test]
+    fn what_is_set_afterwards_has_not_expired() {
+        let t0 = start();
+        let mut timers = Timers::default();
+        timers.insert(t0, 0);
+        timers.insert(t0, 1);
+        let expired = timers.expired(t0);
+        for value in [0, 1] {
+            assert_eq!(timers.pop_due(&expired).map(|(_, value)| value), Some(value));
+            timers.insert(t0, value + 2);
+        }
+        assert!(timers.pop_due(&expired).is_none());
+        assert!(timers.may_be_due(t0));
+        assert_eq!(timers.pop_due(&timers.expired(t0)).map(|(_, value)| value), Some(2));
     }
 
     #[test]

@@ -104,11 +104,12 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Runs stage 8: the timers that have expired.
+    /// Runs stage 8: the timers that have expired. A timer that a callback of this stage sets waits for the next turn, even if its delay is
+    /// zero. So a program that does its work in slices, one for each timer, leaves the turns between them to the connections.
     fn timers(&mut self) {
         self.driver.take(Stages::TIMERS);
-        let mut left = TIMERS_PER_TURN;
-        while let Some((key, due)) = self.driver.next_due(&mut left) {
+        let (expired, mut left) = (self.driver.expired_timers(), TIMERS_PER_TURN);
+        while let Some((key, due)) = self.driver.next_due(&expired, &mut left) {
             match due {
                 TimerPurpose::Program(token) => self.timer(key, token),
                 TimerPurpose::Endpoint(number) => self.endpoints.on_timer(self.driver, number),

@@ -149,6 +149,30 @@ fn the_time_of_an_attempt_counts_from_its_beginning() {
     panic!("the first attempt never ends");
 }
 
+/// A program that always has a timer of zero: its work is in slices, one for each timer.
+struct Slices(Rc<RefCell<u64>>);
+
+impl Handler for Slices {
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        *self.0.borrow_mut() += 1;
+        cx.set_timer(Duration::ZERO, 0);
+    }
+}
+
+/// A turn calls `on_timer` once for a timer of zero that is set again in each callback, so the reactor serves its connections between the
+/// callbacks. The clock stands still during a turn here, so each timer expires at the time at which it is set.
+#[test]
+fn work_in_slices_has_one_slice_in_each_turn() {
+    let (fabric, slices) = (network(1), Rc::new(RefCell::new(0)));
+    let mut nodes = [Node::new(reactor(0, &fabric, Config::default()), Box::new(Slices(Rc::clone(&slices))))];
+    nodes[0].reactor.context().set_timer(Duration::ZERO, 0);
+    for _ in 0..100 {
+        step(&fabric, &mut nodes).expect("a turn");
+    }
+    let turns = nodes[0].reactor.stats().turns.taken;
+    assert!((50..=turns).contains(&slices.borrow()), "{} slices in {turns} turns", slices.borrow());
+}
+
 /// The time limit of a handshake counts from the acceptance of the request, although `on_connect_request` has taken longer than this limit.
 #[test]
 fn the_time_of_a_handshake_counts_from_the_acceptance() {

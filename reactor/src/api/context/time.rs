@@ -15,6 +15,9 @@ impl Context<'_> {
     /// this call, and not with the turn in which the current callback runs. While the reactor sleeps, the resolution is
     /// about a millisecond.
     ///
+    /// A timer that `on_timer` sets expires in a later turn, even if the delay is zero. So a program can do long work in
+    /// slices, one for each timer: the reactor serves its connections between them.
+    ///
     /// ```
     /// use std::time::Duration;
     ///
