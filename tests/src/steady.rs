@@ -54,7 +54,7 @@ pub enum Work {
         /// True if the blocks are read, false if they are written.
         reads: bool,
     },
-    /// A timer fires, and is set again.
+    /// A timer expires, and is set again: once in each turn.
     Timer,
     /// Turns in which nothing happens.
     Idle,

@@ -456,8 +456,8 @@ impl Driver {
     }
 
     /// Stage 8: handles expired timers. Returns the next expired timer that the caller must handle: a timer of the program, of an endpoint,
-    /// or of a drain. `budget` is the number of timers that this turn may still handle. Returns `None` if `expired` has no such timer, or if
-    /// `budget` has become 0.
+    /// or of a drain. `budget` is the number of timers that this turn may still handle. Returns `None` if `expired` has no such timer, or
+    /// if `budget` has become 0.
     pub(crate) fn next_due(&mut self, expired: &Expired, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
         while *budget > 0 {
             let (key, due) = self.timers.pop_due(expired)?;
