@@ -10,7 +10,8 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 use rdma_transport::slab::{Key, Slab};
 
-/// The timers that have expired at a point in time. A timer that is set afterwards is not one of them, even if its delay is zero.
+/// The timers that have expired at a point in time. A timer that is set afterwards is not one of them if its deadline is that time or
+/// later, so its delay may be zero.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expired {
     now: Instant,

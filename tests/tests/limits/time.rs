@@ -160,7 +160,8 @@ impl Handler for Slices {
 }
 
 /// A turn calls `on_timer` once for a timer of zero that is set again in each callback, so the reactor serves its connections between the
-/// callbacks. The time of the simulation does not advance during a turn, so each timer expires at the time at which it is set.
+/// callbacks. The simulated clock advances each time that it is read, so each timer has expired when the next one is looked for. Timers
+/// that are set at an unchanged time are the subject of a unit test of the timers.
 #[test]
 fn work_in_slices_has_one_slice_in_each_turn() {
     let (fabric, slices) = (network(1), Rc::new(RefCell::new(0)));
