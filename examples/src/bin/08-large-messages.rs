@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
 use std::error::Error;
+use std::mem;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,11 @@ use rdma_reactor::{
 
 const LEN: usize = 16 << 20;
 
-/// The sender of both messages.
+/// The sender of both messages. Their content is built before the connection is made, because a callback should be short.
 struct Sender {
     started: Instant,
+    to_copy: Vec<u8>,
+    to_lend: Vec<u8>,
     region: Option<Region>,
     copy: Option<SendId>,
     failed: Option<String>,
@@ -25,10 +28,10 @@ struct Sender {
 impl Sender {
     fn start(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
         // The library copies the bytes before `send` returns, so the program may reuse its memory immediately.
-        self.copy = Some(cx.send(conn, &vec![1; LEN])?);
+        self.copy = Some(cx.send(conn, &self.to_copy)?);
         // The peer fetches a long message from the sender's memory by RDMA Read, so the region must allow remote reads.
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
-        let region = cx.register_vec(conn, vec![2; LEN], &options)?;
+        let region = cx.register_vec(conn, mem::take(&mut self.to_lend), &options)?;
         cx.send_region(conn, &region, 0..LEN)?;
         self.region = Some(region);
         cx.close(conn);
@@ -89,8 +92,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let thread = thread::spawn(move || server.run(&mut Receiver));
     // The receiver reads every byte of the first message before it fetches the second one, so the close gets a long timeout.
     let mut client = Reactor::new(config.timeouts(|t| t.close = Duration::from_secs(60)))?;
+    let (to_copy, to_lend) = (vec![1; LEN], vec![2; LEN]);
+    let mut sender = Sender { started: Instant::now(), to_copy, to_lend, region: None, copy: None, failed: None };
     client.context().connect(address)?;
-    let mut sender = Sender { started: Instant::now(), region: None, copy: None, failed: None };
     client.run(&mut sender)?;
     // The receiver may not have had the connection, and then it does not end. So the program does not wait for it.
     if let Some(why) = sender.failed {
