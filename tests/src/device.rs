@@ -84,13 +84,29 @@ impl Device {
         SocketAddr::new(silent.parse::<IpAddr>().expect("an address"), 9)
     }
 
-    /// Sets the state of the device's network interface. `state` is `up` or `down`.
-    pub fn link(self, state: &str) {
+    /// Starts the command that sets the device's network interface down, and returns its process.
+    #[must_use]
+    pub fn link_down(self) -> Child {
         let netdev = self.variable("NETDEV");
         // Keeps the IPv6 addresses of the interface while it is down, because later tests need them.
         let keep = format!("/proc/sys/net/ipv6/conf/{netdev}/keep_addr_on_down");
         fs::write(keep, "1").expect("the setting can be changed");
-        run("ip", &format!("link set {netdev} {state}"));
+        Command::new("ip").args(["link", "set", &netdev, "down"]).spawn().expect("ip")
+    }
+
+    /// Sets the device's network interface up.
+    pub fn link_up(self) {
+        run("ip", &format!("link set {} up", self.variable("NETDEV")));
+    }
+
+    /// Adds 400 IPv6 addresses to the device's network interface, or removes them. `action` is `add` or `del`.
+    pub fn many_addresses(self, action: &str) {
+        let netdev = self.variable("NETDEV");
+        let line = |nth| format!("addr {action} fd77:9::{nth:x}/128 dev {netdev} nodad\n");
+        let batch = std::env::temp_dir().join(format!("addresses-{}", std::process::id()));
+        fs::write(&batch, (1..=400).map(line).collect::<String>()).expect("a temporary file");
+        run("ip", &format!("-batch {}", batch.display()));
+        fs::remove_file(batch).expect("it is there");
     }
 
     /// Returns true if the device's port is active.

@@ -191,11 +191,12 @@ once_more() { # SHORT LONG
 # Runs the step once more if the first complaint in a kernel log is a known defect of the kernel's own drivers that no program can avoid.
 # All of them are siw's: it releases a listener's endpoint twice when a peer disconnects in the middle of its handshake; it reports a peer's
 # close before it has reported the connection; and when its link goes down it walks the list of queue pairs without the lock under which one
-# of them may just be destroyed.
+# of them may just be destroyed. In that case the kernel crashes in `siw_netdev_down` or in what it calls.
 once_more_if_known() { # LOG
     local first defect
     first=$(awk -v bad="$bad" '$0 ~ bad { on = 1 } on { print } on && /---\[ end trace/ { exit }' "$1")
-    defect='siw_destroy_listen\+|siw_cep_put\+|kernel BUG at drivers/infiniband/core/iwcm.c:969!|RIP: [0-9]+:siw_netdev_down\+'
+    defect='siw_destroy_listen\+|siw_cep_put\+|kernel BUG at drivers/infiniband/core/iwcm.c:969!'
+    ! grep -q 'RIP: 0010:' <<<"$first" || defect+='|siw_netdev_down\+'
     defect=$(grep -oE "$defect" <<<"$first" | head -n 1)
     [ -z "$defect" ] || once_more "$defect" "the guest's kernel has shown a known defect, $defect"
 }

@@ -96,7 +96,8 @@ check "a kernel crash fails" 1 'FAILED: the guest died' "$here/run.sh" --rwdir "
 # The first message of the kernel decides. The first time the command causes a kernel message; the second time it succeeds.
 first='[ -e $VM_RWDIR/again ] || { touch $VM_RWDIR/again; '
 for defect in 'WARNING: at siw_cm.c:453 siw_cep_put+0x11d/0x130 [siw]' 'kernel BUG at drivers/infiniband/core/iwcm.c:969!' \
-    'general protection fault, probably for non-canonical address: RIP: 0010:siw_netdev_down+0x9b/0xe0 [siw]'; do
+    'general protection fault, probably for non-canonical address: RIP: 0010:siw_netdev_down+0x9b/0xe0 [siw]' \
+    'list_del corruption. RIP: 0010:__list_del_entry_valid.cold+0x37/0x6f rwsem_down_write_slowpath+0x37b/0x6f0 siw_netdev_down+0x7f/0xe0 [siw]'; do
     for end in 'exit 1' 'echo c >/proc/sysrq-trigger; sleep 60'; do
         rm -f "$rwdir/again" "$rwdir/kernel-defects"
         check "a known defect of the kernel, then ${end%% *}: once more" 0 'known defect.*once more' \

@@ -85,14 +85,17 @@ impl Device {
     /// Returns true if a port is down. If the port was up at its last event or query, the call does not query the device, because a query
     /// is a command to the firmware. If the port was down, the call queries the device again: not every driver sends an event when the
     /// carrier of a port changes (irdma sends none), and an event may be lost. On rxe the event may arrive late, so each call queries
-    /// the device.
+    /// the device, and queries it again if the port seems to be up. rxe reads the state of the port before it waits until a change of the
+    /// network interface is complete, so a query that begins during the change returns the old state (`rxe_query_port` in Linux 6.1).
     pub(super) fn is_down(&mut self, port: u8) -> bool {
         let known = self.ports.iter().find(|known| known.0 == port);
         if known.is_some_and(|known| !known.1) && self.limits.driver != Driver::Rxe {
             return false;
         }
         let Some(raw) = &self.raw else { return false };
-        let down = capabilities::port_state(raw.context(), port).is_ok_and(|state| state == Err("down"));
+        let queries = if self.limits.driver == Driver::Rxe { 2 } else { 1 };
+        let is_down = || capabilities::port_state(raw.context(), port).is_ok_and(|state| state == Err("down"));
+        let down = (0..queries).any(|_| is_down());
         self.set_down(port, down);
         down
     }
