@@ -99,7 +99,7 @@ impl Device {
         run("ip", &format!("link set {} up", self.variable("NETDEV")));
     }
 
-    /// Adds 400 IPv6 addresses to the device's network interface, or removes them. `action` is `add` or `del`.
+    /// Adds 400 IPv6 addresses to the device's network interface, unless it has them, or removes them. `action` is `replace` or `del`.
     pub fn many_addresses(self, action: &str) {
         let netdev = self.variable("NETDEV");
         let line = |nth| format!("addr {action} fd77:9::{nth:x}/128 dev {netdev} nodad\n");

@@ -319,7 +319,7 @@ fn link_down(device: Device, load: Load) {
     let mut side = Side::new(load.messages());
     let endpoint = side.endpoint(device);
     if device == RXE {
-        device.many_addresses("add");
+        device.many_addresses("replace");
     }
     for round in 1..=2 {
         let ups = peer.count("up ");

@@ -88,14 +88,14 @@ impl Device {
     /// the device, and queries it again if the port seems to be up. rxe reads the state of the port before it waits until a change of the
     /// network interface is complete, so a query that begins during the change returns the old state (`rxe_query_port` in Linux 6.1).
     pub(super) fn is_down(&mut self, port: u8) -> bool {
+        let is_rxe = self.limits.driver == Driver::Rxe;
         let known = self.ports.iter().find(|known| known.0 == port);
-        if known.is_some_and(|known| !known.1) && self.limits.driver != Driver::Rxe {
+        if known.is_some_and(|known| !known.1) && !is_rxe {
             return false;
         }
         let Some(raw) = &self.raw else { return false };
-        let queries = if self.limits.driver == Driver::Rxe { 2 } else { 1 };
-        let is_down = || capabilities::port_state(raw.context(), port).is_ok_and(|state| state == Err("down"));
-        let down = (0..queries).any(|_| is_down());
+        let query = || capabilities::port_state(raw.context(), port).is_ok_and(|state| state == Err("down"));
+        let down = query() || (is_rxe && query());
         self.set_down(port, down);
         down
     }
