@@ -124,7 +124,9 @@ exchange() {
     # The behaviour of another program after an early end is not judged: rdma_client on RoCE waits for a completion that
     # never arrives, because there only its own rdma_disconnect flushes its queue. And a persistent rping never ends by
     # itself; with 143 if nothing else was wrong. Nor does a server that speaks first whose siw has delayed a frame.
-    if [[ $wanted != done || "${server[*]}" == "rping -s -P "* ]] || first_frame_held; then kill $other 2>/dev/null; fi
+    if [[ $wanted != done || "${server[*]}" == "rping -s -P "* ]] || { [ $ours != 0 ] && first_frame_held; }; then
+        kill $other 2>/dev/null
+    fi
     wait $other
     theirs=$?
     case $wanted:$ours:$theirs in
