@@ -223,8 +223,9 @@ mod faults {
     fn a_queue_pair_that_is_not_there_fails_the_attempt() {
         with_watchdog("a_queue_pair_that_is_not_there_fails_the_attempt", || {
             let exchange = ExchangeOptions { device: Some(RXE.name()), ..ExchangeOptions::default() };
-            // rxe retransmits without end if the number of retransmissions is 7, which is the default.
-            for (path, limit) in [(2, None), (7, Some(Duration::from_secs(2)))] {
+            // With an ack timeout of 67 ms the device fails first, also with 7 retransmissions, which would be no limit for rxe. With an
+            // ack timeout of 2 s the time limit is earlier.
+            for (path, ack, limit) in [(2, 14, None), (7, 14, None), (7, 19, Some(Duration::from_secs(2)))] {
                 let within = |timeouts: &mut Timeouts| timeouts.connect = limit.unwrap_or(timeouts.connect);
                 let mut p = pair_at(&config().timeouts(within), Probe::echo(), RXE.address());
                 let any = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -240,7 +241,7 @@ mod faults {
                 let requests = thread().spawn(copy).expect("a thread");
                 p.server.context().accept_over(listener, passive.into()).expect("a stream");
                 let retries = Retries { path, ..Retries::default() };
-                let options = ConnectOptions::new().exchange(exchange.clone()).retries(retries).ack_timeout(14);
+                let options = ConnectOptions::new().exchange(exchange.clone()).retries(retries).ack_timeout(ack);
                 p.client.context().connect_over(active.into(), options).expect("a stream");
                 p.until("a failure", |p| error(p).is_some());
                 match (limit, error(&p)) {

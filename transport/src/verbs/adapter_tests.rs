@@ -969,6 +969,22 @@ fn settings_reach_the_library() {
     assert!(matches!(refused, Err(TransportError::OutOfRange { value: 32, .. })), "{refused:?}");
 }
 
+/// rxe takes a retry count of 7 as no limit (`rxe_completer` in drivers/infiniband/sw/rxe/rxe_comp.c), so it gets 6.
+#[test]
+fn rxe_retransmits_with_a_limit() {
+    for (rxe, path, used) in [(false, 7, 7), (true, 7, 6), (true, 6, 6), (true, 0, 0)] {
+        let mut world = AdapterTest::new(Personality { rxe, ..Personality::default() });
+        let (id, device) = world.resolved(1);
+        let cq = world.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
+        world.verbs.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
+        world.fake.noted();
+        let retries = Retries { path, ..Retries::default() };
+        world.verbs.connect(id, &ConnectParam { retries, ..ConnectParam::default() }).unwrap();
+        let notes = world.fake.noted();
+        assert!(notes.contains(&format!("connect retry {used} rnr 7")), "{path}: {notes:?}");
+    }
+}
+
 /// If no queue pair has the number in a completion, the program gets the completion with the handle `QpId(Key::NONE)`.
 #[test]
 fn a_completion_of_an_unknown_queue_pair_names_none() {

@@ -54,6 +54,12 @@ impl Limits {
     pub(super) fn reports_last_receive(&self) -> bool {
         !self.iwarp && self.driver != Driver::Rxe
     }
+
+    /// Returns the retry count that the device uses if `wanted` retransmissions are wanted. rxe takes 7 as no limit (`rxe_completer` in
+    /// drivers/infiniband/sw/rxe/rxe_comp.c, Linux 6.1): it would retransmit to a lost peer forever.
+    pub(super) fn retry_count(&self, wanted: u8) -> u8 {
+        if self.driver == Driver::Rxe { wanted.min(6) } else { wanted }
+    }
 }
 
 /// Queries the capabilities of a device. `port` is the port that the provider uses.

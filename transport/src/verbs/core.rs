@@ -278,7 +278,7 @@ impl Verbs {
         Ok(ConnectOffer {
             private_data: param.private_data.into(),
             read_depth,
-            retry_count: param.retries.path,
+            retry_count: limits.retry_count(param.retries.path),
             rnr_retry_count: param.retries.receiver_not_ready,
         })
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::NAME;
-use super::capabilities::{port_attr, state_of};
+use super::capabilities::{Limits, port_attr, state_of};
 use super::core::{CachedPortGid, STALE_ID, Verbs};
 use super::entry::{ExchangeSocket, IdEntry, IdState};
 use super::exchange_socket::{DetachedStream, ExchangeListener, ExchangeStream, adopt};
@@ -215,7 +215,7 @@ impl Verbs {
 
     /// Returns the attributes that both sides use on a connection. `asks` is true on the active side. The active side's
     /// Request decides some of the attributes.
-    fn agreed(entry: &IdEntry, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
+    fn agreed(entry: &IdEntry, limits: &Limits, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
         let first = if asks { own } else { peer };
         // In each direction, the number of outstanding Reads is the smaller of two numbers: the one that the requester
         // asks for (ORD), and the one that the responder supports (IRD).
@@ -227,7 +227,7 @@ impl Verbs {
             mtu: own.mtu.min(peer.mtu),
             traffic_class: first.traffic_class,
             ack_timeout: own.ack_timeout,
-            retry_count: first.retry_count,
+            retry_count: limits.retry_count(first.retry_count),
             min_rnr_timer: entry.min_rnr_timer,
             read_depth,
         }
@@ -236,7 +236,8 @@ impl Verbs {
     /// Moves the queue pair through RTR to RTS, so that it can receive and send. Returns the negotiated attributes.
     pub(super) fn connect_qp(&mut self, key: Key, own: &Endpoint, peer: &Endpoint, asks: bool) -> Result<Negotiated> {
         let entry = self.ids.get_mut(key).ok_or(STALE_ID)?;
-        let agreed = Self::agreed(entry, own, peer, asks);
+        let device = entry.device.ok_or(STALE_ID)?;
+        let agreed = Self::agreed(entry, &self.devices[device.0 as usize].limits, own, peer, asks);
         let Some(port_gid) = entry.stream().and_then(|stream| stream.port_gid.as_ref()) else { return Err(STALE_ID) };
         entry.raw.modify(transitions::ready_to_receive(port_gid, peer, &agreed))?;
         entry.raw.modify(transitions::ready_to_send(own.psn, peer, &agreed))?;

@@ -369,6 +369,23 @@ fn a_shared_receive_in_progress_is_not_lost_while_accepting() {
     assert!(world.verbs.next_deadline().is_some(), "and not for ever");
 }
 
+/// The side that connects sets the retry count of both sides. On rxe, 7 would mean no limit, also if the peer, which may have another
+/// device, has set it.
+#[test]
+fn rxe_uses_no_unlimited_retry_count_of_a_peer() {
+    for (rxe, used) in [(false, 7), (true, 6)] {
+        let mut world = ExchangeTest::with(Personality { rxe, ..Personality::default() });
+        let (_, to) = world.listen();
+        let mut peer = TcpStream::connect(to).unwrap();
+        let asked = Endpoint { retry_count: 7, ..endpoint() };
+        peer.write_all(&octets(&ExchangeMessage::Request(asked, b""))).unwrap();
+        world.accept();
+        let notes = world.fake.noted();
+        let [rts] = &lines_with(&notes, "RTS")[..] else { panic!("{notes:?}") };
+        assert!(rts.contains(&format!(" timeout 14 retries {used} ")), "{rts}");
+    }
+}
+
 #[test]
 fn two_sides_agree_and_part() {
     let mut world = ExchangeTest::new();

@@ -21,6 +21,8 @@ use super::sys::*;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Personality {
     pub(crate) iwarp: bool,
+    /// The device is the kernel's software RoCE.
+    pub(crate) rxe: bool,
     /// A Read needs a local region with the remote right to write.
     pub(crate) sink_needs_remote_write: bool,
     /// The device refuses the error state while the connection closes.
@@ -674,9 +676,12 @@ unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
 
 unsafe extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
 
-unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: the context is a context of the fake.
+    let is_rxe = unsafe { fake_of(context) }.personality.rxe;
     let mut made: ibv_device_attr = zeroed();
-    (made.vendor_id, made.max_qp_wr, made.max_sge, made.max_cqe) = (0x02c9, 1024, 30, 65536);
+    made.vendor_id = if is_rxe { 0x00ff_ffff } else { 0x02c9 };
+    (made.max_qp_wr, made.max_sge, made.max_cqe) = (1024, 30, 65536);
     (made.max_srq, made.max_srq_wr, made.max_srq_sge) = (16, 1024, 4);
     (made.max_qp_rd_atom, made.max_qp_init_rd_atom, made.max_sge_rd) = (16, 16, 4);
     // SAFETY: the caller passes memory for the result.
