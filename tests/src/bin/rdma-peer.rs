@@ -5,7 +5,8 @@
 //! - `rdma-peer self COUNT TOTAL ADDR...` opens COUNT connections to itself on each address. It ends when TOTAL messages have arrived.
 //!
 //! With the argument `exchange` in front, the queue pairs are connected by an exchange over TCP, without rdma_cm. With `shm`, `tcp` or
-//! `auto` in front, the connections use shared memory, TCP, or the choice of `ProviderChoice::Auto`. By default they use RDMA devices.
+//! `auto` in front, the connections use shared memory, TCP, or the choice of `ProviderChoice::Auto`. By default they use RDMA devices. With
+//! `keepalive SECONDS` in front, the keepalive timeout is shorter than the patience of a test.
 //!
 //! Each command prints a line for each event. When its standard input ends, the process closes its connections and exits.
 #![forbid(unsafe_code)]
@@ -66,6 +67,10 @@ fn main() -> Result<(), Error> {
     // A test may take no turns for some time, for example while it sets a link down on a busy machine. It decides itself when this peer or
     // its path is lost.
     let mut config = limited_to(PATIENCE, config()).timeouts(|t| t.keepalive = PATIENCE);
+    if words.first() == Some(&"keepalive") {
+        let seconds = words.drain(..2).nth(1).and_then(|word| word.parse().ok()).expect("a number of seconds");
+        config = config.timeouts(|t| t.keepalive = Duration::from_secs(seconds));
+    }
     for (word, provider) in
         [("shm", ProviderChoice::Shm), ("tcp", ProviderChoice::Iwarp), ("auto", ProviderChoice::Auto)]
     {
