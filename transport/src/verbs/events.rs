@@ -36,8 +36,9 @@ impl Verbs {
         let mut rounds = 0;
         loop {
             while let Some(event) = self.events.pop_front() {
-                // The program may have destroyed the id since the event was queued.
-                if self.ids.get(event.id.0).is_some() {
+                // The program may have destroyed the id since the event was queued, or an attempt that was resolved may have failed.
+                let Some(id) = self.ids.get(event.id.0) else { continue };
+                if id.state != IdState::Closed || !matches!(event.kind, CmEventKind::Resolved { .. }) {
                     return Ok(Some(event));
                 }
             }

@@ -603,6 +603,20 @@ fn a_call_returns_although_sockets_are_ready() {
     world.nothing_is_left(&[], 1);
 }
 
+/// If the program takes the event of a resolved attempt after the attempt's deadline, it gets the failure only: it could not create a queue
+/// pair any more.
+#[test]
+fn an_attempt_that_has_failed_is_not_resolved() {
+    let mut world = ExchangeTest::new();
+    let (_, to) = world.listen();
+    let (path, deadline) = (PathOptions::default(), world.now + LONG);
+    let role = world.verbs.exchange().unwrap();
+    let id = role.resolve_exchange(to, &path, &ExchangeOptions::default(), deadline).unwrap();
+    world.later(LONG);
+    assert_eq!(world.failure(id), ConnectFailure::Timeout);
+    assert!(world.next().is_none());
+}
+
 /// If a server accepts the stream and sends nothing, the attempt ends at its deadline. If no program listens, the attempt ends immediately.
 #[test]
 fn a_silent_server_is_given_up() {
