@@ -6,7 +6,7 @@
 //!
 //! With the argument `exchange` in front, the queue pairs are connected by an exchange over TCP, without rdma_cm. With `shm`, `tcp` or
 //! `auto` in front, the connections use shared memory, TCP, or the choice of `ProviderChoice::Auto`. By default they use RDMA devices. With
-//! `keepalive SECONDS` in front, the keepalive timeout is shorter than the patience of a test.
+//! `keepalive SECONDS` before all other arguments, the keepalive timeout is that long, and not as long as the patience of a test.
 //!
 //! Each command prints a line for each event. When its standard input ends, the process closes its connections and exits.
 #![forbid(unsafe_code)]
