@@ -61,11 +61,12 @@ rping_misended() {
 }
 
 # Returns 0 if a send that had arrived has ended as lost: the peer received everything, succeeded and disconnected, and the disconnect
-# preceded the completion of the send. siw fails such a send. On RoCE the acknowledgement and the disconnect request are packets of
-# different queue pairs, and the request may be first: then ours has received and sent all of its messages.
+# preceded the completion of the send. siw fails such a send with an error of its own, before or after it reports the disconnect. On RoCE
+# the acknowledgement and the disconnect request are packets of different queue pairs, and the request may be first: then ours has received
+# and sent all of its messages.
 send_misjudged() {
-    local reason='lost; .*a work request failed: local queue pair operation error'
-    [ "$device" = siw ] || reason='([0-9]+) of \1 received, \1 sent, [0-9]+ of them lost; closed by the peer'
+    local reason='lost.*local queue pair operation error'
+    [ "$device" = siw ] || reason='([0-9]+) of \1 received, \1 sent, [0-9]+ of them lost \([^;]+\); closed by the peer'
     [[ $provider:$wanted:$theirs == verbs*:done:0 ]] && grep -qE "$reason" "$logs/server" "$logs/client"
 }
 

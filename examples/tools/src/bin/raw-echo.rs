@@ -144,8 +144,8 @@ enum Part {
 struct Talk {
     received: u32,
     sent: u32,
-    /// The number of sends on this connection that failed.
-    lost: u32,
+    /// Why sends on this connection failed, in the order of their completions.
+    lost: Vec<rdma_reactor::Failure>,
     /// Echoes whose sends were refused because the send queue was full. `on_writable` sends them again.
     waiting: VecDeque<Vec<u8>>,
     failure: Option<String>,
@@ -302,9 +302,9 @@ impl Handler for Talks {
     }
 
     fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, _: SendId, outcome: Outcome) {
-        if !outcome.is_sent() {
+        if let Outcome::Failed(failure) = outcome {
             if let Some(talk) = self.talk(conn) {
-                talk.lost += 1;
+                talk.lost.push(failure);
             }
         }
     }
@@ -313,7 +313,7 @@ impl Handler for Talks {
         let (part, number) = (self.part, cx.user(conn).unwrap_or(0));
         let peer = cx.peer_address(conn).map_or_else(|| "?".into(), |peer| peer.to_string());
         let Some(talk) = self.talk(conn) else { return };
-        let (received, sent, lost) = (talk.received, talk.sent, talk.lost);
+        let (received, sent, lost) = (talk.received, talk.sent, std::mem::take(&mut talk.lost));
         let expected = match part {
             Part::Speaker { count } | Part::Echo { count: Some(count) } => count,
             Part::Echo { count: None } => received,
@@ -322,10 +322,13 @@ impl Handler for Talks {
         let why = talk.end().or_else(|| {
             // If a speaker has received an answer to each of its messages, all messages have arrived, even if the peer disconnected before
             // it acknowledged the last ones.
-            let arrived = lost == 0 || matches!(part, Part::Speaker { .. });
+            let arrived = lost.is_empty() || matches!(part, Part::Speaker { .. });
             let complete = received == expected && sent == expected && arrived;
-            (!complete || !orderly)
-                .then(|| format!("{received} of {expected} received, {sent} sent, {lost} of them lost; {reason}"))
+            let first = lost.first().map_or_else(String::new, |failure| format!(" ({failure})"));
+            let lost = lost.len();
+            (!complete || !orderly).then(|| {
+                format!("{received} of {expected} received, {sent} sent, {lost} of them lost{first}; {reason}")
+            })
         });
         match why {
             Some(why) => {
