@@ -5,6 +5,7 @@
 mod patience;
 
 use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
 
 use patience::PATIENCE;
@@ -36,7 +37,11 @@ fn datagrams_go_there_and_back() {
     exchange("server 127.0.0.1 -p 0 -n 50 -s 1024", "client ADDR -n 50 -s 1024 --verify");
     exchange("server ::1 -p 0", "client ADDR --verify");
     // As on devices, datagrams of all ports of an address use the same UDP port.
-    exchange("server 127.0.0.1 -p 7 --udp-port 27914", "client ADDR --bind 127.0.0.2 --udp-port 27914 --verify");
+    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    exchange(
+        &format!("server 127.0.0.1 -p 7 --udp-port {port}"),
+        &format!("client ADDR --bind 127.0.0.2 --udp-port {port} --verify"),
+    );
 }
 
 /// The address space of the client is limited to 4 GiB, and its datagrams together are longer than that. So the client can succeed only if
@@ -61,7 +66,10 @@ fn the_memory_of_a_client_does_not_depend_on_its_count() {
 
 #[test]
 fn a_group_hears() {
-    exchange("receive 239.77.2.61 --bind 127.0.0.1 -n 20", "send 239.77.2.61 --bind 127.0.0.1 -n 20");
+    // Other processes of the host, which run this test as well, use other groups.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let group = format!("239.{high}.{low}.61 --bind 127.0.0.1 -n 20");
+    exchange(&format!("receive {group}"), &format!("send {group}"));
 }
 
 #[test]

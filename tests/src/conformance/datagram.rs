@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
@@ -18,6 +18,12 @@ use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 
 /// A duration that is longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
+
+/// A multicast group that no other process of the host uses: each member of a group receives what the same test sends in other processes.
+fn group(last: u8) -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(239, high, low, last).into()
+}
 
 /// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns
 /// `None`: the test does not apply.
@@ -231,7 +237,7 @@ pub fn nobody_there_is_said(setup: &Setup) {
 /// A member of a group must receive the group's datagrams. After it has left the group, it must receive none.
 pub fn groups_reach_their_members(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
-    let group: IpAddr = "239.77.2.31".parse().expect("an address");
+    let group = group(31);
     let members = [(); 2].map(|()| open(&mut pair.server, setup, EndpointOptions::new()));
     let sender = open(&mut pair.client, setup, EndpointOptions::new());
     for member in members {
@@ -287,7 +293,7 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         let there = open(&mut pair.server, setup, EndpointOptions::new());
         let here = open(&mut pair.client, setup, EndpointOptions::new());
         let address = pair.server.context().datagrams().address(there).expect("it is open");
-        pair.client.context().datagrams().join(here, "239.77.2.32".parse().expect("an address")).expect("joining");
+        pair.client.context().datagrams().join(here, group(32)).expect("joining");
         pair.client.context().datagrams().find_peer(here, address).expect("asking");
         if when == 1 {
             pair.until("the peer is found", |p| found(&p.c, here).is_some());
@@ -346,7 +352,7 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
     for drain in [true, false] {
         let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
         let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new());
-        pair.client.context().datagrams().join(here, "239.77.2.35".parse().expect("an address")).expect("joining");
+        pair.client.context().datagrams().join(here, group(35)).expect("joining");
         pair.until("it has joined", |p| joined(&p.c, here).is_some());
         let idle = open(&mut pair.client, setup, EndpointOptions::new());
         ten(&mut pair.client, here, peer);
@@ -479,7 +485,7 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     // A peer can be used only with the endpoint that has looked it up.
     let other = cx.datagrams().open(setup.address, EndpointOptions::new()).expect("another endpoint");
     assert_eq!(cx.datagrams().send(other, peer, b"not yours"), Err(SendErrorKind::NoPeer));
-    assert!(cx.datagrams().leave(here, "239.77.2.33".parse().expect("an address")).is_err(), "not in that group");
+    assert!(cx.datagrams().leave(here, group(33)).is_err(), "not in that group");
     cx.datagrams().close(other);
     assert_eq!(cx.datagrams().send(other, peer, b"closed"), Err(SendErrorKind::Closed));
     assert!(
