@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// A multicast group that no other process of the host uses: each member of a group receives what the same test sends in other processes.
 fn group(last: u8) -> IpAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(239, high, low, last).into()
+    [239, high, low, last].into()
 }
 
 /// Creates a pair of reactors if the provider supports datagrams. Otherwise checks that the error names the provider, and returns

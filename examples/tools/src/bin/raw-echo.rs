@@ -144,8 +144,8 @@ enum Part {
 struct Talk {
     received: u32,
     sent: u32,
-    /// Why sends on this connection failed, in the order of their completions.
-    lost: Vec<rdma_reactor::Failure>,
+    /// The outcomes of the sends on this connection that failed, in the order of their completions.
+    lost: Vec<Outcome>,
     /// Echoes whose sends were refused because the send queue was full. `on_writable` sends them again.
     waiting: VecDeque<Vec<u8>>,
     failure: Option<String>,
@@ -302,9 +302,9 @@ impl Handler for Talks {
     }
 
     fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, _: SendId, outcome: Outcome) {
-        if let Outcome::Failed(failure) = outcome {
+        if !outcome.is_sent() {
             if let Some(talk) = self.talk(conn) {
-                talk.lost.push(failure);
+                talk.lost.push(outcome);
             }
         }
     }
@@ -324,9 +324,12 @@ impl Handler for Talks {
             // it acknowledged the last ones.
             let arrived = lost.is_empty() || matches!(part, Part::Speaker { .. });
             let complete = received == expected && sent == expected && arrived;
-            let first = lost.first().map_or_else(String::new, |failure| format!(" ({failure})"));
-            let lost = lost.len();
             (!complete || !orderly).then(|| {
+                let first = match lost.first() {
+                    Some(Outcome::Failed(failure)) => format!(" ({failure})"),
+                    _ => String::new(),
+                };
+                let lost = lost.len();
                 format!("{received} of {expected} received, {sent} sent, {lost} of them lost{first}; {reason}")
             })
         });

@@ -268,11 +268,9 @@ fn groups_reach_everyone_in_them() {
     config.roce.group_port = 27913;
     // Other processes of the host, which run this test as well, use other groups.
     let [.., high, low] = std::process::id().to_be_bytes();
-    for (group, from) in [
-        (IpAddr::from([239, high, low, 9]), "127.0.0.1:0"),
-        (IpAddr::from([0xff15, 0, 0, 0, 0, 0, 0x4d, 0x209]), "[::1]:0"),
-    ] {
-        let from: SocketAddr = from.parse().unwrap();
+    let group = format!("239.{high}.{low}.9");
+    for (group, from) in [(group.as_str(), "127.0.0.1:0"), ("ff15::4d:209", "[::1]:0")] {
+        let (group, from): (IpAddr, SocketAddr) = (group.parse().unwrap(), from.parse().unwrap());
         let (mut one, mut other) = (DatagramNode::new(config.clone()), DatagramNode::new(config.clone()));
         let join = |side: &mut DatagramNode| {
             let id = side.iwarp.resolve_datagram(SocketAddr::new(group, 0), Some(from), far()).unwrap();
