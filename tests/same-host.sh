@@ -3,8 +3,8 @@
 #
 # Usage: tests/same-host.sh
 #
-# Each row starts a client that requires shared memory, and one that accepts any provider (ProviderChoice::Auto), against one server with
-# ProviderChoice::Auto. After each row another client must connect in shared memory: a row leaves no state in the server. Killed and stopped
+# Each row starts a client that requires shared memory, and one that accepts any provider (ProviderChoice::Auto), against a server with
+# ProviderChoice::Auto; the last rows, against one with ProviderChoice::Shm. After each row another client must connect in shared memory: a row leaves no state in the server. Killed and stopped
 # peers are in tests/tests/same_host.rs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -14,9 +14,9 @@ binary=$(tests/vm/build.sh rdma-peer) || exit 1
 work=$(mktemp -d) || exit 1
 space=rdma-$$ group=/sys/fs/cgroup/memory/rdma-$$
 [ -d /sys/fs/cgroup/memory ] || group=/sys/fs/cgroup/rdma-$$
-server=
+servers=()
 finish() {
-    [ -z "$server" ] || kill "$server"
+    [ ${#servers[@]} = 0 ] || kill "${servers[@]}"
     ip netns del "$space" 2>/dev/null
     rmdir "$group" 2>/dev/null
     rm -rf "$work"
@@ -33,12 +33,16 @@ ip netns add "$space" && ip link add "v$$" type veth peer name "w$$" netns "$spa
     ip -n "$space" addr add 10.214.77.2/24 dev "w$$" && ip -n "$space" link set "w$$" up ||
     { echo "same-host: no second network namespace" >&2; exit 1; }
 
-RUST_LOG=rdma=debug "$work/peer" auto serve 0.0.0.0:0 <>"$work/silence" >"$work/served" 2>"$work/log" &
-server=$!
-until port=$(sed -n 's/^listening .*:\([0-9]*\)$/\1/p' "$work/served") && [ -n "$port" ]; do
-    kill -0 "$server" || exit 1
-    sleep 0.05
-done
+# Starts a server, and sets `port`. Its output is in the file `served-CHOICE`, and its log in `log-CHOICE`.
+serve() { # CHOICE
+    RUST_LOG=rdma=debug "$work/peer" "$1" serve 0.0.0.0:0 <>"$work/silence" >"$work/served-$1" 2>"$work/log-$1" &
+    servers+=($!)
+    until port=$(sed -n 's/^listening .*:\([0-9]*\)$/\1/p' "$work/served-$1") && [ -n "$port" ]; do
+        kill -0 $! || exit 1
+        sleep 0.05
+    done
+}
+serve auto
 
 # Prints the first line of each of COUNT connections, as seen by a client of CHOICE, run by a command; `hangs` after five minutes.
 client() { # CHOICE ADDRESS COUNT COMMAND...
@@ -113,4 +117,16 @@ full_group() {
 }
 full_group || { echo "same-host: no control group with a limit of its memory: $group" >&2; exit 1; }
 row "a full control group" 127.0.0.1 800 '^ended with status 137' '^ended with status 137' in_group
+
+# A server that requires shared memory: no connection of these clients comes up there, not even for the time of a message, and each client
+# gets the reason.
+serve shm
+only='^1000 failed: rejected: the peer accepts only peers in shared memory'
+row "required there, another user" 127.0.0.1 1000 '^1000 failed: .*no shared memory' "$only" $other
+row "required there, RLIMIT_FSIZE 0" 127.0.0.1 1000 '^1000 failed: .*no shared memory' "$only" prlimit --fsize=0
+# The rows' own checks that another client still connects are the only connections of that server.
+if [ "$(grep -c '^up' "$work/served-shm")" != 4 ] || grep -vE '^(listening |up shm$|down: )' "$work/served-shm"; then
+    echo "FAILED  the server that requires shared memory has talked to others: $(sort "$work/served-shm" | uniq -c | paste -sd ';' -)"
+    failed=$((failed + 1))
+fi
 [ $failed = 0 ] || { echo "same-host: $failed of the rows are not as they have to be" >&2; exit 1; }

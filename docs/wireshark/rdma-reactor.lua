@@ -18,6 +18,7 @@ local parts = { [0] = "More", "Last", "Refusal" }
 local reasons = {
     [0] = "refused", "not a greeting", "another version", "limits", "busy", "the peer takes plain connections",
     "the peer takes TLS", "the peer takes a pre-shared key", "draining",
+    "only peers in shared memory",
 }
 local securities = { [0] = "plain", "TLS", "pre-shared key" }
 

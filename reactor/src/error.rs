@@ -482,6 +482,9 @@ pub enum RejectReason {
     Draining,
     /// The two sides secure their connections in different ways. The value is the mode that the peer uses.
     Security(SecurityMode),
+    /// The peer accepts only connections in shared memory (`ProviderChoice::Shm`), and shared memory cannot be used between
+    /// the two sides: it needs the same host and user, and `ProviderChoice::Auto` or `Shm` on the connecting side.
+    SharedMemoryOnly,
     /// A reason that this version of the library does not know.
     Other(u8),
 }
@@ -496,6 +499,9 @@ impl fmt::Display for RejectReason {
             Self::Busy => f.write_str("the peer has reached one of its limits"),
             Self::Draining => f.write_str("the peer is shutting down"),
             Self::Security(mode) => write!(f, "the peer takes {mode}"),
+            Self::SharedMemoryOnly => f.write_str(
+                "the peer accepts only peers in shared memory: same host, same user, ProviderChoice::Auto or Shm",
+            ),
             Self::Other(raw) => write!(f, "reason {raw}"),
         }
     }

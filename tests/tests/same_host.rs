@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_reactor::{
-    Config, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor, SendErrorKind,
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor,
+    SendErrorKind,
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::patience::{PATIENCE, limited_to};
@@ -23,6 +24,7 @@ struct Server {
     carriers: Vec<Option<&'static str>>,
     echoes: u64,
     ends: Vec<DisconnectReason>,
+    errors: Vec<ConnectError>,
 }
 
 impl Handler for Server {
@@ -39,6 +41,10 @@ impl Handler for Server {
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
         self.ends.push(reason);
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
+        self.errors.push(error);
     }
 }
 
@@ -82,12 +88,22 @@ struct Usage {
 
 impl Peer {
     fn connect(words: &[&str], to: SocketAddr, messages: usize) -> Self {
+        Self::connect_within(":", words, to, messages)
+    }
+
+    /// Starts a process that connects, after the shell command `limit`.
+    fn connect_within(limit: &str, words: &[&str], to: SocketAddr, messages: usize) -> Self {
         let (to, count, messages) = (to.to_string(), CONNECTIONS.to_string(), messages.to_string());
-        Self::start(&[words, &["connect", &to, &count, &messages]].concat())
+        Self::start_within(limit, &[words, &["connect", &to, &count, &messages]].concat())
     }
 
     fn start(words: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_rdma-peer"))
+        Self::start_within(":", words)
+    }
+
+    fn start_within(limit: &str, words: &[&str]) -> Self {
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("{limit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_rdma-peer")])
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -210,30 +226,41 @@ fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
 }
 
 /// A side that requires shared memory does not fall back to TCP if its peer has no shared memory. This holds for the connecting side and
-/// for the listening side.
+/// for the listening side. The listening side reports no such connection and receives no message, and the connecting side gets the reason
+/// before the connection is up. A peer of another user, which needs root, is in `tests/same-host.sh`.
 #[test]
 fn a_peer_without_shared_memory_is_not_talked_to_where_it_is_required() {
     with_watchdog("a_peer_without_shared_memory_is_not_talked_to_where_it_is_required", || {
-        for (here, there, why) in [(ProviderChoice::Iwarp, "shm", "no shared memory"), (ProviderChoice::Shm, "tcp", "")]
-        {
+        let only = "failed: rejected: the peer accepts only peers in shared memory";
+        // A process that may write no file cannot make the memory for a segment.
+        let no_files = "ulimit -f 0";
+        for (here, there, limit, why) in [
+            (ProviderChoice::Iwarp, "shm", ":", "no shared memory"),
+            (ProviderChoice::Shm, "tcp", ":", only),
+            (ProviderChoice::Shm, "auto", no_files, only),
+        ] {
             let mut host = Host::new(|config| config.provider(here));
-            let mut client = Peer::connect(&[there], host.address, 1);
+            let mut client = Peer::connect_within(limit, &[there], host.address, 1);
             let (tell, told) = channel();
             let mut said = client.said.take().expect("nobody reads it");
             let reader = thread::spawn(move || {
-                let mut line = String::new();
-                said.read_line(&mut line).expect("its output");
-                tell.send(line).expect("the test waits");
+                for _ in 0..CONNECTIONS {
+                    let mut line = String::new();
+                    said.read_line(&mut line).expect("its output");
+                    tell.send(line).expect("the test waits");
+                }
                 said
             });
-            let mut line = None;
+            let mut lines = Vec::new();
             host.until(|_, _| {
-                line = told.try_recv().ok();
-                line.is_some()
+                lines.extend(told.try_iter());
+                lines.len() == CONNECTIONS
             });
             client.said = Some(reader.join().expect("no panic"));
-            assert!(line.as_ref().is_some_and(|line| line.starts_with("failed: ") && line.contains(why)), "{line:?}");
-            assert!(host.server.up.is_empty(), "{there}");
+            assert!(lines.iter().all(|line| line.starts_with("failed: ") && line.contains(why)), "{lines:?}");
+            let Server { up, echoes, ends, errors, .. } = &host.server;
+            assert!(up.is_empty() && ends.is_empty(), "{there}: {up:?} {ends:?}");
+            assert_eq!((*echoes, errors.len()), (0, 0), "{there}: {errors:?}");
         }
     });
 }

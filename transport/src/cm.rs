@@ -320,6 +320,9 @@ pub enum ConnectFailure {
     Timeout,
     /// The address cannot be reached from this host, for the reason in the text.
     Unreachable(String),
+    /// The peer accepts only connections in shared memory, and the local side cannot use the shared memory, for the
+    /// reason in the text.
+    SharedMemoryOnly(String),
     /// The peer closed the connection before it was established.
     PeerClosed,
     /// The peer violated the protocol, or requested something that the local side refuses. The text describes the
@@ -335,6 +338,7 @@ impl fmt::Display for ConnectFailure {
             Self::Refused => f.write_str("connection refused: nothing listens there"),
             Self::Timeout => f.write_str("no answer in time"),
             Self::Unreachable(why) => write!(f, "unreachable: {why}"),
+            Self::SharedMemoryOnly(why) => write!(f, "the peer accepts only peers in shared memory: {why}"),
             Self::PeerClosed => f.write_str("the peer closed the connection while connecting"),
             Self::Protocol(why) => write!(f, "not a usable RDMA peer: {why}"),
             Self::System(why) => f.write_str(why),

@@ -21,6 +21,14 @@ pub enum TransportError {
         /// The feature that was requested.
         feature: &'static str,
     },
+    /// The settings require shared memory with each peer, and this peer cannot be met there.
+    #[error("the provider {provider} accepts only peers in shared memory: {why}")]
+    SharedMemoryOnly {
+        /// The name of the provider.
+        provider: &'static str,
+        /// The reason why the peer cannot be met in shared memory.
+        why: &'static str,
+    },
     /// No RDMA device is usable.
     #[error("no RDMA device: {reason}")]
     NoDevice {

@@ -40,7 +40,8 @@ pub enum ProviderChoice {
     /// Only the embedded provider with iWARP over TCP in user space, even for peers on the same host.
     Iwarp,
     /// Only the embedded provider with memory that both processes map, for peers on the same host that run as the same
-    /// user. Connections to other peers fail, and connections of other peers are rejected.
+    /// user. Connections to other peers fail, and connections of other peers are rejected
+    /// ([`crate::RejectReason::SharedMemoryOnly`]).
     Shm,
 }
 

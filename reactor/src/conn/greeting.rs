@@ -28,6 +28,8 @@ const MODE_MASK: u8 = 3;
 const SECURITY: u8 = 5;
 /// The encoded reject reason of a draining reactor. The numbers from `SECURITY` to `DRAINING - 1` encode that the security modes differ.
 const DRAINING: u8 = 8;
+/// The encoded reject reason of a reactor whose connections must be in shared memory.
+const SHARED_MEMORY_ONLY: u8 = 9;
 const GREETING_LEN: usize = 20;
 
 /// The maximum length of the program's private data, in bytes.
@@ -42,6 +44,7 @@ const fn raw(reason: RejectReason) -> u8 {
         RejectReason::Busy => 4,
         RejectReason::Security(mode) => SECURITY + mode as u8,
         RejectReason::Draining => DRAINING,
+        RejectReason::SharedMemoryOnly => SHARED_MEMORY_ONLY,
         RejectReason::Other(raw) => raw,
     }
 }
@@ -54,6 +57,7 @@ const fn reason(raw: u8) -> RejectReason {
         3 => RejectReason::Limits,
         4 => RejectReason::Busy,
         DRAINING => RejectReason::Draining,
+        SHARED_MEMORY_ONLY => RejectReason::SharedMemoryOnly,
         other => match SecurityMode::of(other.wrapping_sub(SECURITY)) {
             Some(mode) => RejectReason::Security(mode),
             None => RejectReason::Other(other),

@@ -358,8 +358,12 @@ impl Connection {
             self.mark(env);
             return;
         }
-        // A connection that was not reported to the program cannot end with `on_disconnect`.
+        // A connection that was not reported to the program cannot end with `on_disconnect`, and one that was reported ends only with it,
+        // whatever the provider reports.
         let ending = match ending {
+            Ending::ConnectError(error) if self.state.is_open() => {
+                Ending::disconnect(Evidence::Transport(DisconnectCause::Path(error.to_string())))
+            }
             _ if self.state.is_handshake() && !self.is_active() => Ending::Silent,
             Ending::Disconnect { evidence, .. } if self.state.is_handshake() => {
                 Ending::ConnectError(ConnectError::Local(evidence.reason().to_string()))
@@ -507,6 +511,11 @@ impl Connection {
     pub(crate) fn connect_failed(&mut self, failure: ConnectFailure, env: &mut Env<'_>) {
         let error = match failure {
             ConnectFailure::Timeout => ConnectError::Timeout,
+            ConnectFailure::SharedMemoryOnly(why) => {
+                log::info!("{}: {}: no shared memory: {why}", self.id, self.peer.address);
+                let reason = RejectReason::SharedMemoryOnly;
+                ConnectError::Rejected { reason, private_data: Vec::new() }
+            }
             other => ConnectError::Transport(other),
         };
         self.end(Ending::ConnectError(error), env);

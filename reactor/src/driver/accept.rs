@@ -4,11 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 
 use log::Level;
-use rdma_transport::QpAttr;
 use rdma_transport::caps::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
 use rdma_transport::newcomers::Host;
 use rdma_transport::provider::Provider;
+use rdma_transport::{QpAttr, TransportError};
 
 use super::Driver;
 use super::data_path::post_own_receives;
@@ -523,8 +523,14 @@ impl Driver {
         slot.conn.note_greeting(&reply);
         let accepted = self.set_timeout(id, self.config.timeouts.handshake);
         self.table.add_pending(id, accepted);
-        let (provider, cm) = self.providers.of(cm);
-        if let Err(error) = provider.accept(cm, &service.param(&reply), self.now) {
+        let (provider, raw) = self.providers.of(cm);
+        if let Err(error) = provider.accept(raw, &service.param(&reply), self.now) {
+            if matches!(error, TransportError::SharedMemoryOnly { .. }) {
+                self.log_refusal(peer, Level::Info, &error.to_string());
+                self.reject(cm, framing, RejectReason::SharedMemoryOnly, &[]);
+                self.withdraw(id);
+                return Ok(());
+            }
             // The peer may have disconnected after it sent the request. This is no local fault, so the error is only logged. The program
             // was not notified of the connection.
             log::debug!("{id}: accepting {peer}: {error}");

@@ -329,20 +329,26 @@ impl Driver {
         }
     }
 
-    /// Ends an accepted connection that is not up, so that a new connection gets its slot and buffers. Destroys the queue pair immediately,
-    /// with all posted work requests, and does not wait for a flush.
+    /// Ends an accepted connection that is not up, so that a new connection gets its slot and buffers.
     pub(super) fn evict(&mut self, id: ConnectionId) {
+        let Some(slot) = self.table.get(id) else { return };
+        log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
+        self.stats.connections.refused += 1;
+        self.stats.connections.evicted += 1;
+        self.withdraw(id);
+    }
+
+    /// Removes an accepted connection that is not up. Destroys the queue pair immediately, with all posted work requests, and does not wait
+    /// for a flush.
+    pub(super) fn withdraw(&mut self, id: ConnectionId) {
         let Self { table, providers, owners, stats, now, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
-        log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
         let qp = slot.link.qp;
         slot.destroy(providers, owners, stats, *now);
         // `vacate` needs the id of the destroyed queue pair, to notify the shared queue that the remaining completions of this queue pair
         // have no connection.
         slot.link.qp = qp;
         self.input(id, |conn, env| conn.finish(env));
-        self.stats.connections.refused += 1;
-        self.stats.connections.evicted += 1;
         self.forget(id);
     }
 

@@ -137,3 +137,8 @@ pub(super) fn entropy(tag: u8) -> Entropy {
 pub(super) fn request_v1() -> Vec<u8> {
     [b"MPA ID Req Frame".as_slice(), &[0, 1, 0, 0]].concat()
 }
+
+/// Returns the octets of a Send with two octets of payload. The CRC field is 0.
+pub(super) fn send(msn: u8) -> Vec<u8> {
+    vec![0, 20, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0, b'h', b'i', 0, 0, 0, 0, 0, 0]
+}

@@ -214,6 +214,11 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
             };
+            // The check precedes `input`, which completes receives and answers Reads.
+            if qp.is_held() && self.config.shared_memory == SharedMemoryPolicy::Require {
+                self.refuse_stream(key, now);
+                return false;
+            }
             let fpdus = qp.fpdus();
             let result = qp.input(&mut self.intake, octets, &mut self.resources);
             let fpdus = qp.fpdus().wrapping_sub(fpdus) as usize;
@@ -226,11 +231,6 @@ impl<N: Net> Iwarp<N> {
             // this function must queue the connection again.
             let is_broken = endpoint.broken.is_some();
             if qp.is_held() && qp.has_received() {
-                if self.config.shared_memory == SharedMemoryPolicy::Require {
-                    let cause = "it continues on TCP although shared memory is required";
-                    self.end(key, DisconnectCause::PeerViolation(cause.into()), None, now);
-                    return false;
-                }
                 qp.release();
                 self.end_setup(key, "the peer has started on the stream", now);
                 self.announce(key);

@@ -484,10 +484,12 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let terms = StartupTerms { crc: self.requests_crc(socket), ..terms };
         let offer = self.offer(key, socket, &asked);
         if offer.is_none() && self.config.shared_memory == SharedMemoryPolicy::Require {
-            return Err(TransportError::Unsupported {
-                provider: WITHIN_HOST,
-                feature: "peers that are not met in shared memory",
-            });
+            let why = match (self.net.is_local(socket), asked.local) {
+                (false, _) => "the peer is on another host",
+                (true, false) => "the peer uses no shared memory",
+                (true, true) => "there is no listener for it",
+            };
+            return Err(TransportError::SharedMemoryOnly { provider: WITHIN_HOST, why });
         }
         let mut private_data = param.private_data.to_vec();
         offer.iter().for_each(|offer| private_data.extend_from_slice(&offer.emit()));

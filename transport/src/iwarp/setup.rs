@@ -23,7 +23,7 @@ use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
 use super::setup_listener::{NewPeer, SegmentSetup, SentSegment};
 use super::startup::{Agreement, RequestTerms};
-use crate::cm::{CmEventKind, ConnectFailure};
+use crate::cm::{CmEventKind, ConnectFailure, DisconnectCause};
 use crate::mem::{Memory, Sharing, Window};
 use crate::shm::greeting::{HELLO_LEN, Hello, NAME_LEN, Offer, is_same_secret};
 use crate::shm::link::Link;
@@ -46,7 +46,13 @@ impl<N: Net> Iwarp<N> {
         let name = self.listener_name()?;
         let mut secret = [0; 16];
         (self.entropy)(&mut secret);
-        Some(Offer { name, secret, key })
+        Some(Offer { name, secret, key, required: self.requires_shared_memory() })
+    }
+
+    /// Returns true if connections may use no TCP stream after their handshake.
+    #[inline]
+    pub(super) fn requires_shared_memory(&self) -> bool {
+        self.config.shared_memory == SharedMemoryPolicy::Require
     }
 
     /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if the listener cannot be opened, or
@@ -196,6 +202,7 @@ impl<N: Net> Iwarp<N> {
         let asked = socket.is_some_and(|socket| self.requests_offer(socket));
         let offer = if asked { Offer::split(data) } else { None };
         let private_data: Box<[u8]> = offer.as_ref().map_or(data, |(data, _)| *data).into();
+        let required = self.requires_shared_memory() || offer.as_ref().is_some_and(|(_, offer)| offer.required);
         let why = match offer {
             Some((_, offer)) => match self.send_hello(&offer) {
                 Ok((socket, segment)) => {
@@ -203,10 +210,10 @@ impl<N: Net> Iwarp<N> {
                     self.own(socket, Owner::Setup(key));
                     if let Some(endpoint) = self.endpoints.get_mut(key) {
                         let until = endpoint.deadline;
-                        let sent = SentSegment { socket, segment, agreement, private_data, until };
+                        let sent = SentSegment { socket, segment, agreement, private_data, until, required };
                         endpoint.setup = Some(Box::new(SegmentSetup::Sent(Box::new(sent))));
                         // A connection that may not stay on TCP waits until the deadline of the attempt.
-                        if self.config.shared_memory != SharedMemoryPolicy::Require {
+                        if !required {
                             let at_most = now + self.config.within_host.meeting_timeout;
                             self.set_deadline(key, Some(until.map_or(at_most, |until| until.min(at_most))));
                         }
@@ -218,6 +225,9 @@ impl<N: Net> Iwarp<N> {
             None if asked => "the peer offers none".into(),
             None => "the peer is not on this host".into(),
         };
+        if required {
+            return self.fail_without_segment(key, peer, &why, now);
+        }
         self.stay_on_stream(key, peer, &agreement, private_data, &why, now);
     }
 
@@ -286,7 +296,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream. If shared memory is required, the
-    /// connection fails instead on the active side.
+    /// connection fails instead.
     pub(super) fn end_setup(&mut self, key: Key, why: &str, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(setup) = endpoint.setup.take() else { return };
@@ -294,15 +304,35 @@ impl<N: Net> Iwarp<N> {
             self.close(socket, false);
         }
         match (*setup, self.endpoints.get(key).map(|endpoint| &endpoint.state)) {
+            (SegmentSetup::Sent(sent), Some(&EndpointState::SettingUp(peer))) if sent.required => {
+                self.fail_without_segment(key, peer, why, now);
+            }
             (SegmentSetup::Sent(sent), Some(&EndpointState::SettingUp(peer))) => {
                 self.stay_on_stream(key, peer, &sent.agreement, sent.private_data, why, now);
             }
+            _ if self.requires_shared_memory() => self.refuse_stream(key, now),
             _ => log::debug!("connection {key} stays on TCP: {why}"),
         }
     }
 
-    /// Starts the TCP stream on the active side, because shared memory cannot be used. If shared memory is required, fails the connection
-    /// instead.
+    /// Fails a connection attempt that may not stay on TCP, because shared memory cannot be used, for the reason `why`.
+    fn fail_without_segment(&mut self, key: Key, peer: SocketAddr, why: &str, now: Instant) {
+        let failure = if self.requires_shared_memory() {
+            ConnectFailure::Unreachable(format!("no shared memory with {peer}: {why}"))
+        } else {
+            ConnectFailure::SharedMemoryOnly(why.into())
+        };
+        self.fail(key, Some(failure), Some(Vec::new()), now);
+    }
+
+    /// Ends an accepted connection whose peer continues on TCP although shared memory is required. The program is not notified of the
+    /// connection, and no byte of its stream is processed.
+    pub(super) fn refuse_stream(&mut self, key: Key, now: Instant) {
+        let cause = "it continues on TCP although shared memory is required";
+        self.end(key, DisconnectCause::PeerViolation(cause.into()), None, now);
+    }
+
+    /// Starts the TCP stream on the active side, because shared memory cannot be used, for the reason `why`.
     fn stay_on_stream(
         &mut self,
         key: Key,
@@ -312,10 +342,6 @@ impl<N: Net> Iwarp<N> {
         why: &str,
         now: Instant,
     ) {
-        if self.config.shared_memory == SharedMemoryPolicy::Require {
-            let failure = ConnectFailure::Unreachable(format!("no shared memory with {peer}: {why}"));
-            return self.fail(key, Some(failure), Some(Vec::new()), now);
-        }
         if self.config.shared_memory != SharedMemoryPolicy::Off {
             log::debug!("{peer}: over TCP, not in shared memory: {why}");
         }

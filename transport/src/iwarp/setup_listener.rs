@@ -23,7 +23,7 @@ pub(super) enum SegmentSetup<S> {
 }
 
 /// The state of the active side while it waits for the answer to its hello. If the peer accepts the segment, the connection continues in
-/// the segment. Otherwise the connection continues on the TCP stream, with the terms of `agreement`.
+/// the segment. Otherwise the connection continues on the TCP stream, with the terms of `agreement`, or fails if it may not.
 #[derive(Debug)]
 pub(super) struct SentSegment<S> {
     pub(super) socket: SocketId,
@@ -32,6 +32,8 @@ pub(super) struct SentSegment<S> {
     pub(super) private_data: Box<[u8]>,
     /// The deadline of the connection attempt. The deadline of the setup may be earlier.
     pub(super) until: Option<Instant>,
+    /// True if the connection may not stay on the TCP stream, because one of the two sides requires shared memory.
+    pub(super) required: bool,
 }
 
 impl<S> SegmentSetup<S> {

@@ -31,6 +31,9 @@ pub(crate) struct Offer {
     pub(crate) secret: Secret,
     /// The passive side's handle of the connection, which the hello must repeat.
     pub(crate) key: Key,
+    /// True if the passive side accepts no message on the TCP stream. An active side that cannot use the shared memory
+    /// ends its attempt.
+    pub(crate) required: bool,
 }
 
 impl Offer {
@@ -41,6 +44,7 @@ impl Offer {
         out[16..32].copy_from_slice(&self.secret);
         out[32..36].copy_from_slice(&self.key.slot().to_le_bytes());
         out[36..40].copy_from_slice(&self.key.generation().to_le_bytes());
+        out[40] = u8::from(self.required);
         // Version and magic are the last bytes of the offer, so that [`Offer::split`] finds them at the end of the
         // private data.
         out[43] = VERSION;
@@ -56,7 +60,8 @@ impl Offer {
             return None;
         }
         let key = Key::new(u32_at(octets, 32)?, u32_at(octets, 36)?);
-        Some((rest, Self { name: *octets.first_chunk()?, secret: *octets[16..].first_chunk()?, key }))
+        let (name, secret, required) = (*octets.first_chunk()?, *octets[16..].first_chunk()?, octets[40] & 1 == 1);
+        Some((rest, Self { name, secret, key, required }))
     }
 }
 
@@ -108,10 +113,12 @@ mod tests {
     #[test]
     fn offers_and_hellos_are_read_as_they_were_written() {
         let (name, secret, key) = (*b"0123456789abcdef", [7; 16], Key::new(5, 9));
-        let offer = Offer { name, secret, key };
+        let offer = Offer { name, secret, key, required: true };
         let mut data = b"private".to_vec();
         data.extend_from_slice(&offer.emit());
         assert_eq!(Offer::split(&data), Some((&b"private"[..], offer)));
+        let optional = Offer { required: false, ..offer };
+        assert_eq!(Offer::split(&optional.emit()), Some((&b""[..], optional)));
         assert_eq!(Offer::split(&data[1..]).unwrap().0, b"rivate");
         for at in [data.len() - 1, data.len() - 5] {
             let mut other = data.clone();

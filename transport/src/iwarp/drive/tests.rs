@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use super::super::bench::{Bench, request_v1};
+use super::super::bench::{Bench, request_v1, send};
 use super::super::{CrcPolicy, IwarpConfig};
 use super::*;
 use crate::cm::ConnectParam;
@@ -28,11 +28,6 @@ fn connected(bench: &mut Bench) -> (QpId, TcpStream) {
 
 fn bench() -> Bench {
     Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..IwarpConfig::default() })
-}
-
-/// Returns the octets of a Send with two octets of payload. The CRC field is 0.
-fn send(msn: u8) -> Vec<u8> {
-    vec![0, 20, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0, b'h', b'i', 0, 0, 0, 0, 0, 0]
 }
 
 /// Writes frames of 20 octets until the socket is full. `sent` counts the octets that were written so far. The last written frame may be

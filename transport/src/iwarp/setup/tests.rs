@@ -1,13 +1,19 @@
 //! Tests of the setup of shared memory, with the sockets of the system.
 
-use super::super::bench::{Bench, entropy};
+use super::super::bench::{Bench, entropy, send};
 use super::super::forward_net::forward_net;
-use super::super::{IwarpConfig, TcpNet};
+use super::super::startup::{self, StartupTerms};
+use super::super::{CrcPolicy, IwarpConfig, TcpNet};
 use super::*;
 use crate::cm::{CmEvent, CmId, ConnectParam, ListenParam};
 use crate::error::TransportError;
 use crate::patience::until;
 use crate::provider::Provider;
+use crate::qp::QpId;
+use crate::shm::greeting::OFFER_LEN;
+use crate::wc::WcStatus;
+use crate::wr::{RecvWr, SgeList};
+use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -17,6 +23,8 @@ use std::time::Duration;
 struct FaultyNet {
     inner: TcpNet,
     accepts: bool,
+    /// True if each peer that connects to the Unix listener belongs to another user.
+    refuses: bool,
     accepted: Option<SocketId>,
 }
 
@@ -39,6 +47,10 @@ impl Net for FaultyNet {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         let socket = self.inner.accept_local(listener)?;
+        if self.refuses {
+            self.inner.close(socket, false);
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         self.accepted = Some(socket);
         Ok(socket)
     }
@@ -74,7 +86,7 @@ impl SetupWorld {
 
     fn with(tag: u8, accepts: bool, shared_memory: SharedMemoryPolicy) -> Self {
         let config = IwarpConfig { shared_memory, ..IwarpConfig::default() };
-        let net = FaultyNet { inner: TcpNet::new().unwrap(), accepts, accepted: None };
+        let net = FaultyNet { inner: TcpNet::new().unwrap(), accepts, refuses: false, accepted: None };
         let mut server = Bench::of(Iwarp::new(config.clone(), net, entropy(tag)).unwrap());
         let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
@@ -120,7 +132,68 @@ fn without_the_unix_listener_no_shared_memory_is_offered() {
     world.until("the listener is shut", |world| world.server.iwarp.links.listener.is_shut);
     let next = world.request();
     let result = world.server.iwarp.accept(next, &ConnectParam::default(), world.server.now);
-    assert!(matches!(result, Err(TransportError::Unsupported { .. })), "{result:?}");
+    assert!(matches!(result, Err(TransportError::SharedMemoryOnly { .. })), "{result:?}");
+}
+
+/// A peer that ignores the demand for shared memory sends a message on the stream. The message completes no receive, and the program is
+/// not notified of the connection. A peer that does not speak first is not accepted at all.
+#[test]
+fn a_message_on_the_stream_completes_nothing_where_shared_memory_is_required() {
+    for (tag, speaks_first) in [(5, true), (6, false)] {
+        let config =
+            IwarpConfig { shared_memory: SharedMemoryPolicy::Require, crc: CrcPolicy::Off, ..IwarpConfig::default() };
+        let mut server = Bench::of(Iwarp::new(config, TcpNet::new().unwrap(), entropy(tag)).unwrap());
+        let (_, mut peer) = server.listen();
+        let terms = StartupTerms { local: true, ..StartupTerms::new(false, 4, 4, false) };
+        let mut request = startup::request(&terms, &[]);
+        if !speaks_first {
+            // The flag A of RFC 6581 §6, in the first octet behind the header.
+            request[20] &= 0x7f;
+        }
+        peer.write_all(&request).unwrap();
+        let id = server.request();
+        let (qp, memory) = (QpId(id.0), Memory::new(64).unwrap());
+        server.iwarp.post_recv(qp, &[RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) }]).unwrap();
+        let accepted = server.iwarp.accept(id, &ConnectParam::default(), server.now);
+        if !speaks_first {
+            assert!(matches!(accepted, Err(TransportError::SharedMemoryOnly { .. })), "{accepted:?}");
+            continue;
+        }
+        let reply = server.read(&mut peer, 20 + 4 + OFFER_LEN);
+        assert!(Offer::split(&reply).is_some_and(|(_, offer)| offer.required), "{accepted:?} {reply:?}");
+        // The grace passes after which a connection on TCP would be up.
+        server.now += Duration::from_secs(1);
+        server.turn();
+        assert!(server.events.is_empty(), "{:?}", server.events);
+        peer.write_all(&send(1)).unwrap();
+        let CmEventKind::ConnectFailed(ConnectFailure::Protocol(why)) = server.event().kind else {
+            panic!("not refused")
+        };
+        assert!(why.contains("TCP") && server.events.is_empty(), "{why} {:?}", server.events);
+        let mut completions = Vec::new();
+        server.iwarp.poll_cq(server.cq, 8, &mut completions).unwrap();
+        let statuses: Vec<_> = completions.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(statuses, [(1, WcStatus::Flushed)]);
+    }
+}
+
+/// The passive side requires shared memory and refuses the hello, because the peer belongs to another user. The active side prefers shared
+/// memory. It ends its attempt with the reason, before it reports the connection, and neither side reports one.
+#[test]
+fn an_attempt_ends_where_the_peer_requires_shared_memory_in_vain() {
+    let mut world = SetupWorld::new(7, true);
+    let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Prefer, ..IwarpConfig::default() };
+    world.client = Bench::new(config);
+    let id = world.request();
+    world.server.iwarp.net_mut().refuses = true;
+    world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+    let failed = |event: &CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(_));
+    world.until("the end of the attempt", |world| world.client.events.iter().any(failed));
+    world.until("the end of the request", |world| !world.server.events.is_empty());
+    let reason =
+        |event: &CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::SharedMemoryOnly(_)));
+    assert!(world.client.events.len() == 2 && reason(&world.client.events[1]), "{:?}", world.client.events);
+    assert!(world.server.events.iter().all(failed), "{:?}", world.server.events);
 }
 
 /// The passive side does not answer the hello. A connection that requires shared memory waits for the answer until the deadline of the

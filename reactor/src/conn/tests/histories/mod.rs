@@ -299,7 +299,8 @@ impl History {
                 side.device.go_down(DisconnectCause::Truncated);
             }
             EnvironmentStep::DeviceRemoved => _ = side.tell(Connection::device_removed),
-            EnvironmentStep::ConnectFails if end == 0 && !std::mem::replace(&mut self.established[0], true) => {
+            // The event that the transport is up did not arrive on this side, but messages may have.
+            EnvironmentStep::ConnectFails if !std::mem::replace(&mut self.established[end], true) => {
                 side.device.up = false;
                 side.tell(|conn, env| conn.connect_failed(ConnectFailure::Timeout, env));
             }
@@ -613,6 +614,24 @@ fn a_connection_that_probes_waits_for_the_acknowledgement_of_its_hello() {
         times(1, || side.poll());
         assert_eq!(side.announced, acknowledged);
     }
+}
+
+/// The peer's hello arrives before the event that the transport is up, and the connection manager then reports a failure instead of that
+/// event. The program was notified of the connection, so the connection ends with `on_disconnect`.
+#[test]
+fn a_connection_that_was_reported_does_not_end_with_a_connect_error() {
+    let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, false, false);
+    let terms =
+        SideOptions { receive_depth: 8, send_depth: 8, framing, shared, in_order, quiet, abrupt, probes: false };
+    let mut history = History::new(&[terms.clone(), terms], start());
+    history.establish(0);
+    history.settle();
+    assert!(history.sides[1].announced && !history.established[1]);
+    history.world(1, EnvironmentStep::ConnectFails);
+    history.settle();
+    let reason = history.sides[1].ended.as_ref().and_then(|ended| ended.reason.as_ref());
+    assert!(matches!(reason, Some(DisconnectReason::Transport(DisconnectCause::Path(_)))), "{reason:?}");
+    history.end();
 }
 
 /// On some devices, such as iWARP, a disconnect loses everything in flight. On such a device, the side that closes the connection does not
