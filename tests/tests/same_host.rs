@@ -1,19 +1,34 @@
 //! Connections in shared memory with another process, which is killed, stopped, or has no shared memory.
 #![allow(clippy::disallowed_methods, reason = "other processes are what is tested")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, IoSlice};
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use rdma_reactor::transport::iwarp::net::SocketId;
+use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
+use rdma_reactor::transport::mem::{Sharing, Window};
+use rdma_reactor::transport::shm::segment::{self, SLOTS, SegmentSide, TABLE};
+use rdma_reactor::transport::shm::{MappedSegment, Words};
 use rdma_reactor::{
-    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor,
-    SendErrorKind,
+    Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, MioPoller, Parts, ProviderChoice,
+    Reactor, SendErrorKind, SystemClock, system_entropy,
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
+use rdma_reactor_tests::gate::net::{GatedNet, Onlooker};
 use rdma_reactor_tests::patience::{PATIENCE, limited_to};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, getpeername,
+    sendmsg,
+};
 
 const CONNECTIONS: usize = 3;
 
@@ -120,15 +135,27 @@ impl Peer {
     }
 
     fn usage(&self) -> Usage {
-        let of = |what: &str| format!("/proc/{}/{what}", self.child.id());
-        let maps = std::fs::read_to_string(of("maps")).expect("its mappings");
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("its descriptors");
+        Usage { descriptors: descriptors.count(), segments: self.mapped("memfd:rdma-shared").iter().sum() }
+    }
+
+    /// Returns the lengths of all mappings of files whose names contain `name`.
+    fn mapped(&self, name: &str) -> Vec<u64> {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id())).expect("its mappings");
         let length = |line: &str| {
             let (from, to) = line.split_once(' ')?.0.split_once('-')?;
             Some(u64::from_str_radix(to, 16).ok()? - u64::from_str_radix(from, 16).ok()?)
         };
-        let shared = maps.lines().filter(|line| line.contains("memfd:rdma-shared"));
-        let descriptors = std::fs::read_dir(of("fd")).expect("its descriptors").count();
-        Usage { descriptors, segments: shared.filter_map(length).sum() }
+        // The kernel merges neighbouring mappings only if they are of one part of a file.
+        maps.lines().filter(|line| line.contains(name)).filter_map(length).collect()
+    }
+
+    /// Starts a process that listens and echoes. Returns it and its address.
+    fn serve() -> (Self, SocketAddr) {
+        let mut server = Self::start(&["shm", "serve", "127.0.0.1:0"]);
+        let line = server.lines(1).remove(0);
+        let address = line.strip_prefix("listening ").and_then(|to| to.parse().ok()).expect("an address");
+        (server, address)
     }
 
     fn signal(&self, signal: libc::c_int) {
@@ -171,9 +198,7 @@ fn an_idle_connection_costs_its_rings_and_a_descriptor_of_each_side() {
     const FEW: usize = 10;
     const MANY: usize = 310;
     with_watchdog("an_idle_connection_costs_its_rings_and_a_descriptor_of_each_side", || {
-        let mut server = Peer::start(&["shm", "serve", "127.0.0.1:0"]);
-        let line = server.lines(1).remove(0);
-        let address: SocketAddr = line.strip_prefix("listening ").and_then(|to| to.parse().ok()).expect("an address");
+        let (mut server, address) = Peer::serve();
         let mut seen = Vec::new();
         let mut clients = Vec::new();
         for count in [FEW, MANY - FEW] {
@@ -262,5 +287,205 @@ fn a_peer_without_shared_memory_is_not_talked_to_where_it_is_required() {
             assert!(up.is_empty() && ends.is_empty(), "{there}: {up:?} {ends:?}");
             assert_eq!((*echoes, errors.len()), (0, 0), "{there}: {errors:?}");
         }
+    });
+}
+
+/// A program that sends long messages, and checks their echoes.
+#[derive(Default)]
+struct Client {
+    up: usize,
+    echoes: usize,
+    others: Vec<String>,
+}
+
+/// The length of a message that its receiver fetches, in bytes.
+const LONG: usize = 300_000;
+
+fn long(conn: ConnectionId) -> Vec<u8> {
+    (0..LONG).map(|at| (at / 7 + conn.slot()) as u8).collect()
+}
+
+impl Handler for Client {
+    fn on_connect(&mut self, _: &mut Context<'_>, _: ConnectionId) {
+        self.up += 1;
+    }
+
+    fn on_recv(&mut self, _: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        self.echoes += usize::from(*message == *long(conn));
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
+        self.others.push(format!("{reason:?}"));
+    }
+}
+
+/// Connects `count` times to `address`, and waits for the connections.
+fn connect(reactor: &mut Reactor, client: &mut Client, address: SocketAddr, count: usize) -> Vec<ConnectionId> {
+    let conns = (0..count).map(|_| reactor.context().connect(address).expect("an attempt")).collect();
+    while client.up < count {
+        reactor.turn(client, Some(Duration::from_millis(20))).expect("the reactor runs");
+        assert_eq!(client.others, Vec::<String>::new());
+    }
+    conns
+}
+
+/// Sends a long message on each of `count` connections, and waits for the echoes.
+fn echo(config: Config, address: SocketAddr, count: usize) {
+    let config = limited_to(PATIENCE, config).provider(ProviderChoice::Shm).timeouts(|t| t.keepalive = PATIENCE);
+    let (mut reactor, mut client) = (Reactor::new(config).expect("a reactor"), Client::default());
+    for conn in connect(&mut reactor, &mut client, address, count) {
+        reactor.context().send(conn, &long(conn)).expect("there is memory");
+    }
+    while client.echoes < count {
+        reactor.turn(&mut client, Some(Duration::from_millis(20))).expect("the reactor runs");
+        assert_eq!(client.others, Vec::<String>::new());
+    }
+}
+
+/// Messages of any length arrive even if no memory of peers is mapped any more, here past 1 MiB on
+/// both sides.
+#[test]
+fn peers_whose_memory_is_not_mapped_are_served() {
+    with_watchdog("peers_whose_memory_is_not_mapped_are_served", || {
+        const COUNT: usize = 40;
+        let few = |config: Config| config.iwarp(|iwarp| iwarp.within_host.window_bytes = 1 << 20);
+        let mut host = Host::new(few);
+        let address = host.address;
+        let client = thread::spawn(move || echo(few(Config::default()), address, COUNT));
+        host.until(|_, _| client.is_finished());
+        client.join().expect("all echoes");
+        assert_eq!(host.server.echoes, COUNT as u64);
+    });
+}
+
+/// The segments of the attacker's connections.
+#[derive(Debug, Default)]
+struct Segments(Mutex<Vec<MappedSegment>>);
+
+impl Onlooker for Segments {
+    fn met(&self, _: SocketId, _: &[u8]) {}
+
+    fn passing(&self, _: SocketId, _: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd> {
+        let window = Window::map(&file.try_clone_to_owned().ok()?, segment::LEN, Sharing::Write).ok()?;
+        self.0.lock().unwrap().push(MappedSegment::new(window.into_memory().ok()?));
+        None
+    }
+
+    fn took(&self, _: SocketId, _: &[u8], _: BorrowedFd<'_>) {}
+
+    fn closing(&self, _: SocketId) {}
+}
+
+/// Returns duplicates of this process's Unix sockets that have connected to a listener for shared
+/// memory.
+fn doorbells() -> Vec<OwnedFd> {
+    let numbers = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
+    let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut found = Vec::new();
+    for number in numbers {
+        // SAFETY: the number belonged to a descriptor when the directory was read. If another test
+        // has closed that one, the number is used only if it is such a socket.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let is_local = socket_type(fd) == Ok(SocketType::SEQPACKET) && socket_domain(fd) == Ok(AddressFamily::UNIX);
+        let peer = getpeername(fd).ok().flatten().and_then(|peer| SocketAddrUnix::try_from(peer).ok());
+        if is_local && peer.is_some_and(|peer| peer.abstract_name().is_some_and(|name| name.starts_with(b"rdma-"))) {
+            found.extend(fd.try_clone_to_owned());
+        }
+    }
+    found
+}
+
+/// Makes a memory file whose size is sealed, with or without pages.
+fn hostile_file(len: u64, has_pages: bool, seals: SealFlags) -> OwnedFd {
+    let file = memfd_create("rdma-hostile", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&file, len).expect("its length");
+    if has_pages {
+        fallocate(&file, FallocateFlags::empty(), 0, len).expect("its pages");
+    }
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | seals).expect("its seals");
+    file
+}
+
+/// Announces a memory file with the word of its slot, and waits until the socket has room.
+fn announce(doorbell: &OwnedFd, slot: u8, rights: u32, (file, len): (&OwnedFd, u64)) {
+    let mut packet = [0; 40];
+    (packet[0], packet[1]) = (2, slot);
+    packet[4..8].copy_from_slice(&rights.to_le_bytes());
+    packet[8..16].copy_from_slice(&WORD.to_le_bytes());
+    packet[24..32].copy_from_slice(&len.to_le_bytes());
+    let files = [file.as_fd()];
+    let mut room = [MaybeUninit::uninit(); 64];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    while let Err(error) = sendmsg(doorbell, &[IoSlice::new(&packet)], &mut control, SendFlags::DONTWAIT) {
+        assert!([rustix::io::Errno::AGAIN, rustix::io::Errno::TOOMANYREFS].contains(&error), "{error}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The word of each lending of the attacker: a generation, and the key of a region.
+const WORD: u64 = 1 << 32 | 77;
+
+/// The connections of one process lend files of 1 TiB and files of many pages in all slots, again
+/// and again. The server maps 1 GiB at most, and only files that have their pages. Another client
+/// is served.
+#[test]
+fn a_peer_that_lends_without_end_disturbs_nobody() {
+    with_watchdog("a_peer_that_lends_without_end_disturbs_nobody", || {
+        const COUNT: usize = 8;
+        const PIECE: u64 = 16 << 20;
+        let (server, address) = Peer::serve();
+        let segments = Arc::new(Segments::default());
+        let mut settings = IwarpConfig::default();
+        (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
+        let onlooker = Arc::clone(&segments) as Arc<dyn Onlooker>;
+        let net = GatedNet::seen_by(TcpNet::new().expect("sockets"), onlooker);
+        let provider = Iwarp::new(settings, net, system_entropy()).expect("a provider");
+        let parts = Parts {
+            providers: vec![Box::new(provider)],
+            poller: Box::new(MioPoller::new().expect("a poller")),
+            clock: Box::new(SystemClock),
+        };
+        let mut attacker = Reactor::with_parts(limited_to(PATIENCE, Config::default()), parts).expect("a reactor");
+        connect(&mut attacker, &mut Client::default(), address, COUNT);
+        let doorbells = doorbells();
+        assert_eq!((doorbells.len(), segments.0.lock().unwrap().len()), (COUNT, COUNT));
+        for segment in segments.0.lock().unwrap().iter() {
+            (0..SLOTS).for_each(|slot| segment.store(SegmentSide::Active.outgoing() + TABLE + 8 * slot, WORD));
+        }
+
+        let sparse = hostile_file(1 << 40, false, SealFlags::FUTURE_WRITE);
+        let fixed = hostile_file(PIECE, true, SealFlags::FUTURE_WRITE);
+        let removable = hostile_file(PIECE, true, SealFlags::empty());
+        let all = rdma_reactor::transport::mr::Access::REMOTE.bits();
+        let check = |expected: &dyn Fn(u64) -> bool| {
+            loop {
+                let mapped = server.mapped("memfd:rdma-hostile");
+                let bytes = mapped.iter().sum();
+                assert!(bytes <= 1 << 30 && mapped.iter().all(|&len| len == PIECE), "{mapped:?}");
+                if expected(bytes) {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        };
+        for doorbell in &doorbells {
+            for slot in 0..32 {
+                announce(doorbell, slot, 0, (&sparse, 1 << 40));
+                announce(doorbell, slot, all, (&removable, PIECE));
+            }
+            // The first connection uses up what peers may lend of memory whose pages they can remove.
+            check(&|bytes| bytes == 64 << 20);
+        }
+        for doorbell in &doorbells {
+            (0..32).for_each(|slot| announce(doorbell, slot, 0, (&fixed, PIECE)));
+        }
+        // A quarter of 1 GiB stays for the staging buffers of others.
+        check(&|bytes| bytes == 768 << 20);
+        for doorbell in &doorbells {
+            (0..2000).for_each(|_| announce(doorbell, 0, 0, (&fixed, PIECE)));
+        }
+        echo(Config::default(), address, 4);
+        check(&|bytes| bytes == 768 << 20);
     });
 }

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 
 use crate::error::{Result, TransportError, in_range};
 use crate::roce::RoceConfig;
+use crate::shm::account::{MAX_IN_PROCESS, WindowLimits};
 
 /// The largest number of RDMA Reads that may be outstanding in one direction of a connection.
 pub(crate) const MAX_READ_DEPTH: u16 = 128;
@@ -52,11 +53,40 @@ pub struct WithinHost {
     /// The time in which the peer must send its message of the setup of shared memory. After this time, the connection stays on TCP. With
     /// [`SharedMemoryPolicy::Require`], the active side waits for the answer until the connection attempt times out.
     pub meeting_timeout: Duration,
+    /// The largest sum of the lengths of windows of all connections, in bytes. A window is memory
+    /// of a peer that this process has mapped: the peer's messages and its direct regions. One
+    /// connection may use a quarter. A quarter is reserved for the buffers of 256 KiB that every
+    /// peer has for messages of more than 1 KiB. Past the limit, memory is not mapped: messages of
+    /// more than 1 KiB arrive in parts of 1 KiB or 64 KiB, and direct regions are accessed like
+    /// others. Default: 1 GiB. With 0, nothing is mapped.
+    pub window_bytes: u64,
+    /// The part of `window_bytes` for memory whose pages the peer can remove, which is that of
+    /// direct regions with the right to write. This process is charged for a removed page when it
+    /// accesses the page. Past the limit, such memory is not mapped. Default: 64 MiB.
+    pub writable_window_bytes: u64,
+    /// The largest number of windows of all connections, 0 to 16,384. One connection has at most
+    /// 32. A quarter is reserved as in `window_bytes`. All providers of a process together have at
+    /// most 16,384 windows, which is a quarter of the default of `vm.max_map_count`. Past the
+    /// limit, memory is not mapped. Default: 8,192.
+    pub max_windows: usize,
 }
 
 impl Default for WithinHost {
     fn default() -> Self {
-        Self { congestion: Some("reno".into()), meeting_timeout: Duration::from_secs(1) }
+        Self {
+            congestion: Some("reno".into()),
+            meeting_timeout: Duration::from_secs(1),
+            window_bytes: 1 << 30,
+            writable_window_bytes: 64 << 20,
+            max_windows: 8192,
+        }
+    }
+}
+
+impl WithinHost {
+    /// Returns the limits of windows.
+    pub(super) const fn limits(&self) -> WindowLimits {
+        WindowLimits { bytes: self.window_bytes, removable_bytes: self.writable_window_bytes, count: self.max_windows }
     }
 }
 
@@ -208,6 +238,7 @@ impl IwarpConfig {
         if self.receive_budget == 0 {
             return range("receive_budget", 0, "at least 1");
         }
+        in_range("max_windows", self.within_host.max_windows as u64, 0..=MAX_IN_PROCESS as u64, "at most 16384")?;
         for (what, time) in self.times() {
             let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             in_range(what, milliseconds, 0..=MAX_TIME, "at most 10 years (given here in ms)")?;

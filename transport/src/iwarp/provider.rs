@@ -39,6 +39,7 @@ use crate::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
+use crate::shm::account::WindowAccount;
 use crate::slab::{Key, Slab};
 use crate::soft::checks::{EXTENSIONS, MAX_MESSAGE};
 use crate::soft::resources::Resources;
@@ -144,6 +145,7 @@ impl<N: Net> Iwarp<N> {
         capabilities.max_private_data = MAX_PRIVATE_DATA_OUT;
         capabilities.max_message = MAX_MESSAGE;
         capabilities.max_read_depth = MAX_READ_DEPTH;
+        let account = Arc::new(WindowAccount::new(config.within_host.limits()));
         Ok(Self {
             config,
             net,
@@ -160,7 +162,7 @@ impl<N: Net> Iwarp<N> {
             edges: Vec::with_capacity(256),
             handshakes: Handshakes::default(),
             hot: None,
-            links: Links::default(),
+            links: Links { account, ..Links::default() },
             datagrams: Tables::default(),
             live: 0,
             spins: 0,

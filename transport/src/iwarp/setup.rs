@@ -359,7 +359,7 @@ impl<N: Net> Iwarp<N> {
     fn enter_segment(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: SegmentSide, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(qp) = endpoint.qp.take() else { return };
-        let mut link = Link::new(segment, side, qp.read_depth, qp.leave());
+        let mut link = Link::new(segment, side, qp.read_depth, qp.leave(), &self.links.account);
         if side == SegmentSide::Active {
             link.begin();
         }

@@ -1,10 +1,12 @@
 //! The state of shared memory setup within a host: the listener for peers, and the connections that may leave their TCP stream.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::net::SocketId;
 use super::startup::Agreement;
+use crate::shm::account::WindowAccount;
 use crate::shm::greeting::{NAME_LEN, Secret};
 use crate::slab::{Key, Slab};
 
@@ -101,6 +103,8 @@ pub(super) struct Links {
     pub(super) listener: SetupListener,
     /// The number of live connections in shared memory.
     pub(super) count: usize,
+    /// The memory of peers that the provider has mapped.
+    pub(super) account: Arc<WindowAccount>,
     /// The links whose rings a busy poll checks in every round. The number beside a link's key is the number of rounds since the last input
     /// of the link.
     pub(super) hot: Vec<(Key, u32)>,

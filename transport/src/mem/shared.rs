@@ -5,6 +5,8 @@
 //! allocated. To prevent both, the file's size is sealed, and its pages are allocated before any process maps the file.
 //! A peer that may write can still punch holes in the file. A hole in ordinary pages reads as zeros, which the peer
 //! could also have written. A hole in huge pages may be impossible to fill again, so files in huge pages are refused.
+//! The process that accesses a hole is charged for the new page. So files of peers with missing pages
+//! are refused, and `crate::shm` limits the memory in which holes can be punched later.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -80,19 +82,18 @@ pub struct Window {
 
 impl Window {
     /// Maps a whole memory file that another process has made. The file must have `len` bytes, rounded up to whole
-    /// pages. The caller may close the descriptor afterwards.
+    /// pages, all of which are allocated. The caller may close the descriptor afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` if the file has another size, if its size is not sealed, or if it is in huge pages; the system's
-    /// error if the file cannot be mapped.
+    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing, or if it is in huge
+    /// pages; the system's error if the file cannot be mapped.
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::map_in_pages(file, len, sharing, page_size())
     }
 
     fn map_in_pages(file: &OwnedFd, len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        // SAFETY: the call reads the seals of a file, and accesses no memory.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let seals = seals(file);
         if seals < 0 || seals & SIZE != SIZE {
             return wrong(format!("the size of a peer's memory file is not sealed ({seals:#x})"));
         }
@@ -111,6 +112,11 @@ impl Window {
         if whole == 0 || u64::try_from(stat.st_size) != Ok(whole as u64) {
             return wrong(format!("a peer's memory file has {} bytes instead of {len} in whole pages", stat.st_size));
         }
+        // The size is in units of 512 bytes on every file system.
+        let allocated = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        if allocated < whole as u64 {
+            return wrong(format!("a peer's memory file has {allocated} bytes in pages instead of {whole}"));
+        }
         let write = if sharing == Sharing::Write { libc::PROT_WRITE } else { 0 };
         Ok(Self { memory: map(file, whole, libc::PROT_READ | write)?, sharing })
     }
@@ -121,6 +127,11 @@ impl Window {
     /// Returns the window unchanged if it is read-only.
     pub fn into_memory(self) -> Result<Memory, Self> {
         if self.sharing == Sharing::Write { Ok(self.memory) } else { Err(self) }
+    }
+
+    /// Returns the length of the mapping, in bytes.
+    pub(crate) const fn len(&self) -> usize {
+        self.memory.len()
     }
 
     /// Returns a part of the window for reading. Returns `None` if the part is not inside the window.
@@ -135,6 +146,18 @@ impl Window {
     pub(crate) fn sink(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         if self.sharing == Sharing::Write { self.memory.span(offset, len) } else { None }
     }
+}
+
+/// Returns the seals of a file. Returns a negative number if the file cannot have seals.
+fn seals(file: &OwnedFd) -> libc::c_int {
+    // SAFETY: the call reads the seals of a file, and accesses no memory.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) }
+}
+
+/// Returns true if nobody can punch holes into the memory file of another process, now or later.
+pub(crate) fn keeps_pages(file: &OwnedFd) -> bool {
+    let seals = seals(file);
+    seals >= 0 && seals & libc::F_SEAL_FUTURE_WRITE != 0
 }
 
 /// Maps `len` bytes of a memory file. The caller has set or checked the size of the file. The size is sealed already, or
@@ -177,6 +200,56 @@ fn max_file_size() -> io::Result<u64> {
 
 fn checked(rc: libc::c_int) -> io::Result<()> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes memory files as a hostile peer does.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct HostileFile;
+
+#[cfg(test)]
+impl HostileFile {
+    /// Makes a file whose size is sealed, without pages.
+    pub(crate) fn sparse(len: u64) -> OwnedFd {
+        Self::sealed(len, false, SIZE)
+    }
+
+    /// Makes a file whose size is sealed, with all pages. Holes can be punched into it.
+    pub(crate) fn with_pages(len: u64) -> OwnedFd {
+        Self::sealed(len, true, SIZE)
+    }
+
+    /// Makes a file as a correct peer does: its size is sealed, and its pages stay.
+    pub(crate) fn fixed(len: u64) -> OwnedFd {
+        Self::sealed(len, true, SIZE | libc::F_SEAL_FUTURE_WRITE)
+    }
+
+    /// Makes a file with all pages, whose size can change.
+    pub(crate) fn unsealed(len: u64) -> OwnedFd {
+        Self::sealed(len, true, 0)
+    }
+
+    fn sealed(len: u64, has_pages: bool, seals: libc::c_int) -> OwnedFd {
+        // SAFETY: the name is a NUL-terminated string.
+        let fd = unsafe { libc::memfd_create(c"rdma-hostile".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
+        assert!(fd >= 0, "{}", io::Error::last_os_error());
+        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: the calls set the length, the pages and the seals of a file.
+        unsafe {
+            assert_eq!(libc::ftruncate(fd, len as i64), 0);
+            assert!(!has_pages || libc::fallocate(fd, 0, 0, len as i64) == 0);
+            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+        }
+        file
+    }
+
+    /// Punches a hole into a file. Returns false if the file does not permit that.
+    pub(crate) fn punch(file: &OwnedFd, at: u64, len: u64) -> bool {
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: the call changes bytes of a `Memory` in the same way as a peer that writes them.
+        unsafe { libc::fallocate(file.as_raw_fd(), hole, at as i64, len as i64) == 0 }
+    }
 }
 
 #[cfg(test)]
@@ -224,9 +297,9 @@ mod tests {
         let window = Window::map(&file, 4096, Sharing::Read).unwrap();
         assert!(window.sink(0, 8).is_none() && window.into_memory().is_err());
         assert!(Window::map(&file, 4096, Sharing::Write).is_err());
-        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the call fails, and changes no memory.
-        assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), hole, 0, 4096) }, -1);
+        assert!(keeps_pages(&file) && !HostileFile::punch(&file, 0, 4096));
+        // SAFETY: the call fails, and changes no memory. These are whole pages of `ours`.
+        assert_eq!(unsafe { libc::madvise(ours.as_ptr().cast(), 4096, libc::MADV_REMOVE) }, -1);
         assert_eq!(ours.read(0, 10), b"still ours");
     }
 
@@ -270,15 +343,31 @@ mod tests {
         assert!(Window::map(&file, 2 << 20, Sharing::Read).unwrap_err().to_string().contains("huge pages"));
     }
 
-    /// A peer that may write can also free pages. Freed pages read as zeros.
+    /// A file with missing pages is refused: this process would be charged for each page that it
+    /// reads.
+    #[test]
+    fn a_file_without_all_its_pages_is_refused() {
+        let said = |file: &OwnedFd, len| Window::map(file, len, Sharing::Read).unwrap_err().to_string();
+        assert!(said(&HostileFile::sparse(1 << 40), 1 << 40).contains("0 bytes in pages"));
+        let file = HostileFile::with_pages(1 << 20);
+        assert!(Window::map(&file, 1 << 20, Sharing::Read).is_ok() && HostileFile::punch(&file, 4 << 10, 64 << 10));
+        assert!(said(&file, 1 << 20).contains("983040 bytes in pages instead of 1048576"));
+    }
+
+    /// A peer that may write can also free pages. Freed pages read as zeros, on both sides, and the
+    /// process survives.
     #[test]
     fn a_hole_reads_as_zeros() {
         let ours = Memory::new_shared(8192, Sharing::Write).unwrap();
         let file = again(ours.file().unwrap());
+        let window = Window::map(&file, 8192, Sharing::Write).unwrap();
         ours.write(0, &[7; 8192]);
-        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the call changes bytes of a `Memory` in the same way as a peer that writes them.
-        assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), hole, 4096, 4096) }, 0);
+        assert!(!keeps_pages(&file) && HostileFile::punch(&file, 4096, 4096));
+        let mut seen = Vec::new();
+        window.source(4095, 4097).unwrap().append_to(&mut seen);
+        assert!(seen[0] == 7 && seen[1..] == [0; 4096]);
         assert_eq!((ours.read(4095, 1), ours.read(4096, 4096)), (vec![7], vec![0; 4096]));
+        window.sink(4096, 8).unwrap().fill(b"written!");
+        assert_eq!(ours.read(4096, 8), b"written!");
     }
 }

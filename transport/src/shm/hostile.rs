@@ -1,20 +1,22 @@
 //! A test of [`Link`] with a hostile peer, which writes random values anywhere in the shared segment.
 
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use proptest::prelude::RngCore;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
+use super::account::{WindowAccount, WindowLimits, account};
 use super::link::{Link, QueuePairParts};
-use super::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
+use super::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet, ReceivedAnnouncement};
 use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::segment::{
     CALL, CAPACITY, HALF, HEAD, LEN, MappedSegment, RING, SLOTS, Segment, SegmentPayload, SegmentSide, TABLE, TAIL,
     Words,
 };
 use crate::cm::ReadDepth;
-use crate::mem::{Memory, Sharing, Window};
+use crate::mem::{HostileFile, Memory, Sharing, Window};
 use crate::mr::{Access, RemoteKey};
 use crate::provider::CqId;
 use crate::qp::{QpAttr, QpId};
@@ -45,7 +47,7 @@ struct Victim {
 }
 
 impl Victim {
-    fn new(segment: MappedSegment) -> Self {
+    fn new(segment: MappedSegment, account: &Arc<WindowAccount>) -> Self {
         let mut resources = Resources::default();
         let cq = resources.cqs.create(8 * DEPTH as usize);
         resources.cqs.reserve(cq, 2 * DEPTH).unwrap();
@@ -78,7 +80,7 @@ impl Victim {
         };
         let depths = ReadDepth { responder_resources: 4, initiator_depth: 4 };
         Self {
-            link: Link::new(segment, SegmentSide::Passive, depths, parts),
+            link: Link::new(segment, SegmentSide::Passive, depths, parts, account),
             resources,
             cq,
             open: BTreeSet::new(),
@@ -213,9 +215,10 @@ fn segments() -> (MappedSegment, MappedSegment) {
 fn whatever_a_peer_writes_it_uses_only_what_it_may() {
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let (mut ends, mut written, mut turns) = (0, 0, 0_u64);
+    let (account, mut mapped) = (account(), 0);
     while ends < 3000 {
         let (ours, theirs) = segments();
-        let mut victim = Victim::new(ours);
+        let mut victim = Victim::new(ours, &account);
         let mut published = 0;
         let nth = pick(&mut rng, &[0, 1, 2, 3]);
         let address = victim.regions[nth].as_ptr() as u64;
@@ -228,6 +231,17 @@ fn whatever_a_peer_writes_it_uses_only_what_it_may() {
                 let packets: [&[u8]; 4] = [&CALL_PACKET, &ACCEPTED_PACKET, &[2; 40], &[]];
                 victim.link.packet(Packet::parse(packets[rng.next_u32() as usize % 4]), None);
             }
+            if rng.next_u32() % 8 == 0 {
+                let (make, len) = FILES[rng.next_u32() as usize % FILES.len()];
+                let file = make(len);
+                let slot = pick(&mut rng, &[0, 1, 31, 32]);
+                let word = pick(&mut rng, &[KEYS[0], 0, KEYS[1], 77]).into();
+                let rights = pick(&mut rng, &[Access::empty(), Access::REMOTE, Access::REMOTE_READ]);
+                let len = pick(&mut rng, &[len, 0, 1, 1 << 40, u64::MAX]);
+                let announced = ReceivedAnnouncement { slot, word, rights, base: 0x1_0000, len };
+                lend(&theirs, &mut victim, announced, &file);
+                HostileFile::punch(&file, 0, 4096);
+            }
             turns += 1;
             if !victim.turn(1 + rng.next_u32() as usize % 100_000) {
                 break;
@@ -237,9 +251,90 @@ fn whatever_a_peer_writes_it_uses_only_what_it_may() {
         victim.turn(0);
         assert!(victim.open.is_empty(), "{:?} are left", victim.open);
         victim.check();
+        mapped += account.used().2;
         written += usize::from(victim.regions[0].read(0, ROOM) != [KEYS[0] as u8; ROOM]);
         ends += 1;
     }
-    println!("{ends} connections, {turns} turns, {written} with writes that were allowed");
+    println!("{ends} connections, {turns} turns, {mapped} windows, {written} with writes that were allowed");
+    assert!(mapped > 100 && account.used() == (0, 0, 0), "{mapped} windows, {:?} are left", account.used());
     assert!(written > 300, "the attacks do not get far: {written} writes, {turns} turns");
+}
+
+/// Announces memory to the victim in the table of the segment, and by a packet.
+fn lend(segment: &MappedSegment, victim: &mut Victim, announced: ReceivedAnnouncement, file: &OwnedFd) {
+    let table = SegmentSide::Passive.incoming() + TABLE;
+    if usize::from(announced.slot) < SLOTS {
+        segment.store(table + WORD * usize::from(announced.slot), announced.word);
+    }
+    victim.link.packet(Packet::Window(announced), Some(file));
+}
+
+/// A function that makes a file of a length.
+type MakeFile = fn(u64) -> OwnedFd;
+
+/// Files of a hostile peer, and their lengths.
+const FILES: [(MakeFile, u64); 5] = [
+    (HostileFile::fixed, 64 << 10),
+    (HostileFile::with_pages, 64 << 10),
+    (HostileFile::sparse, 64 << 10),
+    (HostileFile::sparse, 1 << 40),
+    (HostileFile::unsealed, 64 << 10),
+];
+
+/// Peers announce as much memory as they can. The victim maps no more than the limits allow,
+/// however long, sparse or numerous the windows are, and reserves a part for staging buffers. All
+/// windows are unmapped at the end of their connections, or when their lendings end.
+#[test]
+fn what_peers_lend_is_limited() {
+    const PIECE: u64 = 16 << 20;
+    let account = account();
+    let (large, sparse) = (HostileFile::fixed(PIECE), HostileFile::sparse(1 << 40));
+    let (removable, small) = (HostileFile::with_pages(PIECE), HostileFile::fixed(4096));
+    let staging = HostileFile::fixed(256 << 10);
+    let mut victims: Vec<_> = (0..6)
+        .map(|_| {
+            let (ours, theirs) = segments();
+            (Victim::new(ours, &account), theirs)
+        })
+        .collect();
+    let mut announce = |nth: usize, slot: u8, key: u64, rights, len, file| {
+        let (victim, theirs) = &mut victims[nth];
+        lend(theirs, victim, ReceivedAnnouncement { slot, word: 1 << 32 | key, rights, base: 0, len }, file);
+    };
+    for slot in 0..32 {
+        announce(0, slot, 5, Access::empty(), 1 << 40, &sparse);
+        announce(0, slot, 5, Access::REMOTE, 1 << 40, &sparse);
+        announce(0, slot, 0, Access::empty(), PIECE, &large);
+    }
+    assert_eq!(account.used(), (0, 0, 0), "memory without pages, or a staging buffer that is too long");
+    (0..32).for_each(|slot| announce(0, slot, 5, Access::REMOTE, PIECE, &removable));
+    assert_eq!(account.used(), (64 << 20, 64 << 20, 4), "memory whose pages the peer can remove");
+    for nth in 0..6 {
+        (0..32).for_each(|slot| announce(nth, slot, 5, Access::empty(), PIECE, &large));
+        let expected = ((nth as u64 + 1) * (256 << 20)).min(768 << 20);
+        assert_eq!(account.used(), (expected, 0, (expected / PIECE) as usize), "connection {nth}");
+    }
+    for nth in 0..6 {
+        announce(nth, 30, 0, Access::empty(), 256 << 10, &staging);
+        announce(nth, 31, 0, Access::empty(), 256 << 10, &staging);
+    }
+    let (bytes, _, count) = account.used();
+    assert_eq!((bytes, count), ((768 << 20) + 6 * (256 << 10), 48 + 6), "one staging buffer for each connection");
+    // The peers end all lendings but those of the staging buffers.
+    for (victim, theirs) in &mut victims {
+        (0..30).for_each(|slot| theirs.store(SegmentSide::Passive.incoming() + TABLE + WORD * slot, 2 << 32));
+        victim.link.packet(Packet::Call, None);
+    }
+    assert_eq!(account.used(), (6 * (256 << 10), 0, 6));
+    drop(victims);
+    assert_eq!(account.used(), (0, 0, 0));
+
+    let few = Arc::new(WindowAccount::new(WindowLimits { bytes: 1 << 30, removable_bytes: 0, count: 8 }));
+    let (ours, theirs) = segments();
+    let mut victim = Victim::new(ours, &few);
+    for slot in 0..32 {
+        let announced = ReceivedAnnouncement { slot, word: 5, rights: Access::empty(), base: 0, len: 4096 };
+        lend(&theirs, &mut victim, announced, &small);
+    }
+    assert_eq!(few.used().2, 6, "two of eight windows are reserved for staging buffers");
 }

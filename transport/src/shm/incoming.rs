@@ -299,6 +299,7 @@ mod tests {
 
     use super::*;
     use crate::mem::{Memory, Sharing};
+    use crate::shm::account::account;
     use crate::shm::packet::ReceivedAnnouncement;
     use crate::shm::record::{IN_WINDOW, LAST};
     use crate::shm::ring::Producer;
@@ -363,7 +364,7 @@ mod tests {
         let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
         let (slot, word, rights) = (told.slot, told.word, told.rights);
         let announced = ReceivedAnnouncement { slot, word, rights, base: 0, len: SIZE as u64 };
-        let mut windows = Windows::new(theirs);
+        let mut windows = Windows::new(theirs, account());
         windows.open(announced, &file).expect("it is mapped");
 
         let mut ring = Producer::new(theirs);

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::account::WindowAccount;
 use super::doorbell::{self, NEWS, ROOM};
 use super::fault::{LinkFault, Refusal};
 use super::incoming::{Consumed, Incoming, RecordContext};
@@ -76,8 +77,14 @@ pub(crate) struct Link<S: Segment> {
 
 impl<S: Segment> Link<S> {
     /// Creates a queue pair on a segment. `parts` contains the parts of the queue pair on the TCP stream that continue
-    /// on the segment.
-    pub(crate) fn new(segment: S, side: SegmentSide, depths: ReadDepth, parts: QueuePairParts) -> Self {
+    /// on the segment. The windows of the connection count in `account`.
+    pub(crate) fn new(
+        segment: S,
+        side: SegmentSide,
+        depths: ReadDepth,
+        parts: QueuePairParts,
+        account: &Arc<WindowAccount>,
+    ) -> Self {
         let QueuePairParts { completions, receives, extensions, sends } = parts;
         let (out, into) = (side.outgoing(), side.incoming());
         let mut outgoing = Outgoing::new(out, (depths.responder_resources, depths.initiator_depth));
@@ -87,7 +94,7 @@ impl<S: Segment> Link<S> {
             incoming: Incoming::new(into, receives),
             outgoing,
             lendings: Lendings::new(out),
-            windows: Windows::new(into),
+            windows: Windows::new(into, Arc::clone(account)),
             completions,
             extensions,
             dead: false,
@@ -386,6 +393,7 @@ impl<S: Segment> Link<S> {
 
     /// Processes a packet from the peer, with the descriptor that was attached to it.
     pub(crate) fn packet(&mut self, packet: Packet, file: Option<&OwnedFd>) {
+        self.windows.unmap_ended(&self.segment);
         let (Packet::Window(announced), Some(file)) = (packet, file) else { return };
         let mapped = self.windows.open(announced, file).inspect_err(|error| {
             log::debug!("cannot map memory of a peer on this host: {error}");

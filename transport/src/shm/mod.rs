@@ -7,6 +7,7 @@
 //! | `doorbell` | waking a side that sleeps |
 //! | `record` | the records in the rings |
 //! | `windows` | memory of one side that the peer maps: payloads that are not copied to the ring, and regions that both sides access |
+//! | `account` | the limits of the windows of a provider |
 //! | `outgoing` | the outgoing direction of a queue pair: turns work requests into records |
 //! | `incoming` | the incoming direction of a queue pair: turns records into completions |
 //! | `link` | the queue pair of a connection |
@@ -20,6 +21,7 @@
 //! then checked. [`crate::mem`] copies a payload from memory that the peer may be writing to memory that only the local
 //! side uses.
 
+pub(crate) mod account;
 mod doorbell;
 pub(crate) mod fault;
 pub(crate) mod greeting;

@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::account::STAGING;
 use super::fault::{LinkFault, Refusal};
 use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::ring::{InvalidPosition, Producer};
@@ -34,9 +35,7 @@ use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 pub(super) const INLINE: usize = 1 << 10;
 /// The length in bytes of the longest payload in a window that one record can refer to.
 pub(super) const MAX_PIECE: usize = 1 << 20;
-/// `STAGING` is the length in bytes of the staging buffer. `STAGING_PIECE` is the length in bytes of the longest
-/// payload in the staging buffer that one record can refer to.
-const STAGING: usize = 256 << 10;
+/// The length in bytes of the longest payload in the staging buffer that one record can refer to.
 const STAGING_PIECE: usize = STAGING / 4;
 /// The alignment in bytes of the parts in the staging buffer.
 const ALIGN: usize = 64;
@@ -906,6 +905,7 @@ pub(super) struct TransmitContext<'a> {
 mod tests {
     use super::*;
     use crate::mr::RemoteKey;
+    use crate::shm::account::account;
     use crate::shm::packet::ReceivedAnnouncement;
     use crate::shm::ring::Consumer;
     use crate::shm::segment::{LEN, MappedSegment, SegmentSide, Words};
@@ -933,7 +933,8 @@ mod tests {
         let op = SendOp::Write(RemoteAddress { address: base, key: RemoteKey(KEY) });
         let sges = SgeList::one(source.sge(0, SIZE));
         outgoing.post(&SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }, SIZE);
-        let (keys, mut lendings, mut windows) = (KeyTable::default(), Lendings::new(here), Windows::new(there));
+        let (keys, mut lendings, mut windows) =
+            (KeyTable::default(), Lendings::new(here), Windows::new(there, account()));
         let (mut done, mut records) = (Vec::new(), Vec::new());
         for round in 0..1000 {
             let scope = Key::NONE;

@@ -9,6 +9,9 @@
 //! the copy if the lending has ended. The comparison binds only a correct peer: a hostile peer can use the mapped pages at
 //! any time.
 //!
+//! [`WindowAccount`] limits the number and the lengths of windows. A window past a limit is not mapped, and the peer sends
+//! records instead. A window is unmapped when a packet arrives after its lending has ended.
+//!
 //! The lendings of regions end with the connection, because the program may then reuse the memory of sends that the
 //! peer has not read.
 
@@ -17,10 +20,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::account::{STAGING, WindowAccount, WindowKind};
 use super::packet::{Announcement, ReceivedAnnouncement};
 use super::record::WORD;
 use super::segment::{SLOTS, TABLE, Words};
-use crate::mem::{Memory, Sge, Sharing, Span, Window};
+use crate::mem::{Memory, Sge, Sharing, Span, Window, in_pages, keeps_pages, page_size};
 use crate::mr::Access;
 
 /// The state of a lending, as the peer has reported it.
@@ -172,6 +176,7 @@ const fn next_generation(word: u64) -> u64 {
 struct MappedWindow {
     window: Window,
     announced: ReceivedAnnouncement,
+    kind: WindowKind,
 }
 
 /// The memory of the peer that the local side has mapped.
@@ -180,29 +185,62 @@ pub(super) struct Windows {
     /// The offset of the half in which the peer produces, with the peer's table.
     half: usize,
     slots: Vec<Option<MappedWindow>>,
+    /// A bit for each slot: set if the window of the slot was unmapped because its lending had ended.
+    ended: u32,
+    account: Arc<WindowAccount>,
 }
 
 impl Windows {
-    pub(super) const fn new(half: usize) -> Self {
-        Self { half, slots: Vec::new() }
+    pub(super) const fn new(half: usize, account: Arc<WindowAccount>) -> Self {
+        Self { half, slots: Vec::new(), ended: 0, account }
     }
 
     /// Maps the announced memory as a window. After an error, the slot has no window.
     pub(super) fn open(&mut self, announced: ReceivedAnnouncement, file: &OwnedFd) -> io::Result<()> {
         let slot = usize::from(announced.slot);
-        let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
+        let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         if slot >= SLOTS {
-            return Err(wrong());
+            return wrong("a peer's memory has an unknown slot");
         }
         if slot >= self.slots.len() {
             self.slots.resize_with(slot + 1, || None);
         }
-        self.slots[slot] = None;
-        let len = usize::try_from(announced.len).map_err(|_| wrong())?;
+        self.unmap(slot);
+        self.ended &= !(1 << slot);
+        let len = usize::try_from(announced.len).map_or(0, |len| in_pages(len, page_size()));
         let writes = announced.rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let window = Window::map(file, len, if writes { Sharing::Write } else { Sharing::Read })?;
-        self.slots[slot] = Some(MappedWindow { window, announced });
+        let kind = match announced.word as u32 {
+            _ if writes || !keeps_pages(file) => WindowKind::Removable,
+            0 => WindowKind::Staging,
+            _ => WindowKind::Fixed,
+        };
+        let is_second = || self.slots.iter().flatten().any(|other| other.kind == WindowKind::Staging);
+        if kind == WindowKind::Staging && (len > in_pages(STAGING, page_size()) || is_second()) {
+            return wrong("a peer's staging buffer is too long, or is the second one");
+        }
+        let of_connection = self.slots.iter().flatten().map(|other| other.window.len() as u64).sum();
+        self.account.add(kind, len as u64, of_connection)?;
+        let mapped = Window::map(file, len, if writes { Sharing::Write } else { Sharing::Read });
+        let window = mapped.inspect_err(|_| self.account.remove(kind, len as u64))?;
+        self.slots[slot] = Some(MappedWindow { window, announced, kind });
         Ok(())
+    }
+
+    fn unmap(&mut self, slot: usize) {
+        if let Some(MappedWindow { window, kind, .. }) = self.slots.get_mut(slot).and_then(Option::take) {
+            self.account.remove(kind, window.len() as u64);
+        }
+    }
+
+    /// Unmaps all windows whose lendings have ended, so that they count no more and the peer's
+    /// memory is freed.
+    pub(super) fn unmap_ended<W: Words>(&mut self, words: &W) {
+        for slot in 0..self.slots.len() {
+            if self.has_ended(words, slot as u8) {
+                self.unmap(slot);
+                self.ended |= 1 << slot;
+            }
+        }
     }
 
     /// Returns true if the peer has not ended the lending of a window.
@@ -235,8 +273,10 @@ impl Windows {
 
     /// Returns true if the local side has mapped a window of this slot, and its lending has ended.
     pub(super) fn has_ended<W: Words>(&self, words: &W, slot: u8) -> bool {
-        let theirs = self.slots.get(usize::from(slot)).and_then(Option::as_ref);
-        theirs.is_some_and(|theirs| !self.is_lent(words, &theirs.announced))
+        match self.slots.get(usize::from(slot)).and_then(Option::as_ref) {
+            Some(theirs) => !self.is_lent(words, &theirs.announced),
+            None => 1_u32.checked_shl(slot.into()).is_some_and(|bit| self.ended & bit != 0),
+        }
     }
 
     /// Returns the window that contains `len` bytes at `address` of the peer's region `key`, and the offset of these
@@ -251,12 +291,18 @@ impl Windows {
         len: usize,
         need: Access,
     ) -> Option<(&Window, usize)> {
-        self.slots.iter().flatten().find_map(|MappedWindow { window, announced }| {
+        self.slots.iter().flatten().find_map(|MappedWindow { window, announced, .. }| {
             let offset = address.checked_sub(announced.base)?;
             let fits = offset.checked_add(len as u64)? <= announced.len;
             (fits && announced.word as u32 == key && announced.rights.contains(need) && self.is_lent(words, announced))
                 .then_some((window, usize::try_from(offset).ok()?))
         })
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        (0..self.slots.len()).for_each(|slot| self.unmap(slot));
     }
 }
 
@@ -266,6 +312,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
+    use crate::shm::account::account;
 
     /// The words of a segment up to the end of a table. This test uses no other words.
     #[derive(Debug)]
@@ -296,7 +343,7 @@ mod tests {
     fn a_window_is_not_used_for_the_next_lending_of_its_slot() {
         const KEY: u32 = 5;
         let table = TableWords((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
-        let (mut lendings, mut windows) = (Lendings::new(0), Windows::new(0));
+        let (mut lendings, mut windows) = (Lendings::new(0), Windows::new(0, account()));
         let rights = Access::REMOTE_READ;
         let lend = |lendings: &mut Lendings| {
             let memory = Arc::new(Memory::new_shared(4096, Sharing::Read).expect("memory"));

@@ -1,0 +1,113 @@
+//! The account of the windows of a provider: the memory of peers that the provider has mapped.
+//!
+//! A peer chooses the number and the lengths of its windows, and the local process pays for them:
+//! with address space, with mappings, and with pages. The peer has allocated all pages before, so
+//! they cost the local process nothing. But if the peer can remove pages, the local process is
+//! charged for the pages that it gets when it accesses them again.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// The length of the staging buffer of a side in bytes.
+pub(super) const STAGING: usize = 256 << 10;
+/// The largest number of windows of all providers of the process: a quarter of the default of
+/// `vm.max_map_count`. At that number of mappings, the kernel refuses memory to every part of the
+/// process.
+pub(crate) const MAX_IN_PROCESS: usize = 16 << 10;
+/// A connection may use the bytes divided by this number. The same part of the bytes, and of the
+/// number of windows, is reserved for staging buffers.
+const PART: u64 = 4;
+
+/// The number of windows of all providers of the process.
+static IN_PROCESS: AtomicUsize = AtomicUsize::new(0);
+
+/// The limits of the windows of a provider.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WindowLimits {
+    /// The largest sum of the lengths, in bytes.
+    pub(crate) bytes: u64,
+    /// The largest sum of the lengths of windows whose pages the peer can remove, in bytes.
+    pub(crate) removable_bytes: u64,
+    /// The largest number of windows.
+    pub(crate) count: usize,
+}
+
+/// The kinds of windows, which have different limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WindowKind {
+    /// The peer's staging buffer.
+    Staging,
+    /// Other memory whose pages stay: the peer can neither write to the file nor punch holes.
+    Fixed,
+    /// Memory whose pages the peer can remove.
+    Removable,
+}
+
+/// The windows of all connections of a provider. The connections share the account, and one thread
+/// at a time uses it.
+#[derive(Debug, Default)]
+pub(crate) struct WindowAccount {
+    limits: WindowLimits,
+    bytes: AtomicU64,
+    removable_bytes: AtomicU64,
+    count: AtomicUsize,
+    /// True once a window was refused because of a limit.
+    is_reported: AtomicBool,
+}
+
+impl WindowAccount {
+    pub(crate) fn new(limits: WindowLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Adds a window of `len` bytes of a connection whose windows have `of_connection` bytes.
+    /// Returns an error, and adds nothing, if the sum would exceed a limit.
+    pub(super) fn add(&self, kind: WindowKind, len: u64, of_connection: u64) -> io::Result<()> {
+        let WindowLimits { bytes, removable_bytes, count } = self.limits;
+        let exceeds = |used: &AtomicU64, most: u64| used.load(Relaxed).saturating_add(len) > most;
+        let share = |of: u64| if kind == WindowKind::Staging { of } else { of - of / PART };
+        let limit = if exceeds(&self.bytes, share(bytes)) {
+            "WithinHost::window_bytes is reached"
+        } else if kind != WindowKind::Staging && of_connection.saturating_add(len) > bytes / PART {
+            "one connection may use a quarter of WithinHost::window_bytes"
+        } else if kind == WindowKind::Removable && exceeds(&self.removable_bytes, removable_bytes) {
+            "WithinHost::writable_window_bytes is reached"
+        } else if self.count.load(Relaxed) as u64 >= share(count as u64) {
+            "WithinHost::max_windows is reached"
+        } else if IN_PROCESS.fetch_add(1, Relaxed) >= MAX_IN_PROCESS {
+            IN_PROCESS.fetch_sub(1, Relaxed);
+            "the process has 16384 windows"
+        } else {
+            self.bytes.fetch_add(len, Relaxed);
+            self.removable_bytes.fetch_add(if kind == WindowKind::Removable { len } else { 0 }, Relaxed);
+            self.count.fetch_add(1, Relaxed);
+            return Ok(());
+        };
+        if !self.is_reported.swap(true, Relaxed) {
+            log::warn!("memory of peers on this host is not mapped, which is slower: {limit}. Reported once");
+        }
+        Err(io::Error::other(format!("{len} bytes are not mapped: {limit}")))
+    }
+
+    /// Removes a window that was added with the same kind and length.
+    pub(super) fn remove(&self, kind: WindowKind, len: u64) {
+        self.bytes.fetch_sub(len, Relaxed);
+        self.removable_bytes.fetch_sub(if kind == WindowKind::Removable { len } else { 0 }, Relaxed);
+        self.count.fetch_sub(1, Relaxed);
+        IN_PROCESS.fetch_sub(1, Relaxed);
+    }
+
+    /// Returns the sum of the lengths of all windows, the sum of those whose pages the peer can
+    /// remove, and the number of windows.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> (u64, u64, usize) {
+        (self.bytes.load(Relaxed), self.removable_bytes.load(Relaxed), self.count.load(Relaxed))
+    }
+}
+
+/// Returns the account of a provider with the default limits.
+#[cfg(test)]
+pub(super) fn account() -> std::sync::Arc<WindowAccount> {
+    let limits = WindowLimits { bytes: 1 << 30, removable_bytes: 64 << 20, count: 8192 };
+    std::sync::Arc::new(WindowAccount::new(limits))
+}
