@@ -303,51 +303,8 @@ mod tests {
     use crate::shm::packet::ReceivedAnnouncement;
     use crate::shm::record::{IN_WINDOW, LAST};
     use crate::shm::ring::Producer;
-    use crate::shm::segment::{LEN, MappedSegment, SegmentPayload, SegmentSide, TABLE, Words};
+    use crate::shm::segment::{EndingSegment, LEN, MappedSegment, SegmentSide, TABLE, Words};
     use crate::wr::{RecvWr, SgeList};
-
-    /// A segment whose peer ends a lending each time after the local side has loaded its word. So the lending ends while
-    /// the local side copies a payload.
-    #[derive(Debug)]
-    struct EndingSegment {
-        inner: MappedSegment,
-        /// The offset of the word.
-        word: usize,
-    }
-
-    impl Words for EndingSegment {
-        fn load(&self, at: usize) -> u64 {
-            let value = self.inner.load(at);
-            if at == self.word {
-                self.inner.store(at, value.wrapping_add(1 << 32));
-            }
-            value
-        }
-        fn store(&self, at: usize, value: u64) {
-            self.inner.store(at, value);
-        }
-        fn peek(&self, at: usize) -> u64 {
-            self.inner.peek(at)
-        }
-        fn poke(&self, at: usize, value: u64) {
-            self.inner.poke(at, value);
-        }
-        fn swap(&self, at: usize, value: u64) -> u64 {
-            self.inner.swap(at, value)
-        }
-        fn fence(&self) {
-            self.inner.fence();
-        }
-    }
-
-    impl Segment for EndingSegment {
-        fn part(&self, at: usize, len: usize) -> Option<Span<'_>> {
-            self.inner.part(at, len)
-        }
-        fn put(&self, at: usize, payload: &SegmentPayload<'_>) {
-            self.inner.put(at, payload);
-        }
-    }
 
     /// A lending ends while the local side copies a payload from its window, so the peer may have written other bytes
     /// during the copy. The message is not delivered, and counts as truncated.

@@ -692,7 +692,7 @@ impl Outgoing {
         if self.recorded && self.part + left == entry.len {
             return None;
         }
-        let (window, offset) = windows.region(segment, remote.key.0, address, left, Access::REMOTE_WRITE)?;
+        let (window, _, offset) = windows.region(segment, remote.key.0, address, left, Access::REMOTE_WRITE)?;
         let sink = window.sink(offset, left)?;
         let mut done = 0;
         match entry.inline.as_deref() {
@@ -707,7 +707,7 @@ impl Outgoing {
 
     /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer that this side has
     /// mapped. Returns false, and does nothing, if no window with the necessary right contains the bytes, or if earlier
-    /// records must take effect first.
+    /// records must take effect first. Also returns false if the lending of the window has ended during a read.
     fn use_directly<S: Segment>(
         &mut self,
         segment: &S,
@@ -724,7 +724,9 @@ impl Outgoing {
             _ => (Access::REMOTE_ATOMIC, ATOMIC),
         };
         let Some(address) = remote.address.checked_add(self.part as u64) else { return false };
-        let Some((window, offset)) = windows.region(segment, remote.key.0, address, len, need) else { return false };
+        let Some((window, slot, offset)) = windows.region(segment, remote.key.0, address, len, need) else {
+            return false;
+        };
         let old = match entry.wr.op {
             SendOp::CompareSwap { expected, swap, .. } => {
                 window.sink(offset, len).and_then(|word| word.update(|old| if old == expected { swap } else { old }))
@@ -735,8 +737,11 @@ impl Outgoing {
             _ => {
                 let Some(source) = window.source(offset, len) else { return false };
                 sink.part(self.part, len).fill_from(source);
-                self.part += len;
-                return true;
+                // The peer may have written the bytes during the copy if the lending has ended. A
+                // request then reads them again, or fails.
+                let is_valid = windows.is_still_lent(segment, slot);
+                self.part += if is_valid { len } else { 0 };
+                return is_valid;
             }
         };
         let Some(old) = old else { return false };
@@ -908,7 +913,7 @@ mod tests {
     use crate::shm::account::account;
     use crate::shm::packet::ReceivedAnnouncement;
     use crate::shm::ring::Consumer;
-    use crate::shm::segment::{LEN, MappedSegment, SegmentSide, Words};
+    use crate::shm::segment::{EndingSegment, LEN, MappedSegment, SegmentSide, TABLE, Words};
 
     /// The local side maps a region of the peer while it transmits a write to this region. The write has begun with
     /// records, so it also ends with a record. Otherwise the peer would take the write for incomplete for ever, and the end
@@ -962,5 +967,36 @@ mod tests {
         }
         assert_eq!((done.len(), records.pop(), records.contains(&true)), (1, Some(true), false));
         assert_eq!(region.read(SIZE / 2, 8), [7; 8], "the middle of the write was not written directly");
+    }
+    /// The lending of a region ends while the local side reads from its window, so the peer may have
+    /// written other bytes during the copy. The read does not complete: a request follows it.
+    #[test]
+    fn a_read_whose_lending_ends_during_the_copy_becomes_a_request() {
+        const KEY: u32 = 5;
+        const SIZE: usize = 4096;
+        let (here, there) = (SegmentSide::Active.outgoing(), SegmentSide::Passive.outgoing());
+        let inner = MappedSegment::new(Memory::new_shared(LEN, Sharing::Write).expect("memory"));
+        let segment = EndingSegment { inner, word: there + TABLE };
+        let region = Arc::new(Memory::new_shared(SIZE, Sharing::Read).expect("memory"));
+        let mut of_peer = Lendings::new(there);
+        of_peer.lend(&segment, (&region, SIZE, None), KEY, Access::REMOTE_READ).expect("a slot");
+        let told = of_peer.next_announcement().expect("an announcement");
+        let file = told.file().expect("a file").try_clone_to_owned().expect("a descriptor");
+        let (slot, word, rights, base) = (told.slot, told.word, told.rights, region.as_ptr() as u64);
+        let mut windows = Windows::new(there, account());
+        windows.open(ReceivedAnnouncement { slot, word, rights, base, len: SIZE as u64 }, &file).expect("it is mapped");
+
+        let sink = Memory::new(SIZE).expect("memory");
+        let mut outgoing = Outgoing::new(here, (1, 1));
+        let op = SendOp::Read(RemoteAddress { address: base, key: RemoteKey(KEY) });
+        let sges = SgeList::one(sink.sge(0, SIZE));
+        outgoing.post(&SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }, SIZE);
+        let (keys, mut lendings, mut done) = (KeyTable::default(), Lendings::new(here), Vec::new());
+        let scope = Key::NONE;
+        let mut cx = TransmitContext { scope, keys: &keys, lendings: &mut lendings, windows: &windows, direct: None };
+        outgoing.transmit(&segment, &mut cx, &mut |one| done.push(one));
+        assert!(windows.has_ended(&segment, slot) && done.is_empty(), "{done:?}");
+        let awaited = outgoing.front().expect("a request");
+        assert_eq!((awaited.done, awaited.len), (0, SIZE));
     }
 }

@@ -203,3 +203,49 @@ impl Segment for MappedSegment {
         }
     }
 }
+
+/// A segment whose peer ends a lending each time after the local side has loaded its word. So the lending ends while
+/// the local side copies a payload.
+#[cfg(all(test, not(loom_model)))]
+#[derive(Debug)]
+pub(super) struct EndingSegment {
+    pub(super) inner: MappedSegment,
+    /// The offset of the word.
+    pub(super) word: usize,
+}
+
+#[cfg(all(test, not(loom_model)))]
+impl Words for EndingSegment {
+    fn load(&self, at: usize) -> u64 {
+        let value = self.inner.load(at);
+        if at == self.word {
+            self.inner.store(at, value.wrapping_add(1 << 32));
+        }
+        value
+    }
+    fn store(&self, at: usize, value: u64) {
+        self.inner.store(at, value);
+    }
+    fn peek(&self, at: usize) -> u64 {
+        self.inner.peek(at)
+    }
+    fn poke(&self, at: usize, value: u64) {
+        self.inner.poke(at, value);
+    }
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.inner.swap(at, value)
+    }
+    fn fence(&self) {
+        self.inner.fence();
+    }
+}
+
+#[cfg(all(test, not(loom_model)))]
+impl Segment for EndingSegment {
+    fn part(&self, at: usize, len: usize) -> Option<Span<'_>> {
+        self.inner.part(at, len)
+    }
+    fn put(&self, at: usize, payload: &SegmentPayload<'_>) {
+        self.inner.put(at, payload);
+    }
+}

@@ -9,8 +9,9 @@
 //! the copy if the lending has ended. The comparison binds only a correct peer: a hostile peer can use the mapped pages at
 //! any time.
 //!
-//! [`WindowAccount`] limits the number and the lengths of windows. A window past a limit is not mapped, and the peer sends
-//! records instead. A window is unmapped when a packet arrives after its lending has ended.
+//! [`WindowAccount`] limits the number and the lengths of windows. A window past a limit is not mapped,
+//! and the peer sends records instead. A window whose lending has ended is unmapped when the next
+//! packet arrives.
 //!
 //! The lendings of regions end with the connection, because the program may then reuse the memory of sends that the
 //! peer has not read.
@@ -185,7 +186,7 @@ pub(super) struct Windows {
     /// The offset of the half in which the peer produces, with the peer's table.
     half: usize,
     slots: Vec<Option<MappedWindow>>,
-    /// A bit for each slot: set if the window of the slot was unmapped because its lending had ended.
+    /// A bit for each slot, set if its window was unmapped because the lending had ended.
     ended: u32,
     account: Arc<WindowAccount>,
 }
@@ -261,7 +262,7 @@ impl Windows {
         theirs.window.source(usize::try_from(offset).ok()?, len)
     }
 
-    /// Called after a payload in the window of a slot was copied. Returns true if the lending had not ended before the
+    /// Called after bytes in the window of a slot were copied. Returns true if the lending had not ended before the
     /// end of the copy. Otherwise the peer may have written other bytes during the copy.
     #[inline]
     pub(super) fn is_still_lent<W: Words>(&self, words: &W, slot: u8) -> bool {
@@ -279,9 +280,9 @@ impl Windows {
         }
     }
 
-    /// Returns the window that contains `len` bytes at `address` of the peer's region `key`, and the offset of these
-    /// bytes in the window. Returns `None` if there is no such window, its lending has ended, or the window lacks the
-    /// rights in `need`.
+    /// Returns the window that contains `len` bytes at `address` of the peer's region `key`, its slot, and the offset of
+    /// these bytes in the window. Returns `None` if there is no such window, its lending has ended, or the window lacks
+    /// the rights in `need`.
     #[inline]
     pub(super) fn region<W: Words>(
         &self,
@@ -290,12 +291,12 @@ impl Windows {
         address: u64,
         len: usize,
         need: Access,
-    ) -> Option<(&Window, usize)> {
+    ) -> Option<(&Window, u8, usize)> {
         self.slots.iter().flatten().find_map(|MappedWindow { window, announced, .. }| {
             let offset = address.checked_sub(announced.base)?;
             let fits = offset.checked_add(len as u64)? <= announced.len;
             (fits && announced.word as u32 == key && announced.rights.contains(need) && self.is_lent(words, announced))
-                .then_some((window, usize::try_from(offset).ok()?))
+                .then_some((window, announced.slot, usize::try_from(offset).ok()?))
         })
     }
 }
