@@ -195,7 +195,9 @@ impl<S: Segment> CmEndpoint<S> {
 
     /// Returns true if output waits for the socket to become writable.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.frame.is_empty() || self.qp.as_ref().is_some_and(|qp| qp.has_output())
+        !self.frame.is_empty()
+            || self.qp.as_ref().is_some_and(|qp| qp.has_output())
+            || self.link.as_ref().is_some_and(|link| link.has_announcements())
     }
 
     /// Returns the unsent bytes of the startup frame, followed by `more`.

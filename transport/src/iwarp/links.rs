@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::drive::peer_has_gone;
 use super::endpoint::{CmEndpoint, EndpointState};
+use super::handshake::is_exhaustion;
 use super::net::{Net, NetChannel, SocketId};
 use super::provider::Iwarp;
 use super::transmit::Sent;
@@ -307,12 +308,17 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Sends the announcements of new lendings to the peer. If the announcement of a lending cannot be sent, the lending is never used.
+/// Sends the announcements of new lendings to the peer. If the socket is full, the next call of
+/// [`Iwarp::pump`] sends the remaining ones. An edge reports that the socket is writable again.
 fn announce<N: Net>(net: &mut N, socket: SocketId, link: &mut Link<N::Segment>) {
     while let Some(announcement) = link.next_announcement() {
-        if let Err(error) = net.pass(socket, &announcement.emit(), announcement.file()) {
-            log::debug!("memory is not lent to a peer of this host: {error}");
+        let Err(error) = net.pass(socket, &announcement.emit(), announcement.file()) else { continue };
+        let is_full = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+        // The system also limits the descriptors that are in packets, for all processes of a user.
+        if is_full || is_exhaustion(&error) || error.raw_os_error() == Some(libc::ETOOMANYREFS) {
+            return link.announce_later(announcement);
         }
+        log::debug!("memory is not lent to a peer of this host: {error}");
     }
 }
 

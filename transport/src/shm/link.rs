@@ -386,6 +386,11 @@ impl<S: Segment> Link<S> {
         self.lendings.next_announcement()
     }
 
+    /// Keeps an announcement that the caller could not send yet.
+    pub(crate) fn announce_later(&mut self, announcement: Announcement) {
+        self.lendings.announce_later(announcement);
+    }
+
     #[inline]
     pub(crate) fn has_announcements(&self) -> bool {
         self.lendings.has_announcements()

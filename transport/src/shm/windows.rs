@@ -162,6 +162,12 @@ impl Lendings {
         self.announcements.pop()
     }
 
+    /// Keeps an announcement that could not be sent yet. [`Lendings::next_announcement`] returns it again, unless its
+    /// lending ends.
+    pub(super) fn announce_later(&mut self, announcement: Announcement) {
+        self.announcements.push(announcement);
+    }
+
     pub(super) fn has_announcements(&self) -> bool {
         !self.announcements.is_empty()
     }

@@ -151,3 +151,35 @@ fn lent_memory_is_not_read_after_the_drop_of_its_provider() {
     let done = poll(&mut server);
     assert!(done.len() == 1 && done[0].status == WcStatus::Flushed, "{done:?}");
 }
+
+/// The Unix socket of the client has no room for an announcement. The client sends it once the socket
+/// is writable, and the server reads messages from that memory in place.
+#[test]
+fn an_announcement_waits_until_the_socket_has_room() {
+    let mut world = LentWorld::new(8);
+    world.lent = Arc::new(Memory::new_shared(LONG, Sharing::Write).unwrap());
+    let (client, of_client) = (&mut world.client.iwarp, world.of_client);
+    let region = client.register(DeviceId(0), &world.lent, 0..LONG, Access::LOCAL_WRITE).unwrap();
+    let socket = client.endpoints.get(of_client.0).unwrap().socket.unwrap();
+    while client.net.pass(socket, &CALL_PACKET, None).is_ok() {}
+    assert!(client.shared_memory().unwrap().lend(of_client, region.id).unwrap());
+    let waits = |client: &Iwarp<TcpNet>| client.endpoints.get(of_client.0).unwrap().is_blocked();
+    assert!(waits(client), "the announcement is lost");
+    until("the announcement", || {
+        world.server.turn();
+        world.client.turn();
+        (!waits(&world.client.iwarp)).then_some(())
+    });
+    until("a message that is read in place", || {
+        world.send();
+        let is_copied = !poll(&mut world.client).is_empty();
+        let mut left = 2 - usize::from(is_copied);
+        until("the message", || {
+            world.server.turn();
+            world.client.turn();
+            left -= poll(&mut world.client).len() + poll(&mut world.server).len();
+            (left == 0).then_some(())
+        });
+        (!is_copied).then_some(())
+    });
+}
