@@ -141,14 +141,17 @@ pub fn measure(operation: Operation, server: SocketAddr, iterations: u64) -> io:
         .provider()
         .resolve(server, &PathOptions::default(), Instant::now() + PATIENCE)
         .map_err(io::Error::other)?;
+    let unexpected = |kind: CmEventKind| io::Error::other(format!("{kind:?}"));
+    // The provider creates no queue pair before this event.
+    match side.event()?.kind {
+        CmEventKind::Resolved { .. } => {}
+        other => return Err(unexpected(other)),
+    }
     let qp = side.equip(id)?;
     side.station.provider().connect(id, &ConnectParam::default()).map_err(io::Error::other)?;
-    let place = loop {
-        match side.event()?.kind {
-            CmEventKind::Resolved { .. } => {}
-            CmEventKind::Established { private_data, .. } => break private_data,
-            other => return Err(io::Error::other(format!("{other:?}"))),
-        }
+    let place = match side.event()?.kind {
+        CmEventKind::Established { private_data, .. } => private_data,
+        other => return Err(unexpected(other)),
     };
     let (address, key) = place.split_first_chunk().ok_or(io::ErrorKind::InvalidData)?;
     let key = RemoteKey(u32::from_be_bytes(key.try_into().map_err(io::Error::other)?));
