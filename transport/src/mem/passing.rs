@@ -135,17 +135,51 @@ pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::time::Duration;
+
+    /// The time limit for the end of a stream. A descriptor that leaks would otherwise make a test hang.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Returns true if the stream ends, because every descriptor of its other end is closed.
+    fn ends(stream: &mut UnixStream) -> bool {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.read(&mut [0]).is_ok_and(|len| len == 0)
+    }
+
+    /// Returns true if the system closes the descriptors that do not fit the control data of the receiver. Linux does.
+    /// The emulator qemu-user 7.2 keeps them open: it receives with more control data than the program gave it.
+    fn surplus_is_closed() -> bool {
+        let (a, b) = UnixDatagram::pair().unwrap();
+        let (mut end, other) = UnixStream::pair().unwrap();
+        send_all(&a, &[other.as_raw_fd(); 2]);
+        let mut byte = 0_u8;
+        let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let mut message = message(&mut vector);
+        let mut control = DescriptorControl([0; 64]);
+        message.msg_control = (&raw mut control).cast();
+        // SAFETY: the header names buffers for a packet and for one descriptor, to which the system writes only during
+        // the call. A descriptor that it returns is open in this process, and has no other owner.
+        unsafe {
+            message.msg_controllen = libc::CMSG_LEN(4) as _;
+            assert_eq!(libc::recvmsg(b.as_raw_fd(), &raw mut message, 0), 1);
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            if !header.is_null() && (*header).cmsg_len as usize >= libc::CMSG_LEN(4) as usize {
+                drop(OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<libc::c_int>().read_unaligned()));
+            }
+        }
+        drop(other);
+        ends(&mut end)
+    }
 
     #[test]
     fn a_packet_brings_one_descriptor_and_the_others_are_closed() {
         let (a, b) = UnixDatagram::pair().unwrap();
         let mut room = [0; 16];
         assert_eq!(receive_with_descriptor(b.as_fd(), &mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        // `end` reads the end of the stream when every descriptor of `other` is closed. So the test can check that no
-        // descriptor leaks.
+        // `end` ends when every descriptor of `other` is closed. So the test can check that no descriptor leaks.
         let (mut end, other) = UnixStream::pair().unwrap();
         send_with_descriptor(a.as_fd(), b"with one", Some(other.as_fd())).unwrap();
         send_with_descriptor(a.as_fd(), b"without", None).unwrap();
@@ -154,12 +188,21 @@ mod tests {
         let (len, none) = receive_with_descriptor(b.as_fd(), &mut room).unwrap();
         assert_eq!((&room[..len], none.is_none()), (&b"without"[..], true));
         // Send several descriptors with one packet, and also more than fit in the receiver's control data.
-        for count in [2, 10, 200] {
+        let mut counts = vec![2, 10, 200];
+        if !surplus_is_closed() {
+            // `tests/cross.sh` sets the variable. Without an emulator, a leak of the system is a failure.
+            assert!(std::env::var_os("EMULATED").is_some(), "the system keeps descriptors that do not fit");
+            counts.pop();
+            // Not `eprintln!`, whose text the test harness hides.
+            let why = b"the emulator keeps descriptors that do not fit the control data: not tested with them\n";
+            std::io::stderr().write_all(why).unwrap();
+        }
+        for count in counts {
             send_all(&a, &vec![other.as_raw_fd(); count]);
             assert!(receive_with_descriptor(b.as_fd(), &mut room).unwrap().1.is_some());
         }
         drop((other, got));
-        assert_eq!(end.read(&mut room).unwrap(), 0);
+        assert!(ends(&mut end), "a descriptor leaked");
         let (peer, own) = peer_user(a.as_fd()).unwrap();
         assert_eq!(peer, own);
     }
