@@ -8,9 +8,15 @@ tests/tools.sh nightly
 toolchain=${NIGHTLY:-nightly}
 export RUSTFLAGS="-Zsanitizer=address --cfg heap_memory" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1
 export PROPTEST_CASES=${PROPTEST_CASES:-64} SIM_SEEDS=${SIM_SEEDS:-1000}
-# The fake device of the unit tests lends memory that it never frees, as a C library does for as long as it is loaded.
+# The fake device of the unit tests lends memory that it never frees, as a C library does for as long as it is loaded. In three tests it
+# refuses to release an object that it may still use, so the library keeps that object and its device until the process ends.
 mkdir -p target/asan
-echo "leak:transport/src/verbs/fake.rs" > target/asan/suppressions
+cat > target/asan/suppressions <<'END'
+leak:transport/src/verbs/fake.rs
+leak:verbs::adapter_tests::a_registration_that_is_not_given_back_keeps_its_memory
+leak:verbs::adapter_tests::a_queue_pair_that_is_not_destroyed_is_reported
+leak:verbs::adapter_tests::a_shared_queue_that_is_not_destroyed_is_reported
+END
 export LSAN_OPTIONS=suppressions=$PWD/target/asan/suppressions:print_suppressions=0
 run=(timeout 1800 cargo "+$toolchain" test --target x86_64-unknown-linux-gnu --target-dir target/asan)
 packages=(-p rdma-transport -p rdma-reactor -p rdma-reactor-tests -p rdma-reactor-fuzz)
