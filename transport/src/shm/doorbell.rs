@@ -5,8 +5,8 @@
 //! side sets the word to 0 and *calls* the peer: it sends a packet on their Unix socket. The call word is 0 while its
 //! side is awake, so each sleep costs at most one call.
 //!
-//! A side that sleeps does this: read the calls that have arrived; look at the ring; store the call word; fence; look
-//! at the ring again; sleep. A side that causes an event does this: publish; fence; read the peer's call word; call.
+//! A side that sleeps does this: read the calls that have arrived; look at the ring; set the call word by a swap; fence;
+//! look at the ring again; sleep. A side that causes an event does this: publish; fence; read the peer's call word; call.
 //!
 //! On both sides the fence is between a store and a load. So at least one side sees the other's store, and no side
 //! sleeps while there is work for it.
@@ -31,7 +31,9 @@ pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Produ
     if owes {
         incoming.release(words);
     }
-    words.poke(incoming.half() + CALL, causes);
+    // In real memory a store would do. But in the model checker, the peer's swap may miss a store that is older than
+    // the swap. Two swaps of a word are always in order. The swap is cheap beside the system call that follows.
+    words.swap(incoming.half() + CALL, causes);
     if !cfg!(planted = "armed-without-a-fence") {
         words.fence();
     }
