@@ -119,9 +119,22 @@ impl Baseline {
         }
     }
 
-    /// Returns true if this work runs two threads that poll memory without pause.
+    /// Returns the same work with one message, on at most [`work::SMOKE_CONNECTIONS`] connections.
+    fn smoke(self) -> Self {
+        match self {
+            Self::Tcp(kind, size, _) => Self::Tcp(kind, size, 1),
+            Self::TcpEchoes(connections, _) => Self::TcpEchoes(connections.min(work::SMOKE_CONNECTIONS), 1),
+            Self::Udp(kind, size, _) => Self::Udp(kind, size, 1),
+            Self::RingLatency(_) => Self::RingLatency(1),
+            Self::RingRate(_) => Self::RingRate(1),
+            Self::RingTouched(size, _) => Self::RingTouched(size, 1),
+            Self::Memcpy(size, _) => Self::Memcpy(size, 1),
+        }
+    }
+
+    /// Returns true if this work runs two threads that poll memory without pause, for more than one message.
     const fn spins(self) -> bool {
-        matches!(self, Self::RingLatency(_) | Self::RingRate(_) | Self::RingTouched(..))
+        matches!(self, Self::RingLatency(2..) | Self::RingRate(2..) | Self::RingTouched(_, 2..))
     }
 }
 
@@ -218,44 +231,42 @@ impl Contest {
         }
     }
 
-    /// Runs one round: first the competitor, then this library. If another project's program fails, returns this failure as the inner
-    /// `Err`, and only this contest ends. The outer `Err` ends the whole run.
-    fn round(&self, processors: &Processors, files: &KeyFiles) -> Result<Result<RoundSamples, Failure>, Failure> {
+    /// Returns the contest with one message and without the programs of other projects. It shows only if the contest works.
+    #[must_use]
+    pub fn smoke(self) -> Self {
+        let theirs = match self.theirs {
+            Competitor::Peer(_) | Competitor::OpenLoop | Competitor::Openssl(_) => Competitor::Nobody,
+            Competitor::Bare(bare) => bare.smoke().into(),
+            Competitor::Otherwise(difference, work) => Competitor::Otherwise(difference, work.smoke()),
+            Competitor::Nobody | Competitor::Plain => self.theirs,
+        };
+        Self { theirs, ours: self.ours.smoke(), target: RowTarget::Figure(self.target.unit()), ..self }
+    }
+
+    /// Runs one round: first the competitor, then this library.
+    fn round(&self, processors: &Processors, files: &KeyFiles) -> Result<RoundSamples, Failure> {
         let plain = RoundSettings { secured: None, system_congestion: self.theirs.keeps_system_congestion() };
         let terms = RoundSettings { secured: self.mode.map(|mode| (mode, files)), ..plain };
         let theirs = match &self.theirs {
             Competitor::Nobody => None,
             Competitor::Bare(bare) => Some(bare.measure(processors)?),
-            Competitor::Peer(peer) => match peer.measure(processors) {
-                Ok(sample) => Some(sample),
-                Err(failure) => return Ok(Err(failure)),
-            },
+            Competitor::Peer(peer) => Some(peer.measure(processors)?),
             Competitor::OpenLoop => return self.open_loop(processors, &terms),
             Competitor::Plain => Some(self.ours.measure(processors, &plain)?),
             Competitor::Otherwise(_, work) => Some(work.measure(processors, &plain)?),
             Competitor::Openssl(bytes) => Some(openssl::measure(processors, files, *bytes)?.into()),
         };
-        Ok(Ok((theirs, self.ours.measure(processors, &terms)?)))
+        Ok((theirs, self.ours.measure(processors, &terms)?))
     }
 
     /// Measures the maximum rates of the competitor and of this library, and then the latency of both at the same lower rate.
-    fn open_loop(
-        &self,
-        processors: &Processors,
-        terms: &RoundSettings<'_>,
-    ) -> Result<Result<RoundSamples, Failure>, Failure> {
-        let theirs = match PeerProgram::sockperf_open_loop(None).measure(processors) {
-            Ok(sample) => sample.figure,
-            Err(failure) => return Ok(Err(failure)),
-        };
+    fn open_loop(&self, processors: &Processors, terms: &RoundSettings<'_>) -> Result<RoundSamples, Failure> {
+        let theirs = PeerProgram::sockperf_open_loop(None).measure(processors)?.figure;
         let ours = self.ours.measure(processors, terms)?.figure;
         let rate = open_loop_rate(theirs, ours);
-        let theirs = match PeerProgram::sockperf_open_loop(Some(rate)).measure(processors) {
-            Ok(sample) => sample,
-            Err(failure) => return Ok(Err(failure)),
-        };
+        let theirs = PeerProgram::sockperf_open_loop(Some(rate)).measure(processors)?;
         let ours = Pingpong::open_loop(rate as f64, "/open_loop_us/p99").measure(processors, terms)?;
-        Ok(Ok((Some(theirs), ours)))
+        Ok((Some(theirs), ours))
     }
 }
 
@@ -279,21 +290,21 @@ impl RoundCounts {
         outcome.at(distance).len() < self.rounds
     }
 
-    /// Returns true if a contest needs no more rounds: it was skipped, or `rounds` rounds with near processors were measured. If the
-    /// distance cannot be measured, rounds at an unknown distance count instead.
+    /// Returns true if a contest needs no more rounds: it was skipped, it failed, or `rounds` rounds with near processors were measured.
+    /// If the distance cannot be measured, rounds at an unknown distance count instead.
     fn is_over(&self, outcome: &Outcome) -> bool {
         outcome.skipped.is_some()
+            || outcome.failed.is_some()
             || !self.is_missing(outcome, Distance::Near)
             || !self.is_missing(outcome, Distance::Unknown)
     }
 }
 
-/// Runs the contests whose names contain the text `only`. Each attempt runs at most one round of every contest, so that other load of the
-/// machine affects all contests equally. Returns early if a signal has requested the end of the program.
+/// Returns the contests whose names contain the text `only`.
 ///
 /// # Errors
-/// A process failed, or no contest's name contains `only`.
-pub fn run(wanted: RoundCounts, only: &str, processors: &Processors) -> Result<Vec<Outcome>, Failure> {
+/// No contest's name contains `only`.
+pub fn chosen(only: &str) -> Result<Vec<Contest>, Failure> {
     let (contests, others): (Vec<_>, Vec<_>) =
         rows::contests().into_iter().partition(|contest| contest.name.contains(only));
     if contests.is_empty() {
@@ -304,6 +315,15 @@ pub fn run(wanted: RoundCounts, only: &str, processors: &Processors) -> Result<V
             names.join("; ")
         )));
     }
+    Ok(contests)
+}
+
+/// Runs the contests. Each attempt runs at most one round of every contest, so that other load of the machine affects all contests equally.
+/// A failure ends only its contest. Returns early if a signal has requested the end of the program.
+///
+/// # Errors
+/// The key files cannot be generated.
+pub fn run(wanted: RoundCounts, contests: &[Contest], processors: &Processors) -> Result<Vec<Outcome>, Failure> {
     let files = KeyFiles::new()?;
     let mut outcomes: Vec<Outcome> = contests.iter().map(|contest| Outcome::new(contest, processors)).collect();
     let mut progress = Output::stderr();
@@ -322,14 +342,19 @@ pub fn run(wanted: RoundCounts, only: &str, processors: &Processors) -> Result<V
             let before = distance::probe(processors);
             if wanted.is_missing(outcome, before.map_or(Distance::Unknown, Distance::of)) {
                 measured += 1;
-                match contest.round(processors, &files)? {
+                match contest.round(processors, &files) {
                     Ok((theirs, ours)) => {
                         let probes_ns = before.zip(distance::probe(processors)).map(|(before, after)| [before, after]);
                         let round = Round { theirs, ours, probes_ns };
                         progress.line(outcome.note(&round));
                         outcome.add(round);
                     }
-                    Err(failure) => outcome.skipped = Some(failure.to_string()),
+                    // The signal has ended the processes of this round.
+                    Err(_) if interrupt::is_raised() => break 'tries,
+                    Err(failure) => {
+                        progress.line(format_args!("{}: failed: {failure}", contest.name));
+                        outcome.failed = Some(failure.to_string());
+                    }
                 }
             }
         }

@@ -23,7 +23,7 @@ pub enum Distance {
     Near,
     /// The processors share no cache.
     Far,
-    /// The distance is unknown, because the process may use only one processor.
+    /// The distance is unknown: it was not probed, or the process may use only one processor.
     Unknown,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Distance {
         f.write_str(match self {
             Self::Near => "near",
             Self::Far => "far",
-            Self::Unknown => "one processor",
+            Self::Unknown => "unknown",
         })
     }
 }

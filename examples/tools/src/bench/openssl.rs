@@ -23,7 +23,7 @@ pub fn measure(processors: &Processors, files: &KeyFiles, bytes: u64) -> Result<
     server.args(["s_server", "-quiet", "-tls1_3", "-accept", &port.to_string()]);
     server.arg("-cert").arg(path("server.pem")).arg("-key").arg(path("server.key"));
     let _server = pair::start(processors, server, port)?;
-    let mut client = Command::new("openssl");
+    let mut client = pair::limited("openssl");
     client.args(["s_client", "-quiet", "-no_ign_eof", "-tls1_3", "-verify_return_error"]);
     client.args(["-connect", &format!("127.0.0.1:{port}")]).arg("-CAfile").arg(path("ca.pem"));
     client.stdin(zeros).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -31,7 +31,7 @@ pub fn measure(processors: &Processors, files: &KeyFiles, bytes: u64) -> Result<
     let output = client.output().map_err(io("s_client"))?;
     let time = started.elapsed();
     if !output.status.success() {
-        return Err(failed("s_client", &String::from_utf8_lossy(&output.stderr)));
+        return Err(failed("s_client", &pair::failure(&output)));
     }
     Ok(bytes as f64 * 8.0 / 1e9 / time.as_secs_f64())
 }

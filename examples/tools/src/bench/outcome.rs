@@ -17,7 +17,7 @@ pub struct Round {
     pub theirs: Option<Sample>,
     /// The sample of this library.
     pub ours: Sample,
-    /// The half round trips between the two processors, measured before and after the round, in ns; `None` if there is only one processor.
+    /// The half round trips between the two processors, measured before and after the round, in ns; `None` if they were not measured.
     pub probes_ns: Option<[f64; 2]>,
 }
 
@@ -38,6 +38,8 @@ pub struct Outcome {
     congestion: Option<String>,
     /// The reason why the contest was skipped; `None` if it was not skipped. A skipped contest has too few rounds or none.
     pub skipped: Option<String>,
+    /// The failure that ended the contest; `None` if there was none.
+    pub failed: Option<String>,
     rounds: BTreeMap<Distance, Vec<Round>>,
     /// The number of dropped rounds. A round is dropped if the distance between the processors changed during the round.
     pub mixed: usize,
@@ -56,6 +58,7 @@ impl Outcome {
             command: contest.theirs.command(),
             congestion: contest.congestion(),
             skipped: contest.hindrance(processors),
+            failed: None,
             rounds: BTreeMap::new(),
             mixed: 0,
         }
@@ -134,8 +137,12 @@ impl Outcome {
     }
 
     /// Returns true if the target is met. Also returns true if there is nothing to judge, because the contest was skipped or has no rounds.
+    /// Returns false if the contest failed.
     #[must_use]
     pub fn is_met(&self) -> bool {
+        if self.failed.is_some() {
+            return false;
+        }
         let Some(distance) = self.counted() else { return true };
         let ours = self.median(ContestSide::Ours, distance);
         self.skipped.is_some()
@@ -174,6 +181,7 @@ impl Outcome {
             "command": self.command,
             "congestion_control": self.congestion,
             "skipped": self.skipped,
+            "failed": self.failed,
             "unit": self.target.unit(),
             "target": self.target.to_string(),
             "counted": self.counted().map(|distance| distance.to_string()),
@@ -187,9 +195,10 @@ impl Outcome {
     #[must_use]
     pub fn row(&self, columns: &[Distance]) -> String {
         let mut cells = vec![self.name.clone(), self.against.into()];
-        if let Some(why) = &self.skipped {
-            let why = why.lines().next().unwrap_or_default();
-            cells.push(format!("skipped: {}", why.replace('|', "/")));
+        let [skipped, failed] = [("skipped", &self.skipped), ("failed", &self.failed)]
+            .map(|(what, why)| why.as_ref().map(|why| format!("{what}: {}", why.replace('|', "/"))));
+        if let Some(why) = failed.or(skipped) {
+            cells.push(why);
             return line(&cells);
         }
         cells.push(self.congestion.clone().unwrap_or_default());
@@ -293,6 +302,7 @@ mod tests {
             command: None,
             congestion: Some("reno".into()),
             skipped: None,
+            failed: None,
             rounds: BTreeMap::new(),
             mixed: 0,
         };
@@ -343,8 +353,8 @@ mod tests {
         let (theirs, ours) = (tail([1.0, 2.0, 3.0, 4.0]), tail([5.0, 6.0, 7.0, 8.0]));
         let rounds = vec![Round { theirs: Some(theirs), ours, probes_ns: None }];
         let outcome = outcome(RowTarget::Figure("us"), None, rounds);
-        let wanted = "| 64 B | rdma-reactor | one processor | 5.0 us | 6.0 us | 7.0 us | 8.0 us |";
+        let wanted = "| 64 B | rdma-reactor | unknown | 5.0 us | 6.0 us | 7.0 us | 8.0 us |";
         assert_eq!(outcome.tail_rows(&[Distance::Unknown])[1], wanted);
-        assert_eq!(outcome.json()["rounds"]["one processor"]["other_tail_us"]["p999"], 3.0);
+        assert_eq!(outcome.json()["rounds"]["unknown"]["other_tail_us"]["p999"], 3.0);
     }
 }

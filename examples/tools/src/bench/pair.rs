@@ -1,11 +1,12 @@
 //! Runs two processes, each on a separate processor: a server, which prints its address, and a client, which prints its result.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
-use std::process::{self, Child, Command, Stdio};
+use std::process::{self, Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,8 +21,9 @@ use super::interrupt;
 /// If this is the first argument of `bench`, the program behaves as `rdma-pingpong`.
 pub const PINGPONG: &str = "pingpong";
 
-/// The processors that this process may use. The server runs on the first one, the client on the second.
-#[derive(Debug)]
+/// The processors that this process may use. The server runs on the first one, the client on the second. With none (the default), both
+/// run on any.
+#[derive(Debug, Default)]
 pub struct Processors {
     all: Vec<CoreId>,
 }
@@ -85,6 +87,24 @@ impl Drop for Guard {
     }
 }
 
+/// The time limit of a client of this library and of `openssl`, in seconds. A round takes far less time.
+const LIMIT: &str = "300";
+
+/// Returns a command that runs a client's program and ends it at the time limit, so that a hang fails only its round.
+pub fn limited(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "10", LIMIT]).arg(program);
+    command
+}
+
+/// Describes the end of a client that has failed, with its output on standard error.
+pub fn failure(output: &Output) -> String {
+    match output.status.code() {
+        Some(124 | 137) => format!("it did not end within {LIMIT} s"),
+        _ => format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
 /// Runs this program twice, as a server and as a client. Returns the output of the client. `{}` in the client's arguments is replaced
 /// by the server's address.
 ///
@@ -110,13 +130,13 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     let address = address.ok_or_else(|| failed("a server did not start:", &line))?;
     processors.choose(1);
     let args = client.iter().map(|arg| if arg == "{}" { address } else { arg });
-    let mut command = Command::new(&program);
+    let mut command = limited(&program);
     command.args(args).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut client = command.spawn().map_err(|error| failed("starting a client:", &error))?;
     interrupt::ends(1, client.stdin.take());
     let output = client.wait_with_output().map_err(|error| failed("reading from a client:", &error))?;
     if !output.status.success() {
-        return Err(failed("a client failed:", &String::from_utf8_lossy(&output.stderr)));
+        return Err(failed("a client failed:", &failure(&output)));
     }
     String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
 }

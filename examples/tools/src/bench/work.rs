@@ -28,12 +28,16 @@ pub enum Work {
 pub struct Pingpong {
     /// The provider of both sides.
     pub provider: &'static str,
-    /// The flags of the client.
+    /// The flags of the client, without those of the duration.
     pub flags: String,
+    /// The flags of the duration: the number of messages or the time, and the warm-up.
+    pub duration: String,
     /// The JSON pointer to the main result in the client's output.
     pub figure: &'static str,
 }
 
+/// The largest number of connections if the figures do not matter. Each needs a descriptor on each side.
+pub const SMOKE_CONNECTIONS: u32 = 100;
 /// The JSON pointer to the median half round trip in the output of `rdma-pingpong`.
 pub const MEDIAN: &str = "/half_rtt_us/p50";
 /// The JSON pointer to the mean half round trip.
@@ -47,17 +51,15 @@ impl Pingpong {
     /// Returns work that sends messages back and forth.
     #[must_use]
     pub fn latency(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
-        let warmup = iterations / 10;
-        let flags = format!("--mode latency --wait {wait} --size {size} --iters {iterations} --warmup {warmup}");
-        Self { provider, flags, figure }
+        let flags = format!("--mode latency --wait {wait} --size {size}");
+        Self { provider, flags, duration: messages(iterations, iterations / 10), figure }
     }
 
     /// Returns work that sends messages one way.
     #[must_use]
     pub fn one_way(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
-        let warmup = iterations / 20;
-        let flags = format!("--mode throughput --wait {wait} --size {size} --iters {iterations} --warmup {warmup}");
-        Self { provider, flags, figure }
+        let flags = format!("--mode throughput --wait {wait} --size {size}");
+        Self { provider, flags, duration: messages(iterations, iterations / 20), figure }
     }
 
     /// Returns work that sends 2 GiB in total, one way, in messages of this size.
@@ -70,15 +72,14 @@ impl Pingpong {
     /// even if answers are late.
     #[must_use]
     pub fn open_loop(rate: f64, figure: &'static str) -> Self {
-        let flags = format!("--mode latency --wait event --size 64 --duration 1 --warmup 10000 --rate {rate}");
-        Self { provider: "iwarp", flags, figure }
+        let flags = format!("--mode latency --wait event --size 64 --rate {rate}");
+        Self { provider: "iwarp", flags, duration: "--duration 1 --warmup 10000".into(), figure }
     }
 
     /// Returns work that measures the maximum rate of an open loop. Its schedule is so fast that all messages are due immediately.
     #[must_use]
     pub fn open_loop_limit() -> Self {
-        let flags = "--mode latency --wait event --size 64 --iters 500000 --warmup 10000 --rate 1000000000".into();
-        Self { provider: "iwarp", flags, figure: RATE }
+        Self { duration: messages(500_000, 10_000), ..Self::open_loop(1e9, RATE) }
     }
 
     /// Appends flags to those of the client.
@@ -93,13 +94,14 @@ impl Pingpong {
     /// # Errors
     /// A process failed.
     pub fn measure(&self, processors: &Processors, terms: &RoundSettings<'_>) -> Result<Sample, Failure> {
-        let Self { provider, flags, figure } = self;
+        let Self { provider, flags, duration, figure } = self;
         let [server, client] = ["server", "client"].map(|side| terms.security(side));
         let congestion = if terms.system_congestion { "--system-congestion" } else { "" };
         let server =
             words(&format!("{PINGPONG} server --bind 127.0.0.1 --port 0 --provider {provider} --child {server}"));
-        let client =
-            words(&format!("{PINGPONG} client {{}} --provider {provider} --json - {flags} {congestion} {client}"));
+        let client = words(&format!(
+            "{PINGPONG} client {{}} --provider {provider} --json - {flags} {duration} {congestion} {client}"
+        ));
         Sample::of_pingpong(&pair::run(processors, &server, &client)?, figure)
     }
 }
@@ -121,6 +123,19 @@ impl RoundSettings<'_> {
 }
 
 impl Work {
+    /// Returns the same work with one message, on at most [`SMOKE_CONNECTIONS`] connections.
+    #[must_use]
+    pub fn smoke(self) -> Self {
+        match self {
+            Self::Pingpong(work) => Self::Pingpong(Pingpong { duration: messages(1, 0), ..work }),
+            Self::OneSided(operation, _) => Self::OneSided(operation, 1),
+            Self::Connections(_) => Self::Connections(1),
+            Self::Echoes(connections, _) => Self::Echoes(connections.min(SMOKE_CONNECTIONS), 1),
+            Self::Datagrams(kind, size, _) => Self::Datagrams(kind, size, 1),
+            Self::Mix(buffers, _) => Self::Mix(buffers, 1),
+        }
+    }
+
     /// Does the work once and returns the sample.
     ///
     /// # Errors
@@ -175,6 +190,11 @@ pub fn datagrams(processors: &Processors, carrier: &str, kind: &str, size: u32, 
     Sample::printed(&pair::run(processors, &words(&format!("datagrams-server {carrier} {kind}")), &client)?)
 }
 
+/// Returns the flags of `rdma-pingpong` for a number of messages, after an unmeasured warm-up.
+fn messages(iterations: u64, warmup: u64) -> String {
+    format!("--iters {iterations} --warmup {warmup}")
+}
+
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(String::from).collect()
 }
@@ -192,7 +212,8 @@ mod tests {
         let all = super::super::rows::contests().into_iter().flat_map(|contest| contest.pingpongs());
         let limit = [Pingpong::open_loop(123_456.7, "/x"), Pingpong::open_loop_limit()];
         for work in all.chain(limit) {
-            let line = format!("rdma-pingpong client 127.0.0.1:1 --provider {} {}", work.provider, work.flags);
+            let Pingpong { provider, flags, duration, .. } = work;
+            let line = format!("rdma-pingpong client 127.0.0.1:1 --provider {provider} {flags} {duration}");
             let cli =
                 PingpongArgs::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
             let crate::pingpong::cli::Command::Client(args) = cli.command else { panic!("{line}") };
