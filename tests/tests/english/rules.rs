@@ -1,4 +1,5 @@
-//! The rules for plain English. Each rule is made to have few false hits, so the rules miss much bad English.
+//! The rules for plain English, and for the indentation of examples. Each rule is made to have few
+//! false hits, so the rules miss much bad English.
 
 use super::text::{self, Kind, Paragraph, Shape, Text};
 
@@ -86,6 +87,7 @@ pub(crate) fn source(name: &str, texts: &[Text], whole: &str) -> Vec<String> {
             expressions(name, &words, &|_| line, &mut faults);
             continue;
         }
+        indentation(name, lines(), |language| ["", "no_run"].contains(&language), &mut faults);
         let paragraphs = text::paragraphs(lines());
         if let (Kind::Documentation, Some(first)) = (text.kind, paragraphs.first()) {
             opening(name, first, &mut faults);
@@ -112,6 +114,7 @@ pub(crate) fn page(name: &str, page: &str) -> Vec<String> {
     for paragraph in &paragraphs {
         plain(name, paragraph, None, &mut faults);
     }
+    indentation(name, page.lines().enumerate().map(|(at, line)| (at + 1, line)), |_| false, &mut faults);
     let mut first = paragraphs.iter().filter(|paragraph| paragraph.shape == Shape::Sentences).take(2);
     if name.starts_with("docs/") && !first.any(|paragraph| paragraph.words.contains(PROMISE)) {
         faults.push(format!("{name}:1: neither of the first two paragraphs says `{PROMISE} ...`"));
@@ -143,6 +146,45 @@ pub(crate) fn page(name: &str, page: &str) -> Vec<String> {
 fn wide(whole: &str) -> impl Iterator<Item = (usize, usize)> + '_ {
     let widths = whole.lines().enumerate().map(|(at, line)| (at + 1, line.chars().count()));
     widths.filter(|(_, width)| *width > WIDTH)
+}
+
+/// Checks the code blocks in Rust, which no formatter judges. A comment has the indentation of the
+/// next line of code, unless that line closes a block. Each line is indented by at most one level
+/// more than the line above. Adds the faults to `faults`. `is_rust` returns true for the languages
+/// of blocks that are in Rust, besides those that begin with `rust`.
+fn indentation<'a>(
+    name: &str,
+    lines: impl Iterator<Item = (usize, &'a str)>,
+    is_rust: impl Fn(&str) -> bool,
+    faults: &mut Vec<String>,
+) {
+    const LEVEL: usize = 4;
+    let (mut fenced, mut above, mut comments) = (false, None, Vec::new());
+    for (at, line) in lines {
+        if let Some(language) = line.trim().strip_prefix("```") {
+            fenced = !fenced && (language.starts_with("rust") || is_rust(language));
+            (above, comments) = (None, Vec::new());
+            continue;
+        }
+        let words = line.trim();
+        // A line that begins with `# ` is hidden in the documentation, and is indented for itself.
+        if !fenced || words.is_empty() || words == "#" || line.starts_with("# ") {
+            above = above.filter(|_| words.is_empty());
+            continue;
+        }
+        let indent = line.len() - line.trim_start().len();
+        let continues = |(_, above): (usize, &str)| above.ends_with('\\');
+        if above.is_some_and(|above: (usize, &str)| indent > above.0 + LEVEL && !continues(above)) {
+            faults.push(format!("{name}:{at}: indented by more than {LEVEL} columns from the line above"));
+        }
+        above = Some((indent, words));
+        if words.starts_with("//") {
+            comments.push((at, indent));
+            continue;
+        }
+        let wrong = comments.drain(..).filter(|(_, of)| *of != indent && !words.starts_with(['}', ')', ']']));
+        faults.extend(wrong.map(|(at, of)| format!("{name}:{at}: a comment at column {of}, and its code at {indent}")));
+    }
 }
 
 /// Returns the words of a sentence in lower case, without punctuation. Code counts as a word without letters.
@@ -333,4 +375,28 @@ fn pages_are_judged() {
     }
     assert_eq!(page("docs/x.md", "# X\n\nIt is X.\n\nAfter this page you know X.\n"), [""; 0]);
     assert_eq!(page("docs/x.md", "# X\n\nIt is X.\n").len(), 1);
+}
+
+#[test]
+fn the_indentation_of_examples_is_judged() {
+    let example = |code: &str| page("x.md", &format!("```rust,no_run\n{code}```\n"));
+    for bad in [
+        "fn f() {\n        // One.\n    one();\n}\n",
+        "fn f() {\n    // One.\n\n        // Two.\n    one();\n}\n",
+        "fn f() {\n        one();\n}\n",
+        "match x {\n    A => a,\n            // B.\n    B => b,\n}\n",
+    ] {
+        assert!(!example(bad).is_empty(), "{bad}");
+        let lines: String = bad.lines().map(|line| format!("/// {line}\n")).collect();
+        let documentation = format!("/// ```\n{lines}/// ```\n");
+        assert!(!faults_of(&documentation).is_empty(), "{documentation}");
+        assert_eq!(page("x.md", &format!("```text\n{bad}```\n")), [""; 0]);
+    }
+    for good in [
+        "fn f() {\n    // One.\n\n    // Two.\n    one();\n    // That is all.\n}\n",
+        "# fn main() {\n// One.\n#     // Two.\n#     two();\none(\"a \\\n           b\");\n# }\n        .three();\n",
+        "match x {\n    // A.\n    A => a,\n    B => b,\n    // More.\n}\n",
+    ] {
+        assert_eq!(example(good), [""; 0], "{good}");
+    }
 }
