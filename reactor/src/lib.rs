@@ -114,7 +114,7 @@ pub use rdma_transport::wc::Failure;
 #[cfg(feature = "tls")]
 pub use rustls;
 
-/// The program of the README, compiled and run.
-#[cfg(doctest)]
+/// The programs of the README, compiled and run.
+#[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -240,6 +240,21 @@ fn the_page_on_providers_shows_files_as_they_are() {
     assert_eq!(blocks(&page, "rust,compile_fail,E0046"), [format!("{rest}# fn main() {{}}\n")]);
 }
 
+/// The README's command builds the same documentation as docs.rs.
+#[test]
+fn the_command_for_the_documentation_has_all_features() {
+    let (manifest, readme) = (file("reactor/Cargo.toml"), file("README.md"));
+    let line = manifest.lines().skip_while(|line| *line != "[package.metadata.docs.rs]");
+    let line = line.into_iter().find(|line| line.starts_with("features = [")).expect("the features of docs.rs");
+    let command = blocks(&readme, "sh").into_iter().find(|block| block.contains("cargo doc")).expect("the command");
+    let named: Vec<_> = command.split([' ', ',', '\n']).filter_map(|word| word.strip_prefix("rdma-reactor/")).collect();
+    // The feature `verbs` is on by default.
+    let mut wanted: Vec<_> = line.split('"').skip(1).step_by(2).filter(|feature| *feature != "verbs").collect();
+    wanted.sort_unstable();
+    assert!(wanted.len() > 5, "the list of docs.rs was not found: {wanted:?}");
+    assert_eq!(named, wanted);
+}
+
 #[test]
 fn the_numbers_on_providers_are_true() {
     let is_code = |line: &&str| !line.trim_start().starts_with("//") && !line.trim().is_empty();
