@@ -140,7 +140,10 @@ pub trait Handler<M = ()> {
     /// this may also be called when the handler itself has nothing to send.
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
-    /// A connection has ended. Its id is stale when this callback returns.
+    /// A connection has ended. Its id is stale when this callback returns. Until then, the methods
+    /// of [`Context`] that take its id still know the connection. But [`Context::connection_ids`]
+    /// and [`Context::connections`] are without it: in the `on_disconnect` of the last connection,
+    /// there is none.
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {}
 
     /// A timer has expired. `token` is the value that the program passed to [`Context::set_timer`].
@@ -165,7 +168,8 @@ pub trait Handler<M = ()> {
 
     // Connecting and accepting connections.
 
-    /// A connection that the program has opened was not established. Its id is stale when this callback returns.
+    /// A connection that the program has opened was not established. Its id is stale when this
+    /// callback returns, and [`Context::connections`] does not count it any more.
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {}
 
     /// A peer requests a connection. Returns the answer to the peer. The default accepts the connection.

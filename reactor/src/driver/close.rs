@@ -311,6 +311,12 @@ impl Driver {
         last.map(|event| self.with_device(id, event))
     }
 
+    /// Notes that the last callback of a connection begins: from now on, the program does not find
+    /// the connection in lists and counts.
+    pub(crate) fn begin_last_callback(&mut self, id: ConnectionId) {
+        self.table.begin_last_callback(id);
+    }
+
     /// If a failed work request ended the connection, adds the name of the device to the reason.
     fn with_device(&self, id: ConnectionId, event: Event) -> Event {
         let Event::Disconnected(reason) = &event else { return event };

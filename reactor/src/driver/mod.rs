@@ -241,7 +241,7 @@ impl Driver {
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.stats;
         stats.completions.acknowledgements = self.providers.acknowledgements();
-        stats.connections = ConnectionStats { current: self.table.len(), ..stats.connections };
+        stats.connections = ConnectionStats { current: self.table.count(), ..stats.connections };
         let (fetched_bytes, copied_bytes) = self.large.levels();
         let (regions, kept_bytes) = (self.registry.len(), self.registry.kept());
         let unreleased = stats.memory.unreleased + self.registry.unreleased();

@@ -145,6 +145,8 @@ pub(crate) struct ConnectionTable {
     entries: Vec<TableEntry>,
     vacant: Vec<u32>,
     live: usize,
+    /// The connection whose last callback is running. It is not counted any more.
+    last: Option<ConnectionId>,
     /// The connections that peers opened and that are not up. A connection that fails to come up stays here until it has ended.
     pub(super) pending: PendingConnections,
     /// The list of ending connections, which stage 10 checks.
@@ -154,7 +156,7 @@ pub(crate) struct ConnectionTable {
 impl ConnectionTable {
     pub(crate) fn new(reactor: ReactorTag, now: Instant) -> Self {
         let (entries, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
-        Self { reactor, entries, vacant, live: 0, pending: PendingConnections::new(now), ending }
+        Self { reactor, entries, vacant, live: 0, last: None, pending: PendingConnections::new(now), ending }
     }
 
     /// Assigns an id, inserts the entry that `make` builds for it, and returns the id.
@@ -205,6 +207,7 @@ impl ConnectionTable {
             self.pending.remove(place);
         }
         self.live -= 1;
+        self.last = self.last.filter(|&last| last != id);
         let generation = id.generation() + 1;
         // An entry whose generation number would overflow is never used again. Otherwise the id of an earlier connection would refer to a
         // later connection.
@@ -246,6 +249,25 @@ impl ConnectionTable {
 
     pub(crate) const fn is_empty(&self) -> bool {
         self.live == 0
+    }
+
+    /// Notes that the last callback of a connection begins. After this callback, the caller must
+    /// call [`ConnectionTable::remove`].
+    pub(super) fn begin_last_callback(&mut self, id: ConnectionId) {
+        self.last = Some(id);
+    }
+
+    /// Returns the number of connections in any state whose last callback has not begun.
+    pub(crate) fn count(&self) -> usize {
+        self.live - usize::from(self.last.is_some())
+    }
+
+    /// Returns the ids of the connections that had `on_connect` and whose last callback has not
+    /// begun.
+    pub(crate) fn announced(&self) -> impl Iterator<Item = ConnectionId> {
+        let last = self.last;
+        let announced = self.iter().map(|slot| &slot.conn).filter(|conn| conn.state().is_announced());
+        announced.map(Connection::id).filter(move |&id| Some(id) != last)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ConnectionSlot> {

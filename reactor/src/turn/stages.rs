@@ -186,6 +186,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             let last = self.driver.finish(id);
             self.events();
             if let Some(event) = last {
+                self.driver.begin_last_callback(id);
                 self.event(id, event);
             }
             self.driver.release(id);

@@ -1,5 +1,8 @@
 //! The tests of how connections end.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use rdma_reactor::{DisconnectReason, Outcome, SendErrorKind};
 
 use super::connect::Deserted;
@@ -141,6 +144,30 @@ pub fn both_close_at_once(setup: &Setup) {
             p.client.stats().connections.disconnected + p.server.stats().connections.disconnected == ends + 2
         });
     }
+    p.finish();
+}
+
+/// The lists and counts of connections in `on_disconnect` and `on_connect_error` must be without
+/// the connection that ends. So a program sees there that no connection is left.
+pub fn the_last_end_finds_no_connection(setup: &Setup) {
+    let (left, seen) = (Rc::new(RefCell::new(Vec::new())), setup.neighbours() as usize);
+    let noted = Rc::clone(&left);
+    let client = Probe::new(move |cx, event| {
+        if let Event::Disconnect(conn, _) | Event::ConnectError(conn, _) = event {
+            assert!(cx.peer_address(*conn).is_some(), "the id is good until the callback returns");
+            let (ids, all, current) = (cx.connection_ids().count(), cx.connections(), cx.stats().connections.current);
+            noted.borrow_mut().push([ids, all, current].map(|count| count - seen));
+        }
+    });
+    let mut p = Pair::new(setup, setup.config(), Probe::default(), client);
+    for conn in [p.connect(), p.connect(), p.connect()] {
+        p.client.context().close(conn);
+    }
+    p.until("the three ends", |_| left.borrow().len() == 3);
+    let gone = Deserted::new(setup);
+    p.client.context().connect(gone.address).expect("connecting starts");
+    p.until("the refusal", |_| left.borrow().len() == 4);
+    assert_eq!(*left.borrow(), [[2; 3], [1; 3], [0; 3], [0; 3]]);
     p.finish();
 }
 

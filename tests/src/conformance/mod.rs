@@ -48,7 +48,7 @@ macro_rules! conformance {
                     remote_stops_the_loop, silent_peer_is_given_up, own_stall_is_not_the_peers;
                 close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
                     both_close_at_once, a_dropped_reactor_is_a_lost_peer, an_abort_is_no_goodbye,
-                    a_full_window_has_room_for_a_goodbye, listener_closes_connections_stay;
+                    the_last_end_finds_no_connection, a_full_window_has_room_for_a_goodbye, listener_closes_connections_stay;
                 one_sided: reads_and_writes_of_every_size, vectored_and_many_at_once, immediate_data_follows_its_write,
                     atomics_or_a_clear_no, rights_are_kept, leases_end, careless_operations_are_refused,
                     what_never_fits_does_not_wait, dropped_regions_are_given_back;

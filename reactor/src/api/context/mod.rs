@@ -255,16 +255,32 @@ impl Context<'_> {
         self.driver.close_unestablished();
     }
 
-    /// Returns the ids of the established connections: those that have had `on_connect` but not yet `on_disconnect`.
+    /// Returns the ids of the established connections: those that have had `on_connect` but not yet
+    /// `on_disconnect`. The connection of a running [`crate::Handler::on_disconnect`] is not among
+    /// them, so a program that stops when no connection is left may write there:
+    ///
+    /// ```
+    /// # use rdma_reactor::{ConnectionId, Context, DisconnectReason, Handler};
+    /// # struct Client;
+    /// # impl Handler for Client {
+    /// fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+    ///     if cx.connection_ids().next().is_none() {
+    ///         cx.stop();
+    ///     }
+    /// }
+    /// # }
+    /// ```
     pub fn connection_ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
-        let announced = |slot: &&crate::driver::table::ConnectionSlot| slot.conn.state().is_announced();
-        self.driver.connections().iter().filter(announced).map(|slot| slot.conn.id())
+        self.driver.connections().announced()
     }
 
-    /// Returns the number of all connections of this reactor: established, being opened, and being closed.
+    /// Returns the number of all connections of this reactor: established, being opened, and being
+    /// closed. The connection of a running [`crate::Handler::on_disconnect`] or
+    /// [`crate::Handler::on_connect_error`] is not counted. It still has its share of
+    /// [`crate::Config::max_connections`], until the callback returns.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.driver.connections().len()
+        self.driver.connections().count()
     }
 
     /// Returns the address of a connection's peer; `None` if the connection does not exist any more.
