@@ -19,7 +19,8 @@ pub enum Parsed<C> {
     Print(String),
 }
 
-/// Runs a program. Returns the exit status of `run`. If `run` fails, prints the failure as one line on standard error, and returns 1.
+/// Runs a program. Returns the exit status of `run`. If `run` fails, or standard output could not
+/// be written, prints the failure as one line on standard error, and returns 1.
 pub fn main<C: Parser, E: Into<ExitCode>>(
     args: impl IntoIterator<Item = OsString>,
     run: impl FnOnce(C) -> Result<E, Failure>,
@@ -34,7 +35,7 @@ pub fn main<C: Parser, E: Into<ExitCode>>(
         }
         Err(failure) => Err(failure),
     };
-    done.unwrap_or_else(|failure| {
+    done.and_then(|status| Output::finish().map(|()| status)).unwrap_or_else(|failure| {
         eprintln!("{}: {failure}", C::command().get_name());
         ExitCode::FAILURE
     })

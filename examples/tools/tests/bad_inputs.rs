@@ -1,0 +1,100 @@
+//! Bad inputs of all programs in one table, each with the words that its user reads, and output
+//! that cannot be written. The tests of each program have more.
+#![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
+
+#[allow(dead_code, reason = "here a shell starts the programs")]
+mod process;
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use process::address;
+use process::patience::PATIENCE;
+
+/// Returns a command that runs `line` in a shell, in which the programs can be called by their
+/// names.
+fn shell(line: &str) -> Command {
+    let programs = Path::new(env!("CARGO_BIN_EXE_kv")).parent().expect("a folder").display();
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", &PATIENCE.as_secs().to_string(), "bash", "-c"]);
+    command.arg(format!("PATH={programs}:$PATH; {line}")).stdin(Stdio::null()).env_remove("RUST_LOG");
+    command
+}
+
+fn run(line: &str) -> Output {
+    shell(line).output().expect("it runs")
+}
+
+/// Checks that a line failed: with status 1, and with one line of `name` on standard error that has
+/// these words.
+#[track_caller]
+fn failed_with(line: &str, name: &str, words: &str) {
+    process::failed_with(&run(line), name, words);
+}
+
+const LOST: &str = "standard output: No space left on device";
+
+#[test]
+fn text_that_cannot_be_written_is_a_failure() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin").read_dir().expect("the programs");
+    let paths: Vec<_> = sources.map(|entry| entry.expect("an entry").path()).collect();
+    assert!(paths.len() > 10, "{paths:?}");
+    for name in paths.iter().map(|path| path.file_stem().and_then(|stem| stem.to_str()).expect("a name")) {
+        failed_with(&format!("{name} --help > /dev/full"), name, LOST);
+        // A reader that has enough is no failure.
+        let read = run(&format!("set -o pipefail; {name} --help | true"));
+        assert_eq!((read.status.code(), &read.stderr[..]), (Some(0), &b""[..]), "{name}: {read:?}");
+    }
+}
+
+/// A server, and its address. Dropping this value ends the server.
+struct Server(Child, String);
+
+impl Server {
+    fn start(line: &str) -> Self {
+        let mut child = shell(&format!("exec {line}")).stdout(Stdio::piped()).spawn().expect("it starts");
+        let address = address(child.stdout.take().expect("piped"));
+        let address = address.split(' ').next().expect("an address").to_owned();
+        Self(child, address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        process::terminate(&mut self.0);
+    }
+}
+
+/// Checks that a line fails if standard output is full, and that its last words on standard error
+/// say so.
+#[track_caller]
+fn loses(line: &str) {
+    let output = run(&format!("{line} > /dev/full"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last = stderr.lines().last().unwrap_or_default();
+    assert!(output.status.code() == Some(1) && last.contains(LOST), "{line}: {:?}: {stderr}", output.status);
+}
+
+#[test]
+fn results_that_cannot_be_written_are_a_failure() {
+    loses("rdma-doctor");
+    loses("rdma-doctor --json");
+    loses("rdma-pingpong demo -n 10 --provider iwarp");
+    loses("rdma-pingpong demo -n 10 --provider iwarp --json -");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bad-inputs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for (server, client) in [
+        ("kv server --bind 127.0.0.1 -p 0", "kv put ADDR k v && kv get ADDR k"),
+        (&format!("rcp server {} --bind 127.0.0.1 -p 0", folder.display()), "rcp /etc/hosts 127.0.0.1 -p PORT"),
+        ("raw-echo server --bind 127.0.0.1 -p 0", "raw-echo client ADDR -n 1 -s 16"),
+        ("raw-datagram server 127.0.0.1 -p 0 --provider iwarp", "raw-datagram client ADDR -n 1 --provider iwarp"),
+        ("rping-server -a 127.0.0.1 -p 0", "rping-client -a ADDR -C 1 --json"),
+        ("stream-bench -b 127.0.0.1 -p 0", "stream-bench -s ADDR -I 1 -C 1 -S 64"),
+        ("rdma-pingpong server --bind 127.0.0.1 -p 0", "rdma-pingpong client ADDR -n 10"),
+    ] {
+        let server = Server::start(server);
+        let port = server.1.rsplit_once(':').expect("a port").1;
+        loses(&client.replace("ADDR", &server.1).replace("PORT", port));
+    }
+    std::fs::remove_dir_all(&folder).expect("removed");
+}
