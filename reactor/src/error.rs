@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::Failure;
@@ -60,9 +61,13 @@ pub enum Error {
         /// The reason why the binding failed.
         reason: &'static str,
     },
-    /// The list of addresses to connect to is empty.
+    /// The list of addresses, or the name of the host, to connect to is empty.
     #[error("no address to connect to: give at least one")]
     NoAddress,
+    /// A link-local IPv6 address has no zone, so the system does not know the interface of the
+    /// address.
+    #[error("{} is link-local: name its interface as well, as in fe80::1%eth0", .0.ip())]
+    NoZone(SocketAddr),
     /// The options allow a peer to access the region, but the region is registered without a connection, so there is no
     /// peer.
     #[error("rights for a peer before there is one: set RegionOptions::any_peer, or register for a connection")]

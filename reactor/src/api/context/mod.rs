@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rdma_transport::caps::Capabilities;
+use rdma_transport::cm::Source;
 
 #[cfg(feature = "datagram")]
 pub use self::datagrams::{DatagramContext, DatagramHandler};
@@ -35,15 +36,35 @@ pub struct Context<'a> {
     pub(crate) endpoints: &'a mut Endpoints,
 }
 
+/// Returns an error if an address is link-local and has no zone. The system would refuse it with
+/// "Invalid argument".
+fn check_zone(address: SocketAddr) -> Result<(), Error> {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => Err(Error::NoZone(address)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns an error if no address can be tried, because each of them lacks its zone. A source
+/// device names the interface, too.
+fn check_zones(peers: &[SocketAddr], options: &ConnectOptions) -> Result<(), Error> {
+    match peers.first() {
+        Some(&first) if !matches!(options.path.source, Source::Device { .. }) => {
+            peers.iter().find_map(|&peer| check_zone(peer).ok()).map_or_else(|| check_zone(first), Ok)
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Context<'_> {
     // Operations on listeners.
 
     /// Listens for connections on an address. Port 0 selects a free port; [`Context::local_address`] returns it.
     ///
-    /// # Errors
-    /// The address is in use or does not belong to this host, or the reactor is draining.
+    /// # Errors The address is in use or does not belong to this host, a link-local address has no
+    /// zone ([`Error::NoZone`]), or the reactor is draining.
     pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
-        self.driver.listen(address, ListenOptions::default())
+        self.listen_with(address, ListenOptions::default())
     }
 
     /// Listens like [`Context::listen`], with options.
@@ -62,6 +83,7 @@ impl Context<'_> {
     /// # Errors
     /// The errors of [`Context::listen`]. Also if an option is out of its range.
     pub fn listen_with(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
+        check_zone(address)?;
         self.driver.listen(address, options)
     }
 
@@ -184,14 +206,17 @@ impl Context<'_> {
     /// # Errors
     /// The errors of [`Context::connect_with`]. Also [`Error::NoAddress`] if `peers` is empty.
     pub fn connect_any(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
+        check_zones(peers, &options)?;
         self.driver.look_at_clock();
         self.driver.connect(peers, options)
     }
 
-    /// Opens a connection to a host: tries the addresses of the host in order until one of them works, like
-    /// [`Context::connect_any`]. `host` is a name, such as `localhost` or `storage.example.org`, or an address in text
-    /// form. Other threads resolve names (`getaddrinfo`(3)), at most four names at a time. The order of the addresses
-    /// is that of the system, except that IPv6 and IPv4 addresses alternate (RFC 8305, section 4).
+    /// Opens a connection to a host: tries the addresses of the host in order until one of them
+    /// works, like [`Context::connect_any`]. `host` is a name, such as `localhost` or
+    /// `storage.example.org`, or an address in text form, also in brackets or with a zone. Other
+    /// threads resolve names (`getaddrinfo`(3)), at most four names at a time. The order of the
+    /// addresses is that of the system, except that IPv6 and IPv4 addresses alternate (RFC 8305,
+    /// section 4).
     ///
     /// [`Context::peer_address`] is `0.0.0.0` until the name is resolved. If the name is unknown, `on_connect_error`
     /// reports [`crate::ConnectError::Lookup`]. If the name is not resolved in time, `on_connect_error` reports
@@ -205,10 +230,18 @@ impl Context<'_> {
     /// }
     /// ```
     ///
-    /// # Errors
-    /// The errors of [`Context::connect_with`] that do not come from a provider. Also [`Error::Lookup`] if the system
-    /// cannot start a thread.
+    /// # Errors The errors of [`Context::connect_with`] that do not come from a provider. Also
+    /// [`Error::NoAddress`] if `host` is empty, and [`Error::Lookup`] if the system cannot start a
+    /// thread.
     pub fn connect_host(&mut self, host: &str, port: u16, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        // `[::1]:7471`, cut at its last colon, leaves an address in brackets.
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        if host.is_empty() {
+            return Err(Error::NoAddress);
+        }
+        if let Ok(ip) = host.parse() {
+            check_zones(&[SocketAddr::new(ip, port)], &options)?;
+        }
         self.driver.look_at_clock();
         self.driver.connect_host(host, port, options)
     }
