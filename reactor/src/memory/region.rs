@@ -260,6 +260,7 @@ impl Region {
     ///
     /// # Panics
     /// If the range is not inside the region, as with slices, or if the region is a dma-buf.
+    #[track_caller]
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
         assert!(self.memory.copy_to(offset, out), "{} bytes at {offset} of a region of {}", out.len(), self.len());
     }
@@ -280,11 +281,14 @@ impl Region {
     ///
     /// # Panics
     /// If the range is not inside the region, as with slices, or if the region is a dma-buf.
+    #[track_caller]
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Lent> {
-        self.memory.copy_from(offset, bytes).map_err(|refused| match refused {
-            CopyRefused::Lent => Lent,
-            CopyRefused::Outside => panic!("{} bytes at {offset} of a region of {}", bytes.len(), self.len()),
-        })
+        match self.memory.copy_from(offset, bytes) {
+            Ok(()) => Ok(()),
+            Err(CopyRefused::Lent) => Err(Lent),
+            // Not in a closure, which would be the place of the panic instead of the caller.
+            Err(CopyRefused::Outside) => panic!("{} bytes at {offset} of a region of {}", bytes.len(), self.len()),
+        }
     }
 
     /// Returns the 8 bytes at an offset as a number in native byte order. The 8 bytes are read atomically.
@@ -292,8 +296,12 @@ impl Region {
     /// # Panics
     /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if the region is a dma-buf.
     #[must_use]
+    #[track_caller]
     pub fn load(&self, offset: usize) -> u64 {
-        self.memory.load(offset).unwrap_or_else(|| panic!("a word at {offset} of a region of {}", self.len()))
+        match self.memory.load(offset) {
+            Some(word) => word,
+            None => panic!("a word at {offset} of a region of {}", self.len()),
+        }
     }
 
     /// Writes a number to the 8 bytes at an offset, in native byte order. The write is atomic, and takes effect after
@@ -306,11 +314,13 @@ impl Region {
     ///
     /// # Panics
     /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if the region is a dma-buf.
+    #[track_caller]
     pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Lent> {
-        self.memory.store(offset, value).map_err(|refused| match refused {
-            CopyRefused::Lent => Lent,
-            CopyRefused::Outside => panic!("a word at {offset} of a region of {}", self.len()),
-        })
+        match self.memory.store(offset, value) {
+            Ok(()) => Ok(()),
+            Err(CopyRefused::Lent) => Err(Lent),
+            Err(CopyRefused::Outside) => panic!("a word at {offset} of a region of {}", self.len()),
+        }
     }
 
     /// Replaces memory that is not [`RegionBytes::Own`](super::region_memory::RegionBytes::Own) with a copy that only the program can
