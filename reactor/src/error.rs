@@ -1,5 +1,6 @@
 //! The errors that operations return, and the reasons why connections are not established or end.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -7,6 +8,7 @@ use std::net::SocketAddr;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::Failure;
 
+use crate::limits::VERSION;
 use crate::security::{SecurityError, SecurityMode};
 
 /// The error of an operation that creates or runs a reactor, opens a connection, listener or endpoint, or registers memory.
@@ -21,7 +23,7 @@ pub enum Error {
         /// The value that was set.
         value: u64,
         /// The valid values.
-        range: &'static str,
+        range: Cow<'static, str>,
     },
     /// The reactor cannot use the provider on this machine.
     #[error("the provider {provider} is not available: {reason}")]
@@ -499,7 +501,7 @@ impl fmt::Display for RejectReason {
         match self {
             Self::Refused => f.write_str("refused by the peer's program"),
             Self::NotOurs => f.write_str("the greeting is not one of rdma-reactor"),
-            Self::Version => f.write_str("the protocol versions differ"),
+            Self::Version => write!(f, "the protocol versions differ: the local side speaks version {VERSION}"),
             Self::Limits => f.write_str("the window or the message size is out of range"),
             Self::Busy => f.write_str("the peer has reached one of its limits"),
             Self::Draining => f.write_str("the peer is shutting down"),

@@ -3,6 +3,9 @@
 
 use crate::security::channel::TAG;
 
+/// The version of the protocol, in the greeting.
+pub(crate) const VERSION: u8 = 2;
+
 /// The length of the header before the payload of every message, in bytes.
 pub(crate) const HEADER_LEN: usize = 8;
 

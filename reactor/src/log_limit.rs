@@ -86,6 +86,7 @@ impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0 => Ok(()),
+            1 => f.write_str(" (1 line about peers was left out before this one)"),
             count => write!(f, " ({count} lines about peers were left out before this one)"),
         }
     }
@@ -115,6 +116,7 @@ mod tests {
             assert!(limit.lines.len() <= MAX_LINES && limit.recent.len() == limit.lines.len());
         }
         assert_eq!((written, written + reported + limit.left_out), (10 * MAX_LINES as u64, 1_000_000));
+        assert_eq!(LeftOut(1).to_string(), " (1 line about peers was left out before this one)");
         assert_eq!(LeftOut(3).to_string(), " (3 lines about peers were left out before this one)");
     }
 }

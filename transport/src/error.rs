@@ -59,7 +59,7 @@ pub enum TransportError {
         source: io::Error,
     },
     /// A listener could not be opened.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {source}{}", cure(source))]
     Listen {
         /// The requested address.
         address: SocketAddr,
@@ -110,7 +110,7 @@ pub enum TransportError {
         range: &'static str,
     },
     /// Memory could not be allocated or registered.
-    #[error("cannot register {bytes} bytes of memory: {source}")]
+    #[error("cannot register {bytes} bytes of memory: {}", refusal(*bytes, source))]
     Memory {
         /// The length of the memory, in bytes.
         bytes: usize,
@@ -119,7 +119,7 @@ pub enum TransportError {
         source: io::Error,
     },
     /// A system call failed.
-    #[error("{call} failed: {source}")]
+    #[error("{call} failed: {source}{}", cure(source))]
     Io {
         /// The name of the call.
         call: &'static str,
@@ -127,6 +127,20 @@ pub enum TransportError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Returns the cure of a system error as the end of a message; an empty text if the system error
+/// needs none.
+fn cure(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => ": raise the limit of open files (ulimit -n)",
+        _ => "",
+    }
+}
+
+/// Returns the reason why memory of this length could not be registered.
+fn refusal(bytes: usize, error: &io::Error) -> String {
+    if bytes == 0 { "give one byte at least".into() } else { error.to_string() }
 }
 
 /// Returns `Ok` if `value` is in the range `within`, and [`TransportError::OutOfRange`] if not. `range` describes the range in

@@ -119,12 +119,15 @@ fn a_pre_shared_key_is_enough_for_a_cluster() {
         let measured = process::run(PINGPONG, &words(&client, &psk));
         assert!(measured.status.success(), "{op}: {measured:?}");
     }
-    fs::write(root.join("other"), format!("cluster:{}", "0a1b".repeat(16))).expect("written");
-    let other = ["--psk-file".to_owned(), file(&root, "other")];
-    let client = ["client", "127.0.0.1", "-p", &server.1, "-n", "10", "--wait", "event"];
-    let refused = process::run(PINGPONG, &words(&client, &other));
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused).contains("keys differ"), "{refused:?}");
+    for name in ["cluster", "unknown"] {
+        fs::write(root.join("other"), format!("{name}:{}", "0a1b".repeat(16))).expect("written");
+        let other = ["--psk-file".to_owned(), file(&root, "other")];
+        let client = ["client", "127.0.0.1", "-p", &server.1, "-n", "10", "--wait", "event"];
+        let refused = process::run(PINGPONG, &words(&client, &other));
+        assert_eq!(refused.status.code(), Some(1));
+        let why = "the pre-shared keys differ, or the peer has none of that name";
+        assert!(text(&refused).contains(why), "{refused:?}");
+    }
 
     let server = Server::start(KV, &words(&["server", "--bind", "127.0.0.1", "-p", "0"], &psk));
     let stored = process::run(KV, &words(&["put", "127.0.0.1", "key", "value", "-p", &server.1], &psk));
@@ -142,6 +145,8 @@ fn flags_that_do_not_go_together_are_named() {
         (vec!["--tls-name", "node"], "--tls-name needs"),
         (vec!["--tls-cert", &cert, "--tls-key", &key, "--psk-file", &psk], "does not go with"),
         (vec!["--tls-cert", &cert, "--tls-key", &cert], "the private key"),
+        (vec!["--tls-cert", &key, "--tls-key", &key], "the certificates: no certificate in PEM"),
+        (vec!["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &key], "the certificate authorities: no certificate"),
         (vec!["--tls-ca", "/nowhere"], "/nowhere"),
         (vec!["--psk-file", &cert], "line 1"),
         // These flags suffice for a server, but not for a client.

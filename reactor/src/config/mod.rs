@@ -509,8 +509,17 @@ impl Config {
 
     /// Checks that every setting is in its range. The error names the first setting that is out of its range.
     pub(crate) fn validate(&self) -> Result<(), Error> {
-        let check = |setting, value: u64, low: u64, high: u64, range| {
-            if (low..=high).contains(&value) { Ok(()) } else { Err(Error::Config { setting, value, range }) }
+        let check = |setting, value: u64, low: u64, high: u64, range: &'static str| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::Config { setting, value, range: range.into() })
+            }
+        };
+        // The error says how much is needed, because that is the result of several settings.
+        let check_least = |setting, value: u64, low: u64, of: &str| {
+            let range = || format!("at least {low}, {of}").into();
+            if value >= low { Ok(()) } else { Err(Error::Config { setting, value, range: range() }) }
         };
         check("buffer_size", self.buffer_size.into(), 1, 1 << 30, "1 to 1,073,741,824 bytes")?;
         let window = (u64::from(MIN_WINDOW), u64::from(MAX_WINDOW));
@@ -525,22 +534,17 @@ impl Config {
         }
         let buffers = self.shared_receives.unwrap_or(self.receive_depth) + self.send_slots();
         let needed = buffer_len(self.buffer_size).next_multiple_of(BUFFER_ALIGN) as u64 * u64::from(buffers);
-        check(
+        check_least(
             "max_memory",
             self.max_memory as u64,
             needed,
-            u64::MAX,
-            "room for the buffers of one connection: (buffer_size + 24, rounded up to 64) x (receives + send_depth + 2)",
+            "the buffers of one connection: (buffer_size + 24, rounded up to 64) x (receives + send_depth + 2)",
         )?;
         let shared = self.shared_receives.map_or(0, |receives| receives + self.send_slots());
         let room = u64::from(self.completion_room().max(shared));
-        check(
-            "completions.queue",
-            self.completions.queue.into(),
-            room,
-            1 << 24,
-            "at least the sends, receives and shared receives of one connection, at most 16,777,216",
-        )?;
+        let queue = u64::from(self.completions.queue);
+        check_least("completions.queue", queue, room, "the sends, receives and shared receives of one connection")?;
+        check("completions.queue", queue, 1, 1 << 24, "1 to 16,777,216")?;
         if let Some(Moderation { completions, microseconds }) = self.completions.moderation {
             let most = u64::from(u16::MAX);
             check("completions.moderation.completions", completions.into(), 1, most, "1 to 65,535")?;

@@ -96,12 +96,13 @@ impl Timeouts {
             ("timeouts.pool_idle", self.pool_idle),
         ] {
             if value < Duration::from_millis(1) || value > day {
-                let range = "1 ms to 24 h (given here in ms)";
+                let range = "1 ms to 24 h (given here in ms)".into();
                 return Err(Error::Config { setting, value: milliseconds(value), range });
             }
         }
         if self.keepalive <= self.keepalive_interval {
-            let (setting, range) = ("timeouts.keepalive", "longer than timeouts.keepalive_interval (both in ms)");
+            let (setting, range) =
+                ("timeouts.keepalive", "longer than timeouts.keepalive_interval (both in ms)".into());
             return Err(Error::Config { setting, value: milliseconds(self.keepalive), range });
         }
         Ok(())

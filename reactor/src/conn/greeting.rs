@@ -2,13 +2,12 @@
 //! describes the layout.
 
 use crate::error::RejectReason;
-use crate::limits::{MAX_WINDOW, MIN_WINDOW};
+use crate::limits::{MAX_WINDOW, MIN_WINDOW, VERSION};
 use crate::security::SecurityMode;
 
 /// The length of private data that every connection manager can carry, in bytes (`rdma_connect`(3)).
 const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
-const VERSION: u8 = 2;
 /// The feature bit of immediate data and atomics on the embedded provider.
 const EXTENSIONS: u8 = 1;
 /// The feature bit of a side that accepts messages in several buffers and joins them.

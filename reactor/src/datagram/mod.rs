@@ -94,7 +94,7 @@ impl EndpointOptions {
         let settings = [("endpoint's receive_depth", self.receive_depth), ("endpoint's send_depth", self.send_depth)];
         for (setting, value) in settings {
             if value == 0 || value > MAX_DEPTH {
-                return Err(Error::Config { setting, value: value.into(), range: "1 to 16,384 datagrams" });
+                return Err(Error::Config { setting, value: value.into(), range: "1 to 16,384 datagrams".into() });
             }
         }
         Ok(())

@@ -104,7 +104,7 @@ pub enum SecurityError {
     #[error("the peer is not accepted here: {0}")]
     Peer(String),
     /// The peer reported that it does not accept the local side. This report is not authenticated.
-    #[error("the peer does not accept this side: {0}")]
+    #[error("the peer does not accept the local side: {0}")]
     Refused(String),
     /// The local settings cannot be used.
     #[error("{0}")]

@@ -152,21 +152,22 @@ fn uncertified(key: &[u8]) -> Result<Arc<CertifiedKey>, SecurityError> {
 }
 
 fn certified(certificates: &[u8], key: &[u8]) -> Result<Arc<CertifiedKey>, SecurityError> {
-    let (chain, key) = (chain(certificates)?, private_key(key)?);
+    let (chain, key) = (chain(certificates, "certificates")?, private_key(key)?);
     let certified = CertifiedKey::from_der(chain, key, &provider())
         .map_err(|error| settings(format!("the certificate and its key: {error}")))?;
     Ok(Arc::new(certified))
 }
 
-fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
+/// Returns the certificates of a text in PEM. `what` names the setting that has the text.
+fn chain(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let chain = chain.map_err(|error| settings(format!("the certificates: {error}: give them in PEM")))?;
-    if chain.is_empty() { Err(settings("the certificates: there are none in PEM")) } else { Ok(chain) }
+    let chain = chain.map_err(|error| settings(format!("the {what}: {error}: give them in PEM")))?;
+    if chain.is_empty() { Err(settings(format!("the {what}: no certificate in PEM: give one"))) } else { Ok(chain) }
 }
 
 fn roots(pem: &[u8]) -> Result<Arc<RootCertStore>, SecurityError> {
     let mut roots = RootCertStore::empty();
-    for certificate in chain(pem)? {
+    for certificate in chain(pem, "certificate authorities")? {
         roots.add(certificate).map_err(|error| settings(format!("the certificate authority: {error}")))?;
     }
     Ok(Arc::new(roots))
