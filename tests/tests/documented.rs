@@ -240,6 +240,52 @@ fn the_page_on_providers_shows_files_as_they_are() {
     assert_eq!(blocks(&page, "rust,compile_fail,E0046"), [format!("{rest}# fn main() {{}}\n")]);
 }
 
+/// Returns the names of the modules below `folder` that write to the log, with the name `module` of
+/// the folder.
+fn logging_modules(folder: &Path, module: &str, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("a folder of the project") {
+        let path = entry.expect("an entry").path();
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).expect("a name");
+        let name = if stem == "mod" { module.to_owned() } else { format!("{module}::{stem}") };
+        if path.is_dir() {
+            logging_modules(&path, &name, found);
+        } else {
+            let text = fs::read_to_string(&path).expect("a source file");
+            let lines = || text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+            let macros = ["log::error!", "log::warn!", "log::info!", "log::debug!", "log::trace!", "complain!("];
+            // `log_limit` has the macro that others use.
+            if stem != "log_limit" && lines().any(|line| macros.iter().any(|name| line.contains(name))) {
+                found.push(name);
+            }
+        }
+    }
+}
+
+/// The table of log targets has a row for each module of the reactor that writes to the log, or for
+/// a module around it.
+#[test]
+fn each_log_target_has_a_row() {
+    let page = file("docs/loop.md");
+    let table = page.lines().skip_while(|line| !line.starts_with("| target |"));
+    let cells = table.take_while(|line| line.starts_with('|')).filter_map(|line| line.split(" | ").next());
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    // A name that begins with `::` is one of the reactor, too.
+    let rows: Vec<_> =
+        names.map(|name| if name.starts_with("::") { format!("rdma_reactor{name}") } else { name.into() }).collect();
+    let mut modules = Vec::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    logging_modules(&root.join("reactor/src"), "rdma_reactor", &mut modules);
+    assert!(modules.len() > 25 && rows.len() > 15, "{modules:?}, {rows:?}");
+    let covers = |row: &String, module: &str| {
+        module.strip_prefix(row.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    };
+    let missing: Vec<_> = modules.iter().filter(|module| !rows.iter().any(|row| covers(row, module))).collect();
+    assert!(missing.is_empty(), "docs/loop.md has no row for {missing:?}");
+    let reactors = rows.iter().filter(|row| row.starts_with("rdma_reactor"));
+    let idle: Vec<_> = reactors.filter(|row| !modules.iter().any(|module| covers(row, module))).collect();
+    assert!(idle.is_empty(), "nothing is logged with the targets {idle:?}");
+}
+
 /// The README's command builds the same documentation as docs.rs.
 #[test]
 fn the_command_for_the_documentation_has_all_features() {
