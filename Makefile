@@ -30,8 +30,11 @@ clean: ## Remove what was built
 
 ##@ Test
 
+# The features with which the package of the tests uses the libraries: no unit test is left out, and each library is built once.
+TESTED_FEATURES = rdma-transport/conformance $(addprefix rdma-reactor/,async bytes datagram keylog psk tls tokio)
+
 quick: ## After each change, a minute: unit tests, embedded conformance
-	$(CARGO) test --profile quick -p rdma-transport -p rdma-reactor --lib
+	$(CARGO) test --profile quick -p rdma-transport -p rdma-reactor --lib $(TESTED_FEATURES:%=--features %)
 	timeout 600 $(CARGO) test --profile quick -p rdma-reactor-tests --test conformance iwarp::
 
 test: vm-setup ## Before each commit. On two cores 10 minutes; with all building, 15

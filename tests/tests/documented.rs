@@ -286,6 +286,19 @@ fn each_log_target_has_a_row() {
     assert!(idle.is_empty(), "nothing is logged with the targets {idle:?}");
 }
 
+/// `make quick` tests the libraries with the features that the package of the tests uses.
+#[test]
+fn quick_leaves_no_feature_out() {
+    let (makefile, manifest) = (file("Makefile"), file("tests/Cargo.toml"));
+    for (package, prefix) in [("rdma-reactor", "$(addprefix rdma-reactor/,"), ("rdma-transport", "rdma-transport/")] {
+        let used = manifest.lines().find(|line| line.starts_with(&format!("{package} = "))).expect("a dependency");
+        let used: Vec<_> = used.split("features = [").nth(1).expect("features").split('"').skip(1).step_by(2).collect();
+        let tested = makefile.lines().find_map(|line| line.strip_prefix("TESTED_FEATURES = ")?.split(prefix).nth(1));
+        let tested = tested.expect("the features of make quick").split(['$', ')']).next().unwrap_or_default();
+        assert_eq!(tested.split_whitespace().collect::<Vec<_>>(), used, "{package}");
+    }
+}
+
 /// The README's command builds the same documentation as docs.rs.
 #[test]
 fn the_command_for_the_documentation_has_all_features() {
