@@ -58,8 +58,34 @@ impl Machine {
     fn lines(&self, args: &[&str]) -> Vec<String> {
         let output = self.doctor(args);
         assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{output:?}");
-        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+        let lines: Vec<_> = String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect();
+        lines.iter().filter_map(|line| line.split_once("; fix: ")).for_each(|(_, fix)| can_be_pasted(fix));
+        lines
     }
+}
+
+/// Checks that a fix consists of commands, and of nothing else.
+#[track_caller]
+fn can_be_pasted(fix: &str) {
+    const COMMANDS: [&str; 12] = [
+        "apt-get",
+        "cargo",
+        "chmod",
+        "dmesg",
+        "dnf",
+        "ibstat",
+        "ip",
+        "modprobe",
+        "rdma",
+        "systemctl",
+        "ulimit",
+        "usermod",
+    ];
+    let checked = Command::new("bash").args(["-n", "-c", fix]).output().unwrap();
+    assert!(checked.status.success(), "{fix}: {}", String::from_utf8_lossy(&checked.stderr));
+    let mut commands = fix.split(['&', '|', ';']).filter(|command| !command.is_empty());
+    let is_command = |command: &str| command.split_whitespace().next().is_some_and(|name| COMMANDS.contains(&name));
+    assert!(commands.all(is_command) && !fix.contains([',', '`']), "{fix}");
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -111,6 +137,18 @@ fn a_machine_without_rdma_has_no_problem() {
     one(&lines, "ok", "address", &["auto uses iwarp for 192.0.2.7 (local address, on eth0)"]);
     one(&lines, "ok", "address", &["auto uses iwarp for 198.51.100.1: no RDMA device has a route there"]);
     assert!(lines.last().unwrap().starts_with("0 problems, "));
+}
+
+/// A container does not see the modules of its host. The fix is still a command, and the words
+/// before it say where to run it.
+#[test]
+fn a_container_gets_commands_for_its_host() {
+    let machine = Machine::new("none", "container");
+    fs::remove_dir_all(machine.0.join("lib")).unwrap();
+    let lines = machine.lines(&[]);
+    let host = "no modules for 6.1.0-9-amd64 are here, as in a container: run it on the host; fix: modprobe -a ";
+    one(&lines, "note", "module", &["not loaded: ib_core", host]);
+    one(&lines, "note", "device", &[host, "siw rdma_ucm && rdma link add siw0 type siw netdev eth0"]);
 }
 
 #[test]
@@ -303,7 +341,7 @@ fn little_lockable_memory_is_a_problem_unless_privileged() {
     one(&machine.lines(&[]), "ok", "memlock", &["ulimit -l is 8192 KiB", "CAP_IPC_LOCK"]);
     let lines = machine.ordinary().lines(&[]);
     problems(&lines, 1);
-    one(&lines, "problem", "memlock", &["ulimit -l is 8192 KiB: at most 8 connections", "fix: ulimit -l unlimited"]);
+    one(&lines, "problem", "memlock", &["ulimit -l is 8192 KiB: at most 8 connections", "; fix: ulimit -l unlimited"]);
     machine.write("proc/self/limits", "Max locked memory         1073741824   unlimited   bytes\n");
     one(&machine.lines(&[]), "ok", "memlock", &["1048576 KiB", "1024 connections"]);
 }

@@ -99,6 +99,5 @@ fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
     }
     // A container does not see the modules that its host has loaded or can load. So these modules may exist on the host although they seem
     // to be missing.
-    let load = modules.how_to_load(&["siw".into(), "rdma_ucm".into()]);
-    finding.fix(format!("{load}; then {}", add("siw")))
+    modules.load(finding, &["siw".into(), "rdma_ucm".into()], &format!(" && {}", add("siw")))
 }

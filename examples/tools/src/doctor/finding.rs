@@ -37,7 +37,7 @@ pub struct Finding {
     pub topic: &'static str,
     /// The description of what was found.
     pub text: String,
-    /// The command that fixes the problem, if there is one.
+    /// The command that fixes the problem, if there is one. It can be pasted into a shell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
@@ -63,10 +63,19 @@ impl Finding {
         Self { level, topic, text: text.into(), fix: None }
     }
 
-    /// Adds the command that fixes the problem.
+    /// Adds the command that fixes the problem, for a shell. Words that are no command belong into
+    /// a [`Finding::hint`].
     #[must_use]
     pub fn fix(mut self, command: impl Into<String>) -> Self {
         self.fix = Some(command.into());
+        self
+    }
+
+    /// Adds words to the text that say more about the fix: where to run it, or what to do without
+    /// it.
+    #[must_use]
+    pub fn hint(mut self, words: impl fmt::Display) -> Self {
+        self.text = format!("{}; {words}", self.text);
         self
     }
 }
@@ -90,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_finding_is_one_line() {
-        let finding = Finding::problem("device", "a\nb").fix("c\rd");
-        assert_eq!(finding.to_string(), "problem  device      a b; fix: c d");
+        let finding = Finding::problem("device", "a\nb").fix("c\rd").hint("e");
+        assert_eq!(finding.to_string(), "problem  device      a b; e; fix: c d");
     }
 }

@@ -7,8 +7,9 @@ use super::tree::SystemTree;
 const DIRECTORIES: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"];
 const LIBRARIES: [&str; 2] = ["libibverbs", "librdmacm"];
 const DRIVERS: &str = "/etc/libibverbs.d";
-const INSTALL: &str = "apt-get install rdma-core ibverbs-providers librdmacm1 (Debian, Ubuntu), \
-                       dnf install rdma-core libibverbs librdmacm (Fedora)";
+/// The command that installs the libraries and their drivers, on Debian and Ubuntu or on Fedora.
+const INSTALL: &str = "apt-get install rdma-core ibverbs-providers librdmacm1 || \
+                       dnf install rdma-core libibverbs librdmacm";
 
 /// Returns the version of a library, or `None` if the library is missing. The version is the third part of the number in the library's file
 /// name. It is also the version of rdma-core.

@@ -31,10 +31,10 @@ pub fn finding(tree: &SystemTree, account: &Credentials, has_devices: bool) -> O
         Finding::ok("memlock", format!("{size}: about {} connections on devices", bytes / PER_CONNECTION))
     } else {
         let text = format!("{size}: at most {} connections on devices with default settings", bytes / PER_CONNECTION);
-        Finding::problem("memlock", text).fix(
-            "ulimit -l unlimited; for good: echo '* - memlock unlimited' >/etc/security/limits.d/rdma.conf, \
-             LimitMEMLOCK=infinity in a unit, --ulimit memlock=-1 for docker",
-        )
+        Finding::problem("memlock", text)
+            .hint("for good, the line `* - memlock unlimited` in /etc/security/limits.d/rdma.conf")
+            .hint("LimitMEMLOCK=infinity in a unit, --ulimit memlock=-1 for docker")
+            .fix("ulimit -l unlimited")
     })
 }
 

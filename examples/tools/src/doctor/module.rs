@@ -109,7 +109,7 @@ impl Modules {
         if !absent.is_empty() {
             let text = format!("not loaded: {}", absent.join(", "));
             let finding = if has_devices { Finding::problem("module", text) } else { Finding::note("module", text) };
-            findings.push(finding.fix(self.how_to_load(&absent)));
+            findings.push(self.load(finding, &absent, ""));
         }
         let loadable = self.in_state(&SOFTWARE, &[ModuleState::Loadable]);
         if !loadable.is_empty() {
@@ -126,28 +126,24 @@ impl Modules {
         findings
     }
 
-    /// Returns the command that loads these modules. If one of them is missing, returns the command that installs modules. If no modules of
-    /// the running kernel can be seen, as in a container, returns the command to run on the host.
-    pub(super) fn how_to_load(&self, modules: &[String]) -> String {
-        if modules.iter().any(|module| self.state(module) == ModuleState::Missing) {
-            return if self.has_directory {
-                self.how_to_get()
-            } else {
-                format!(
-                    "modprobe -a {} on the host: there are no modules for {} here (a container?)",
-                    modules.join(" "),
-                    self.release
-                )
-            };
+    /// Adds the command that loads these modules, followed by `then`. If one of them is missing,
+    /// adds the command that installs modules. If no modules of the running kernel can be seen, as
+    /// in a container, says that the command is for the host.
+    pub(super) fn load(&self, finding: Finding, modules: &[String], then: &str) -> Finding {
+        let load = format!("modprobe -a {}{then}", modules.join(" "));
+        match modules.iter().any(|module| self.state(module) == ModuleState::Missing) {
+            true if self.has_directory => finding.fix(self.how_to_get() + then),
+            true => {
+                let hint = format!("no modules for {} are here, as in a container: run it on the host", self.release);
+                finding.hint(hint).fix(load)
+            }
+            false => finding.fix(load),
         }
-        format!("modprobe -a {}", modules.join(" "))
     }
 
+    /// Returns the command that installs modules, on Ubuntu or on Fedora.
     fn how_to_get(&self) -> String {
-        format!(
-            "apt-get install linux-modules-extra-{0} (Ubuntu), dnf install kernel-modules-extra (Fedora)",
-            self.release
-        )
+        format!("apt-get install linux-modules-extra-{} || dnf install kernel-modules-extra", self.release)
     }
 }
 

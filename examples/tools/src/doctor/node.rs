@@ -58,7 +58,7 @@ fn examine(tree: &SystemTree, account: &Credentials, node: &str, of: &str) -> Re
     if tree.is_real() {
         if let Err(error) = OpenOptions::new().read(true).write(true).open(tree.path(&path)) {
             let finding = Finding::problem("permission", format!("{path} (for {of}): {error}"));
-            return Err(finding.fix(format!("in a container: docker run --device {path} ...; else dmesg says more")));
+            return Err(finding.hint(format!("a container needs docker run --device {path}")).fix("dmesg | tail"));
         }
     }
     Ok(())
@@ -70,7 +70,8 @@ fn absent(path: &str, node: &str, of: &str, error: &io::Error) -> Finding {
     }
     let module = if node == "rdma_cm" { "rdma_ucm" } else { "ib_uverbs" };
     Finding::problem("permission", format!("{path} (for {of}) is missing"))
-        .fix(format!("modprobe {module}; in a container: docker run --device {path} ..."))
+        .hint(format!("a container needs docker run --device {path}"))
+        .fix(format!("modprobe {module}"))
 }
 
 fn refused(tree: &SystemTree, path: &str, file: &Metadata) -> Finding {
@@ -83,11 +84,13 @@ fn refused(tree: &SystemTree, path: &str, file: &Metadata) -> Finding {
     });
     let name = group.clone().unwrap_or_else(|| file.gid().to_string());
     let text = format!("{path} (mode {mode:o}, group {name}): this user may not read and write it");
-    let command = match group {
+    let finding = Finding::problem("permission", text);
+    match group {
         Some(group) if mode & 0o060 == 0o060 && file.gid() != 0 => {
-            format!("usermod -aG {group} $USER, then log in again")
+            finding.hint("log in again after it").fix(format!("usermod -aG {group} $USER"))
         }
-        _ => format!("chmod 666 {path}; for good, as a rule of udev: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\""),
-    };
-    Finding::problem("permission", text).fix(command)
+        _ => finding
+            .hint("for good, a rule of udev: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\"")
+            .fix(format!("chmod 666 {path}")),
+    }
 }

@@ -79,12 +79,14 @@ impl Port {
         let netdev = self.netdev.as_deref().unwrap_or("NETDEV");
         if !self.is_active() {
             let text = format!("{place} is {} ({kind} on {})", self.state, self.link_layer);
-            let command = match self.link_layer.as_str() {
-                "InfiniBand" if self.state == "INIT" => "start a subnet manager: systemctl start opensm".into(),
-                "InfiniBand" => "check the cable and the other end: ibstat".into(),
-                _ => format!("ip link set {netdev} up"),
+            let finding = Finding::problem("device", text);
+            return match self.link_layer.as_str() {
+                "InfiniBand" if self.state == "INIT" => {
+                    finding.hint("it waits for a subnet manager").fix("systemctl start opensm")
+                }
+                "InfiniBand" => finding.hint("check the cable and its other end").fix("ibstat"),
+                _ => finding.fix(format!("ip link set {netdev} up")),
             };
-            return Finding::problem("device", text).fix(command);
         }
         let addresses: Vec<_> = self.addresses.iter().map(ToString::to_string).collect();
         let gids = match self.gids.as_slice() {
@@ -95,7 +97,7 @@ impl Port {
         let text = format!("{place}: {kind}, {}, {}, {gids}", self.state, self.rate);
         match (&self.netdev, addresses.as_slice()) {
             (None, _) => Finding::problem("device", format!("{text}; it has no network device"))
-                .fix("rdma link show; for InfiniBand: modprobe ib_ipoib"),
+                .fix(if self.link_layer == "InfiniBand" { "modprobe ib_ipoib" } else { "rdma link show" }),
             (Some(netdev), []) => Finding::problem("device", format!("{text}; {netdev} has no address"))
                 .fix(format!("ip addr add ADDRESS/24 dev {netdev}")),
             (Some(netdev), some) => Finding::ok("device", format!("{text}; {netdev} with {}", some.join(", "))),

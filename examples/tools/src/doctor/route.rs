@@ -102,8 +102,12 @@ impl Route {
                     .fix("cargo build --release")
             }
             Some(device) if self.provider == "iwarp" => {
-                Finding::problem("address", format!("{text}; although the device {device} is on the route"))
-                    .fix(self.fix.as_deref().unwrap_or("see the problems above"))
+                let text = format!("{text}; although the device {device} is on the route");
+                let finding = Finding::problem("address", text);
+                match &self.fix {
+                    Some(fix) => finding.fix(fix),
+                    None => finding.hint("see the problems above"),
+                }
             }
             _ => Finding::ok("address", text),
         }
