@@ -563,6 +563,8 @@ fn what_cannot_be_is_said_in_one_line() {
     failed_with(&run(&[source.to_str().expect("text"), "127.0.0.1", "-p", "1"]), "is `rcp server` running there?");
     failed_with(&run(&[]), "--help explains");
     failed_with(&run(&["server", "/nowhere"]), "is not a directory");
+    // Nobody can create files there.
+    failed_with(&run(&["server", "/proc"]), "no file can be created there");
     // Without its directory, the server cannot write a file.
     fs::remove_dir(server.root.join("to")).expect("it is empty");
     failed_with(&server.copy(&source, "127.0.0.1:x"), "creating \"x\"");

@@ -100,7 +100,7 @@ fn a_file_is_copied_for_those_who_belong() {
 
     let plain = process::run(RCP, &[&source, "127.0.0.1:plain", "-p", &server.1]);
     assert_eq!(plain.status.code(), Some(1));
-    assert!(text(&plain).contains("the peer takes TLS"), "{plain:?}");
+    process::failed_with(&plain, "rcp", "the peer takes TLS: give --tls-cert, --tls-key and --tls-ca\n");
     // Keys of another certificate authority, which the server does not trust.
     let theirs = keys("theirs");
     let stranger = process::run(RCP, &words(&[&source, "127.0.0.1:strange", "-p", &server.1], &tls(&theirs, "client")));
@@ -134,6 +134,12 @@ fn a_pre_shared_key_is_enough_for_a_cluster() {
     assert!(stored.status.success() && text(&stored).contains("in the clear"), "{stored:?}");
     let read = process::run(KV, &words(&["get", "127.0.0.1", "key", "-p", &server.1], &psk));
     assert_eq!(String::from_utf8_lossy(&read.stdout), "value\n");
+
+    let plain = Server::start(KV, &["server", "--bind", "127.0.0.1", "-p", "0"]);
+    let refused = process::run(KV, &words(&["get", "127.0.0.1", "key", "-p", &plain.1], &psk));
+    assert_eq!(refused.status.code(), Some(1));
+    let why = "no connection: the peer takes plain connections: leave out the flags --tls-... and --psk-file";
+    assert!(text(&refused).contains(why), "{refused:?}");
 }
 
 #[test]

@@ -348,7 +348,7 @@ impl StreamHandler for Client {
     }
 
     fn on_connect_error(&mut self, cx: &mut StreamContext<'_>, _: ConnectionId, error: ConnectError) {
-        self.failure.get_or_insert(Failure::new(format!("no connection: {error}; is a server running there?")));
+        self.failure.get_or_insert(Failure::no_connection(&error, "`stream-bench`"));
         cx.context().stop();
     }
 }

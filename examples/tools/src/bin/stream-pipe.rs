@@ -106,7 +106,7 @@ impl StreamHandler for Peer {
     }
 
     fn on_connect_error(&mut self, _: &mut StreamContext<'_>, _: ConnectionId, error: ConnectError) {
-        self.end = Some(Err(Failure::new(format!("no connection: {error}; is `stream-pipe server` running there?"))));
+        self.end = Some(Err(Failure::no_connection(&error, "`stream-pipe server`")));
     }
 }
 

@@ -231,7 +231,7 @@ impl Handler for Bench {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.check(cx, Err(Failure::new(format!("no connection: {error}; is `kv server` running there?"))));
+        self.check(cx, Err(Failure::no_connection(&error, "`kv server`")));
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {

@@ -94,7 +94,7 @@ impl Handler for OneOperation {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.result = Some(Err(Failure::new(format!("no connection: {error}; is `kv server` running there?"))));
+        self.result = Some(Err(Failure::no_connection(&error, "`kv server`")));
         cx.stop();
     }
 }

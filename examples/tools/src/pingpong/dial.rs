@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rdma_reactor::transport::cm::ConnectFailure;
 use rdma_reactor::{ConnectError, RejectReason};
 
-use super::failure::Failure;
+use super::failure::{Failure, flags_for};
 use super::job::Reply;
 
 /// The time for which a connect to a busy server is retried.
@@ -93,6 +93,9 @@ impl Dial {
             }
             (None, ConnectError::Rejected { reason: RejectReason::Busy, .. }) => {
                 format!("the server {server} has reached a limit: try a smaller --size or --tx-depth")
+            }
+            (None, ConnectError::Rejected { reason: RejectReason::Security(mode), .. }) => {
+                format!("cannot connect to {server}: {}", flags_for(*mode))
             }
             (None, ConnectError::Rejected { reason, .. }) => {
                 format!("{server} is not an rdma-pingpong server: rejected, {reason}")

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use rdma_reactor::{ConnectError, RejectReason, SecurityMode};
+
 use crate::text;
 
 /// The result of a successful command.
@@ -23,6 +25,31 @@ impl Failure {
     pub fn new(what: impl fmt::Display) -> Self {
         Self(text::shown(&what.to_string().split_whitespace().collect::<Vec<_>>().join(" ")))
     }
+
+    /// Makes the failure of a connect. `server` is the program that must run at the peer. Only if
+    /// nothing has answered, the failure asks for it.
+    #[must_use]
+    pub fn no_connection(error: &ConnectError, server: &str) -> Self {
+        Self::new(match error {
+            ConnectError::Rejected { reason: RejectReason::Security(mode), .. } => {
+                format!("no connection: {}", flags_for(*mode))
+            }
+            ConnectError::Transport(_) | ConnectError::Timeout => {
+                format!("no connection: {error}; is {server} running there?")
+            }
+            _ => format!("no connection: {error}"),
+        })
+    }
+}
+
+/// Returns the cure for a peer with another security mode, as flags of the command line.
+pub(super) fn flags_for(mode: SecurityMode) -> String {
+    match mode {
+        SecurityMode::Plain => "the peer takes plain connections: leave out the flags --tls-... and --psk-file".into(),
+        SecurityMode::Tls => "the peer takes TLS: give --tls-cert, --tls-key and --tls-ca".into(),
+        SecurityMode::Psk => "the peer takes a pre-shared key: give --psk-file".into(),
+        _ => format!("the peer takes {mode}"),
+    }
 }
 
 impl fmt::Display for Failure {
@@ -42,6 +69,21 @@ impl From<rdma_reactor::Error> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_failure_of_a_connect_names_flags_and_asks_only_who_has_not_answered() {
+        let of = |error| Failure::no_connection(&error, "`x server`").to_string();
+        let rejected = |reason| ConnectError::Rejected { reason, private_data: Vec::new() };
+        for (mode, cure) in [
+            (SecurityMode::Plain, "plain connections: leave out the flags --tls-... and --psk-file"),
+            (SecurityMode::Tls, "TLS: give --tls-cert, --tls-key and --tls-ca"),
+            (SecurityMode::Psk, "a pre-shared key: give --psk-file"),
+        ] {
+            assert_eq!(of(rejected(RejectReason::Security(mode))), format!("no connection: the peer takes {cure}"));
+        }
+        assert!(!of(rejected(RejectReason::Busy)).contains("running"));
+        assert!(of(ConnectError::Timeout).ends_with("; is `x server` running there?"));
+    }
 
     #[test]
     fn a_failure_is_one_line_that_commands_no_terminal() {

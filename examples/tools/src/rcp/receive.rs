@@ -4,10 +4,10 @@
 //! uses an incomplete file. All files are below one directory.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rdma_reactor::{
@@ -16,7 +16,7 @@ use rdma_reactor::{
 
 use super::hashed::Hashed;
 use super::name;
-use super::parts::{PartialCopies, is_full};
+use super::parts::{PART, PartialCopies, is_full};
 use super::wire::{CopyMessage, Hash};
 use super::{PIECE, WINDOW};
 use crate::pingpong::failure::Failure;
@@ -420,15 +420,27 @@ impl Handler for FileServer {
     }
 }
 
+/// Checks that this process can create a file in a directory. The file is removed immediately. If
+/// that is prevented, it is tidied up like a partial copy.
+fn check_writable(directory: &Path) -> Result<(), Failure> {
+    let path = directory.join(format!(".rcp-{}{PART}", std::process::id()));
+    let made = OpenOptions::new().write(true).create_new(true).open(&path).and_then(|_| fs::remove_file(&path));
+    made.map_err(|error| {
+        let why = "no file can be created there: change its permissions, or name another directory";
+        Failure::new(format!("{}: {error}: {why}", directory.display()))
+    })
+}
+
 /// Receives files from peers into a directory until SIGINT, SIGTERM or SIGHUP.
 ///
-/// # Errors
-/// The directory does not exist, the reactor cannot listen on the address, or the reactor fails.
+/// # Errors The directory does not exist, or no file can be created in it; the reactor cannot
+/// listen on the address, or the reactor fails.
 pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Result<(), Failure> {
     let directory = &options.directory;
     if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
         return Err(Failure::new(format!("{} is not a directory: make it, or name another", directory.display())));
     }
+    check_writable(directory)?;
     let config = config
         .large_messages(|l| l.max_message = PIECE.into())
         .large_messages(|l| l.memory = WINDOW * 4 * PIECE as usize);

@@ -323,7 +323,7 @@ impl Handler for Sender {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.end(cx, Err(Failure::new(format!("no connection: {error}; is `rcp server` running there?"))));
+        self.end(cx, Err(Failure::no_connection(&error, "`rcp server`")));
     }
 }
 
