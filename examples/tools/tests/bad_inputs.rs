@@ -32,6 +32,42 @@ fn failed_with(line: &str, name: &str, words: &str) {
     process::failed_with(&run(line), name, words);
 }
 
+#[test]
+fn each_mistake_is_one_line_with_its_cure() {
+    for (line, words) in [
+        (
+            "kv get 127.0.0.1:1 k",
+            "no connection: connection refused: nothing listens there; is `kv server` running there?",
+        ),
+        ("kv get '' k", "unknown host \"\""),
+        ("kv get '[fe80::1]:7' k", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("kv server --bind 192.0.2.1 -p 7", "cannot listen on 192.0.2.1:7: Cannot assign requested address"),
+        ("kv server -p 99999", "invalid value '99999' for '--port <PORT>'"),
+        ("raw-echo client fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("rcp /etc/hosts", "give FILE and HOST[:NAME]; --help explains"),
+        ("rcp /etc 127.0.0.1", "/etc: a directory, not a file: give -r to copy its content"),
+        ("rcp /nowhere 127.0.0.1", "/nowhere: No such file or directory"),
+        ("rcp server /proc", "no file can be created there: change its permissions, or name another directory"),
+        (
+            "rdma-pingpong client 127.0.0.1:1",
+            "nothing listens on 127.0.0.1:1: start `rdma-pingpong server` there, or check the port",
+        ),
+        ("rdma-pingpong client fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("rdma-pingpong demo -s 1T", "give 1 to 1G bytes, such as 64, 4K or 1M"),
+        (
+            "rdma-pingpong server --bind fe80::1",
+            "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0",
+        ),
+        ("stream-bench -s 127.0.0.1:1", "nothing listens there; is `stream-bench` running there?"),
+        ("stream-pipe client 127.0.0.1:1", "nothing listens there; is `stream-pipe server` running there?"),
+    ] {
+        failed_with(line, line.split(' ').next().expect("a program"), words);
+    }
+    // Some programs need more descriptors than others before they have a reactor.
+    let words = "Too many open files (os error 24): raise the limit of open files (ulimit -n)";
+    failed_with("ulimit -n 6; kv server -p 0", "kv", words);
+}
+
 const LOST: &str = "standard output: No space left on device";
 
 #[test]
