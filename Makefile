@@ -6,8 +6,8 @@ SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo quick test test-host test-layout test-dissector test-cluster test-same-host test-rdma test-rdma-full test-repeat \
-	soak endurance hostile mutants loom asan miri fuzz fuzz-smoke coverage instructions instructions-write instructions-rdma bench bench-setup \
-	bench-rdma fmt lint lint-all audit doc package test-debian13 test-cross vm vm-setup hardware-report clean
+	soak endurance hostile mutants loom asan miri fuzz fuzz-smoke coverage instructions instructions-write instructions-rdma \
+	bench bench-setup bench-rdma fmt lint lint-all audit doc package test-debian13 test-cross vm vm-setup hardware-report clean
 
 help: ## Print this list
 	@awk -F':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' \
@@ -189,9 +189,9 @@ lint: ## Format, English, clippy, documentation, the Rust version. Needs no set-
 	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
-lint-all: vm-setup lint audit test-layout ## That, audit, test-layout, rdma-sys, loom's models: what CI runs
+lint-all: vm-setup lint audit test-layout ## That, audit, test-layout, rdma-sys, loom's models, defects: for CI
 	$(VERBS_ENV) $(CARGO) clippy -p rdma-transport --features rdma-sys --all-targets -- -D warnings
-	RUSTFLAGS="--cfg loom_model" $(CARGO) check --target-dir target/loom -p rdma-transport -p rdma-reactor --lib --profile test
+	RUSTFLAGS="--cfg loom_model --cfg plantable" $(CARGO) check --target-dir target/loom -p rdma-transport -p rdma-reactor --lib --profile test
 
 audit: ## Licences, sources, advisories of crates; the API against the last release
 	tests/audit.sh

@@ -109,6 +109,7 @@ pub use rdma_transport::cm::{ConnectFailure, DisconnectCause, ExchangeOptions, R
 pub use rdma_transport::event::DeviceEventKind;
 pub use rdma_transport::iwarp::IpNet;
 pub use rdma_transport::mr::Access;
+use rdma_transport::planted;
 #[doc(inline)]
 pub use rdma_transport::wc::Failure;
 #[cfg(feature = "tls")]

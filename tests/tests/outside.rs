@@ -6,6 +6,7 @@
 extern crate futures_util as futures_io;
 
 use rdma_reactor::*;
+use rdma_transport::planted;
 
 #[path = "../../reactor/src/aio/mod.rs"]
 mod aio;

@@ -5,6 +5,7 @@
 mod structure {
     pub(crate) mod names;
     pub(crate) mod order;
+    pub(crate) mod planted;
     pub(crate) mod seam;
     pub(crate) mod shape;
     pub(crate) mod source;
@@ -13,12 +14,13 @@ mod structure {
     pub(crate) mod walks;
 }
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use structure::source::{Module, Source};
 use structure::tables::{Table, table};
 use structure::walks::Ways;
-use structure::{names, order, seam, shape, surface, walks};
+use structure::{names, order, planted, seam, shape, surface, tables, walks};
 
 const LAYERS_PAGE: &str = "docs/design/layers.md";
 const WALKS_PAGE: &str = "docs/design/walks.md";
@@ -173,12 +175,22 @@ fn the_public_items_are_listed() {
     if std::env::var_os("PUBLIC_ITEMS").is_some_and(|how| how == "write") {
         std::fs::write(&path, &now).expect("the list is written");
     } else {
-        let lines = |text: &str| text.lines().map(ToOwned::to_owned).collect::<std::collections::BTreeSet<_>>();
+        let lines = |text: &str| text.lines().map(ToOwned::to_owned).collect::<BTreeSet<_>>();
         let (old, new) = (lines(&listed), lines(&now));
         let differs: Vec<_> = new.symmetric_difference(&old).take(20).collect();
         assert!(listed == now, "{PUBLIC_ITEMS} differs, at first in {differs:?}: PUBLIC_ITEMS=write writes it anew");
     }
     assert_eq!(last, Some(number), "{PUBLIC_ITEMS}: the last line of its history, `# NUMBER: WHY`, has another number");
+}
+
+/// The run of the planted defects (`tests/mutants/run.sh`) reads the names from the table.
+#[test]
+fn each_planted_defect_has_a_row() {
+    let defects = written("docs/testing.md", "Planted defects");
+    let listed = defects.rows.iter().flat_map(|row| tables::code(&row.cells[0])).collect::<BTreeSet<_>>();
+    let planted = [reactor(), transport()].iter().flat_map(planted::names).collect::<BTreeSet<_>>();
+    let differs: Vec<_> = planted.symmetric_difference(&listed).collect();
+    assert!(differs.is_empty(), "{}: the table and the code differ in {differs:?}", defects.file);
 }
 
 #[test]

@@ -84,3 +84,27 @@ pub use srq::SrqAttr;
 pub use station::Station;
 pub use wc::{Failure, WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{RecvWr, RemoteAddress, SendClass, SendFlags, SendOp, SendWr, Sge, SgeList};
+
+/// Returns true if the tests have planted the defect `name` (`tests/mutants`). Without
+/// `--cfg plantable` this is a constant, so the compiler removes the code of the defect.
+#[doc(hidden)]
+#[cfg(not(plantable))]
+#[inline(always)]
+pub const fn planted(_: &str) -> bool {
+    false
+}
+
+/// Returns true if the environment variable `PLANTED` names this defect. An unknown name panics,
+/// because with a mistyped name a run without any defect would look like one that misses it.
+#[doc(hidden)]
+#[cfg(plantable)]
+#[inline]
+pub fn planted(name: &str) -> bool {
+    static CHOSEN: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+        let chosen = std::env::var("PLANTED").unwrap_or_default();
+        let known = include_str!("../../docs/testing.md").contains(&format!("\n| `{chosen}` |"));
+        assert!(known || chosen.is_empty(), "PLANTED={chosen}: docs/testing.md has no defect of this name");
+        chosen
+    });
+    *CHOSEN == name
+}

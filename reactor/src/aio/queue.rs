@@ -135,7 +135,7 @@ impl<T> Future for NextItem<'_, T> {
 
 impl<T> Drop for NextItem<'_, T> {
     fn drop(&mut self) {
-        if !cfg!(planted = "a-dropped-future-stays-in-line") {
+        if !crate::planted("a-dropped-future-stays-in-line") {
             AsyncQueue::stop_waiting(self.queue, &mut self.waiter);
         }
     }

@@ -155,14 +155,16 @@ impl<M> ReactorHandle<M> {
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }
-        #[cfg(planted = "called-before-it-is-there")]
-        self.flag.wake();
+        if crate::planted("called-before-it-is-there") {
+            self.flag.wake();
+        }
         if let Err(error) = self.commands.send(command) {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             return Err(HandleError::Gone(error.0));
         }
-        #[cfg(not(planted = "called-before-it-is-there"))]
-        self.flag.wake();
+        if !crate::planted("called-before-it-is-there") {
+            self.flag.wake();
+        }
         Ok(())
     }
 }

@@ -131,13 +131,13 @@ impl Connection {
             return Err(violation);
         }
         let joined = self.transfers.join(env.device, env.now);
-        if cfg!(planted = "fragments-in-the-wrong-order") && joined.parts.len() == 2 {
+        if crate::planted("fragments-in-the-wrong-order") && joined.parts.len() == 2 {
             joined.parts.insert(1, (buffer, end));
         } else {
             joined.parts.push((buffer, end));
         }
         (joined.len, joined.following) = (so_far + len, following);
-        if begins || cfg!(planted = "each-part-begins-anew") {
+        if begins || crate::planted("each-part-begins-anew") {
             joined.since = env.now;
         }
         self.receives.hold();

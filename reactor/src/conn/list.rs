@@ -114,7 +114,7 @@ impl List {
     /// Returns true if the deadline of the list has passed.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.order.deadline.is_some_and(|deadline| deadline <= now)
-            && !cfg!(planted = "a-transfer-outlives-its-deadline")
+            && !crate::planted("a-transfer-outlives-its-deadline")
     }
 
     /// Returns true if the list may post more work requests, because it was not stopped and none of its work requests has failed.
@@ -205,7 +205,7 @@ impl List {
             (_, Some(failure)) => TransferOutcome::Failed(failure),
             (None, None) => TransferOutcome::Failed(WcStatus::Flushed.into()),
         };
-        let claims = self.order.direction != ListDirection::Write || cfg!(planted = "a-write-is-there-when-tcp-has-it");
+        let claims = self.order.direction != ListDirection::Write || crate::planted("a-write-is-there-when-tcp-has-it");
         (outcome, if claims { self.succeeded } else { 0 })
     }
 }

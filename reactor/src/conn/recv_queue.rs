@@ -144,10 +144,10 @@ impl RecvQueue {
 
     /// Notes that the program has released a message that it kept. If the program does this inside the callback of the message, this
     /// function is called before [`RecvQueue::keep`].
-    pub(crate) const fn unkeep(&mut self) {
+    pub(crate) fn unkeep(&mut self) {
         if self.kept == 0 {
             self.early += 1;
-        } else if !cfg!(planted = "detached-buffer-not-posted") {
+        } else if !crate::planted("detached-buffer-not-posted") {
             self.kept -= 1;
             if let ReceiveSource::Shared(claim) = &mut self.source {
                 claim.release(1);
@@ -258,7 +258,7 @@ impl Connection {
             self.receive_failed(buffer, failure, env);
             return true;
         }
-        if !cfg!(planted = "keepalive-is-deaf") {
+        if !crate::planted("keepalive-is-deaf") {
             self.heard = env.now;
         }
         if let Some(key) = wc.invalidated {
@@ -287,7 +287,7 @@ impl Connection {
             Some(header) if self.tx.grant(header.grant).is_err() => Err(PeerViolation::InvalidGrant),
             Some(header) => Ok(header),
         };
-        if cfg!(planted = "credit-at-completion") {
+        if crate::planted("credit-at-completion") {
             self.rx.posted(1);
         }
         match header {
@@ -312,7 +312,7 @@ impl Connection {
     /// has something to post.
     #[inline]
     fn after_message(&mut self, env: &mut Env<'_>) {
-        if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
+        if self.refused.is_some() && !crate::planted("on-writable-lost") {
             env.effects.to_ask.push_back(self.id);
         }
         if !self.is_marked() && self.has_to_post() {
@@ -358,7 +358,7 @@ impl Connection {
     pub(super) fn deliver(&mut self, arrived: Arrived, env: &mut Env<'_>) {
         env.stats.messages.received += 1;
         env.stats.messages.bytes_received += u64::from(arrived.end - arrived.start);
-        let is_next = env.effects.events.is_empty() || cfg!(planted = "a-message-overtakes");
+        let is_next = env.effects.events.is_empty() || crate::planted("a-message-overtakes");
         if env.effects.arrived.is_none() && is_next {
             env.effects.arrived = Some((self.id, arrived));
         } else {
@@ -368,7 +368,7 @@ impl Connection {
 
     /// Frees the buffer of a receive, so that the receive can be posted again.
     pub(super) fn discard(&mut self, buffer: Buffer, env: &mut Env<'_>) {
-        if !(cfg!(planted = "buffer-leaked-while-closing") && self.state.is_ending()) {
+        if !(crate::planted("buffer-leaked-while-closing") && self.state.is_ending()) {
             env.buffers.free_receive(buffer, self.receives.is_shared());
         }
         if self.receives.worth_posting(&self.rx) && self.exchanges() {
@@ -404,7 +404,7 @@ impl Connection {
         self.hello_arrived(env);
         let admission = admit(self.stage(), kind);
         let opens = kind == MessageKind::Hello && !self.is_active() && self.state.is_handshake();
-        if cfg!(planted = "plain-byte-in-the-handshake") && admission == Admission::Violation && opens {
+        if crate::planted("plain-byte-in-the-handshake") && admission == Admission::Violation && opens {
             self.discard(buffer, env);
             return self.announce(env);
         }

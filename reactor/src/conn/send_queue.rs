@@ -225,9 +225,9 @@ impl SendQueue {
     /// doorbells, at most as many sends are completed in this way as the queue has slots.
     #[inline]
     fn takes_immediate(&self, told: bool) -> bool {
-        let told = told && !cfg!(planted = "an-immediate-end-is-told-first");
+        let told = told && !crate::planted("an-immediate-end-is-told-first");
         let before = if told { self.entries.len() } else { self.chain.len() };
-        let first = before == 0 || cfg!(planted = "an-immediate-send-overtakes");
+        let first = before == 0 || crate::planted("an-immediate-send-overtakes");
         self.immediate && first && self.next.is_empty() && self.unrung < self.slots
     }
 
@@ -315,7 +315,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn push_operation(&mut self, mut entry: SendQueueEntry, op: SendOp, mut locals: Locals) {
         for held in locals.holds.iter_mut().map_while(Option::take) {
-            if cfg!(planted = "lease-ends-at-posting") {
+            if crate::planted("lease-ends-at-posting") {
                 let _ = held.1.done();
             } else {
                 self.holds.push_back(held);
@@ -396,7 +396,7 @@ impl SendQueue {
             self.next.remove(SendFlags::FENCE);
             (self.unsignaled, self.wants_signal) = (0, false);
         }
-        if let Some(last) = self.chain.last_mut().filter(|_| count > 0 && !cfg!(planted = "a-batch-without-a-signal")) {
+        if let Some(last) = self.chain.last_mut().filter(|_| count > 0 && !crate::planted("a-batch-without-a-signal")) {
             last.flags |= SendFlags::SIGNALED;
         }
     }
@@ -527,7 +527,7 @@ impl SendQueue {
         if self.wants_signal {
             if let Some(last) = self.chain.last_mut() {
                 last.flags |= SendFlags::SIGNALED;
-                if cfg!(planted = "sends-never-signaled") {
+                if crate::planted("sends-never-signaled") {
                     last.flags.remove(SendFlags::SIGNALED);
                 }
                 (self.unsignaled, self.wants_signal) = (0, false);
@@ -561,8 +561,8 @@ impl SendQueue {
     /// Returns true if entries in the queue wait for answers of the peer. In this case, a completion is only recorded in the entries. The
     /// oldest send ends when [`SendQueue::front_ended`] returns its outcome.
     #[inline]
-    pub(crate) const fn has_answers(&self) -> bool {
-        self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
+    pub(crate) fn has_answers(&self) -> bool {
+        self.answers > 0 && !crate::planted("a-send-ends-the-reads-before-it")
     }
 
     /// Records a completion of the send at index `count - 1`. The completion ends that send, and the earlier sends that do not wait for
@@ -954,7 +954,7 @@ impl Connection {
         env: &mut Env<'_>,
     ) -> SendId {
         let id = self.sends.name(SendKind::Write);
-        let late = cfg!(planted = "immediate-before-its-write");
+        let late = crate::planted("immediate-before-its-write");
         if late {
             self.push_control(MessageKind::Immediate, &immediate.emit(), Some(id), env);
         }
@@ -1017,7 +1017,7 @@ impl Connection {
     /// Counts receives that were posted, or claimed from the shared queue, and can now be granted to the peer.
     #[inline]
     pub(crate) fn receives_posted(&mut self, count: u32) {
-        if !cfg!(planted = "credit-at-completion") {
+        if !crate::planted("credit-at-completion") {
             self.rx.posted(count);
         }
     }

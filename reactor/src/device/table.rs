@@ -167,7 +167,7 @@ impl Devices {
     /// Returns `true` if the pool belongs to a device in the table. Returns `false` if the pool's device was taken out
     /// of the table. A new device with the same index has another pool.
     pub(crate) fn has_pool(&self, pool: PoolId) -> bool {
-        let by_index = cfg!(planted = "pools-known-by-their-index");
+        let by_index = crate::planted("pools-known-by-their-index");
         self.get(pool.device).is_some_and(|device| by_index || device.return_channel.pool == pool)
     }
 

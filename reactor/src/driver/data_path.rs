@@ -254,7 +254,7 @@ fn post_sends(
     let count = chain.len();
     let posted = if count > 0 {
         provider.post_send(qp, chain)
-    } else if slot.conn.sends_mut().is_unrung() && !cfg!(planted = "immediate-sends-never-rung") {
+    } else if slot.conn.sends_mut().is_unrung() && !crate::planted("immediate-sends-never-rung") {
         Ok(provider.immediate_sends().map_or(Posted::Pending, |role| role.ring(qp)))
     } else {
         return Ok(Posted::Pending);

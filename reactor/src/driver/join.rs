@@ -16,7 +16,7 @@ impl Driver {
         let mut bytes = self.large.joins.take(len);
         let buffers = self.devices.buffers(device);
         let shared = self.table.get(id).is_some_and(|slot| slot.conn.receives().is_shared());
-        let parts = if cfg!(planted = "last-fragment-forgotten") { fragments.parts.len() - 1 } else { usize::MAX };
+        let parts = if crate::planted("last-fragment-forgotten") { fragments.parts.len() - 1 } else { usize::MAX };
         for (buffer, end) in fragments.parts.iter().take(parts) {
             bytes.extend_from_slice(&buffers.pool.slabs().bytes(buffer, *end as usize)[HEADER_LEN..]);
         }

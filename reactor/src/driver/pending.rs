@@ -89,7 +89,7 @@ impl PendingConnections {
         let coming = &self.coming;
         // A host whose connections are ending still uses their slots.
         let largest = [self.ending.largest(), coming.largest()].into_iter().flatten();
-        let largest = largest.filter(|&host| coming.count_of(host) > 0 && !cfg!(planted = "nobody-gives-way"));
+        let largest = largest.filter(|&host| coming.count_of(host) > 0 && !crate::planted("nobody-gives-way"));
         let largest = largest.max_by_key(|&host| self.count_of(host))?;
         let (own, most, all) = (self.count_of(host), self.count_of(largest), self.len());
         let (of_largest, of_all) = (coming.oldest(Some(largest))?, coming.oldest(None)?);

@@ -228,9 +228,9 @@ impl Driver {
             while let Some(id) = provider.next_completion_event(device.id)? {
                 self.stats.completions.events += 1;
                 if let Some(cq) = device.cqs.iter_mut().find(|cq| cq.id == id) {
-                    cq.armed = cfg!(planted = "never-armed-again");
+                    cq.armed = crate::planted("never-armed-again");
                 }
-                if cfg!(planted = "one-event-per-edge") {
+                if crate::planted("one-event-per-edge") {
                     break;
                 }
             }
@@ -245,7 +245,7 @@ impl Driver {
                 cq.armed = true;
                 self.stats.completions.arms += 1;
             }
-            if !cfg!(planted = "no-poll-after-arming") && self.queues.poll_early(provider, (index, at), cq)? {
+            if !crate::planted("no-poll-after-arming") && self.queues.poll_early(provider, (index, at), cq)? {
                 self.stats.completions.arm_races += u64::from(arms);
                 return Ok(true);
             }
@@ -263,7 +263,7 @@ impl Driver {
     /// Runs stage 6: the providers send and receive. Completion events are not read here: stage 7 polls all queues without them, and the
     /// next arming reads them.
     pub(crate) fn drive(&mut self) {
-        if self.providers.progress(self.now, Drive::Full) && !cfg!(planted = "rest-of-the-edges-forgotten") {
+        if self.providers.progress(self.now, Drive::Full) && !crate::planted("rest-of-the-edges-forgotten") {
             self.note(Stages::PROVIDERS);
         }
         self.queues.quiet = false;
@@ -276,7 +276,7 @@ impl Driver {
         self.queues.quiet = false;
         // A provider has not read all bytes that have arrived. The operating system reports no further edge for the remaining bytes, so
         // stage 6 must run.
-        if self.providers.progress(self.now, Drive::Spin) && !cfg!(planted = "busy-poll-hides-the-rest") {
+        if self.providers.progress(self.now, Drive::Spin) && !crate::planted("busy-poll-hides-the-rest") {
             self.note(Stages::PROVIDERS);
         }
     }

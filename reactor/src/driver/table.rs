@@ -187,7 +187,7 @@ impl ConnectionTable {
     pub(super) fn will_end(&mut self, id: ConnectionId) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         slot.link.waits = slot.link.waits.map(|place| self.pending.will_end(place));
-        if cfg!(planted = "an-end-frees-its-place") {
+        if crate::planted("an-end-frees-its-place") {
             self.settled(id);
         }
     }
@@ -232,7 +232,7 @@ impl ConnectionTable {
     /// generation of the connection.
     #[inline]
     pub(crate) fn of_work(&mut self, place: u64) -> Option<&mut ConnectionSlot> {
-        let right = |entry: &&mut TableEntry| entry.id.place() == place || cfg!(planted = "no-generation-check");
+        let right = |entry: &&mut TableEntry| entry.id.place() == place || crate::planted("no-generation-check");
         self.entries.get_mut((place & ((1 << SLOT_BITS) - 1)) as usize).filter(right)?.slot.as_mut()
     }
 

@@ -154,7 +154,7 @@ impl Budget {
     }
 
     fn host_has_too_much(&self, host: Option<Host>, bytes: usize) -> bool {
-        let shares = !cfg!(planted = "a-host-without-a-share");
+        let shares = !crate::planted("a-host-without-a-share");
         host.is_some_and(|host| shares && !self.is_small(bytes) && self.is_too_much(bytes, self.of_host(host)))
     }
 

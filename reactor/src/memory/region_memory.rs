@@ -149,7 +149,7 @@ impl Hold {
         if let Some(range) = self.range {
             self.users.lent().remove(range);
         }
-        let order = if cfg!(planted = "lent-before-it-is-written") { Ordering::Relaxed } else { Ordering::Release };
+        let order = if crate::planted("lent-before-it-is-written") { Ordering::Relaxed } else { Ordering::Release };
         self.users.counts[self.what as usize].fetch_sub(1, order);
         self.users.is_dropped()
     }

@@ -65,8 +65,8 @@ impl WakeFlag {
     pub(crate) fn wake(&self) {
         let was_pending = self.pending.swap(true, Ordering::AcqRel);
         let turning = self.turning.load(Ordering::Relaxed);
-        let own = turning == this_thread() || cfg!(planted = "a-turn-hides-calls") && turning != 0;
-        if (!was_pending || cfg!(planted = "every-wake-rings")) && !own {
+        let own = turning == this_thread() || crate::planted("a-turn-hides-calls") && turning != 0;
+        if (!was_pending || crate::planted("every-wake-rings")) && !own {
             self.wake_poller();
         }
     }

@@ -63,7 +63,7 @@ impl Sequence {
         }
         self.spent += units;
         let first = self.next;
-        if !cfg!(planted = "nonce-reused") || first % 16 != 15 {
+        if !crate::planted("nonce-reused") || first % 16 != 15 {
             self.next += count;
         }
         first
@@ -96,7 +96,7 @@ impl Sequence {
 #[inline]
 fn split(message: &mut [u8], header: usize) -> (&[u8], &mut [u8]) {
     let (header, body) = message.split_at_mut(header);
-    (if cfg!(planted = "header-not-authenticated") { &[] } else { header }, body)
+    (if crate::planted("header-not-authenticated") { &[] } else { header }, body)
 }
 
 /// The two sequences of one direction.
@@ -182,7 +182,7 @@ impl Opener {
     #[inline]
     pub(crate) fn open(&mut self, message: &mut [u8], header: usize) -> Option<usize> {
         let end = message.len().checked_sub(TAG).filter(|&end| end >= header)?;
-        if cfg!(planted = "sequence-not-checked") {
+        if crate::planted("sequence-not-checked") {
             // A deliberate defect, which the tests must find: each of the last eight messages is accepted a second time.
             for back in (0..=self.0.messages.next.min(8)).rev() {
                 let mut copy = message.to_vec();

@@ -121,7 +121,7 @@ impl BufRead for Stream<'_> {
     /// finished writing.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
-        let early_end = cfg!(planted = "stream-ends-before-its-bytes") && record.peer_finished;
+        let early_end = crate::planted("stream-ends-before-its-bytes") && record.peer_finished;
         if !record.unread.is_empty() && !early_end {
             return Ok(record.unread.front());
         }

@@ -339,7 +339,7 @@ impl<M> Reactor<M> {
         }
         // The system reports each edge only once. So `look_before_sleep` arms the completion queues, and then checks for events once more.
         let more = turn.more || self.idle_wait.look_before_sleep(&mut self.driver)?;
-        let more = more || self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
+        let more = more || self.driver.os().wake.is_pending() && !crate::planted("wake-lost-in-a-turn");
         if more {
             self.driver.os().wake.wake_again();
         }

@@ -69,7 +69,7 @@ impl<M> CommandReceiver<M> {
         if self.left == 0 {
             driver.note(Stages::OTHERS);
         }
-        if !self.waiting.is_empty() && !cfg!(planted = "waiting-sends-forgotten") {
+        if !self.waiting.is_empty() && !crate::planted("waiting-sends-forgotten") {
             driver.note(Stages::WAITING_SENDS);
         }
         taken > 0

@@ -68,7 +68,7 @@ impl IdleWait {
         } else {
             // The reactor checks for edges regularly, even if it has other work, or completions were deferred to this turn. So a connection
             // with very many completions cannot delay the handling of other connections' edges.
-            let is_due = driver.now() >= self.look_at && !cfg!(planted = "no-look-under-load");
+            let is_due = driver.now() >= self.look_at && !crate::planted("no-look-under-load");
             if is_due || driver.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
             }
@@ -125,7 +125,7 @@ impl IdleWait {
             if end.is_some_and(|end| now >= end) || driver.has_work() || driver.os().wake.is_pending() {
                 return Ok(false);
             }
-            if now >= give_way_at && !cfg!(planted = "spinning-never-gives-way") {
+            if now >= give_way_at && !crate::planted("spinning-never-gives-way") {
                 give_way();
                 give_way_at = now + GIVE_WAY;
             }

@@ -131,7 +131,7 @@ impl<N: Net> Iwarp<N> {
                     if ready.readable {
                         endpoint.enqueue(key, &mut self.ready);
                     }
-                    if ready.writable && endpoint.is_blocked() && !cfg!(planted = "writable-edge-ignored") {
+                    if ready.writable && endpoint.is_blocked() && !crate::planted("writable-edge-ignored") {
                         self.transmit(key);
                     }
                 }
@@ -191,7 +191,7 @@ impl<N: Net> Iwarp<N> {
             let net = &mut self.net;
             let (octets, drained) = match receive_once(qp, &mut self.intake, room, &self.resources, net, socket) {
                 ReceiveResult::Bytes(octets, drained) => {
-                    (octets, drained && (!endpoint.closed || cfg!(planted = "short-read-before-the-end")))
+                    (octets, drained && (!endpoint.closed || crate::planted("short-read-before-the-end")))
                 }
                 ReceiveResult::Nothing => {
                     endpoint.readable = false;

@@ -253,7 +253,7 @@ impl Receiver {
             }
             left -= fits;
             let misplaced = fits < here || room != step.place.len();
-            if left > 0 && misplaced && !cfg!(planted = "a-wrong-forecast-is-believed") {
+            if left > 0 && misplaced && !crate::planted("a-wrong-forecast-is-believed") {
                 let gone = Fault::WorkRequest(WcStatus::LocalProtectionError);
                 let spilled = intake.spill(index, fits, left, cx.keys).ok_or(gone)?;
                 let result = self.input(&spilled, cx, out);

@@ -254,7 +254,7 @@ impl Stream {
     /// Copies the bytes of regions that are framed and not yet accepted by TCP. After that, the regions may be revoked.
     #[inline]
     pub(crate) fn settle(&mut self, regions: Regions<'_>) {
-        if !self.is_empty() && self.lends() && !cfg!(planted = "a-region-is-lent-for-longer") {
+        if !self.is_empty() && self.lends() && !crate::planted("a-region-is-lent-for-longer") {
             self.copy_regions(regions);
         }
     }

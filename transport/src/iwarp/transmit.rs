@@ -208,7 +208,7 @@ impl Transmitter {
         if requester.is_idle() && !entry.is_answered() {
             return true;
         }
-        let fenced = entry.flags.contains(SendFlags::FENCE) && !cfg!(planted = "fence-ignored");
+        let fenced = entry.flags.contains(SendFlags::FENCE) && !crate::planted("fence-ignored");
         (!fenced || self.framed_part > 0 || requester.is_idle())
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
@@ -271,7 +271,7 @@ impl Transmitter {
     /// Returns true if a Send of `len` bytes is one small segment that can be framed immediately.
     #[inline]
     pub(crate) fn frames_at_once(&self, len: usize, responder: &Responder) -> bool {
-        let clear = self.is_clear(responder) || cfg!(planted = "a-short-message-overtakes-in-the-provider");
+        let clear = self.is_clear(responder) || crate::planted("a-short-message-overtakes-in-the-provider");
         len <= COPY_MAX.min(self.untagged_segment) && clear
     }
 
@@ -414,7 +414,7 @@ impl Transmitter {
                 // An atomic operation may change memory from which an earlier response is still being sent. So the operation waits until
                 // that response is sent.
                 let atomic = matches!(pending.request, ServedRequest::Atomic(_));
-                if atomic && self.stream.has_lent() && !cfg!(planted = "an-atomic-overtakes-an-answer") {
+                if atomic && self.stream.has_lent() && !crate::planted("an-atomic-overtakes-an-answer") {
                     return;
                 }
                 self.frame_answer(responder, keys, scope);
@@ -575,8 +575,7 @@ impl Transmitter {
             self.tagged(&header);
             return Ok(());
         }
-        #[cfg(planted = "read-one-byte-off")]
-        let done = done.saturating_sub(1);
+        let done = if crate::planted("read-one-byte-off") { done.saturating_sub(1) } else { done };
         let source = read.source_offset.checked_add(done.into()).ok_or(Miss::Wrap)?;
         let span = keys.remote(scope, read.source_stag, source, len, Access::REMOTE_READ)?;
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
@@ -600,8 +599,8 @@ impl Transmitter {
     ) -> Result<(), Miss> {
         let span = keys.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
         let old = span.update(|old| request.apply(old)).ok_or(Miss::Misaligned)?;
-        #[cfg(planted = "atomic-done-twice")]
-        let old = if self.stream.is_empty() { old } else { span.update(|old| request.apply(old)).unwrap_or(old) };
+        let twice = crate::planted("atomic-done-twice") && !self.stream.is_empty();
+        let old = if twice { span.update(|old| request.apply(old)).unwrap_or(old) } else { old };
         let header = Untagged {
             last: true,
             opcode: Opcode::AtomicResponse,

@@ -34,10 +34,10 @@ pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Produ
     // In real memory a store would do. But in the model checker, the peer's swap may miss a store that is older than
     // the swap. Two swaps of a word are always in order. The swap is cheap beside the system call that follows.
     words.swap(incoming.half() + CALL, causes);
-    if !cfg!(planted = "armed-without-a-fence") {
+    if !crate::planted("armed-without-a-fence") {
         words.fence();
     }
-    let ready = !cfg!(planted = "no-second-look") && has_work(words, incoming, outgoing, causes);
+    let ready = !crate::planted("no-second-look") && has_work(words, incoming, outgoing, causes);
     (ready, owes && must_call(words, outgoing.half(), ROOM))
 }
 
@@ -56,7 +56,7 @@ pub(super) fn disarm<W: Words>(words: &W, incoming: &Consumer) {
 /// Publishes the records that were written to the ring. Returns true if the caller must call the peer.
 #[inline]
 pub(super) fn publish<W: Words>(words: &W, outgoing: &mut Producer) -> bool {
-    if cfg!(planted = "looked-before-it-published") {
+    if crate::planted("looked-before-it-published") {
         let calls = must_call(words, outgoing.half(), NEWS);
         return outgoing.publish(words) && calls;
     }
@@ -76,7 +76,7 @@ pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &P
 /// other events.
 #[inline]
 fn must_call<W: Words>(words: &W, outgoing: usize, cause: u64) -> bool {
-    if !cfg!(planted = "published-without-a-fence") {
+    if !crate::planted("published-without-a-fence") {
         words.fence();
     }
     words.peek(outgoing + CALL) & cause != 0 && words.swap(outgoing + CALL, 0) != 0

@@ -219,7 +219,7 @@ impl Incoming {
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
                 // The key of a write without bytes is not checked, as in iWARP.
                 if len > 0 {
-                    if cfg!(planted = "key-checked-after-the-copy") {
+                    if crate::planted("key-checked-after-the-copy") {
                         cx.keys.sink(key, address, len).into_iter().for_each(|span| span.fill_from(payload));
                     }
                     let span = cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_WRITE);

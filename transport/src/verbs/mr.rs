@@ -102,7 +102,7 @@ impl RawRegion {
         }
         // SAFETY: the registration is live. Nothing uses it after the call has succeeded.
         let rc = unsafe { ibv_dereg_mr(self.raw) };
-        let rc = if cfg!(planted = "a-failed-dereg-mr-counts-as-success") { 0 } else { rc };
+        let rc = if crate::planted("a-failed-dereg-mr-counts-as-success") { 0 } else { rc };
         self.device.given_back("ibv_dereg_mr", rc)?;
         self.raw = ptr::null_mut();
         Ok(())
