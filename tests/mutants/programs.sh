@@ -5,8 +5,8 @@ cargo=${CARGO:-cargo}
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/mutants" CARGO_PROFILE_TEST_DEBUG=0
 mkdir -p "$CARGO_TARGET_DIR"
 log=$CARGO_TARGET_DIR/log
-# The numbers of random worlds and of flipped bytes; loom's models, with which three preemptions find each defect.
-export SIM_SEEDS=${MUTANT_WORLDS:-1000} AIO_WORLDS=10000 CALL_WORLDS=10000 TRANSFER_WORLDS=10000 FLIP_STEP=101
+# The numbers of random worlds; loom's models, with which three preemptions find each defect.
+export SIM_SEEDS=${MUTANT_WORLDS:-1000} AIO_WORLDS=10000 CALL_WORLDS=10000 TRANSFER_WORLDS=10000
 export LOOM_MAX_PREEMPTIONS=3
 
 # Rows of the table: | `name` | effect | finder | becomes name=finder.
