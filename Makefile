@@ -6,7 +6,7 @@ SECONDS ?= 3600
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo quick test test-host test-layout test-dissector test-cluster test-same-host test-rdma test-rdma-full test-repeat \
-	soak endurance hostile mutants loom asan miri fuzz fuzz-smoke coverage instructions instructions-write instructions-rdma \
+	soak endurance hostile mutants mutants-matrix loom asan miri fuzz fuzz-smoke coverage instructions instructions-write instructions-rdma \
 	bench bench-setup bench-rdma fmt lint lint-all audit doc package test-debian13 test-cross vm vm-setup hardware-report clean
 
 help: ## Print this list
@@ -131,6 +131,9 @@ hostile: ## Attacks beside honest clients, with a control: a table. 35 minutes
 
 mutants: vm-setup ## Plant defects, each of which a test must find
 	$(VERBS_ENV) tests/mutants/run.sh
+
+mutants-matrix: ## Hours, continued where it stopped: which test programs find which defect
+	PROGRAMS="rdma_transport rdma_reactor $(filter-out libraries corpus,$(HOST_TESTS))" tests/mutants/matrix.sh
 
 loom: ## What threads share with a reactor, in every order
 	RUSTFLAGS="--cfg loom_model" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-4} timeout 1800 $(CARGO) test --target-dir target/loom -p rdma-transport -p rdma-reactor --lib interleavings
