@@ -229,10 +229,10 @@ impl SendBuffer {
         &self.channel
     }
 
-    /// Takes the pool's buffer out of this `SendBuffer`, to send it. Returns `None` if the buffer was taken before.
-    /// After this call, a drop of the `SendBuffer` does not return the buffer to the pool.
-    pub(crate) fn take(&mut self) -> Option<Buffer> {
-        self.buffer.take()
+    /// Returns the pool's buffer, for a send to take. If it was taken, a drop of the `SendBuffer`
+    /// does not return it to the pool.
+    pub(crate) const fn buffer_mut(&mut self) -> &mut Option<Buffer> {
+        &mut self.buffer
     }
 }
 

@@ -749,16 +749,25 @@ impl Connection {
     }
 
     /// Queues a message from a buffer that contains space for the header, followed by the payload.
+    /// `apart` is the mapped slab of this connection. Takes the buffer only if the message was
+    /// accepted.
     pub(crate) fn send_filled(
         &mut self,
         len: usize,
         env: &mut Env<'_>,
-        buffer: impl FnOnce() -> Option<Buffer>,
+        apart: Option<u16>,
+        filled: &mut Option<Buffer>,
     ) -> Result<SendId, SendErrorKind> {
         self.check_message(len, env)?;
-        let mut buffer = buffer().ok_or(SendErrorKind::Closed)?;
+        let pool = &mut env.buffers.pool;
+        let is_foreign = filled.as_ref().is_some_and(|buffer| pool.is_mapped_by_another(buffer, apart));
+        let private = if is_foreign { Some(pool.take().ok_or_else(no_buffer)?) } else { None };
+        let mut buffer = filled.take().ok_or(SendErrorKind::Closed)?;
         // The buffer was lent to the program, which has filled it and passed it back.
-        env.buffers.pool.unlend(&buffer);
+        pool.unlend(&buffer);
+        if let Some(private) = private {
+            buffer = pool.relocate(buffer, private);
+        }
         if self.framing == Framing::Raw {
             // A raw message has no header, so the payload moves to the beginning of the buffer.
             env.buffers.pool.slabs().bytes_mut(&mut buffer).copy_within(HEADER_LEN..HEADER_LEN + len, 0);

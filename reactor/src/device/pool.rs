@@ -259,6 +259,23 @@ impl Pool {
         self.mapped_slab(slab)?.free.pop()
     }
 
+    /// Returns `true` if the buffer is in a mapped slab other than `apart`, so that the peer of
+    /// another connection can read it.
+    #[inline]
+    pub(crate) fn is_mapped_by_another(&mut self, buffer: &Buffer, apart: Option<u16>) -> bool {
+        self.mapped_buffers > 0 && apart != Some(buffer.slab) && self.mapped_slab(buffer.slab).is_some()
+    }
+
+    /// Copies all bytes of `from` to `to`, overwrites `from` with zeros, and returns it to its
+    /// slab. Returns `to`.
+    pub(crate) fn relocate(&mut self, mut from: Buffer, mut to: Buffer) -> Buffer {
+        let bytes = self.slabs.bytes_mut(&mut from);
+        self.slabs.bytes_mut(&mut to).copy_from_slice(bytes);
+        bytes.fill(0);
+        self.give(from);
+        to
+    }
+
     /// Drops a mapped slab: immediately if all its buffers have been returned, and otherwise when the last one is
     /// returned. Returns the local key of its registration; `None` if `slab` is not a mapped slab.
     pub(crate) fn end_mapped_slab(&mut self, slab: u16) -> Option<LocalKey> {

@@ -433,7 +433,9 @@ impl Driver {
         let slot = table.get_mut(id).filter(|slot| slot.conn.state().is_open())?;
         let device = devices.get_mut(slot.link.place?.device)?;
         let provider = providers.numbered(slot.link.cm.provider);
-        let apart = *slot.link.apart.get_or_insert_with(|| device.add_mapped_slab(provider, slot.link.qp));
+        // On a secured connection the peer must not see a message before it is encrypted.
+        let qp = slot.link.qp.filter(|_| !slot.conn.is_secured());
+        let apart = *slot.link.apart.get_or_insert_with(|| device.add_mapped_slab(provider, qp));
         let apart = apart.and_then(|slab| device.buffers.pool.take_mapped(slab));
         let buffer = apart.or_else(|| device.take_for_program(provider))?;
         let pool = &device.buffers.pool;
@@ -446,11 +448,16 @@ impl Driver {
         self.devices.owns_buffers_of(channel)
     }
 
-    /// Checks that the buffers that return through this channel are registered on the device of a connection.
-    pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<(), SendErrorKind> {
+    /// Checks that the buffers that return through this channel are registered on the device of a
+    /// connection. Returns the mapped slab of the connection, if it has one.
+    pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<Option<u16>, SendErrorKind> {
         let slot = self.open_slot(id)?;
         let same = slot.link.place.is_some_and(|place| place.device == channel.pool.device);
-        if same && self.owns_buffers_of(channel) { Ok(()) } else { Err(SendErrorKind::ForeignBuffer) }
+        if same && self.owns_buffers_of(channel) {
+            Ok(slot.link.apart.flatten())
+        } else {
+            Err(SendErrorKind::ForeignBuffer)
+        }
     }
 
     /// Returns the slabs and the return channel of a device's buffers. `None` if the device was closed.

@@ -65,7 +65,8 @@ pub(crate) struct ConnectionLink {
     /// The device of the connection, and the resources that are reserved there for the connection. Set once the connection has a device.
     pub(super) place: Option<DeviceBinding>,
     /// The slab of buffers that the peer maps as shared memory. `None` if the slab was not requested yet. `Some(None)` if the peer is on
-    /// another host, or the slab could not be allocated, registered or mapped.
+    /// another host, the connection is secured, or the slab could not be allocated, registered or
+    /// mapped.
     pub(super) apart: Option<Option<u16>>,
     /// The timer that calls `Connection::timeout`, and its time.
     pub(super) timer: Option<(Key, Instant)>,

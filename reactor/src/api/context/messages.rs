@@ -83,6 +83,10 @@ impl Context<'_> {
     /// Takes a registered buffer out of the pool. The program fills the buffer, and sends it with
     /// [`Context::send_buffer`] without a copy. Returns `None` if the connection is not open, if the pool has reached
     /// `Config::max_memory`, or if memory for more buffers cannot be allocated or registered.
+    ///
+    /// If the connection is in shared memory and is not secured, its peer can read the buffer while
+    /// the program fills it, and later, until its bytes are overwritten. So do not put what another
+    /// peer must not see into it: take the buffer for the connection on which it will be sent.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
         let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
         Some(SendBuffer::new(capacity, buffer, slabs, channel))
@@ -90,6 +94,9 @@ impl Context<'_> {
 
     /// Sends a buffer that [`Context::buffer`] has returned, without a copy. The reactor posts the message at the end
     /// of the turn, and calls `on_send_complete` when the send has ended.
+    ///
+    /// If the peer of another connection can read the buffer ([`Context::buffer`]), the reactor
+    /// sends a copy, and overwrites the buffer with zeros.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context};
@@ -114,10 +121,11 @@ impl Context<'_> {
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
         let len = buffer.len();
-        if let Err(kind) = self.driver.check_buffer(conn, buffer.channel()) {
-            return Err(SendError { kind, buffer });
-        }
-        let sent = self.driver.input(conn, |conn, env| conn.send_filled(len, env, || buffer.take()));
+        let apart = match self.driver.check_buffer(conn, buffer.channel()) {
+            Ok(apart) => apart,
+            Err(kind) => return Err(SendError { kind, buffer }),
+        };
+        let sent = self.driver.input(conn, |conn, env| conn.send_filled(len, env, apart, buffer.buffer_mut()));
         sent.unwrap_or(Err(SendErrorKind::Closed)).map_err(|kind| SendError { kind, buffer })
     }
 

@@ -109,7 +109,7 @@ impl Side {
         if let Some(buffer) = &mut buffer {
             pool.slabs().bytes_mut(buffer)[HEADER_LEN..HEADER_LEN + len].copy_from_slice(&bytes[..len]);
         }
-        let sent = self.tell(|conn, env| conn.send_filled(len, env, || buffer.take()));
+        let sent = self.tell(|conn, env| conn.send_filled(len, env, None, &mut buffer));
         if let Some(buffer) = buffer {
             self.buffers.pool.unlend(&buffer);
             self.buffers.pool.give(buffer);
