@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use rdma_reactor::aio::{AsyncCalls, AsyncReactor};
-use rdma_reactor::call::{CallError, CallEvent, CallStats, Calls, RequestId};
+use rdma_reactor::call::{AnswerError, CallError, CallEvent, CallStats, Calls, RequestId};
 use rdma_reactor::threaded::{Requests, ThreadedReactor};
 use rdma_reactor::{
     Config, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, ProviderChoice, TimerId,
@@ -256,6 +256,175 @@ fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     // Up to 64 refusals were sent before the peer's window had no more room.
     let dropped = stats.get().refusals_dropped;
     assert!((3000 - 1024 - 64..=3000 - 1024).contains(&dropped), "{:?}", stats.get());
+}
+
+/// A server that holds all requests for a time, and then answers them with `ANSWER` bytes each.
+struct Store {
+    calls: Calls,
+    held: Vec<RequestId>,
+    /// The number of requests, and the number of answers that were accepted.
+    served: Rc<Cell<(usize, usize)>>,
+    stats: Rc<Cell<CallStats>>,
+}
+
+const ANSWER: usize = 64 << 10;
+
+impl Handler for Store {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Some(CallEvent::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
+            assert_eq!(self.calls.time_left(cx, id), Some(self.calls.limits().longest), "the peer asks for 71 minutes");
+            self.held.push(id);
+            if self.held.len() == 1 {
+                cx.set_timer(Duration::from_secs(3), 0);
+            }
+        }
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
+        let requests = self.held.len();
+        let answers = self.held.drain(..).map(|request| self.calls.answer(cx, request, &[7; ANSWER]));
+        let accepted = answers.filter(|answer| match answer {
+            Ok(()) => true,
+            Err(error) => {
+                assert_eq!(*error, AnswerError::Overloaded);
+                false
+            }
+        });
+        self.served.set((requests, accepted.count()));
+        self.stats.set(self.calls.stats());
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+}
+
+/// A peer asks 1,000 times and accepts no answers. The answers that wait for it are within the
+/// limits, and the program gets an error for each of the others. The deadlines of the peer are
+/// shortened to the longest one that the server permits.
+#[test]
+fn answers_that_wait_are_within_the_limits() {
+    let fabric = network(2);
+    let (mut server, mut client) = (reactor(0, &fabric, Config::default()), reactor(1, &fabric, Config::default()));
+    server.context().listen(address(0, PORT)).expect("a listener");
+    client.context().connect(address(0, PORT)).expect("connecting");
+    let (served, stats) = (Rc::<Cell<(usize, usize)>>::default(), Rc::<Cell<CallStats>>::default());
+    let mut calls = Calls::new();
+    calls.limits().longest = Duration::from_secs(60);
+    let limit = calls.limits().bytes_per_connection;
+    let store = Store { calls, held: Vec::new(), served: Rc::clone(&served), stats: Rc::clone(&stats) };
+    let flood = Flood { left: 1000, kept: Vec::new() };
+    let mut nodes = [Node::new(server, Box::new(store)), Node::new(client, Box::new(flood))];
+    until(&fabric, &mut nodes, "all are answered", |_| served.get().0 > 0);
+    let (requests, accepted) = served.get();
+    // The window has room for some of the answers, which do not wait.
+    let window = 64 * (8 << 10) + (16 * ANSWER);
+    assert!(requests == 1000 && accepted >= limit / ANSWER, "{requests} requests, {accepted} answers");
+    assert!(accepted * ANSWER <= limit + window, "{accepted} answers");
+    assert_eq!(stats.get().answers_dropped, (requests - accepted) as u64);
+}
+
+/// A server that answers each request immediately.
+struct Prompt {
+    calls: Calls,
+}
+
+impl Handler for Prompt {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if let Some(CallEvent::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
+            let _ = self.calls.answer(cx, id, b"done");
+        }
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+    }
+}
+
+/// A host with an honest client on its last connection. The other connections ask as often as they
+/// can, and accept no answers.
+struct Host {
+    hoards: usize,
+    floods: Vec<(ConnectionId, Flood)>,
+    /// The number of requests that the hoarding connections have not sent yet.
+    left: Rc<Cell<u32>>,
+    client: Client,
+}
+
+/// The number of requests of a hoarding connection: more than the largest number that the server
+/// holds for one.
+const HOARD: u32 = 1200;
+
+impl Host {
+    fn new(hoards: usize, seen: &Rc<Cell<Seen>>) -> Self {
+        let seen = Rc::clone(seen);
+        let client = Client { calls: Calls::new(), conn: None, left: 1000, period: WORK, seen };
+        Self { hoards, floods: Vec::new(), left: Rc::new(Cell::new(HOARD * hoards as u32)), client }
+    }
+
+    fn flood(&mut self, conn: ConnectionId) -> Option<&mut Flood> {
+        self.floods.iter_mut().find(|(of, _)| *of == conn).map(|(_, flood)| flood)
+    }
+
+    fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> bool {
+        let Some(flood) = self.flood(conn) else { return false };
+        flood.pump(cx, conn);
+        let unconnected = (self.hoards - self.floods.len()) as u32 * HOARD;
+        self.left.set(unconnected + self.floods.iter().map(|(_, flood)| flood.left).sum::<u32>());
+        true
+    }
+}
+
+impl Handler for Host {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if self.floods.len() == self.hoards {
+            return self.client.on_connect(cx, conn);
+        }
+        self.floods.push((conn, Flood { left: HOARD, kept: Vec::new() }));
+        self.pump(cx, conn);
+    }
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        match self.flood(conn) {
+            Some(flood) => flood.kept.push(message.detach()),
+            None => self.client.on_recv(cx, conn, message),
+        }
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        if !self.pump(cx, conn) {
+            self.client.on_writable(cx, conn);
+        }
+    }
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {
+        self.client.on_timer(cx, timer, token);
+    }
+}
+
+/// Ten connections of a host hold as many requests as the server lets them. Honest clients on
+/// another host and on the same host are still served.
+#[test]
+fn connections_that_hoard_leave_room_for_others() {
+    const HOARDS: usize = 10;
+    let fabric = network(3);
+    let config = || Config::default().timeouts(|t| (t.keepalive_interval, t.keepalive) = (PATIENCE, 2 * PATIENCE));
+    let mut server = reactor(0, &fabric, config());
+    server.context().listen(address(0, PORT)).expect("a listener");
+    let (other, same) = (Rc::<Cell<Seen>>::default(), Rc::<Cell<Seen>>::default());
+    let hoarding = Host::new(HOARDS, &same);
+    let left = Rc::clone(&hoarding.left);
+    let mut nodes = [
+        Node::new(server, Box::new(Prompt { calls: Calls::new() })),
+        Node::new(reactor(1, &fabric, config()), Box::new(hoarding)),
+        Node::new(reactor(2, &fabric, config()), Box::new(Host::new(0, &other))),
+    ];
+    for _ in 0..HOARDS {
+        nodes[1].reactor.context().connect(address(0, PORT)).expect("connecting");
+    }
+    until(&fabric, &mut nodes, "all are asked", |_| left.get() == 0);
+    for honest in [1, 2] {
+        nodes[honest].reactor.context().connect(address(0, PORT)).expect("connecting");
+    }
+    let ended = |seen: &Rc<Cell<Seen>>| seen.get().answered + seen.get().overloaded + seen.get().other;
+    until(&fabric, &mut nodes, "all calls have ended", |_| ended(&other) == 1000 && ended(&same) == 1000);
+    for (seen, host) in [(other, "another host"), (same, "the same host")] {
+        assert!(seen.get().answered >= 950, "{host}: {:?}", seen.get());
+    }
 }
 
 /// The limit on the time for which a connection that the program has finished stays open.

@@ -1,13 +1,13 @@
 //! The calls of one connection: the calls of the local side, and the requests of the peer.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::error::{AnswerError, Refusal, RefusedCall};
 use super::frame::{CallHeader, CallKind, HEADER, Status, Violation};
-use super::limits::{CallLimits, CallStats, Load};
+use super::limits::{CallLimits, CallStats, HeldRequests, Load};
 use crate::transport::slab::{Key, Slab};
-use crate::{ConnectionId, Context, SendErrorKind};
+use crate::{Blocked, ConnectionId, Context, SendErrorKind};
 
 /// The largest number of queued refusals on a connection. A refusal is a frame of 16 bytes. Further refusals are dropped: if so many are
 /// queued, the peer is not receiving messages.
@@ -21,8 +21,8 @@ const MAX_KEPT_FRAME: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) limits: CallLimits,
-    /// The number of unanswered requests and queued answers of all connections, and the sum of the bytes of their payloads.
-    pub(super) held: Load,
+    /// The unanswered requests and queued answers of all connections.
+    pub(super) held: HeldRequests,
     /// The number of calls in flight, for all connections.
     pub(super) in_flight: usize,
     pub(super) stats: CallStats,
@@ -102,12 +102,20 @@ impl Frame {
 #[derive(Debug)]
 pub(super) struct ConnectionCalls<T> {
     pub(super) id: ConnectionId,
+    /// The key of the peer's host in `Shared::held`.
+    host: Key,
     calls: Slab<Call<T>>,
     requests: Slab<HeldRequest>,
+    /// The ids and keys of the unanswered requests that are not cancelled. `None` until the peer
+    /// cancels a call, so that the requests of peers that cancel none cost nothing here.
+    by_id: Option<BTreeSet<(u64, Key)>>,
     /// The number of unanswered requests and queued answers of this connection, and the sum of the bytes of their payloads.
     held: Load,
     /// The frames that wait for room on the connection, in the order in which they are sent.
     queue: VecDeque<QueuedFrame>,
+    /// A time before which no answer in `queue` is past its deadline. `None` if there is no answer
+    /// in `queue`.
+    first_deadline: Option<Instant>,
     /// The number of requests of the local side in `queue`, and the sum of the bytes of their payloads.
     queued: Load,
     /// The number of refusals in `queue`.
@@ -124,13 +132,16 @@ const fn wire_id(key: Key) -> u64 {
 }
 
 impl<T> ConnectionCalls<T> {
-    pub(super) fn new(id: ConnectionId) -> Self {
+    pub(super) fn new(id: ConnectionId, host: Key) -> Self {
         Self {
             id,
+            host,
             calls: Slab::default(),
             requests: Slab::default(),
+            by_id: None,
             held: Load::default(),
             queue: VecDeque::new(),
+            first_deadline: None,
             queued: Load::default(),
             refusals: 0,
             finishing: false,
@@ -255,19 +266,30 @@ impl<T> ConnectionCalls<T> {
     /// Adds a request of the peer, and returns the key of the request. If the request must be refused, returns `Err` with the status that
     /// the refusal carries.
     #[inline]
-    pub(super) fn admit(&mut self, shared: &mut Shared, id: u64, bytes: usize, until: Instant) -> Result<Key, Status> {
-        let CallLimits { requests_per_connection, bytes_per_connection, requests, bytes: all, .. } = shared.limits;
+    pub(super) fn admit(
+        &mut self,
+        shared: &mut Shared,
+        (id, bytes): (u64, usize),
+        (now, until): (Instant, Instant),
+    ) -> Result<Key, Status> {
         if self.finishing {
             return Err(Status::DRAINING);
         }
-        let fits = self.held.has_room(bytes, requests_per_connection, bytes_per_connection)
-            && shared.held.has_room(bytes, requests, all);
-        if !fits && !crate::planted("every-request-is-admitted") {
+        let fits = |this: &Self, shared: &Shared| {
+            shared.held.has_room_for_one(this.host, &this.held, &shared.limits)
+                && shared.held.has_room_for_bytes(this.host, &this.held, bytes, &shared.limits)
+        };
+        let fit = fits(self, shared) || (self.drop_late_answers(shared, now) && fits(self, shared));
+        if !fit && !crate::planted("every-request-is-admitted") {
             return Err(Status::OVERLOADED);
         }
         self.held.add(bytes);
-        shared.held.add(bytes);
-        Ok(self.requests.insert(HeldRequest { id, until, bytes, cancelled: false }))
+        shared.held.add(self.host, bytes);
+        let key = self.requests.insert(HeldRequest { id, until, bytes, cancelled: false });
+        if let Some(by_id) = &mut self.by_id {
+            by_id.insert((id, key));
+        }
+        Ok(key)
     }
 
     /// Sends a refusal of a request to the peer. If the connection has no room, queues the refusal; drops it if [`MAX_REFUSALS`] refusals
@@ -286,10 +308,15 @@ impl<T> ConnectionCalls<T> {
         self.queue.push_back(QueuedFrame { frame: Frame::Refusal(id, status), payload: Vec::new() });
     }
 
-    /// Marks a request as cancelled by the peer. Returns the key of the request; `None` if there is no such request. The search visits up
-    /// to all unanswered requests. That is acceptable, because cancels are rare, and [`CallLimits`] limits the number of requests.
+    /// Marks a request as cancelled by the peer. Returns the key of the request; `None` if there is
+    /// no such request.
     pub(super) fn cancelled(&mut self, id: u64) -> Option<Key> {
-        let (key, _) = self.requests.iter().find(|(_, request)| request.id == id && !request.cancelled)?;
+        let requests = &self.requests;
+        let by_id = self.by_id.get_or_insert_with(|| {
+            requests.iter().filter(|(_, request)| !request.cancelled).map(|(key, request)| (request.id, key)).collect()
+        });
+        let &(found, key) = by_id.range((id, Key::new(0, 0))..).next().filter(|(found, _)| *found == id)?;
+        by_id.remove(&(found, key));
         self.requests.get_mut(key)?.cancelled = true;
         Some(key)
     }
@@ -311,10 +338,15 @@ impl<T> ConnectionCalls<T> {
         payload: Option<&[u8]>,
     ) -> Result<(), AnswerError> {
         let HeldRequest { id, until, bytes, cancelled } = self.requests.remove(key).ok_or(AnswerError::Gone)?;
+        if self.requests.is_empty() {
+            self.by_id = None;
+        } else if let Some(by_id) = &mut self.by_id {
+            by_id.remove(&(id, key));
+        }
         self.release(shared, bytes);
         let result = match payload {
             _ if cancelled || until <= cx.now() => Err(AnswerError::Late),
-            Some(payload) => self.send_answer(cx, shared, (id, until), payload),
+            Some(payload) => self.send_answer(cx, shared, (id, until), payload, bytes),
             None => {
                 self.refuse(cx, shared, id, Status::UNANSWERED);
                 Ok(())
@@ -329,31 +361,63 @@ impl<T> ConnectionCalls<T> {
         &mut self,
         cx: &mut Context<'_>,
         shared: &mut Shared,
-        (id, until): (u64, Instant),
+        answer: (u64, Instant),
         payload: &[u8],
+        request: usize,
     ) -> Result<(), AnswerError> {
         let sent = if self.queue.is_empty() {
-            shared.send(cx, self.id, CallHeader::answer(id, Status::DONE), payload)
+            shared.send(cx, self.id, CallHeader::answer(answer.0, Status::DONE), payload)
         } else {
-            self.check_length(cx, payload).map(|()| self.queue_answer(shared, (id, until), payload))
+            self.check_length(cx, payload).and(Err(SendErrorKind::WouldBlock(Blocked::Queue)))
         };
         match sent {
             Ok(()) => Ok(()),
-            Err(SendErrorKind::WouldBlock(_)) => {
-                if !crate::planted("an-answer-without-room-is-lost") {
-                    self.queue_answer(shared, (id, until), payload);
-                }
-                Ok(())
-            }
-            Err(error) => Err(self.cannot_answer(cx, shared, id, error)),
+            Err(SendErrorKind::WouldBlock(_)) => self.queue_answer(cx, shared, answer, payload, request),
+            Err(error) => Err(self.cannot_answer(cx, shared, answer.0, error)),
         }
     }
 
+    /// Queues an answer, because the connection has no room for it. `request` is the number of
+    /// bytes that its request held: an answer that is not longer always fits. If a longer one would
+    /// exceed a limit, refuses the request instead.
     #[cold]
-    fn queue_answer(&mut self, shared: &mut Shared, (id, until): (u64, Instant), payload: &[u8]) {
-        self.held.add(payload.len());
-        shared.held.add(payload.len());
+    fn queue_answer(
+        &mut self,
+        cx: &mut Context<'_>,
+        shared: &mut Shared,
+        (id, until): (u64, Instant),
+        payload: &[u8],
+        request: usize,
+    ) -> Result<(), AnswerError> {
+        if crate::planted("an-answer-without-room-is-lost") {
+            return Ok(());
+        }
+        let len = payload.len();
+        let fits = |this: &Self, shared: &Shared| {
+            len <= request || shared.held.has_room_for_bytes(this.host, &this.held, len, &shared.limits)
+        };
+        let fit = fits(self, shared) || (self.drop_late_answers(shared, cx.now()) && fits(self, shared));
+        if !fit {
+            shared.stats.answers_dropped += 1;
+            // The program has served the request, so the caller must not take it for unserved.
+            self.refuse(cx, shared, id, Status::UNANSWERED);
+            return Err(AnswerError::Overloaded);
+        }
+        self.held.add(len);
+        shared.held.add(self.host, len);
+        self.first_deadline = Some(self.first_deadline.map_or(until, |first| first.min(until)));
         self.queue.push_back(QueuedFrame { frame: Frame::Answer(id, until), payload: payload.to_vec() });
+        Ok(())
+    }
+
+    /// Drops the queued answers whose deadlines have passed. Returns true if there may have been
+    /// any.
+    fn drop_late_answers(&mut self, shared: &mut Shared, now: Instant) -> bool {
+        let late = self.first_deadline.is_some_and(|first| first <= now);
+        if late {
+            self.drop_dead_frames(shared, now);
+        }
+        late
     }
 
     /// Refuses a request, because the connection did not accept the answer to it. Returns the error for the program.
@@ -377,7 +441,7 @@ impl<T> ConnectionCalls<T> {
     #[inline]
     fn release(&mut self, shared: &mut Shared, bytes: usize) {
         self.held.remove(bytes);
-        shared.held.remove(bytes);
+        shared.held.remove(self.host, bytes);
     }
 
     // The queue of frames, and the end of the connection.
@@ -421,14 +485,18 @@ impl<T> ConnectionCalls<T> {
     /// Drops the queued frames that need not be sent.
     #[cold]
     fn drop_dead_frames(&mut self, shared: &mut Shared, now: Instant) {
-        let Self { calls, held, queue, queued, .. } = self;
+        let Self { host, calls, held, queue, first_deadline, queued, .. } = self;
+        *first_deadline = None;
         queue.retain(|QueuedFrame { frame, payload }| {
             let dead = frame.is_dead(calls, now);
             match frame {
                 Frame::Request(..) if dead => queued.remove(payload.len()),
                 Frame::Answer(..) if dead => {
                     held.remove(payload.len());
-                    shared.held.remove(payload.len());
+                    shared.held.remove(*host, payload.len());
+                }
+                Frame::Answer(_, until) => {
+                    *first_deadline = Some(first_deadline.map_or(*until, |first| first.min(*until)))
                 }
                 _ => {}
             }
@@ -465,7 +533,7 @@ impl<T> ConnectionCalls<T> {
 
     /// Ends all calls and requests, because the connection has ended. Returns the keys and tags of the calls that were in flight.
     pub(super) fn close(mut self, shared: &mut Shared) -> Vec<(Key, T)> {
-        shared.held.remove_all(&self.held);
+        shared.held.close(self.host, &self.held);
         let calls: Vec<_> = self.calls.keys();
         shared.in_flight -= calls.len();
         calls.into_iter().filter_map(|key| self.calls.remove(key).map(|call| (key, call.tag))).collect()

@@ -99,6 +99,12 @@ pub enum AnswerError {
     /// The connection has ended, or the request has already been answered or dismissed.
     #[error("there is no such request")]
     Gone,
+    /// The connection has no room for the answer now, and the answer cannot wait for it, because
+    /// one of the [`super::CallLimits`] is reached. The caller gets [`CallError::Unanswered`].
+    #[error(
+        "the answers that wait for room have reached CallLimits::bytes_per_connection, or the connection's share of CallLimits::bytes"
+    )]
+    Overloaded,
     /// The connection does not accept the answer, for instance because the answer is longer than the longest message that the peer accepts.
     /// The caller gets an error instead.
     #[error(transparent)]

@@ -1,7 +1,21 @@
-//! The limits on the unanswered requests of peers, and the counters of calls.
+//! The limits on the unanswered requests of peers, their shares for connections and hosts, and the
+//! counters of calls.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::transport::newcomers::Host;
+use crate::transport::slab::{Key, Slab};
 
 /// The limits of the calls of a reactor. If a request of a peer would exceed a limit, the peer's call fails with
-/// [`super::CallError::Overloaded`], and the payload of the request is not copied.
+/// [`super::CallError::Overloaded`], and the payload of the request is not copied. If an answer
+/// would exceed a limit, [`super::Calls::answer`] returns [`super::AnswerError::Overloaded`].
+///
+/// The limits for all connections, `requests` and `bytes`, are shared: what a connection holds,
+/// what its host holds, and what all hold together may not exceed the limit in sum. So a connection
+/// alone gets a third of the limit, a host gets less than half, and connections that take all they
+/// can get leave at least about a third of what each of them has to a new one. A host is an IPv4
+/// address, or the IPv6 addresses with the same first 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallLimits {
@@ -18,6 +32,10 @@ pub struct CallLimits {
     /// The largest number of calls of the local side that are in flight on one connection. Calls whose requests wait for room are included.
     /// The payloads of these waiting requests may have at most `bytes_per_connection` bytes in total. Default: 1,024.
     pub calls_per_connection: usize,
+    /// The longest time for which a peer's request is awaited. A longer deadline of a peer is
+    /// shortened to this time, counted from the arrival of the request. An answer that still waits
+    /// for room at the deadline is not sent. Default: 5 minutes.
+    pub longest: Duration,
 }
 
 impl Default for CallLimits {
@@ -28,6 +46,7 @@ impl Default for CallLimits {
             requests: 1 << 13,
             bytes: 64 << 20,
             calls_per_connection: 1 << 10,
+            longest: Duration::from_secs(300),
         }
     }
 }
@@ -40,6 +59,8 @@ pub struct CallStats {
     pub admitted: u64,
     /// The number of requests that were refused because one of the [`CallLimits`] was reached.
     pub overloaded: u64,
+    /// The number of answers that were not sent because one of the [`CallLimits`] was reached.
+    pub answers_dropped: u64,
     /// The number of requests that were dropped because their deadlines had passed when they arrived.
     pub expired: u64,
     /// The number of refusals that were not sent, because 1,024 refusals already waited for room on the connection. The callers of the
@@ -81,5 +102,183 @@ impl Load {
     pub(super) const fn remove_all(&mut self, other: &Self) {
         self.count -= other.count;
         self.bytes -= other.bytes;
+    }
+}
+
+/// The load of one host.
+#[derive(Debug)]
+struct HostLoad {
+    host: Option<Host>,
+    connections: usize,
+    held: Load,
+}
+
+/// The unanswered requests and waiting answers of all connections, in total and by host.
+#[derive(Debug, Default)]
+pub(super) struct HeldRequests {
+    all: Load,
+    hosts: Slab<HostLoad>,
+    by_host: BTreeMap<Option<Host>, Key>,
+}
+
+impl HeldRequests {
+    /// Adds a connection of a host; `None` if the host is not known. Returns the key of the host.
+    pub(super) fn open(&mut self, host: Option<Host>) -> Key {
+        let Self { hosts, by_host, .. } = self;
+        let new = || hosts.insert(HostLoad { host, connections: 0, held: Load::default() });
+        let key = *by_host.entry(host).or_insert_with(new);
+        if let Some(host) = self.hosts.get_mut(key) {
+            host.connections += 1;
+        }
+        key
+    }
+
+    /// Removes a connection, and what it holds.
+    pub(super) fn close(&mut self, key: Key, held: &Load) {
+        self.all.remove_all(held);
+        let Some(load) = self.hosts.get_mut(key) else { return };
+        load.held.remove_all(held);
+        load.connections -= 1;
+        if load.connections == 0 {
+            self.by_host.remove(&load.host);
+            self.hosts.remove(key);
+        }
+    }
+
+    fn of_host(&self, key: Key) -> Load {
+        self.hosts.get(key).map_or(Load::default(), |host| host.held)
+    }
+
+    /// Returns true if a connection of the host that holds `own` may hold one request more.
+    #[inline]
+    pub(super) fn has_room_for_one(&self, key: Key, own: &Load, limits: &CallLimits) -> bool {
+        let host = self.of_host(key);
+        own.count < limits.requests_per_connection && own.count + host.count + self.all.count < limits.requests
+    }
+
+    /// Returns true if a connection of the host that holds `own` may hold `bytes` more.
+    #[inline]
+    pub(super) fn has_room_for_bytes(&self, key: Key, own: &Load, bytes: usize, limits: &CallLimits) -> bool {
+        let all = own.bytes.saturating_add(self.of_host(key).bytes).saturating_add(self.all.bytes);
+        own.bytes.saturating_add(bytes) <= limits.bytes_per_connection && all.saturating_add(bytes) <= limits.bytes
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, key: Key, bytes: usize) {
+        self.all.add(bytes);
+        if let Some(host) = self.hosts.get_mut(key) {
+            host.held.add(bytes);
+        }
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, key: Key, bytes: usize) {
+        self.all.remove(bytes);
+        if let Some(host) = self.hosts.get_mut(key) {
+            host.held.remove(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A model of the connections: for each, its host, and what it holds.
+    struct Model {
+        held: HeldRequests,
+        connections: Vec<(Key, Load)>,
+        limits: CallLimits,
+    }
+
+    impl Model {
+        fn new(limits: CallLimits) -> Self {
+            Self { held: HeldRequests::default(), connections: Vec::new(), limits }
+        }
+
+        /// Opens connections of the host with this number.
+        fn open(&mut self, host: u8, connections: usize) {
+            for _ in 0..connections {
+                let key = self.held.open(Some(Host::of([192, 0, 2, host].into())));
+                self.connections.push((key, Load::default()));
+            }
+        }
+
+        /// Admits requests of `bytes` bytes on all connections in turn, until all are refused.
+        /// Returns the number that each connection holds.
+        fn fill(&mut self, bytes: usize) -> Vec<usize> {
+            let mut progress = true;
+            while std::mem::take(&mut progress) {
+                for (key, own) in &mut self.connections {
+                    if self.held.has_room_for_one(*key, own, &self.limits)
+                        && self.held.has_room_for_bytes(*key, own, bytes, &self.limits)
+                    {
+                        own.add(bytes);
+                        self.held.add(*key, bytes);
+                        progress = true;
+                    }
+                }
+            }
+            self.connections.iter().map(|(_, own)| own.count).collect()
+        }
+    }
+
+    fn limits() -> CallLimits {
+        let (requests_per_connection, bytes_per_connection) = (usize::MAX, usize::MAX);
+        CallLimits { requests_per_connection, bytes_per_connection, ..CallLimits::default() }
+    }
+
+    #[test]
+    fn hoarders_leave_others_a_part_of_what_each_of_them_has() {
+        for (hosts, each) in [(1, 1), (1, 10), (3, 10), (20, 2)] {
+            // With these lengths, the number of requests is the limit, and then the sum of their
+            // bytes.
+            for bytes in [0, 1 << 16] {
+                let mut model = Model::new(limits());
+                (1..=hosts).for_each(|host| model.open(host, each));
+                let hoarded = model.fill(bytes);
+                let (least, most) = (hoarded.iter().min().copied(), hoarded.iter().max().copied());
+                assert!(
+                    least.is_some_and(|least| least > 0 && Some(least + 1) >= most),
+                    "{hosts} x {each}: {hoarded:?}"
+                );
+                // A new connection of a host that hoards, or of another host, gets at least a
+                // quarter of that.
+                for host in [1, 100] {
+                    model.open(host, 1);
+                    let got = model.fill(bytes).pop().unwrap_or(0);
+                    assert!(
+                        Some(4 * got) >= least,
+                        "{hosts} x {each}, {bytes} bytes: {got} of host {host}, {hoarded:?}"
+                    );
+                    let (key, own) = model.connections.pop().expect("just opened");
+                    model.held.close(key, &own);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_alone_has_its_own_limit_by_default() {
+        let limits = CallLimits::default();
+        for (bytes, most) in [(0, limits.requests_per_connection), (1 << 20, limits.bytes_per_connection >> 20)] {
+            let mut model = Model::new(limits);
+            model.open(1, 1);
+            assert_eq!(model.fill(bytes), [most]);
+        }
+    }
+
+    #[test]
+    fn what_ends_is_free_again() {
+        let mut model = Model::new(limits());
+        model.open(1, 2);
+        let before = model.fill(1000);
+        for (key, own) in std::mem::take(&mut model.connections) {
+            model.held.close(key, &own);
+        }
+        assert!(model.held.hosts.is_empty() && model.held.by_host.is_empty());
+        assert_eq!((model.held.all.count, model.held.all.bytes), (0, 0));
+        model.open(2, 2);
+        assert_eq!(model.fill(1000), before);
     }
 }

@@ -14,9 +14,12 @@
 //! # Memory
 //!
 //! If the connection has no room for a request or an answer, the payload is copied, and is sent when the connection has room.
-//! [`CallLimits`] limits the memory that the requests of a peer use. An answer that waits for room counts against the same limits, but is
-//! never refused, so the program's answers may use memory beyond the limits. If a request would exceed a limit, the caller gets
-//! [`CallError::Overloaded`], and the payload is not copied. If the connection has room, a payload is copied once more than by
+//! [`CallLimits`] limits the memory that the requests of a peer use, and gives each connection and
+//! each host a share of it. An answer that waits for room counts against the same limits. If a
+//! request would exceed a limit, the caller gets [`CallError::Overloaded`], and the payload is not
+//! copied. If an answer that must wait would exceed a limit, and is longer than its request,
+//! [`Calls::answer`] returns [`AnswerError::Overloaded`], and the caller gets
+//! [`CallError::Unanswered`]. If the connection has room, a payload is copied once more than by
 //! [`Context::send`], and nothing is allocated.
 
 mod connection;
@@ -37,6 +40,7 @@ pub use self::event::{CallEvent, CallId, CallPayload, FailedCall, RequestId};
 pub use self::frame::Violation;
 use self::frame::{CallHeader, CallKind, HEADER, MAX_TIME, Status};
 pub use self::limits::{CallLimits, CallStats};
+use crate::transport::newcomers::Host;
 use crate::transport::slab::Key;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
@@ -356,8 +360,9 @@ impl<T> Calls<T> {
                 None
             }
             CallKind::Request(left) => {
-                let until = cx.now() + Duration::from_micros(left.into());
-                match connection.admit(shared, header.id, message.len() - HEADER, until) {
+                let now = cx.now();
+                let until = now + Duration::from_micros(left.into()).min(shared.limits.longest);
+                match connection.admit(shared, (header.id, message.len() - HEADER), (now, until)) {
                     Ok(key) => {
                         shared.stats.admitted += 1;
                         Some(ReceivedFrame::Request(key))
@@ -440,7 +445,8 @@ impl<T> Calls<T> {
         if let Some(old) = self.connections[slot].as_ref().map(|connection| connection.id) {
             self.on_disconnect(old, &DisconnectReason::Lost);
         }
-        self.connections[slot] = Some(Box::new(ConnectionCalls::new(conn)));
+        let host = self.shared.held.open(cx.peer_address(conn).map(|address| Host::of(address.ip())));
+        self.connections[slot] = Some(Box::new(ConnectionCalls::new(conn, host)));
         true
     }
 
