@@ -266,8 +266,9 @@ fn a_slow_receiver_that_drops_has_gaps_and_holds_nobody_back() {
     assert_eq!((tally.sent, tally.dropped), (got.len() as u64, MESSAGES - got.len() as u64), "{tally:?}");
     assert!(tally.dropped > MESSAGES / 2 && tally.dropped == of.log.outcomes.dropped as u64, "{tally:?}");
     assert!(of.log.refused == 0 && of.took < UNDISTURBED, "{:?}", of.took);
-    // The four receivers share one copy of each message. The broadcast has `2 * DEPTH` slots for copies, and each slot is one region.
-    assert_eq!((of.regions, of.copied), (2 * DEPTH, 0));
+    // The four receivers share one copy of each message. The broadcast has `3 * DEPTH` slots for
+    // copies, and each slot is one region.
+    assert_eq!((of.regions, of.copied), (3 * DEPTH, 0));
 }
 
 #[test]
@@ -295,25 +296,59 @@ fn a_slow_receiver_that_is_waited_for_holds_the_publisher_back() {
     assert_eq!((of.log.outcomes.dropped, of.log.outcomes.closed), (0, 0));
 }
 
-/// The processes of two receivers stall, one early and one later, so no send to them completes. Their messages fill the slots of the
-/// broadcast, and the other receivers still get every message in time.
+/// The settings of the tests with a receiver whose messages in flight outnumber the slots of the
+/// broadcast.
+fn deep() -> Config {
+    Config::default().receive_depth(200).send_depth(200)
+}
+
+/// The length of the messages in these tests: the messages in flight are more than TCP accepts.
+const LONG: usize = 8000;
+
+/// The processes of two receivers stall, one early and one later, so no send to them completes. The
+/// other receivers still get every message in time, also those for which the publisher would wait.
 #[test]
 fn receivers_that_are_stuck_hold_nobody_back() {
-    const LEN: usize = 8000;
-    let config = Config::default().receive_depth(200).send_depth(200);
-    let readers = [(b'd', FAST), (b'd', FAST), (b'c', FAST), (b'd', FAST)];
-    let of = broadcast(&config, Broadcast::new(DEPTH, LEN), LEN, &readers, |published, nodes| {
+    for healthy in [b'd', b'w'] {
+        let readers = [(b'd', FAST), (healthy, FAST), (b'c', FAST), (healthy, FAST)];
+        let of = broadcast(&deep(), Broadcast::new(DEPTH, LONG), LONG, &readers, |published, nodes| {
+            nodes[1].dead = published > 20;
+            nodes[3].dead = published > 150;
+        });
+        assert!(of.got[1] == all() && of.got[3] == all() && of.took < UNDISTURBED, "{:?}", of.took);
+        assert_eq!(of.log.refused, 0);
+        let [first, second] = [1, 3].map(|number| of.log.tallies[&number]);
+        // The messages that were lost in flight to the first receiver outnumber the slots of the
+        // broadcast.
+        assert!(first.sent > 20 && first.dropped > 0 && first.lost > 3 * DEPTH as u64, "{first:?}");
+        assert_eq!(first.sent + first.dropped + first.lost, MESSAGES, "{first:?}");
+        assert!(second.sent > 150 && second.dropped == 0 && second.lost > 0, "{second:?}");
+        assert_eq!(of.log.outcomes.closed, 1);
+    }
+}
+
+/// One receiver is stuck, and its messages in flight outnumber the slots. Two other receivers stall
+/// for so long that their connections refuse a few messages, fewer than their queues hold. These
+/// two lose nothing, and the one with the policy `Close` is not closed.
+#[test]
+fn a_stuck_receiver_costs_the_others_no_message() {
+    const STALL: u64 = 165;
+    let readers = [(b'd', FAST), (b'c', FAST), (b'd', FAST), (b'w', FAST)];
+    let of = broadcast(&deep(), Broadcast::new(DEPTH, LONG), LONG, &readers, |published, nodes| {
         nodes[1].dead = published > 20;
-        nodes[3].dead = published > 150;
+        nodes[2].dead = (40..40 + STALL).contains(&published);
+        nodes[3].dead = (40..40 + STALL).contains(&published);
     });
-    assert!(of.got[1] == all() && of.got[3] == all() && of.took < UNDISTURBED, "{:?}", of.took);
-    assert_eq!(of.log.refused, 0);
-    let [first, second] = [1, 3].map(|number| of.log.tallies[&number]);
-    // The messages that were lost in flight to the first receiver outnumber the slots of the broadcast.
-    assert!(first.sent > 20 && first.dropped > 0 && first.lost > 2 * DEPTH as u64, "{first:?}");
-    assert_eq!(first.sent + first.dropped + first.lost, MESSAGES, "{first:?}");
-    assert!(second.sent > 150 && second.dropped == 0 && second.lost > 0, "{second:?}");
-    assert_eq!(of.log.outcomes.closed, 1);
+    for healthy in 1..4 {
+        assert_eq!(of.got[healthy], all(), "reader {healthy}");
+    }
+    let stuck = of.log.tallies[&1];
+    assert!(stuck.dropped > 0 && stuck.lost > 3 * DEPTH as u64, "{stuck:?}");
+    // The connections of the two have refused messages. The stuck receiver alone has at most one
+    // message queued per published one.
+    assert!(of.log.outcomes.queued as u64 > stuck.dropped + DEPTH as u64, "{:?}", of.log.outcomes);
+    assert_eq!((of.log.outcomes.closed, of.log.outcomes.dropped as u64, of.log.refused), (0, stuck.dropped, 0));
+    assert!(of.took < UNDISTURBED, "{:?}", of.took);
 }
 
 /// If the receivers may fetch from the publisher's memory, the publisher keeps one copy of a message that is longer than one buffer, and

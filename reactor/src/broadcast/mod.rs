@@ -9,20 +9,19 @@
 //! - `Close`: the connection is closed.
 //! - `Wait`: publishing is refused.
 //!
-//! While no slot is free (see the next section), every queue counts as full, and the policy `Drop` drops the new message instead of the
-//! oldest message.
-//!
 //! A receiver with the policy `Drop` or `Close` never delays the publisher or another receiver.
 //!
 //! # Memory
 //!
 //! A message is copied once, into a slot, and all connections send it from that slot. The slots are memory that is registered with each
-//! device that has receivers. There are `2 * depth` slots, each as long as the longest message, for any number of receivers. A slot is free
+//! device that has receivers. There are `3 * depth` slots, each as long as the longest message, for
+//! any number of receivers. A slot is free
 //! again when the sends of its message to all receivers have completed.
 //!
 //! In these cases a message is copied for each receiver:
 //!
-//! - The queues and sends of slow receivers occupy all slots. Then each message is copied as by [`Context::send`].
+//! - The sends in flight hold `2 * depth - 1` slots, or those to this receiver hold `depth` slots.
+//!   Then the message is copied as by [`Context::send`].
 //! - The message is longer than [`Context::buffer_size`], and [`Broadcast::fetchable`] is not set.
 //! - The embedded provider sends the message, and the connection uses a CRC ([`CrcPolicy`](crate::transport::iwarp::CrcPolicy)).
 //! - The connection is secured: it encrypts a copy of the message.
@@ -41,7 +40,7 @@ use crate::{Access, ConnectionId, Context, Error, Outcome, RegionOptions, SendId
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OverflowPolicy {
-    /// Drops the oldest message of the queue, or the published message if no slot is free. The receiver never gets that message.
+    /// Drops the oldest message of the queue. The receiver never gets that message.
     Drop,
     /// Closes the connection ([`Context::close`]). Until the close, the receiver gets the messages without a gap.
     Close,
@@ -56,7 +55,7 @@ pub enum OverflowPolicy {
 pub struct Tally {
     /// The number of messages whose sends have completed with [`Outcome::Sent`].
     pub sent: u64,
-    /// The number of messages that were dropped because the queue of the receiver was full, or because no slot was free.
+    /// The number of messages that were dropped because the queue of the receiver was full.
     pub dropped: u64,
     /// The number of messages that were not sent for another reason: the connection had ended, the connection or the peer's program did not
     /// accept the message, or the message was still queued when the receiver left or was closed.
@@ -76,10 +75,10 @@ pub struct Published {
     pub lost: usize,
     /// The number of receivers for which the message was queued.
     pub queued: usize,
-    /// The number of receivers for which a message was dropped: the published message, or the oldest message of the queue. If the oldest
-    /// message was dropped, the published message was queued, so `queued` counts the receiver, too.
+    /// The number of receivers for which the oldest message of the queue was dropped. The published
+    /// message was queued instead, so `queued` counts the receiver, too.
     pub dropped: usize,
-    /// The number of receivers that were closed, because their queues were full or because no slot was free.
+    /// The number of receivers that were closed, because their queues were full.
     pub closed: usize,
 }
 
@@ -87,7 +86,8 @@ pub struct Published {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// A receiver with [`OverflowPolicy::Wait`] cannot queue the message, because its queue is full or no slot is free. Publish again when
+    /// A receiver with [`OverflowPolicy::Wait`] cannot queue the message, because its queue is
+    /// full. Publish again when
     /// [`Broadcast::is_full`] returns false. Check `is_full` after the program has forwarded `on_writable`, `on_send_complete` or
     /// `on_disconnect` to the broadcast.
     Full,
@@ -174,7 +174,7 @@ impl Broadcast {
     #[must_use]
     pub fn new(depth: usize, max_message: usize) -> Self {
         let depth = depth.max(1);
-        let slots = Slots::new(depth.saturating_mul(2), max_message.max(1), RegionOptions::new());
+        let slots = Slots::new(depth, max_message.max(1), RegionOptions::new());
         Self { receivers: BTreeMap::new(), slots, depth }
     }
 
@@ -228,9 +228,10 @@ impl Broadcast {
         }
         let Self { receivers, slots, depth } = self;
         let mut published = Published::default();
-        let stored = slots.take(message).map(|slot| StoredMessage { slot, len });
+        let Some(slot) = slots.take(message) else { return Ok(published) };
+        let stored = StoredMessage { slot, len };
         for (&conn, receiver) in receivers.iter_mut().filter(|(_, receiver)| receiver.open) {
-            match receiver.try_send(cx, conn, (stored, message), slots) {
+            match receiver.try_send(cx, conn, stored, slots) {
                 SendAttempt::Accepted => {
                     published.accepted += 1;
                     continue;
@@ -241,33 +242,21 @@ impl Broadcast {
                 }
                 SendAttempt::Waits => {}
             }
-            let full = stored.is_none() || receiver.queue.len() >= *depth;
-            match (full, receiver.policy) {
-                (true, OverflowPolicy::Close) => {
+            if receiver.queue.len() >= *depth {
+                if receiver.policy == OverflowPolicy::Close {
                     receiver.end(slots);
                     cx.close(conn);
                     published.closed += 1;
                     continue;
                 }
-                // If no slot is free, the new message cannot be queued. So the new message is dropped instead of the oldest message of the
-                // queue.
-                (true, _) => {
-                    if stored.is_some() {
-                        receiver.drop_oldest(slots);
-                    }
-                    receiver.tally.dropped += 1;
-                    published.dropped += 1;
-                }
-                (false, _) => {}
+                receiver.drop_oldest(slots);
+                receiver.tally.dropped += 1;
+                published.dropped += 1;
             }
-            if let Some(stored) = stored {
-                receiver.push(stored, slots);
-                published.queued += 1;
-            }
+            receiver.push(stored, slots);
+            published.queued += 1;
         }
-        if let Some(stored) = stored {
-            slots.release(stored.slot);
-        }
+        slots.release(slot);
         Ok(published)
     }
 
@@ -275,8 +264,7 @@ impl Broadcast {
     #[must_use]
     pub fn is_full(&self) -> bool {
         let waits = |receiver: &BroadcastReceiver| receiver.open && receiver.policy == OverflowPolicy::Wait;
-        let full = |receiver: &BroadcastReceiver| receiver.queue.len() >= self.depth || !self.slots.has_room();
-        self.receivers.values().any(|receiver| waits(receiver) && full(receiver))
+        self.receivers.values().any(|receiver| waits(receiver) && receiver.queue.len() >= self.depth)
     }
 
     /// Returns the numbers of messages that were sent, dropped, lost or are pending for a receiver. Returns `None` if the connection never

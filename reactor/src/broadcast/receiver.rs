@@ -18,6 +18,8 @@ pub(super) struct BroadcastReceiver {
     /// The messages that the connection has accepted, and whose sends have not completed. Each has the slot from which it is sent; `None`
     /// if it is sent from a copy. Sends complete nearly in the order of this list, so a search from the front is short.
     in_flight: VecDeque<(SendId, Option<usize>)>,
+    /// The number of messages in flight that are sent from slots.
+    held: usize,
     pub(super) tally: Tally,
 }
 
@@ -34,7 +36,8 @@ pub(super) enum SendAttempt {
 
 impl BroadcastReceiver {
     pub(super) fn new(device: usize, policy: OverflowPolicy) -> Self {
-        Self { policy, open: true, device, queue: VecDeque::new(), in_flight: VecDeque::new(), tally: Tally::default() }
+        let (queue, in_flight) = (VecDeque::new(), VecDeque::new());
+        Self { policy, open: true, device, queue, in_flight, held: 0, tally: Tally::default() }
     }
 
     pub(super) fn tally(&self) -> Tally {
@@ -46,16 +49,13 @@ impl BroadcastReceiver {
         &mut self,
         cx: &mut Context<'_>,
         conn: ConnectionId,
-        (stored, message): (Option<StoredMessage>, &[u8]),
+        stored: StoredMessage,
         slots: &mut Slots,
     ) -> SendAttempt {
         if !self.queue.is_empty() {
             return SendAttempt::Waits;
         }
-        let sent = match stored {
-            Some(stored) => slots.send(cx, conn, self.device, stored),
-            None => cx.reporting(conn, |cx| cx.send(conn, message)).map(|send| (send, None)),
-        };
+        let sent = slots.send(cx, conn, (self.device, self.held), stored);
         self.record(sent, slots)
     }
 
@@ -63,7 +63,10 @@ impl BroadcastReceiver {
     fn record(&mut self, sent: Result<(SendId, Option<usize>), SendErrorKind>, slots: &mut Slots) -> SendAttempt {
         match sent {
             Ok((send, slot)) => {
-                slot.into_iter().for_each(|slot| slots.hold(slot));
+                if let Some(slot) = slot {
+                    slots.hold_for_send(slot);
+                    self.held += 1;
+                }
                 self.in_flight.push_back((send, slot));
                 SendAttempt::Accepted
             }
@@ -90,7 +93,7 @@ impl BroadcastReceiver {
     /// Sends queued messages, until the queue is empty or the connection has no room.
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, conn: ConnectionId, slots: &mut Slots) {
         while let Some(&stored) = self.queue.front() {
-            let sent = slots.send(cx, conn, self.device, stored);
+            let sent = slots.send(cx, conn, (self.device, self.held), stored);
             if self.record(sent, slots) == SendAttempt::Waits {
                 return;
             }
@@ -102,7 +105,10 @@ impl BroadcastReceiver {
     pub(super) fn completed(&mut self, send: SendId, outcome: Outcome, slots: &mut Slots) -> bool {
         let Some(at) = self.in_flight.iter().position(|&(known, _)| known == send) else { return false };
         let (_, slot) = self.in_flight.remove(at).unwrap_or((send, None));
-        slot.into_iter().for_each(|slot| slots.release(slot));
+        if let Some(slot) = slot {
+            slots.release_after_send(slot);
+            self.held -= 1;
+        }
         *if outcome.is_sent() { &mut self.tally.sent } else { &mut self.tally.lost } += 1;
         true
     }

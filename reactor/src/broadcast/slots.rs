@@ -21,6 +21,8 @@ struct MessageSlot {
     /// The number of users of the slot: the receivers whose queues contain the message, the sends of the message in flight, and the call of
     /// `publish` that stored the message. If this number is 0, the slot is free.
     holders: usize,
+    /// The number of sends in flight from the slot.
+    sends: usize,
 }
 
 #[derive(Debug)]
@@ -31,24 +33,48 @@ pub(super) struct Slots {
     /// The names of the devices with which the memory of all slots is registered.
     devices: Vec<String>,
     pub(super) options: RegionOptions,
-    count: usize,
+    /// The number of slots from which a send is in flight.
+    sending: usize,
+    depth: usize,
     len: usize,
     /// A buffer for a copy of a message. It is used if a connection cannot send the message from its slot.
     scratch: Vec<u8>,
 }
 
 impl Slots {
-    pub(super) const fn new(count: usize, len: usize, options: RegionOptions) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), devices: Vec::new(), options, count, len, scratch: Vec::new() }
+    pub(super) const fn new(depth: usize, len: usize, options: RegionOptions) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            devices: Vec::new(),
+            options,
+            sending: 0,
+            depth,
+            len,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Returns the number of slots. A message that is published always finds a free slot:
+    ///
+    /// - All queues together hold at most `depth` slots. Each queue that is not empty ends with the
+    ///   last published message and has no gap, so it contains at most the last `depth` messages.
+    /// - The sends in flight hold at most `2 * depth - 1` slots.
+    const fn count(&self) -> usize {
+        self.depth.saturating_mul(3)
+    }
+
+    /// Returns true if a receiver may send a message from its slot. Otherwise the receiver must
+    /// send a copy. `held` is the number of slots that the sends in flight of this receiver hold.
+    /// It may hold half of the slots for sends, so a single stuck receiver does not force the
+    /// others to send copies.
+    fn may_send_from(&self, at: usize, held: usize) -> bool {
+        held < self.depth && (self.slots[at].sends > 0 || self.sending < self.depth.saturating_mul(2) - 1)
     }
 
     /// Returns the length of each slot, in bytes.
     pub(super) const fn len(&self) -> usize {
         self.len
-    }
-
-    pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty()
     }
 
     /// Returns the index of a connection's device in `devices`. If the device is not in the list yet, first registers the memory of all
@@ -58,11 +84,11 @@ impl Slots {
         if let Some(known) = self.devices.iter().position(|device| *device == name) {
             return Ok(known);
         }
-        while self.slots.len() < self.count {
+        while self.slots.len() < self.count() {
             let memory = Memory::new(self.len);
             let memory = memory.map_err(|source| transport::TransportError::Memory { bytes: self.len, source })?;
             self.free.push(self.slots.len());
-            self.slots.push(MessageSlot { memory: Arc::new(memory), regions: Vec::new(), holders: 0 });
+            self.slots.push(MessageSlot { memory: Arc::new(memory), regions: Vec::new(), holders: 0, sends: 0 });
         }
         let register = |slot: &MessageSlot| cx.register_memory(conn, Arc::clone(&slot.memory), &self.options);
         let regions = self.slots.iter().map(register).collect::<Result<Vec<_>, _>>()?;
@@ -72,7 +98,8 @@ impl Slots {
     }
 
     /// Copies a message to a free slot, and returns the index of the slot. When the message was sent to or queued for all receivers, the
-    /// caller must call `release` with that index. Returns `None` if no slot is free.
+    /// caller must call `release` with that index. Returns `None` if there are no slots, because no
+    /// receiver has joined.
     pub(super) fn take(&mut self, message: &[u8]) -> Option<usize> {
         let at = *self.free.last()?;
         let slot = &mut self.slots[at];
@@ -95,22 +122,41 @@ impl Slots {
         }
     }
 
-    /// Sends a message from its slot, or from a copy if the connection cannot send from the slot. Returns the id of the send. Also returns
-    /// the index of the slot if the message is sent from there, and `None` if it is sent from a copy.
+    /// Holds the slot for a send in flight.
+    pub(super) fn hold_for_send(&mut self, at: usize) {
+        self.hold(at);
+        self.slots[at].sends += 1;
+        self.sending += usize::from(self.slots[at].sends == 1);
+    }
+
+    /// Releases the slot after a send from it has completed.
+    pub(super) fn release_after_send(&mut self, at: usize) {
+        self.slots[at].sends -= 1;
+        self.sending -= usize::from(self.slots[at].sends == 0);
+        self.release(at);
+    }
+
+    /// Sends a message from its slot, or from a copy if the connection cannot send from the slot,
+    /// or if the receiver holds too many slots: `held` is their number. Returns the id of the send.
+    /// Also returns the index of the slot if the message is sent from there, and `None` if it is
+    /// sent from a copy.
     pub(super) fn send(
         &mut self,
         cx: &mut Context<'_>,
         conn: ConnectionId,
-        device: usize,
+        (device, held): (usize, usize),
         StoredMessage { slot: at, len }: StoredMessage,
     ) -> Result<(SendId, Option<usize>), SendErrorKind> {
         let slot = &self.slots[at];
-        match cx.send_region(conn, &slot.regions[device], 0..len) {
-            Ok(send) => return Ok((send, Some(at))),
-            Err(refused @ (SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)) => return Err(refused),
-            // The message cannot be sent from the slot, but a copy of it can be sent. This happens if the message is longer than one buffer
-            // and the peer may not read the slot, or if the device was removed, which ended the registration of the slot.
-            Err(_) => {}
+        if self.may_send_from(at, held) {
+            match cx.send_region(conn, &slot.regions[device], 0..len) {
+                Ok(send) => return Ok((send, Some(at))),
+                Err(refused @ (SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)) => return Err(refused),
+                // The message cannot be sent from the slot, but a copy of it can be sent. This
+                // happens if the message is longer than one buffer and the peer may not read the
+                // slot, or if the device was removed, which ended the registration of the slot.
+                Err(_) => {}
+            }
         }
         self.scratch.resize(len, 0);
         let inside = slot.memory.copy_out(0, &mut self.scratch);
