@@ -1,12 +1,21 @@
-//! Receives that connections share: how much memory this saves, and the errors on a device without shared receive
-//! queues.
+//! Receives that connections share: how much memory this saves, when they reach a connection that
+//! waits for them, and the errors on a device without shared receive queues.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
-use rdma_reactor::{Config, ConnectError, Reactor, RejectReason};
+use rdma_reactor::{
+    Config, ConnectError, ConnectionId, Context, DetachedMessage, Handler, Message, Reactor, RejectReason,
+};
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, with_watchdog};
 use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::Gate;
 use rdma_reactor_tests::patience::patient;
+use rdma_reactor_tests::sim::fabric::lock;
+use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::tcp::address;
 
 /// Returns the total size of all buffers of a server with `count` idle connections, in bytes. `stride` is the size of
 /// one buffer.
@@ -44,6 +53,100 @@ fn idle_connections_take_less_memory() {
         assert!((275..=280).contains(&own_short), "{own_short} MiB");
         assert!((43..=48).contains(&shared_short), "{shared_short} MiB");
     });
+}
+
+/// A server that keeps all messages.
+struct Keeper(Rc<RefCell<Vec<DetachedMessage>>>);
+
+impl Handler for Keeper {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.0.borrow_mut().push(message.detach());
+    }
+}
+
+/// The state of a client: its connections, the number of them that send, and the number of messages
+/// of each.
+#[derive(Debug, Default)]
+struct Sent {
+    up: Vec<ConnectionId>,
+    senders: usize,
+    messages: [usize; CONNECTIONS],
+    /// The number of calls of `on_writable` for each.
+    writable: [usize; CONNECTIONS],
+}
+
+const CONNECTIONS: usize = 4;
+
+struct Sender(Rc<RefCell<Sent>>);
+
+impl Handler for Sender {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.0.borrow_mut().up.push(conn);
+    }
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let mut sent = self.0.borrow_mut();
+        let number = sent.number(conn);
+        sent.writable[number] += 1;
+        sent.send(cx, conn);
+    }
+}
+
+impl Sent {
+    fn number(&self, conn: ConnectionId) -> usize {
+        self.up.iter().position(|&up| up == conn).expect("it is up")
+    }
+
+    /// Sends as many messages as the connection accepts.
+    fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let number = self.number(conn);
+        while number < self.senders && cx.send(conn, b"keep me").is_ok() {
+            self.messages[number] += 1;
+        }
+    }
+}
+
+/// The connections use up the shared receives one by one, because the server keeps all messages.
+/// Then the server releases the messages of the first connection. Each of the others gets credits
+/// within the time of one message and its answer. On virtual time, so no machine is too slow for
+/// that.
+#[test]
+fn connections_that_wait_get_what_is_released() {
+    const ROUND_TRIP: Duration = Duration::from_micros(100);
+    let fabric = network(2);
+    let config = patient(Config::default()).shared_receives(Some(128)).receive_depth(128).buffer_size(64);
+    let (kept, sent) = (Rc::<RefCell<Vec<_>>>::default(), Rc::<RefCell<Sent>>::default());
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, config.clone()), Box::new(Keeper(Rc::clone(&kept)))),
+        Node::new(reactor(1, &fabric, config), Box::new(Sender(Rc::clone(&sent)))),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    for up in 1..=CONNECTIONS {
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "the connection", |_| sent.borrow().up.len() == up);
+    }
+    let mut of_first = 0;
+    for number in 0..CONNECTIONS {
+        let conn = sent.borrow().up[number];
+        sent.borrow_mut().senders = number + 1;
+        sent.borrow_mut().send(&mut nodes[1].reactor.context(), conn);
+        let from = lock(&fabric).now();
+        until(&fabric, &mut nodes, "ten seconds", |_| lock(&fabric).now() > from + 10_000_000_000);
+        assert_eq!(sent.borrow().messages.iter().sum::<usize>(), kept.borrow().len(), "all are kept");
+        if number == 0 {
+            of_first = kept.borrow().len();
+        }
+    }
+    sent.borrow_mut().senders = 0;
+    let before = sent.borrow().writable;
+    let from = lock(&fabric).now();
+    for message in kept.borrow_mut().drain(..of_first) {
+        nodes[0].reactor.context().release(message);
+    }
+    until(&fabric, &mut nodes, "all have room", |_| {
+        (1..CONNECTIONS).all(|number| sent.borrow().writable[number] > before[number])
+    });
+    let took = Duration::from_nanos(lock(&fabric).now() - from);
+    assert!(took < ROUND_TRIP, "{took:?}");
 }
 
 fn without_shared_queues(config: Config) -> Reactor {

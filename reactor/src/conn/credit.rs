@@ -203,6 +203,17 @@ impl ReceiveWindow {
     pub(crate) const fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.received)
     }
+
+    /// Returns `None` if the peer can send data: with its credits, or with those of a grant that is
+    /// due when `more` additional receives are posted. Otherwise returns the smallest value of
+    /// [`ReceiveWindow::outstanding`] for which such a grant is due.
+    #[inline]
+    pub(crate) fn lacking(&self, more: u32) -> Option<u32> {
+        let left = self.left();
+        let can_send =
+            left > CONTROL_CREDITS || (self.outstanding() + more > CONTROL_CREDITS && self.update_due_after(more));
+        (!can_send).then(|| (CONTROL_CREDITS + 1).max(left + 2))
+    }
 }
 
 #[cfg(test)]

@@ -74,8 +74,8 @@ impl RecvQueue {
     }
 
     /// Returns the claim on the shared queue. `None` if the connection has its own receive queue.
-    pub(crate) const fn claim(&self) -> Option<&Claim> {
-        match &self.source {
+    pub(crate) const fn claim(&mut self) -> Option<&mut Claim> {
+        match &mut self.source {
             ReceiveSource::Own { .. } => None,
             ReceiveSource::Shared(claim) => Some(claim),
         }
@@ -212,11 +212,20 @@ impl RecvQueue {
         }
     }
 
-    /// Adjusts the claim on the shared queue. Returns the number of receives that were added to the claim, and that may be granted to the
-    /// peer.
-    pub(crate) fn renew(&mut self, buffers: &mut Buffers, window: &ReceiveWindow, most: u32, now: Instant) -> u32 {
+    /// Adjusts the claim of the connection `id` on the shared queue. Returns the number of receives
+    /// that were added to the claim, and that may be granted to the peer.
+    pub(crate) fn renew(
+        &mut self,
+        id: ConnectionId,
+        buffers: &mut Buffers,
+        window: &ReceiveWindow,
+        most: u32,
+        now: Instant,
+    ) -> u32 {
         let (ReceiveSource::Shared(claim), Some(shared)) = (&mut self.source, &mut buffers.shared) else { return 0 };
-        shared.claims.renew(claim, window.outstanding(), most, now)
+        let more = shared.claims.renew(claim, window.outstanding(), most, now);
+        shared.claims.note_shortage(id, claim, window.lacking(more), most);
+        more
     }
 
     /// Makes sure that the buffers of the posted receives are never reused: the queue pair could not be destroyed, so the device may still

@@ -1035,7 +1035,7 @@ impl Connection {
     pub(crate) fn renew_claim(&mut self, env: &mut Env<'_>) {
         let ending = self.state.is_ending() && !self.exchanges();
         if self.receives.is_shared() && !ending {
-            let more = self.receives.renew(env.buffers, &self.rx, env.config.receive_depth, env.now);
+            let more = self.receives.renew(self.id, env.buffers, &self.rx, env.config.receive_depth, env.now);
             self.rx.posted(more);
         }
     }

@@ -363,6 +363,13 @@ impl Device {
         Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
     }
 
+    /// Returns true if a connection waits for receives of the shared receive queue, and
+    /// [`Device::settle_shared`] would take some back.
+    pub(crate) fn has_due_receives(&self) -> bool {
+        let shared = self.buffers.shared.as_ref();
+        shared.is_some_and(|shared| shared.has_due(|cq, mark| self.cqs[cq].has_passed(mark)))
+    }
+
     /// Posts the free buffers of the shared receive queue as receives again, and takes back the claims of ended
     /// connections. The caller must not be in the middle of handling a batch of completions: the batch may contain
     /// completions of the ended connections.

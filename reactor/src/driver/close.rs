@@ -385,7 +385,7 @@ impl Driver {
             }
             let kept = slot.conn.receives().kept();
             let mark = device.cqs[place.room.cq].mark();
-            match (slot.conn.receives().claim(), &mut device.buffers.shared) {
+            match (slot.conn.receives_mut().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = slot.link.qp {
                         // From now on, completions of this queue pair that are polled belong to no connection.

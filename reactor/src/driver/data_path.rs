@@ -13,6 +13,7 @@ use super::stages::Stages;
 use super::table::{ConnectionLink, ConnectionSlot, DeviceBinding};
 use crate::conn::recv_queue::Completed;
 use crate::conn::{Connection, Env};
+use crate::device::Device;
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, WorkRequestId};
 
@@ -100,9 +101,24 @@ impl Driver {
     /// Posts the work requests that connections have collected in this turn, or a part of them: see [`Driver::has_connected`].
     #[inline]
     pub(crate) fn flush(&mut self) {
-        if self.config.shared_receives.is_some() {
-            self.devices.settle_shared(&mut self.providers);
+        if self.config.shared_receives.is_none() {
+            return self.post_marked();
         }
+        self.devices.settle_shared(&mut self.providers);
+        self.ask_for_receives();
+        self.post_marked();
+        // The claims that were renewed in this flush may have released receives.
+        if self.ask_for_receives() && !self.has_connected() {
+            self.post_marked();
+            if self.ask_for_receives() {
+                // No other flush may follow in this turn.
+                self.os.wake.wake();
+            }
+        }
+    }
+
+    #[inline]
+    fn post_marked(&mut self) {
         match self.effects.to_post[..] {
             [] => {}
             [only] => {
@@ -112,6 +128,23 @@ impl Driver {
             }
             _ => self.post_all(),
         }
+    }
+
+    /// Adds the connections that wait for shared receives to the list of connections with work
+    /// requests to post, if there are enough receives for them now, so that they renew their
+    /// claims. Returns true if there are such connections.
+    fn ask_for_receives(&mut self) -> bool {
+        let due = self.devices.iter_mut().filter_map(|device| device.buffers.shared.as_mut());
+        let due = due.flat_map(|shared| shared.claims.take_due()).collect::<Vec<_>>();
+        for &id in &due {
+            self.input(id, |conn, env| conn.mark(env));
+        }
+        !due.is_empty()
+    }
+
+    /// Returns true if the next flush has shared receives for a connection that waits for them.
+    pub(crate) fn has_due_receives(&self) -> bool {
+        self.config.shared_receives.is_some() && self.devices.iter().any(Device::has_due_receives)
     }
 
     /// Returns true if [`Driver::flush`] may have something to do.

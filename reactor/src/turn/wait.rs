@@ -62,7 +62,7 @@ impl IdleWait {
             self.spin(driver, timeout)?;
         }
         // The queues are polled before they are armed, because a completion that was polled raises no event any more.
-        let idle = !driver.has_work() && !driver.poll_if_changed() && !driver.arm();
+        let idle = !driver.has_work() && !driver.poll_if_changed() && !driver.arm() && !driver.has_due_receives();
         if idle && !driver.os().wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
         } else {

@@ -86,6 +86,7 @@ macro_rules! conformance {
                     one_endpoint_hears_many;
                 shared: many_share_few, windows_follow_use, an_end_returns_what_was_promised,
                     messages_kept_are_not_promised, a_violator_takes_nothing_for_long, refused_when_nothing_is_left,
+                    released_receives_reach_who_waits,
                     events_are_held_back_or_a_clear_no;
                 embed: an_outer_loop_misses_nothing, what_is_asked_from_outside_is_seen_to;
                 io: descriptors_share_the_loop, a_closed_descriptor_is_forgotten;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_reactor::transport::caps::Moderation;
 use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerViolation, RejectReason, SendErrorKind};
 
-use super::harness::{Event, PATIENCE, Pair, Probe, Setup, at_home, pattern};
+use super::harness::{Event, HOUR, PATIENCE, Pair, Probe, Setup, at_home, now, pattern};
 use super::one_sided::once_there_is_room;
 use super::violations::{DATA, WINDOW, message, reason, rude};
 
@@ -262,6 +262,56 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     }
     p.until("both arrive", |p| p.s.received == before + 2);
     p.finish();
+}
+
+/// The program keeps all messages of two connections. So the first one claims many receives, and
+/// the peer of the second one has no credits. When the program releases the messages of the first,
+/// the second must get credits in the next turn of the server: without a ping, and without a timer.
+/// When the first is aborted, the second must get credits after the end.
+pub fn released_receives_reach_who_waits(setup: &Setup) {
+    for how in ["release", "drop", "abort"] {
+        let config = setup.config().shared_receives(Some(SHARED)).receive_depth(SHARED).buffer_size(64);
+        let config = config.timeouts(|t| (t.keepalive_interval, t.keepalive) = (HOUR, 2 * HOUR));
+        let mut s = Probe::default();
+        s.keep = Some(Vec::new());
+        let mut p = Pair::new(setup, config, s, Probe::default());
+        let (busy, waiting) = (p.connect(), p.connect());
+        let busy_there = p.s.connection().expect("the server's end of the first connection");
+        fill(&mut p, busy);
+        let of_busy = p.s.keep.as_ref().map_or(0, Vec::len);
+        fill(&mut p, waiting);
+        let messages = p.s.keep.as_mut().expect("it keeps all");
+        assert!(messages.len() - of_busy < of_busy, "{how}: {of_busy} of {}", messages.len());
+        let of_waiting = messages.split_off(of_busy);
+        let messages = std::mem::replace(messages, of_waiting);
+        let pings = |p: &Pair| p.server.stats().connections.pings + p.client.stats().connections.pings;
+        let before = (opened(&p, waiting), pings(&p));
+        match how {
+            "release" => messages.into_iter().for_each(|message| p.server.context().release(message)),
+            "drop" => drop(messages),
+            _ => {
+                p.server.context().abort(busy_there);
+                p.until("the end", |p| p.s.live() == 1);
+                drop(messages);
+            }
+        }
+        if how == "abort" {
+            p.until("credits after the end", |p| opened(p, waiting) > before.0);
+        } else {
+            p.server.turn(&mut p.s, Duration::ZERO).expect("the server's turn");
+            let deadline = now() + PATIENCE;
+            while opened(&p, waiting) == before.0 {
+                assert!(now() < deadline, "{how}: no credits after one turn of the server");
+                p.client.turn(&mut p.c, Duration::from_millis(1)).expect("the client's turn");
+            }
+        }
+        assert_eq!(pings(&p), before.1, "{how}");
+        let arrived = p.s.received;
+        send_soon(&mut p, waiting, b"room again");
+        p.until("it arrives", |p| p.s.received == arrived + 1);
+        drop(p.s.keep.take());
+        p.finish();
+    }
 }
 
 /// A peer that sends more messages than its credits permit must lose its connection. The other peers must still be able to use all receives

@@ -20,19 +20,31 @@
 //! leaves half of these receives unclaimed, and several busy connections get about equal claims.
 //!
 //! A promise cannot be withdrawn. To shrink a claim, the connection does not renew the promises that its peer has used.
+//!
+//! A connection whose peer has no credit for data, because its program keeps messages and too few
+//! receives are unclaimed, has nothing to post, so it would not renew its claim by itself. It
+//! *waits*: when receives become unclaimed, [`Claims::take_due`] returns the connections that can
+//! get what they need.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::id::ConnectionId;
 use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
 
 /// Time after which a received message counts half as much as a new one for the size of the claim.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
 /// The claims on the receives of one queue. Each connection stores its own [`Claim`]; this type stores only the number
-/// of receives that nobody has claimed.
+/// of receives that nobody has claimed, and who waits for them.
 #[derive(Debug)]
 pub(crate) struct Claims {
     free: u32,
+    /// The connections that wait, by the number of unclaimed receives that each of them needs, and
+    /// then by the order in which they began to wait.
+    waiting: BTreeMap<(u32, u64), ConnectionId>,
+    /// Number of times that a connection began to wait.
+    waits: u64,
 }
 
 /// The receives that are set aside for one connection.
@@ -44,11 +56,13 @@ pub(crate) struct Claim {
     /// Number of messages that the connection has received recently. This number is halved once per [`HALF_LIFE`].
     used: u32,
     since: Instant,
+    /// The key in [`Claims::waiting`], if the connection waits.
+    waits: Option<(u32, u64)>,
 }
 
 impl Claims {
     pub(crate) const fn new(receives: u32) -> Self {
-        Self { free: receives }
+        Self { free: receives, waiting: BTreeMap::new(), waits: 0 }
     }
 
     /// Returns the number of receives that no connection has claimed.
@@ -60,7 +74,7 @@ impl Claims {
     /// Returns `None` if fewer than [`MIN_WINDOW`] receives are unclaimed.
     pub(crate) fn join(&mut self, now: Instant) -> Option<Claim> {
         self.free = self.free.checked_sub(MIN_WINDOW)?;
-        Some(Claim { claim: MIN_WINDOW, kept: 0, used: 0, since: now })
+        Some(Claim { claim: MIN_WINDOW, kept: 0, used: 0, since: now, waits: None })
     }
 
     /// Adjusts the claim of a connection. Returns the number of further receives that the connection may promise to its
@@ -83,6 +97,48 @@ impl Claims {
         self.free = self.free + claim.claim - renewed;
         claim.claim = renewed;
         renewed.saturating_sub(given)
+    }
+
+    /// Notes after [`Claims::renew`] if the connection waits for unclaimed receives. `lacking` is
+    /// the number of receives that it must be able to promise so that its peer can send data;
+    /// `None` if the peer can send data. `most` is the largest claim that the connection wants.
+    pub(crate) fn note_shortage(&mut self, id: ConnectionId, claim: &mut Claim, lacking: Option<u32>, most: u32) {
+        self.forget(claim);
+        // If the program keeps so much that the claim is at its limit, only the program itself can
+        // end the shortage.
+        let needed = lacking.map(|promised| promised + claim.kept).filter(|&needed| needed <= most);
+        let Some(needed) = needed else { return };
+        let (least, beyond) = (needed.saturating_sub(claim.claim), needed.saturating_sub(MIN_WINDOW));
+        let fair = (2 * beyond).saturating_sub(claim.claim.saturating_sub(MIN_WINDOW));
+        // With the receives that are unclaimed now, the renewal was not enough. So a connection
+        // that was asked waits for more than these, and is not asked again before.
+        let key = (least.max(fair).max(self.free + 1), self.waits);
+        self.waits += 1;
+        self.waiting.insert(key, id);
+        claim.waits = Some(key);
+    }
+
+    /// Notes that a connection does not wait any more, for example because it has ended.
+    pub(crate) fn forget(&mut self, claim: &mut Claim) {
+        if let Some(key) = claim.waits.take() {
+            self.waiting.remove(&key);
+        }
+    }
+
+    /// Returns true if connections wait for unclaimed receives.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Removes the connections that the unclaimed receives are enough for, and returns them. The
+    /// caller makes each of them renew its claim.
+    pub(crate) fn take_due(&mut self) -> Vec<ConnectionId> {
+        let (mut due, mut left) = (Vec::new(), self.free);
+        while let Some(first) = self.waiting.first_entry().filter(|first| first.key().0 <= left) {
+            left -= first.key().0;
+            due.push(first.remove());
+        }
+        due
     }
 
     /// Makes this number of receives available to other connections. The receives are from the claim of a connection
@@ -123,6 +179,7 @@ impl Claim {
 mod tests {
     use super::*;
     use crate::conn::credit::{ReceiveWindow, SendWindow};
+    use crate::id::ReactorTag;
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
@@ -136,6 +193,35 @@ mod tests {
         claim.keep();
         claim.count();
         claim.release(1);
+    }
+
+    /// A connection that keeps messages waits until so many receives are unclaimed that its peer
+    /// can send data. It is asked once, and not before.
+    #[test]
+    fn a_connection_waits_for_what_is_enough() {
+        let (now, most, id) = (start(), 1000, ConnectionId::new(ReactorTag::next(), 1, 1));
+        let mut claims = Claims::new(30);
+        let (mut claim, mut other) = (claims.join(now).unwrap(), claims.join(now).unwrap());
+        other.kept = 15;
+        assert_eq!(claims.renew(&mut other, 3, most, now), 0);
+        claim.kept = 5;
+        assert_eq!((claims.renew(&mut claim, 3, most, now), claims.free()), (0, 4));
+        // Its peer has three credits, all for control messages, so a grant needs two more.
+        claims.note_shortage(id, &mut claim, Some(5), most);
+        claims.take_back(2);
+        assert!(claims.take_due().is_empty());
+        claims.take_back(1);
+        assert_eq!((claims.take_due(), claims.take_due()), (vec![id], Vec::new()));
+        assert_eq!(claims.renew(&mut claim, 3, most, now), 2);
+        claims.note_shortage(id, &mut claim, None, most);
+        assert!(!claims.has_waiting());
+        // A connection at its own limit does not wait for others.
+        claims.note_shortage(id, &mut claim, Some(5), 9);
+        assert!(!claims.has_waiting());
+        claims.note_shortage(id, &mut claim, Some(5), most);
+        assert!(claims.has_waiting());
+        claims.forget(&mut claim);
+        assert!(!claims.has_waiting());
     }
 
     #[test]

@@ -204,8 +204,9 @@ impl SharedReceives {
     ///   taken back when the queue has passed this position. `left` is `None` if the device failed to destroy the queue
     ///   pair. In this case, the queue pair may still use the receives that were promised to the peer, so only the
     ///   receives of the kept messages are taken back.
-    pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, left: Option<(usize, CqPosition)>) {
+    pub(crate) fn leave(&mut self, claim: &mut Claim, kept: u32, left: Option<(usize, CqPosition)>) {
         self.orphans += kept;
+        self.claims.forget(claim);
         if let Some((cq, mark)) = left {
             self.lingering.push(Lingering { cq, mark, claim: claim.receives().saturating_sub(kept) });
         }
@@ -231,6 +232,14 @@ impl SharedReceives {
             }
             left
         });
+    }
+
+    /// Returns true if a connection waits for receives, and [`SharedReceives::settle`] would take
+    /// some back.
+    pub(crate) fn has_due(&self, has_passed: impl Fn(usize, CqPosition) -> bool) -> bool {
+        self.claims.has_waiting()
+            && self.reposts.is_empty()
+            && self.lingering.iter().any(|gone| has_passed(gone.cq, gone.mark))
     }
 
     /// Returns all buffers to the pool. The caller has destroyed the queue.

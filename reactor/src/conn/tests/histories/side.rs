@@ -507,10 +507,11 @@ impl Side {
         assert!(!lost || silence >= self.config.timeouts.keepalive, "given up {silence:?} after it was heard");
         self.ended = Some(Ended { reason });
         // Releases the claim on the shared queue, and the buffers, as the driver does.
-        if let Some(claim) = conn.receives().claim() {
+        let kept = conn.receives().kept();
+        if let Some(claim) = conn.receives_mut().claim() {
             let claimed = claim.receives();
-            let kept = conn.receives().kept();
             let shared = self.buffers.shared.as_mut().expect("the queue of the claim");
+            shared.claims.forget(claim);
             shared.claims.take_back(claimed - kept.min(claimed));
         }
         conn.receives_mut().empty(&mut self.buffers.pool);
