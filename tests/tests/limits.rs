@@ -25,6 +25,7 @@ use rdma_reactor_tests::conformance::violations::{HELLO, WINDOW, greeting, messa
 use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::Gate;
 use rdma_reactor_tests::identities::{security, stranger};
+use rdma_reactor_tests::patience::{HOUR, patient};
 use rdma_reactor_tests::peer::{SEND, fpdu_untagged};
 use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
 use rdma_reactor_tests::sim::hostile::{Hostile, startup_frame};

@@ -36,12 +36,14 @@ pub struct Timeouts {
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
     /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a
     /// message that it was offered, or does not answer the Reads for a message that it has offered. After this time the
-    /// reactor ends the connection, because other connections need the memory. Three more rules apply:
+    /// reactor ends the connection, because other connections need the memory. Four more rules apply:
     ///
     /// - If a peer answers no RDMA Read for 2 s while other connections wait for memory, the reactor ends the
     ///   connection.
     /// - If the peer has reported that it has no memory for the message yet, the timeout is four times as long.
     /// - A message that arrives in several buffers must be complete within this timeout.
+    /// - If the local side takes no turn when the timeout expires, the peer gets the time by which the next turn is late
+    ///   in addition, at most as long again.
     ///
     /// While the receiver fetches a message, it sends a report to the sender for every 4 MiB that it has fetched. Each
     /// report counts as progress. So the timeout may be short even for long messages. Default: 30 s.

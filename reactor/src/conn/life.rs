@@ -262,7 +262,7 @@ impl Connection {
 
     fn check_silence(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         let limit = env.config.timeouts.transfer;
-        let stands = self.transfers.stands_since(limit).map(|since| since + limit);
+        let stands = self.transfers.ends_at(limit, env.now);
         if stands.is_some_and(|end| end <= env.now) {
             if self.transfers.peer_waits() {
                 log::info!("{}: {} had no memory of its own to fetch a large message", self.id, self.peer.address);

@@ -18,6 +18,7 @@ use rdma_transport::wr::{SendOp, SgeList};
 use super::effects::{Action, Arrived, Event, Fragments};
 use super::frame::{Immediate, MessageKind, Offer, TransferProgress};
 use super::incoming::{IncomingMessage, PIECES, STRIDE, Sink};
+use super::keepalive::LOOK_AGAIN;
 use super::send_queue::SendQueueEntry;
 use super::shortage::Shortage;
 use super::{Connection, Env, Need};
@@ -107,6 +108,9 @@ pub(super) struct Active {
     answered: Instant,
     /// The time at which the peer last reported that it waits for memory.
     peer_waited: Option<Instant>,
+    /// The time since which a transfer had made no progress when its limit was first exceeded, and the time until which the peer then got
+    /// to catch up. `None` if no limit was exceeded.
+    overdue: Option<(Instant, Instant)>,
     /// A message of which some fragments have not arrived. Until its last fragment, no other message may arrive.
     joining: Option<Box<Fragments>>,
     /// The allocation of the last message in several buffers, for reuse.
@@ -147,6 +151,7 @@ impl Transfers {
                 shortage: Shortage::default(),
                 answered: now,
                 peer_waited: None,
+                overdue: None,
                 joining: None,
                 spare: None,
             })
@@ -248,7 +253,7 @@ impl Transfers {
     /// Returns the earliest time since which a transfer has made no progress. `None` if no transfer waits for the peer.
     ///
     /// While a peer reports that it waits for memory, it does not count as stalled. This holds for at most [`WAITS`] times `limit`.
-    pub(crate) fn stands_since(&self, limit: Duration) -> Option<Instant> {
+    fn stands_since(&self, limit: Duration) -> Option<Instant> {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
         let offers = self.fetched_at().map(|answered| {
@@ -257,6 +262,26 @@ impl Transfers {
         });
         let parts = active.joining.as_ref().map(|fragments| fragments.since);
         [reads, offers, parts].into_iter().flatten().min()
+    }
+
+    /// Returns the time at which the connection ends, unless a transfer makes progress. `None` if no transfer waits for the peer.
+    ///
+    /// If that time has passed, the local side has noticed it late, because it took no turn meanwhile. So it has not read what the peer has
+    /// sent, and the peer has waited for its answers. The peer gets the time by which the local side was late, at most `limit`, in
+    /// addition. It gets this time once in each wait, so that there is an end however late all turns are.
+    pub(crate) fn ends_at(&mut self, limit: Duration, now: Instant) -> Option<Instant> {
+        let since = self.stands_since(limit)?;
+        let end = since + limit;
+        if end > now {
+            return Some(end);
+        }
+        let active = self.active_mut()?;
+        if let Some((_, until)) = active.overdue.filter(|&(of, _)| of == since) {
+            return Some(until);
+        }
+        let until = now + (now - end).clamp(LOOK_AGAIN, limit.max(LOOK_AGAIN));
+        active.overdue = Some((since, until));
+        Some(until)
     }
 }
 

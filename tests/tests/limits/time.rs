@@ -242,6 +242,51 @@ fn the_absence_of_a_server(one_host: bool) {
     panic!("the connection never comes up");
 }
 
+/// A node takes no turn for longer than its `Timeouts::transfer`, after each number of steps of a large message. Meanwhile the peer does
+/// its part of the transfer. The node may not hold its own absence against the peer, so the message arrives.
+#[test]
+fn an_absence_in_a_transfer_is_not_the_peers() {
+    for absent in 0..2 {
+        let lasts = |steps| !absent_in_a_transfer(absent, steps);
+        let steps = (0..1000).take_while(|&steps| lasts(steps)).count();
+        assert!((3..1000).contains(&steps), "node {absent} was absent after each of {steps} steps");
+    }
+}
+
+/// Node 0 sends a message to node 1. After `steps` steps, the node `absent` takes no turn for a while. Returns true if the transfer was
+/// over before.
+fn absent_in_a_transfer(absent: usize, steps: usize) -> bool {
+    const LIMIT: u64 = 400;
+    let (fabric, ends) = (network(2), Ends::default());
+    let up = |cx: &mut Context<'_>, conn: ConnectionId| _ = cx.send(conn, &[7; 300_000]).expect("room");
+    let sender = Honest { fabric: fabric.clone(), ends: ends.clone(), up };
+    let limits = |node: usize| {
+        let limit = if node == absent { Duration::from_millis(LIMIT) } else { HOUR };
+        patient(Config::default()).timeouts(|t| t.transfer = limit).large_messages(|l| l.eager_limit = 0)
+    };
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, limits(0)), Box::new(sender)),
+        Node::new(reactor(1, &fabric, limits(1)), Box::new(Attempts::default())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "the offer", |nodes| nodes[0].reactor.stats().connections.connected == 1);
+    (0..steps).for_each(|_| step(&fabric, &mut nodes).expect("a turn"));
+    if nodes[1].reactor.stats().messages.received == 1 {
+        return true;
+    }
+    nodes[absent].dead = true;
+    let back = lock(&fabric).now() + 10 * LIMIT * MS;
+    lock(&fabric).schedule(back, Script::Tick);
+    until(&fabric, &mut nodes, "the absence is over", |_| lock(&fabric).now() >= back);
+    nodes[absent].dead = false;
+    until(&fabric, &mut nodes, "the outcome", |nodes| {
+        !ends.0.borrow().is_empty() || nodes[1].reactor.stats().messages.received == 1
+    });
+    assert!(ends.0.borrow().is_empty(), "node {absent} is absent after {steps} steps: {:?}", ends.0.borrow());
+    false
+}
+
 /// Row 48 of `docs/reliability.md`. A peer answers each ping but never grants credits. Its connection ends when the last credit for a ping
 /// is used, whether or not the program sends.
 #[test]
