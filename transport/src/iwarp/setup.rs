@@ -146,8 +146,10 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Closes the socket of a peer that has not sent its hello in time.
+    /// Closes the socket of a peer that has not sent its hello in time. The process may not have run for some time: the hello may have
+    /// arrived in time without being read, so it is read first.
     pub(super) fn close_new_peer(&mut self, key: Key) {
+        self.read_hello(key);
         if let Some(peer) = self.links.listener.new_peers.remove(key) {
             self.close(peer.socket, false);
         }
