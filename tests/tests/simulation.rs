@@ -3,12 +3,15 @@
 //! `SIM_SEEDS=N` sets the number of worlds (default: 2,000; half of that for worlds within one host and for worlds with two devices, and a
 //! tenth for each security mode).
 //! `SIM_FIRST=N` sets the first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or `plain` sets the
-//! security of `replay`; two replays of a secured world differ only in the ciphertext.
+//! security of `replay`, and `SIM_ONE_HOST` and `SIM_SLOW` its kind; two replays of a secured world differ only in the ciphertext.
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
 use rdma_reactor_tests::sim::world::Variant;
+
+/// Worlds whose only fault is that nodes are slow.
+const SLOW: Variant = Variant { slow: true, ..Variant::PLAIN };
 
 /// The number of worlds if `SIM_SEEDS` is not set.
 const WORLDS: u64 = 2_000;
@@ -34,7 +37,7 @@ fn every_promise_is_kept_in_every_world() {
 #[test]
 fn every_promise_is_kept_within_one_host() {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS / 2));
-    match check_many(first, count, 2, Variant { secured: SecurityMode::Plain, one_host: true }) {
+    match check_many(first, count, 2, Variant { one_host: true, ..Variant::PLAIN }) {
         Ok(total) => {
             println!("within one host: {total:?}");
             assert!(count < 100 || total.sum.met * 2 > total.sum.connections, "few have met: {total:?}");
@@ -61,7 +64,7 @@ fn every_promise_is_kept_on_two_devices() {
 
 fn secured_worlds(secured: SecurityMode) {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(10));
-    match check_many(first, count, 2, Variant { secured, one_host: false }) {
+    match check_many(first, count, 2, Variant { secured, ..Variant::PLAIN }) {
         Ok(total) => println!("{secured:?}: {total:?}"),
         Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
     }
@@ -75,6 +78,40 @@ fn promises_are_kept_with_tls() {
 #[test]
 fn promises_are_kept_with_a_pre_shared_key() {
     secured_worlds(SecurityMode::Psk);
+}
+
+/// Runs worlds whose only fault is that nodes are slow: for up to ten times the longest default limit they take no turn, or a call or a
+/// callback takes that long. A node that is absent itself does not hold that against its peers. So nothing may fail if the other nodes
+/// wait long enough, however short the limits of the slow node are.
+fn slow_worlds(variant: Variant) {
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(4));
+    match check_many(first, count, 2, variant) {
+        Ok(total) => {
+            println!("slow nodes, {variant:?}: {total:?}");
+            assert!(count < 100 || total.sum.connections > count, "few connections came up: {total:?}");
+        }
+        Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
+    }
+}
+
+#[test]
+fn every_promise_is_kept_when_nodes_are_slow() {
+    slow_worlds(SLOW);
+}
+
+#[test]
+fn every_promise_is_kept_when_nodes_of_one_host_are_slow() {
+    slow_worlds(Variant { one_host: true, ..SLOW });
+}
+
+#[test]
+fn every_promise_is_kept_when_nodes_are_slow_with_tls() {
+    slow_worlds(Variant { secured: SecurityMode::Tls, ..SLOW });
+}
+
+#[test]
+fn every_promise_is_kept_when_nodes_are_slow_with_a_pre_shared_key() {
+    slow_worlds(Variant { secured: SecurityMode::Psk, ..SLOW });
 }
 
 #[test]
@@ -91,6 +128,22 @@ fn the_same_seed_is_the_same_world() {
     }
 }
 
+/// The worlds that have failed once, and what was wrong.
+const FAILED: [(u64, Variant); 3] = [
+    // A node that was absent for longer than `Timeouts::transfer` ended the transfers of its peers.
+    (0xf27e_43bb_22e7_1ac1, SLOW),
+    (0xfe70_75d9_93e2_9575, SLOW),
+    // A node that was absent for longer than `meeting_timeout` closed the socket of a peer whose hello had arrived.
+    (0xa382_8d4c_1d37_df0c, Variant { one_host: true, ..SLOW }),
+];
+
+#[test]
+fn worlds_that_have_failed_once_do_not_fail_again() {
+    for (seed, variant) in FAILED {
+        check(seed, 400, variant).unwrap_or_else(|failure| panic!("\n{failure}\n"));
+    }
+}
+
 /// Runs the world of `SIM_SEED=0x...`, and prints its whole timeline if it fails. `RUST_LOG` also prints the log of the reactors.
 #[test]
 fn replay() {
@@ -103,7 +156,8 @@ fn replay() {
         Ok(other) => panic!("SIM_SECURITY={other}: say tls, psk or plain"),
     };
     let one_host = std::env::var_os("SIM_ONE_HOST").is_some();
-    match check(seed, usize::MAX, Variant { secured, one_host }) {
+    let slow = std::env::var_os("SIM_SLOW").is_some();
+    match check(seed, usize::MAX, Variant { secured, one_host, slow }) {
         Ok(report) => println!("seed {seed:#x}: {report:?}"),
         Err(failure) => panic!("\n{failure}\n"),
     }

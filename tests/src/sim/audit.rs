@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
-use rdma_reactor::transport::cm::DisconnectCause;
+use rdma_reactor::transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_reactor::transport::wc::WcStatus;
 use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason};
 
@@ -132,9 +132,11 @@ impl End {
         self.sent.range(..end).count() as u64
     }
 
-    /// Returns true if at least [`SHORTEST_CLOSE`] has passed since the close, so that the close may have reached its timeout.
-    fn took_its_time(&self, now: u64) -> bool {
-        self.closed.is_some_and(|(closed, _)| self.over.unwrap_or(now).saturating_sub(closed) >= SHORTEST_CLOSE)
+    /// Returns true if the close may have reached its timeout.
+    fn took_its_time(&self, fabric: &Fabric) -> bool {
+        let until = self.over.unwrap_or(fabric.now());
+        let least = if fabric.slowness.is_some() { fabric.limits[self.node].close } else { SHORTEST_CLOSE };
+        self.closed.is_some_and(|(closed, _)| until.saturating_sub(closed) >= least)
     }
 
     /// Returns the number of messages and immediate data that were received.
@@ -231,8 +233,8 @@ impl Pair {
         let links = self.initiators.iter().fold(0, |all, &initiator| all | fabric.disturbances(initiator));
         let until = self.ends.iter().map(|end| end.over.unwrap_or(fabric.now())).max().unwrap_or(0);
         let links = links | if self.trespass { disturbed::TRESPASS } else { 0 };
-        self.ends.iter().fold(links, |all, end| {
-            let paused = fabric.was_paused(end.node, self.opened.0, until);
+        self.ends.iter().rev().zip(&self.ends).fold(links, |all, (peer, end)| {
+            let paused = fabric.tried_patience(end.node, peer.node, self.opened.0, until);
             all | if paused { disturbed::pause(end.node) } else { 0 }
         })
     }
@@ -278,7 +280,7 @@ impl Pair {
             DisconnectReason::Closed => peer.closed.is_some(),
             // A peer whose close has reached its timeout discards its remaining sends, and sends no goodbye.
             DisconnectReason::Lost => {
-                let cut_off = peer.failed || !peer.sends.is_empty() || peer.took_its_time(fabric.now());
+                let cut_off = peer.failed || !peer.sends.is_empty() || peer.took_its_time(fabric);
                 how != 0 || !peer.announced || peer.closed.is_some() && cut_off
             }
             // Simulated hardware may fail to report that the peer has closed the connection, or that an end has used a region without the
@@ -300,18 +302,46 @@ impl Pair {
         }
     }
 
-    /// Returns true if an end may report this error of a connect.
+    /// Returns true if the node that opened the connection was absent for most of the time that a connect may take.
+    fn was_short_of_time(&self, fabric: &Fabric) -> bool {
+        let node = self.ends[ACTIVE].node;
+        fabric.absence(node, self.opened.0, fabric.now()) >= fabric.limits[node].connect / 2
+    }
+
+    /// Returns true if the listener was absent for so long that it may have ended the connection before it read
+    /// the peer's hello on the Unix socket. This is a known defect: `Iwarp::expire_unannounced` does not look at
+    /// the Unix socket again. With `SharedMemoryPolicy::Require` the peer has no other way to connect.
+    fn missed_hello(&self, fabric: &Fabric) -> bool {
+        let node = self.ends[PASSIVE].node;
+        fabric.absence(node, self.opened.0, fabric.now()) >= fabric.limits[node].silence / 2
+    }
+
+    /// Returns true if the faults of the world explain this error of a connect. Worlds with random faults explain each failure of the
+    /// transport, and each rejection. If nodes are only slow, each error needs its own cause.
     #[must_use]
     pub fn judge_error(&self, error: &ConnectError, fabric: &Fabric) -> bool {
+        let (listener, since) = (self.ends[PASSIVE].node, self.opened.0);
+        let faults = fabric.slowness.is_none();
+        let disturbed = self.disturbances(fabric) != 0 || self.may_have_given_way(fabric);
+        let deaf = fabric.was_deaf_since(listener, since);
         match error {
-            ConnectError::Rejected { private_data, .. } => {
-                private_data.is_empty() || self.answers.contains(private_data)
-            }
             ConnectError::Cancelled => self.ends[ACTIVE].closed.is_some(),
-            ConnectError::Transport(rdma_reactor::transport::cm::ConnectFailure::Protocol(_)) => {
-                self.disturbances(fabric) != 0 || self.may_have_given_way(fabric)
+            ConnectError::Rejected { private_data, .. } => {
+                let unsaid = private_data.is_empty() && (faults || deaf || fabric.refused_since(listener, since));
+                unsaid || self.answers.contains(private_data)
             }
-            _ => true,
+            // The time of a connect is a promise to the program. A node that was absent itself meanwhile keeps it, too.
+            ConnectError::Timeout => faults || disturbed || self.was_short_of_time(fabric),
+            ConnectError::Transport(ConnectFailure::Protocol(_)) => disturbed || !faults && deaf,
+            ConnectError::Transport(ConnectFailure::Refused) => faults || deaf,
+            ConnectError::Transport(ConnectFailure::PeerClosed) => faults || disturbed || deaf,
+            ConnectError::Transport(ConnectFailure::Unreachable(_)) => {
+                faults || fabric.one_host && (disturbed || deaf || self.missed_hello(fabric))
+            }
+            ConnectError::Transport(_) => faults,
+            ConnectError::Limit { .. } => true,
+            ConnectError::Local(_) => faults,
+            _ => false,
         }
     }
 }

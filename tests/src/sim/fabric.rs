@@ -18,7 +18,7 @@ use super::local::View;
 use super::middleman::Middleman;
 use super::path::LateDevice;
 use super::rng::Rng;
-use super::swarm::{Fault, FaultOptions, MS, NetOptions};
+use super::swarm::{Fault, FaultOptions, Limits, MS, NetOptions, Slowness};
 use super::tcp::{Kind, Pipe, Socket};
 use super::threads::Threads;
 use super::trace::Trace;
@@ -184,6 +184,16 @@ pub struct Fabric {
     /// For each node: the number of connections that it has dropped in favour of newer ones, and the time at which it dropped the last of
     /// them.
     evictions: BTreeMap<usize, (u64, u64)>,
+    /// For each node, like `evictions`: the number of incoming connections that the node has refused.
+    refusals: BTreeMap<usize, (u64, u64)>,
+    /// For each node that has stopped listening: the time at which it listened again, or `u64::MAX`.
+    deaf: BTreeMap<usize, u64>,
+    /// The slowness of nodes, in a world whose only fault it is.
+    pub slowness: Option<Slowness>,
+    /// The time limits of each node, for worlds with slow nodes.
+    pub limits: Vec<Limits>,
+    /// The node that takes a turn.
+    pub(super) running: Option<usize>,
     pub(super) script: VecDeque<Script>,
     /// The nodes that still get a message from a simulated other thread. A node is in the list once for each message.
     spoken: Vec<usize>,
@@ -250,6 +260,11 @@ impl Fabric {
             silent: BTreeSet::new(),
             pauses: Vec::new(),
             evictions: BTreeMap::new(),
+            refusals: BTreeMap::new(),
+            deaf: BTreeMap::new(),
+            slowness: None,
+            limits: Vec::new(),
+            running: None,
             script: VecDeque::new(),
             spoken: Vec::new(),
             threads: Threads::default(),
@@ -311,10 +326,23 @@ impl Fabric {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
     }
 
-    /// Advances the time by a short random step, which simulates the duration of a call.
+    /// Advances the time by a short random step, which simulates the duration of a call. A call of a slow node may take long.
     pub(super) fn tick(&mut self) {
         let step = self.rng.range(1..=self.net.tick);
         self.advance(self.now + step);
+        let Some(slowness) = self.slowness.clone().filter(|_| !self.calm) else { return };
+        if self.running.is_some_and(|node| slowness.affects(node)) {
+            let stalls = self.fault_rng.chance(slowness.stalls);
+            let stall = if stalls { self.fault_rng.skewed(MS..=slowness.longest) } else { 0 };
+            self.stall(slowness.toll + stall);
+        }
+    }
+
+    /// Advances the time by `time` ns within a turn. No node takes a turn meanwhile.
+    pub(super) fn stall(&mut self, time: u64) {
+        let until = self.now + time;
+        (0..self.ports.len()).for_each(|node| _ = self.is_absent(node, until));
+        self.advance(until);
     }
 
     /// Advances the time by a node's processing time for `octets` bytes.
@@ -467,17 +495,27 @@ impl Fabric {
     /// Pauses a node for the next `time` ns. A pause that lasts longer already is not shortened.
     pub fn pause(&mut self, node: usize, time: u64) {
         let until = self.now + time;
-        let port = &mut self.ports[node];
-        let from = port.paused_until.max(self.now);
-        if until > from {
-            port.paused += until - from;
-            port.paused_until = until;
+        if self.is_absent(node, until) {
             self.note(node, format_args!("does not run for {:.3} ms", time as f64 / 1e6));
         }
-        if time > 10 * MS {
-            self.pauses.push((node, self.now, until));
-        }
         self.at(until, Event::Script(Script::Tick));
+    }
+
+    /// Records that a node does not run until `until`. Returns false if it is paused for longer already.
+    fn is_absent(&mut self, node: usize, until: u64) -> bool {
+        let port = &mut self.ports[node];
+        let from = port.paused_until.max(self.now);
+        if until <= from {
+            return false;
+        }
+        port.paused += until - from;
+        port.paused_until = until;
+        match self.pauses.iter_mut().rev().find(|(who, ..)| *who == node) {
+            // Short pauses in one turn count as one.
+            Some((.., end)) if from <= *end + MS => *end = until,
+            _ => self.pauses.push((node, from, until)),
+        }
+        true
     }
 
     pub(super) fn disturb(&mut self, link: SocketAddr, how: u32) {
@@ -507,10 +545,20 @@ impl Fabric {
         self.links.get(&initiator).copied().unwrap_or(0)
     }
 
-    /// Returns true if a node had a long pause between these times.
+    /// Returns the time between these times for which a node was paused, in ns.
     #[must_use]
-    pub fn was_paused(&self, node: usize, from: u64, until: u64) -> bool {
-        self.pauses.iter().any(|&(who, start, end)| who == node && start <= until && from <= end)
+    pub fn absence(&self, node: usize, from: u64, until: u64) -> u64 {
+        let of_node = self.pauses.iter().filter(|&&(who, ..)| who == node);
+        of_node.map(|&(_, start, end)| end.min(until).saturating_sub(start.max(from))).sum()
+    }
+
+    /// Returns true if, between these times, a node was paused for so long that its peer on the node `by` may
+    /// have lost patience. Where nodes are only slow, that takes half of the peer's shortest limit, and pauses
+    /// of the peer itself do not count. In worlds with other faults, every pause counts.
+    #[must_use]
+    pub fn tried_patience(&self, node: usize, by: usize, from: u64, until: u64) -> bool {
+        let absence = self.absence(node, from, until);
+        absence > 0 && (self.slowness.is_none() || node != by && absence >= self.limits[by].silence / 2)
     }
 
     /// Records the number of connections that a node has dropped in favour of newer ones so far.
@@ -526,15 +574,38 @@ impl Fabric {
         self.evictions.get(&node).is_some_and(|&(_, last)| last >= since)
     }
 
+    /// Records the number of incoming connections that a node has refused so far.
+    pub fn note_refusals(&mut self, node: usize, count: u64) {
+        if count > self.refusals.get(&node).map_or(0, |known| known.0) {
+            self.refusals.insert(node, (count, self.now));
+        }
+    }
+
+    /// Returns true if a node has refused a connection since this time.
+    #[must_use]
+    pub fn refused_since(&self, node: usize, since: u64) -> bool {
+        self.refusals.get(&node).is_some_and(|&(_, last)| last >= since)
+    }
+
+    /// Records that a node listens, or does not listen any more.
+    pub fn note_listening(&mut self, node: usize, listens: bool) {
+        if !listens || self.deaf.contains_key(&node) {
+            self.deaf.insert(node, if listens { self.now } else { u64::MAX });
+        }
+    }
+
+    /// Returns true if a node did not listen at some time since this time.
+    #[must_use]
+    pub fn was_deaf_since(&self, node: usize, since: u64) -> bool {
+        self.deaf.get(&node).is_some_and(|&until| until >= since)
+    }
+
     /// Returns true if the device of a node stalls while the node is paused, and the node was paused for at least half of the last
     /// keepalive time.
     #[must_use]
     pub fn slept_through(&self, node: usize) -> bool {
         let Some(&timeout) = self.slow_to_hear.get(node) else { return false };
-        let from = self.now.saturating_sub(timeout);
-        let of_node = self.pauses.iter().filter(|&&(who, ..)| who == node);
-        let slept: u64 = of_node.map(|&(_, start, end)| end.min(self.now).saturating_sub(start.max(from))).sum();
-        slept >= timeout / 2
+        self.absence(node, self.now.saturating_sub(timeout), self.now) >= timeout / 2
     }
 
     /// Returns the number of sockets. Listeners for connections within the host are not counted: each node has at most one, which
@@ -581,9 +652,11 @@ impl Fabric {
             return;
         }
         let kind = self.fault_rng.pick(&self.faults.kinds);
-        let time = self.fault_rng.skewed(MS..=2000 * MS);
+        let longest = self.slowness.as_ref().map_or(2000 * MS, |slowness| slowness.longest);
+        let time = self.fault_rng.skewed(MS..=longest);
         if kind == Fault::Pause {
             let node = self.fault_rng.index(self.ports.len());
+            let node = self.slowness.as_ref().and_then(|slowness| slowness.node).unwrap_or(node);
             self.pause(node, time);
         } else {
             self.break_link(kind, time);
@@ -598,6 +671,7 @@ impl Fabric {
             port.paused -= port.paused_until.saturating_sub(self.now);
             port.paused_until = port.paused_until.min(self.now);
         }
+        self.pauses.iter_mut().for_each(|(.., end)| *end = self.now.min(*end));
         self.heal_links();
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rdma_reactor::stream::Streams;
 use rdma_reactor::{
-    ConnectOptions, ConnectionId, Context, DetachedMessage, Interest, IoId, ListenerId, SendBuffer, SendErrorKind,
-    SendKind, TimerId,
+    Blocked, ConnectOptions, ConnectionId, Context, DetachedMessage, Interest, IoId, ListenerId, SendBuffer,
+    SendErrorKind, SendKind, TimerId,
 };
 
 use super::audit::{ACTIVE, Arrival, Audit, End, PASSIVE, Pair, STREAM, Stand, is_stream, payload, request_data};
@@ -24,6 +24,8 @@ use super::threads::Threads;
 
 /// The port on which each node listens.
 const PORT: u16 = 7471;
+/// The smallest window, in messages, in which early messages must leave room for a message of the program.
+const LEAST_WINDOW: u32 = 8;
 /// The largest accepted delay, in ns, of a timer or of another action with a deadline. The time for which the node is paused is not part of
 /// the delay.
 const LATE: u64 = 100 * MS;
@@ -50,6 +52,8 @@ pub struct State {
     pub(super) quiet: bool,
     /// The length of the longest message that each node accepts.
     pub(super) max_messages: Vec<u32>,
+    /// The number of receives that each node grants at the start of a connection; 0 if that number varies.
+    pub(super) windows: Vec<u32>,
     pub(super) rng: Rng,
     pub(super) fabric: Shared,
     pub(super) threads: Threads,
@@ -104,6 +108,7 @@ impl State {
             work: work.clone(),
             quiet: is_quiet(seed, node),
             max_messages: nodes.iter().map(|options| options.max_message).collect(),
+            windows: vec![0; nodes.len()],
             rng: Rng::new(mix(seed) ^ node as u64, "program"),
             fabric,
             live: BTreeMap::new(),
@@ -169,7 +174,10 @@ impl Program<'_> {
     pub fn listen(&mut self, cx: &mut Context<'_>) {
         if self.state.listener.is_none() {
             match cx.listen(address(self.state.node, PORT)) {
-                Ok(listener) => self.state.listener = Some(listener),
+                Ok(listener) => {
+                    self.state.listener = Some(listener);
+                    lock(&self.state.fabric).note_listening(self.state.node, true);
+                }
                 Err(error) => self.state.check(false, format_args!("listening failed: {error}")),
             }
         }
@@ -179,6 +187,7 @@ impl Program<'_> {
     pub fn close_listener(&mut self, cx: &mut Context<'_>) {
         if let Some(listener) = self.state.listener.take() {
             cx.close_listener(listener);
+            lock(&self.state.fabric).note_listening(self.state.node, false);
             self.state.check(cx.local_address(listener).is_none(), format_args!("a closed listener has an address"));
         }
     }
@@ -250,7 +259,14 @@ impl Program<'_> {
             _ => false,
         };
         self.state.check(expected, format_args!("send {sequence} on {id}: {result:?} with room for {room}"));
+        // The messages that the reactor itself sends to a peer that takes no turn leave room for the first messages of the program.
+        let window = self.state.windows[self.audit.pairs[&cookie].ends[1 - side].node];
         let Some((_, _, end)) = self.end(id) else { return false };
+        let unused = window >= LEAST_WINDOW && end.posted == 0 && end.heard() == 0;
+        if unused && result == Err(SendErrorKind::WouldBlock(Blocked::Window)) {
+            self.state.check(false, format_args!("{id}: no room for the first message"));
+            return false;
+        }
         match result {
             Ok(_) => {
                 end.accepted += 1;
@@ -413,8 +429,18 @@ impl Program<'_> {
                 self.state.check(said.is_ok(), format_args!("{said:?}"));
             }
             (Call::Dawdle, _) => {
-                let time = self.state.rng.skewed(1_000..=300 * MS);
-                lock(&self.state.fabric).pause(self.state.node, time);
+                let mut fabric = lock(&self.state.fabric);
+                match fabric.slowness.clone() {
+                    None => {
+                        let time = self.state.rng.skewed(1_000..=300 * MS);
+                        fabric.pause(self.state.node, time);
+                    }
+                    Some(slowness) if slowness.affects(self.state.node) => {
+                        let time = self.state.rng.skewed(1_000..=slowness.longest);
+                        fabric.stall(time);
+                    }
+                    Some(_) => {}
+                }
             }
             _ => {}
         }

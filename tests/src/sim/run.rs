@@ -34,14 +34,15 @@ impl fmt::Display for Failure {
         write!(f, "{}seed {:#018x}: {}\n\nto see it again:\n  ", self.tail, self.seed, self.what)?;
         write!(
             f,
-            "SIM_SEED={:#018x} SIM_SECURITY={} {}cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
+            "SIM_SEED={:#018x} SIM_SECURITY={} {}{}cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
             self.seed,
             match self.variant.secured {
                 SecurityMode::Tls => "tls",
                 SecurityMode::Psk => "psk",
                 _ => "plain",
             },
-            if self.variant.one_host { "SIM_ONE_HOST=1 " } else { "" }
+            if self.variant.one_host { "SIM_ONE_HOST=1 " } else { "" },
+            if self.variant.slow { "SIM_SLOW=1 " } else { "" }
         )
     }
 }

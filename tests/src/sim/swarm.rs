@@ -1,6 +1,10 @@
 //! Swarm testing: a seed first determines the kinds and rates of faults, and all sizes. So each seed has its own combination, and rare
 //! combinations occur too.
 
+use std::time::Duration;
+
+use rdma_reactor::Timeouts;
+
 use super::audit::LARGEST;
 use super::rng::Rng;
 
@@ -24,6 +28,40 @@ pub struct Options {
     pub faults: FaultOptions,
     /// The work of the programs.
     pub work: WorkOptions,
+    /// The slowness of nodes, if it is the only fault of the world.
+    pub slowness: Option<Slowness>,
+}
+
+/// The slowness of nodes: they take no turn for some time, or a call in a turn takes long.
+#[derive(Clone, Debug)]
+pub struct Slowness {
+    /// The slow node; `None` if all nodes are slow.
+    pub node: Option<usize>,
+    /// The longest pause, in ns.
+    pub longest: u64,
+    /// The probability, per thousand, that a call in a turn takes up to `longest`.
+    pub stalls: u32,
+    /// The additional time of each call, in ns.
+    pub toll: u64,
+}
+
+impl Slowness {
+    /// Returns true if this node is slow.
+    #[must_use]
+    pub fn affects(&self, node: usize) -> bool {
+        self.node.is_none_or(|slow| slow == node)
+    }
+}
+
+/// The time limits of a node, in ns.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The shortest time after which the node may give up a peer that does not answer.
+    pub silence: u64,
+    /// The time that a connect may take.
+    pub connect: u64,
+    /// The time that a close may take.
+    pub close: u64,
 }
 
 /// The shortest close timeout that a program may have, in ns.
@@ -53,6 +91,8 @@ pub struct NodeOptions {
     pub handshake_timeout: u64,
     pub close_timeout: u64,
     pub flush_timeout: u64,
+    /// The limit of each step of connecting within the provider, and of transfers; `None` for the defaults.
+    pub steps: Option<u64>,
     pub crc: bool,
     /// True if the loop around the reactor watches the reactor's descriptor level-triggered. False if edge-triggered.
     pub level: bool,
@@ -264,11 +304,78 @@ impl Options {
             faults: FaultOptions::draw(rng),
             work: WorkOptions::draw(rng, largest, depth),
             nodes,
+            slowness: None,
         }
+    }
+
+    /// Makes slowness the only fault of the world. Either one node is slow, and its own limits are short: the drawn ones or the defaults.
+    /// All other nodes wait for it as long as it takes. Or all nodes are slow, and all of them wait.
+    #[must_use]
+    pub fn slow(mut self, seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "slow");
+        let node = rng.chance(750).then(|| rng.index(self.nodes.len()));
+        for (i, options) in self.nodes.iter_mut().enumerate() {
+            if node != Some(i) {
+                options.wait_for(DAY);
+            } else if rng.chance(500) {
+                options.take_defaults();
+            } else {
+                // Such worlds last longer than others, and shall not consist of pings.
+                let (interval, keepalive) = options.keepalive;
+                options.keepalive = (10 * interval, 10 * keepalive);
+            }
+        }
+        self.chaos = rng.skewed(1_000 * MS..=20 * LONGEST_LIMIT);
+        self.faults = FaultOptions { every: self.chaos / rng.range(1..=20), kinds: vec![Fault::Pause] };
+        (self.net.exhausted, self.net.lost_connect, self.work.trespass) = (0, 0, 0);
+        // A program that keeps messages withholds credits. If it keeps as many as it may, its peer cannot confirm a large message, and the
+        // connection ends after `Timeouts::transfer`. That is no slowness, and such worlds last longer than this limit.
+        self.work.detach = 0;
+        if let Some(hardware) = &mut self.hardware {
+            (hardware.never, hardware.extensions) = (0, true);
+        }
+        let (stalls, toll) = (rate(rng, 20), if rng.chance(250) { rng.skewed(1_000..=100 * MS) } else { 0 });
+        self.slowness = Some(Slowness { node, longest: 10 * LONGEST_LIMIT, stalls, toll });
+        self
     }
 }
 
+/// A day, in ns: the longest time limit that a reactor accepts.
+const DAY: u64 = 86_400_000 * MS;
+
+/// The longest default limit of a reactor, in ns: `Timeouts::transfer`.
+const LONGEST_LIMIT: u64 = 30_000 * MS;
+
 impl NodeOptions {
+    /// Returns the time limits of the node.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let (interval, keepalive) = self.keepalive;
+        let provider = self.steps.unwrap_or(5_000 * MS);
+        let silence = [keepalive - interval, self.connect_timeout, self.handshake_timeout, provider];
+        Limits {
+            silence: silence.into_iter().fold(u64::MAX, u64::min),
+            connect: self.connect_timeout,
+            close: self.close_timeout,
+        }
+    }
+
+    /// Sets all limits of time for the behaviour of peers to `time`.
+    fn wait_for(&mut self, time: u64) {
+        self.keepalive = (time / 2, time);
+        (self.connect_timeout, self.handshake_timeout, self.close_timeout) = (time, time, time);
+        self.steps = Some(time);
+    }
+
+    /// Sets the limits of time to the defaults of a reactor.
+    fn take_defaults(&mut self) {
+        let Timeouts { connect, handshake, keepalive_interval, keepalive, close, flush, .. } = Timeouts::default();
+        let ns = |time: Duration| time.as_nanos() as u64;
+        self.keepalive = (ns(keepalive_interval), ns(keepalive));
+        (self.connect_timeout, self.handshake_timeout) = (ns(connect), ns(handshake));
+        (self.close_timeout, self.flush_timeout) = (ns(close), ns(flush));
+    }
+
     fn draw(rng: &mut Rng, base: u64, crc: bool) -> Self {
         let interval = rng.range(100 * MS..=500 * MS);
         Self {
@@ -288,6 +395,7 @@ impl NodeOptions {
             handshake_timeout: rng.range(300 * MS..=2000 * MS),
             close_timeout: rng.range(SHORTEST_CLOSE..=1000 * MS),
             flush_timeout: rng.range(50 * MS..=500 * MS),
+            steps: None,
             crc,
             level: rng.chance(300),
         }

@@ -6,12 +6,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::{Config, Context, Parts, Reactor, SecurityMode, Stats, Wait};
+use rdma_reactor::{Config, ConnectionStats, Context, Parts, Reactor, SecurityMode, Stats, Wait};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, SharedMemoryPolicy};
 use rdma_transport::provider::Provider;
 
 use crate::conformance::harness::at_home;
 use crate::identities::security;
+use crate::patience::limited_to;
 
 use super::audit::{Audit, LARGEST, Pair};
 use super::fabric::{Fabric, Script, Shared, disturbed, let_others_speak, lock};
@@ -53,11 +54,13 @@ pub struct Variant {
     pub secured: SecurityMode,
     /// True if all nodes are on one host. Such nodes use the embedded provider, and prefer shared memory.
     pub one_host: bool,
+    /// True if the only fault is that nodes are slow.
+    pub slow: bool,
 }
 
 impl Variant {
     /// A network whose connections are not secured.
-    pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false };
+    pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false, slow: false };
 }
 
 /// The results of a world in which all promises were kept.
@@ -113,7 +116,12 @@ fn eager(seed: u64, node: usize) -> usize {
 fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>, secured: SecurityMode) -> Config {
     let room = options.receive_depth + options.send_depth + 2;
     let time = Duration::from_nanos;
-    Config::default()
+    let config = Config::default();
+    let config = match options.steps {
+        Some(steps) => limited_to(time(steps), config),
+        None => config,
+    };
+    config
         .wait(match options.spin {
             0 if options.adaptive => Wait::Adaptive,
             0 => Wait::Event,
@@ -146,15 +154,23 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     let mut settings = IwarpConfig::default();
     settings.crc = if options.nodes[node].crc { CrcPolicy::Require } else { CrcPolicy::Off };
     settings.extensions = options.extensions;
+    let steps = options.nodes[node].steps.map(Duration::from_nanos);
+    if let Some(steps) = steps {
+        (settings.request_timeout, settings.accept_timeout, settings.ready_timeout) = (steps, steps, steps);
+    }
     let budget = &mut Rng::new(mix(seed) ^ node as u64, "receive budget");
     if budget.chance(300) {
         // With a small receive budget, a poll often leaves received bytes in the socket.
         settings.receive_budget = budget.skewed(1..=64 << 10) as usize;
     }
     if lock(fabric).one_host {
-        settings.shared_memory = SharedMemoryPolicy::Prefer;
+        let slow = options.slowness.is_some();
+        let requires = slow && Rng::new(mix(seed), "policy").chance(500);
+        settings.shared_memory = if requires { SharedMemoryPolicy::Require } else { SharedMemoryPolicy::Prefer };
         let patience = &mut Rng::new(mix(seed) ^ node as u64, "meeting");
-        settings.within_host.meeting_timeout = Duration::from_nanos(patience.skewed(10_000..=200 * MS));
+        // In a slow world, the time must suffice for the network.
+        let shortest = if slow { 100 * MS } else { 10_000 };
+        settings.within_host.meeting_timeout = Duration::from_nanos(patience.skewed(shortest..=200 * MS));
     }
     let mut entropy = Rng::new(mix(seed) ^ node as u64, "entropy");
     let net = SimNet::new(node, Arc::clone(fabric));
@@ -186,17 +202,26 @@ impl World {
         if variant.one_host {
             options.hardware = None;
         }
+        if variant.slow {
+            options = options.slow(seed);
+        }
         let options = options;
         let mut trace = Trace::new(keep);
         trace.line(0, "world", format_args!("{options:?}"));
         let mut fabric = Fabric::new(seed, options.nodes.len(), options.net.clone(), options.faults.clone(), trace);
         fabric.one_host = variant.one_host;
+        fabric.slowness.clone_from(&options.slowness);
+        fabric.limits = options.nodes.iter().map(NodeOptions::limits).collect();
         fabric.forgetful = options.hardware.as_ref().is_some_and(|hardware| hardware.never > 0);
         if options.hardware.as_ref().is_some_and(|hardware| !hardware.extensions) {
             fabric.slow_to_hear = options.nodes.iter().map(|node| node.keepalive.1).collect();
         }
         let threads = fabric.threads();
         let fabric = Arc::new(Mutex::new(fabric));
+        // Shared receives are granted as connections use them, and the handshake of a secured connection uses credits.
+        let varies = |node| variant.secured != SecurityMode::Plain || shared(seed, node, &options).is_some();
+        let depths = options.nodes.iter().map(|node| node.receive_depth).enumerate();
+        let windows: Vec<u32> = depths.map(|(node, depth)| if varies(node) { 0 } else { depth }).collect();
         let node = |node: usize| {
             let unheard = options.work.unheard;
             let parts = Parts {
@@ -213,13 +238,9 @@ impl World {
             let reactor = reactor.expect("settings in range");
             threads.listen(reactor.handle(), unheard);
             let (work, fabric) = (&options.work, Arc::clone(&fabric));
-            Node {
-                reactor: Some(reactor),
-                state: State::new(seed, node, &options.nodes, work, fabric, threads.clone()),
-                options: options.nodes[node].clone(),
-                more: true,
-                turns: 0,
-            }
+            let mut state = State::new(seed, node, &options.nodes, work, fabric, threads.clone());
+            state.windows.clone_from(&windows);
+            Node { reactor: Some(reactor), state, options: options.nodes[node].clone(), more: true, turns: 0 }
         };
         let nodes = (0..options.nodes.len()).map(node).collect();
         Self { nodes, fabric, threads, audit: Audit::default(), rng: Rng::new(seed, "world"), options, futile: 0 }
@@ -314,7 +335,7 @@ impl World {
             let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
             fabric.schedule(at, Script::Speak(node));
         }
-        if self.rng.chance(100) {
+        if self.rng.chance(100) && self.options.slowness.is_none() {
             let (at, node) = (self.rng.range(0..=chaos), self.rng.index(self.nodes.len()));
             fabric.schedule(at, Script::Kill(node));
         }
@@ -440,6 +461,7 @@ impl World {
         };
         let mut fabric = lock(&self.fabric);
         fabric.seen(node);
+        fabric.running = Some(node);
         let rings = fabric.take_rings(node);
         drop(fabric);
         if rings > 1 {
@@ -459,9 +481,11 @@ impl World {
         // A loop that watches the descriptor edge-triggered may ignore `more`, because a reactor that returns `more` also makes its
         // descriptor readable.
         *more = turn.more && options.level;
-        let evicted = reactor.stats().connections.evicted;
+        let ConnectionStats { evicted, refused, .. } = reactor.stats().connections;
         let mut fabric = lock(&self.fabric);
+        fabric.running = None;
         fabric.note_evictions(node, evicted);
+        fabric.note_refusals(node, refused);
         fabric.note(node, format_args!("{turn:?}"));
         drop(fabric);
         self.futile = if turn.progressed { 0 } else { self.futile + 1 };
