@@ -61,8 +61,9 @@ impl Context<'_> {
 
     /// Listens for connections on an address. Port 0 selects a free port; [`Context::local_address`] returns it.
     ///
-    /// # Errors The address is in use or does not belong to this host, a link-local address has no
-    /// zone ([`Error::NoZone`]), or the reactor is draining.
+    /// # Errors
+    /// The address is in use or does not belong to this host, a link-local address has no zone
+    /// ([`Error::NoZone`]), or the reactor is draining.
     pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
         self.listen_with(address, ListenOptions::default())
     }
@@ -230,7 +231,8 @@ impl Context<'_> {
     /// }
     /// ```
     ///
-    /// # Errors The errors of [`Context::connect_with`] that do not come from a provider. Also
+    /// # Errors
+    /// The errors of [`Context::connect_with`] that do not come from a provider. Also
     /// [`Error::NoAddress`] if `host` is empty, and [`Error::Lookup`] if the system cannot start a
     /// thread.
     pub fn connect_host(&mut self, host: &str, port: u16, options: ConnectOptions) -> Result<ConnectionId, Error> {
