@@ -18,6 +18,7 @@ mod stream;
 use std::path::PathBuf;
 
 use rdma_reactor_tests::sim::hostile::play;
+use rdma_transport::planted;
 use rdma_transport_fuzz::exchange::fuzz as verbs;
 use rdma_transport_fuzz::iwarp::fuzz as iwarp;
 
