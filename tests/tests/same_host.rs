@@ -358,12 +358,14 @@ fn peers_whose_memory_is_not_mapped_are_served() {
     });
 }
 
-/// The segments of the attacker's connections.
+/// The segments of the attacker's connections, and the name of the server's Unix listener.
 #[derive(Debug, Default)]
-struct Segments(Mutex<Vec<MappedSegment>>);
+struct Segments(Mutex<Vec<MappedSegment>>, Mutex<Vec<u8>>);
 
 impl Onlooker for Segments {
-    fn met(&self, _: SocketId, _: &[u8]) {}
+    fn met(&self, _: SocketId, name: &[u8]) {
+        *self.1.lock().unwrap() = name.to_vec();
+    }
 
     fn passing(&self, _: SocketId, _: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd> {
         let window = Window::map(&file.try_clone_to_owned().ok()?, segment::LEN, Sharing::Write).ok()?;
@@ -376,9 +378,9 @@ impl Onlooker for Segments {
     fn closing(&self, _: SocketId) {}
 }
 
-/// Returns duplicates of this process's Unix sockets that have connected to a listener for shared
-/// memory.
-fn doorbells() -> Vec<OwnedFd> {
+/// Returns duplicates of this process's Unix sockets that have connected to the listener with this
+/// name.
+fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
     let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let mut found = Vec::new();
@@ -388,7 +390,7 @@ fn doorbells() -> Vec<OwnedFd> {
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let is_local = socket_type(fd) == Ok(SocketType::SEQPACKET) && socket_domain(fd) == Ok(AddressFamily::UNIX);
         let peer = getpeername(fd).ok().flatten().and_then(|peer| SocketAddrUnix::try_from(peer).ok());
-        if is_local && peer.is_some_and(|peer| peer.abstract_name().is_some_and(|name| name.starts_with(b"rdma-"))) {
+        if is_local && peer.is_some_and(|peer| peer.abstract_name() == Some(listener)) {
             found.extend(fd.try_clone_to_owned());
         }
     }
@@ -448,7 +450,7 @@ fn a_peer_that_lends_without_end_disturbs_nobody() {
         };
         let mut attacker = Reactor::with_parts(limited_to(PATIENCE, Config::default()), parts).expect("a reactor");
         connect(&mut attacker, &mut Client::default(), address, COUNT);
-        let doorbells = doorbells();
+        let doorbells = doorbells(&segments.1.lock().unwrap());
         assert_eq!((doorbells.len(), segments.0.lock().unwrap().len()), (COUNT, COUNT));
         for segment in segments.0.lock().unwrap().iter() {
             (0..SLOTS).for_each(|slot| segment.store(SegmentSide::Active.outgoing() + TABLE + 8 * slot, WORD));

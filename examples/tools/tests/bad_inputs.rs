@@ -44,7 +44,7 @@ fn each_mistake_is_one_line_with_its_cure() {
         ("kv server --bind 192.0.2.1 -p 7", "cannot listen on 192.0.2.1:7: Cannot assign requested address"),
         ("kv server -p 99999", "invalid value '99999' for '--port <PORT>'"),
         ("raw-echo client fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
-        ("rcp /etc/hosts", "give FILE and HOST[:NAME]; --help explains"),
+        ("rcp /etc/hosts", "the following required arguments were not provided: <HOST[:NAME]>; --help explains"),
         ("rcp /etc 127.0.0.1", "/etc: a directory, not a file: give -r to copy its content"),
         ("rcp /nowhere 127.0.0.1", "/nowhere: No such file or directory"),
         ("rcp server /proc", "no file can be created there: change its permissions, or name another directory"),

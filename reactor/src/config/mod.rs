@@ -601,7 +601,7 @@ mod tests {
         // KiB plus a header, rounded up to 64 bytes: 8,256 bytes.
         assert!(Config::default().max_memory(130 * 8256).validate().is_ok());
         let error = Config::default().max_memory(130 * 8256 - 1).validate().unwrap_err().to_string();
-        assert!(error.starts_with("max_memory is 1073279: it must be room for"), "{error}");
+        assert!(error.starts_with("max_memory is 1073279: it must be at least 1073280, the buffers"), "{error}");
         assert!(Config::default().completions(|c| c.queue = 10).validate().is_err());
         assert!(
             Config::default()

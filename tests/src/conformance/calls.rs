@@ -240,14 +240,15 @@ pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     let second = both.connect().0;
     let limits = both.server.1.calls.limits();
     (limits.requests_per_connection, limits.bytes_per_connection) = (4, 1000);
-    (limits.requests, limits.bytes) = (6, 1500);
+    (limits.requests, limits.bytes) = (12, 1500);
     // The client sends too many requests on one connection, and then one request that is too long.
     for tag in 0..6 {
         both.call(b"few", PATIENCE, tag);
     }
     both.call(&[0; 1001], PATIENCE, 6);
     both.until("three are refused", |b| b.client.1.ends.len() == 3);
-    // On a second connection, the client exceeds the limit of requests of the whole reactor.
+    // On a second connection, the client exceeds the share of its host: with a third request, the connection would hold 3, its host 7, and
+    // all hosts 7.
     for tag in 7..10 {
         let (reactor, party) = &mut both.client;
         party.calls.call(&mut reactor.context(), second, b"others", PATIENCE, tag).expect("an open connection");
