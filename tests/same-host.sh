@@ -123,9 +123,11 @@ row "a full control group" 127.0.0.1 800 '^ended with status 137' '^ended with s
 serve shm
 only='^1000 failed: rejected: the peer accepts only peers in shared memory'
 row "required there, another user" 127.0.0.1 1000 '^1000 failed: .*no shared memory' "$only" $other
-row "required there, RLIMIT_FSIZE 0" 127.0.0.1 1000 '^1000 failed: .*no shared memory' "$only" prlimit --fsize=0
+# A process that may write no file has its output in a pipe.
+no_files() { exec prlimit --fsize=0 "$@" > >(cat >>"$work/out"); }
+row "required there, RLIMIT_FSIZE 0" 127.0.0.1 1000 '^1000 failed: .*no shared memory' "$only" no_files
 # The rows' own checks that another client still connects are the only connections of that server.
-if [ "$(grep -c '^up' "$work/served-shm")" != 4 ] || grep -vE '^(listening |up shm$|down: )' "$work/served-shm"; then
+if [ "$(grep -c '^up' "$work/served-shm")" != 2 ] || grep -vE '^(listening |up shm$|down: )' "$work/served-shm"; then
     echo "FAILED  the server that requires shared memory has talked to others: $(sort "$work/served-shm" | uniq -c | paste -sd ';' -)"
     failed=$((failed + 1))
 fi
