@@ -275,10 +275,7 @@ impl<T> ConnectionCalls<T> {
         if self.finishing {
             return Err(Status::DRAINING);
         }
-        let fits = |this: &Self, shared: &Shared| {
-            shared.held.has_room_for_one(this.host, &this.held, &shared.limits)
-                && shared.held.has_room_for_bytes(this.host, &this.held, bytes, &shared.limits)
-        };
+        let fits = |this: &Self, shared: &Shared| shared.held.has_room(this.host, &this.held, bytes, &shared.limits);
         let fit = fits(self, shared) || (self.drop_late_answers(shared, now) && fits(self, shared));
         if !fit && !crate::planted("every-request-is-admitted") {
             return Err(Status::OVERLOADED);
@@ -338,10 +335,10 @@ impl<T> ConnectionCalls<T> {
         payload: Option<&[u8]>,
     ) -> Result<(), AnswerError> {
         let HeldRequest { id, until, bytes, cancelled } = self.requests.remove(key).ok_or(AnswerError::Gone)?;
-        if self.requests.is_empty() {
-            self.by_id = None;
-        } else if let Some(by_id) = &mut self.by_id {
-            by_id.remove(&(id, key));
+        match &mut self.by_id {
+            None => {}
+            Some(_) if self.requests.is_empty() => self.by_id = None,
+            Some(by_id) => _ = by_id.remove(&(id, key)),
         }
         self.release(shared, bytes);
         let result = match payload {

@@ -149,18 +149,20 @@ impl HeldRequests {
         self.hosts.get(key).map_or(Load::default(), |host| host.held)
     }
 
-    /// Returns true if a connection of the host that holds `own` may hold one request more.
+    /// Returns true if a connection of the host that holds `own` may hold one more request, of `bytes` bytes.
     #[inline]
-    pub(super) fn has_room_for_one(&self, key: Key, own: &Load, limits: &CallLimits) -> bool {
+    pub(super) fn has_room(&self, key: Key, own: &Load, bytes: usize, limits: &CallLimits) -> bool {
         let host = self.of_host(key);
-        own.count < limits.requests_per_connection && own.count + host.count + self.all.count < limits.requests
+        own.has_room(bytes, limits.requests_per_connection, limits.bytes_per_connection)
+            && own.count + host.count + self.all.count < limits.requests
+            && (own.bytes + host.bytes + self.all.bytes).saturating_add(bytes) <= limits.bytes
     }
 
-    /// Returns true if a connection of the host that holds `own` may hold `bytes` more.
+    /// Returns true if a connection of the host that holds `own` may hold `bytes` more, without one more request.
     #[inline]
     pub(super) fn has_room_for_bytes(&self, key: Key, own: &Load, bytes: usize, limits: &CallLimits) -> bool {
-        let all = own.bytes.saturating_add(self.of_host(key).bytes).saturating_add(self.all.bytes);
-        own.bytes.saturating_add(bytes) <= limits.bytes_per_connection && all.saturating_add(bytes) <= limits.bytes
+        own.bytes.saturating_add(bytes) <= limits.bytes_per_connection
+            && (own.bytes + self.of_host(key).bytes + self.all.bytes).saturating_add(bytes) <= limits.bytes
     }
 
     #[inline]
@@ -210,9 +212,7 @@ mod tests {
             let mut progress = true;
             while std::mem::take(&mut progress) {
                 for (key, own) in &mut self.connections {
-                    if self.held.has_room_for_one(*key, own, &self.limits)
-                        && self.held.has_room_for_bytes(*key, own, bytes, &self.limits)
-                    {
+                    if self.held.has_room(*key, own, bytes, &self.limits) {
                         own.add(bytes);
                         self.held.add(*key, bytes);
                         progress = true;
