@@ -220,11 +220,13 @@ impl HostileFile {
     }
 
     /// Makes a file as a correct peer does: its size is sealed, and its pages stay.
+    #[cfg(not(loom_model))]
     pub(crate) fn fixed(len: u64) -> OwnedFd {
         Self::sealed(len, true, SIZE | libc::F_SEAL_FUTURE_WRITE)
     }
 
     /// Makes a file with all pages, whose size can change.
+    #[cfg(not(loom_model))]
     pub(crate) fn unsealed(len: u64) -> OwnedFd {
         Self::sealed(len, true, 0)
     }
