@@ -29,7 +29,7 @@ mod contract {
     provider_conformance!(rxe, real());
 }
 
-rdma_reactor_tests::conformance!(exchanged rxe, rdma_reactor_tests::conformance::Setup {
+rdma_reactor_tests::conformance!(sample rxe, rdma_reactor_tests::conformance::Setup {
     reactor: rdma_reactor_tests::exchanged::reactor,
     datagrams: false,
     ..rdma_reactor_tests::conformance::Setup::device("RXE")

@@ -12,6 +12,7 @@ use rdma_reactor::{
 };
 use socket2::{Domain, Socket, Type};
 
+use super::clock;
 use super::harness::{Event, Pair, Probe, Setup};
 
 /// Private data must arrive on both sides with its exact length.
@@ -170,10 +171,11 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.finish();
 }
 
-/// A port of this host that has no listener. A bound socket reserves it, so that no other program, and no other test, listens there.
+/// A port of this host that has no listener. A bound socket reserves it, so that no other program, and no other test, listens there. On
+/// a simulated network there is nobody else.
 pub(super) struct Deserted {
     pub(super) address: SocketAddr,
-    _socket: Socket,
+    _socket: Option<Socket>,
 }
 
 impl Deserted {
@@ -183,10 +185,13 @@ impl Deserted {
 
     /// Reserves the port of `address`, or any free port if that is 0.
     pub(super) fn at(address: SocketAddr) -> io::Result<Self> {
+        if let Some(address) = clock::deserted(address) {
+            return Ok(Self { address, _socket: None });
+        }
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         socket.bind(&address.into())?;
         let address = socket.local_addr()?.as_socket().expect("an IP address");
-        Ok(Self { address, _socket: socket })
+        Ok(Self { address, _socket: Some(socket) })
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Blocked, ConnectionId, DisconnectReason, Reactor, SendErrorKind};
 
+use super::clock::pause;
 use super::harness::{Event, HOUR, PATIENCE, Pair, Probe, Setup, now};
 
 /// A closed window must refuse sends. When the window opens again, `on_writable` must be called exactly once. No message may be lost.
@@ -266,7 +267,7 @@ pub fn timers_fire_in_order(setup: &Setup) {
     let start = loop {
         let (start, mut cx) = (now(), p.client.context());
         let set = [cx.set_timer(ms(30), 3), cx.set_timer(ms(10), 1)];
-        if start.elapsed() < ms(20) {
+        if now() - start < ms(20) {
             break start;
         }
         // After a pause between the two calls, the deadlines may have the other order.
@@ -337,14 +338,13 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
 
 /// A callback blocks its own reactor for longer than the keepalive timeout. The connection must not end: the reactor must not treat its own
 /// pause as silence of the peer.
-#[allow(clippy::disallowed_methods, reason = "the stall is the test")]
 pub fn own_stall_is_not_the_peers(setup: &Setup) {
     let timeout = Duration::from_millis(1500);
     let hasty =
         setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_millis(200), timeout));
     let c = Probe::new(move |_, event| {
         if let Event::Timer(_) = event {
-            std::thread::sleep(timeout + Duration::from_millis(500));
+            pause(timeout + Duration::from_millis(500));
         }
     });
     let mut p = Pair::with_configs(setup, setup.config(), hasty, Probe::echo(), c);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_reactor::{
     Config, ConnectError, ConnectRequest, ConnectionId, Context, Datagram, DatagramHandler, Decision, DetachedMessage,
@@ -11,6 +11,8 @@ use rdma_reactor::{
     TransferEnd, TransferId, Wait,
 };
 
+use super::clock;
+pub use super::clock::now;
 use crate::device::Device;
 use crate::forward::Forward;
 use crate::identities;
@@ -88,6 +90,14 @@ impl Setup {
             witnessed: None,
             reactor: Reactor::new,
         }
+    }
+
+    /// Returns the setup of the embedded provider on virtual time: the reactors are nodes of a new simulated network. If `one_host` is true,
+    /// they are within one host, and connections use shared memory.
+    #[must_use]
+    pub fn simulated(one_host: bool) -> Self {
+        clock::simulate(one_host);
+        Self { address: crate::sim::tcp::address(0, 0), datagrams: false, reactor: clock::reactor, ..Self::iwarp() }
     }
 
     /// Returns the setup of the embedded provider with connections in shared memory.
@@ -242,13 +252,6 @@ fn start_watchdog(limit: Duration, name: &'static str) -> std::sync::mpsc::Sende
         }
     });
     done
-}
-
-/// Returns the current time. Only tests may use the system's clock directly.
-#[must_use]
-#[allow(clippy::disallowed_methods, reason = "a test's own clock")]
-pub fn now() -> Instant {
-    Instant::now()
 }
 
 /// A recorded callback, with its arguments.
@@ -647,6 +650,7 @@ impl Pair {
         self.until("all buffers are home", |p| [&p.server, &p.client].iter().all(|r| at_home(r)));
         let unflushed = [&self.server, &self.client].map(|reactor| reactor.stats().connections.unflushed);
         assert!(!self.flushes || unflushed == [0, 0], "connections ran into the limit of their flush: {unflushed:?}");
+        clock::assert_awake();
         if self.witness.is_some() {
             self.s.assert_completed(&self.server);
             self.c.assert_completed(&self.client);

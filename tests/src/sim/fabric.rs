@@ -27,6 +27,9 @@ use super::udp::{Flying, UdpOptions};
 /// A reference to the fabric that nodes share.
 pub type Shared = Arc<Mutex<Fabric>>;
 
+/// The first port that the simulated system chooses.
+const FIRST_PORT: u16 = 20_000;
+
 /// Locks the fabric. Ignores a poisoned lock, because the panic that poisoned it is reported elsewhere.
 pub fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -198,7 +201,7 @@ pub struct Fabric {
     /// The nodes that still get a message from a simulated other thread. A node is in the list once for each message.
     spoken: Vec<usize>,
     threads: Threads,
-    pub(super) next_port: u16,
+    next_port: u16,
     pub(super) calm: bool,
     /// The processing time of node 0 for each byte that it receives or sends, in ps. All other nodes need no time.
     pub toll: u64,
@@ -211,6 +214,8 @@ pub struct Fabric {
     /// The keepalive time of each node, in ns, for simulated devices that detect only by complete messages that a peer is alive. The list
     /// is empty for all other devices. Such a simulated device stalls while its node is paused; a real device does not stall.
     pub slow_to_hear: Vec<u64>,
+    /// True if a node that waits lets the time pass until something happens, or until its wait is over. False if its caller does that.
+    pub sleeps: bool,
     /// The history of the world, see [`Trace`].
     pub trace: Trace,
     /// Descriptions of the broken promises, in the order of their detection.
@@ -268,13 +273,14 @@ impl Fabric {
             script: VecDeque::new(),
             spoken: Vec::new(),
             threads: Threads::default(),
-            next_port: 20_000,
+            next_port: FIRST_PORT,
             calm: false,
             toll: 0,
             middleman: None,
             late_device: None,
             forgetful: false,
             slow_to_hear: Vec::new(),
+            sleeps: false,
             trace,
             violations: Vec::new(),
         };
@@ -324,6 +330,13 @@ impl Fabric {
     #[must_use]
     pub fn next(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
+    }
+
+    /// Returns a port that the system chooses.
+    pub(super) fn any_port(&mut self) -> u16 {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(FIRST_PORT);
+        port
     }
 
     /// Advances the time by a short random step, which simulates the duration of a call. A call of a slow node may take long.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{Clock, Edge, Interest, Poller, Readiness, Wake};
 
-use super::fabric::{OwnDescriptor, Shared, let_others_speak, lock};
+use super::fabric::{Fabric, OwnDescriptor, Shared, let_others_speak, lock};
 use super::net::descriptor;
 
 /// Returns the instant at the virtual time `virtual_ns`. The instant of time 0 is arbitrary, but the same for all calls.
@@ -73,6 +73,28 @@ impl std::fmt::Debug for SimPoller {
     }
 }
 
+impl SimPoller {
+    /// Adds the edges since the last call. Returns true if the node was woken since then.
+    fn collect(&self, fabric: &mut Fabric, edges: &mut Vec<Edge>) -> bool {
+        for channel in 0..2 {
+            let spurious = fabric.net.spurious;
+            let spurious = fabric.rng.chance(spurious);
+            let readable = fabric.look(self.node, channel);
+            let state = &mut fabric.ports[self.node].channels[channel];
+            let Some(token) = state.token else { continue };
+            if std::mem::take(&mut state.edge) && readable || spurious {
+                edges.push(Edge { token, readiness: Readiness::new(true, false, false) });
+            }
+        }
+        for own in &mut fabric.ports[self.node].own {
+            if std::mem::take(&mut own.edge) && own.bytes > 0 {
+                edges.push(Edge { token: own.token, readiness: Readiness::new(true, false, false) });
+            }
+        }
+        std::mem::take(&mut fabric.ports[self.node].woken)
+    }
+}
+
 impl Poller for SimPoller {
     fn register(&mut self, fd: RawFd, token: usize, _interest: Interest) -> io::Result<()> {
         let mut fabric = lock(&self.fabric);
@@ -99,27 +121,20 @@ impl Poller for SimPoller {
     fn wait(&mut self, timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()> {
         let (mut fabric, before) = (lock(&self.fabric), edges.len());
         fabric.tick();
-        let woken = std::mem::take(&mut fabric.ports[self.node].woken);
-        for channel in 0..2 {
-            let spurious = fabric.net.spurious;
-            let spurious = fabric.rng.chance(spurious);
-            let readable = fabric.look(self.node, channel);
-            let state = &mut fabric.ports[self.node].channels[channel];
-            let Some(token) = state.token else { continue };
-            if std::mem::take(&mut state.edge) && readable || spurious {
-                edges.push(Edge { token, readiness: Readiness::new(true, false, false) });
-            }
-        }
-        for own in &mut fabric.ports[self.node].own {
-            if std::mem::take(&mut own.edge) && own.bytes > 0 {
-                edges.push(Edge { token: own.token, readiness: Readiness::new(true, false, false) });
-            }
-        }
+        let mut woken = self.collect(&mut fabric, edges);
         // This wait would sleep. That is a fault if the node has missed an event.
         if timeout != Some(Duration::ZERO) && edges.len() == before && !woken {
             if let Some(what) = fabric.asleep_on(self.node) {
                 let violation = format!("node{} waits in spite of {what}", self.node);
                 fabric.violations.push(violation);
+            }
+            let time = timeout.map_or(u64::MAX, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+            let end = fabric.now().saturating_add(time);
+            while fabric.sleeps && edges.len() == before && !woken && fabric.now() < end {
+                // Without an end and without an event, it returns, as a wait that a signal interrupts does.
+                let Some(to) = fabric.next().map(|next| next.min(end)).or(timeout.map(|_| end)) else { break };
+                fabric.advance(to);
+                woken = self.collect(&mut fabric, edges);
             }
         }
         drop(fabric);

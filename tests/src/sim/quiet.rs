@@ -34,9 +34,22 @@ pub fn network(nodes: usize) -> Shared {
 /// Returns a network of `nodes` nodes, with TCP segments of `segment` bytes.
 #[must_use]
 pub fn network_of(nodes: usize, segment: usize) -> Shared {
+    network_with(nodes, segment, (20_000, 20_000))
+}
+
+/// Returns a network of `nodes` nodes. Each `schedule` has another length of TCP segments and other latencies.
+#[must_use]
+pub fn network_of_schedule(nodes: usize, schedule: u64) -> Shared {
+    let mut rng = Rng::new(schedule, "schedule");
+    let segment = usize::try_from(rng.range(200..=9000)).expect("a length");
+    let longest = rng.skewed(1_000..=10 * MS);
+    network_with(nodes, segment, (1_000.min(longest), longest))
+}
+
+fn network_with(nodes: usize, segment: usize, latency: (u64, u64)) -> Shared {
     let net = NetOptions {
         segment,
-        latency: (20_000, 20_000),
+        latency,
         buffer: 1 << 20,
         short_write: 0,
         interrupted: 0,

@@ -207,8 +207,7 @@ impl Fabric {
 
     pub(super) fn listen(&mut self, node: usize, mut local: SocketAddr, backlog: u32) -> io::Result<Key> {
         if local.port() == 0 {
-            local.set_port(self.next_port);
-            self.next_port += 1;
+            local.set_port(self.any_port());
         }
         if self.sockets.iter().any(|(_, s)| s.local == local && matches!(s.kind, Kind::Listening { .. })) {
             return Err(ErrorKind::AddrInUse.into());
@@ -241,8 +240,7 @@ impl Fabric {
         if !self.calm && self.rng.chance(self.net.exhausted) {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
-        let local = address(node, self.next_port);
-        self.next_port += 1;
+        let local = address(node, self.any_port());
         let key = self.insert_socket(node, Kind::Connecting, local, peer, local);
         self.dialled.push((local, [node, node_of(peer)]));
         let latency = self.latency();

@@ -93,8 +93,7 @@ impl Fabric {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         if local.port() == 0 {
-            local.set_port(self.next_port);
-            self.next_port += 1;
+            local.set_port(self.any_port());
         }
         let taken = |(_, other): (Key, &super::tcp::Socket)| {
             other.node == node && other.local == local && matches!(&other.kind, Kind::Udp(_))
