@@ -1,5 +1,5 @@
 //! The conformance suite on the kernel's RDMA devices, siw and rxe. It needs the feature `verbs` and both devices; a test fails if its
-//! device is missing. `make test-rdma` creates the devices.
+//! device is missing. `make test-rdma-full` creates the devices.
 #![cfg(feature = "verbs")]
 
 use rdma_reactor_tests::conformance;

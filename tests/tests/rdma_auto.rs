@@ -1,5 +1,5 @@
 //! `ProviderChoice::Auto` on a host with the kernel's siw and rxe: which provider carries each connection and each listener.
-//! `make test-rdma` runs these tests. `rdma_without_siw.rs` tests a host without iWARP.
+//! `make test-rdma-full` runs these tests. `rdma_without_siw.rs` tests a host without iWARP.
 #![cfg(feature = "verbs")]
 
 use std::net::SocketAddr;

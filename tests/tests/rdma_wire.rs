@@ -1,5 +1,5 @@
 //! Captures the packets between two rxe devices at the ends of a veth pair. `tests/vm/wire.sh` sets the devices up in the virtual machine.
-//! `make test-rdma` runs these tests.
+//! `make test-rdma-full` runs these tests.
 #![cfg(feature = "verbs")]
 
 use std::collections::BTreeSet;

@@ -1,5 +1,5 @@
 //! `ProviderChoice::Auto` on a host with RoCE and without iWARP: the kernel's rxe, after siw was removed. siw cannot be removed while a
-//! process has it open, so this test is alone in its process. `make test-rdma` runs it.
+//! process has it open, so this test is alone in its process. `make test-rdma-full` runs it.
 #![cfg(feature = "verbs")]
 
 use std::time::Duration;

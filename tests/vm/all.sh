@@ -2,7 +2,8 @@
 # Runs the tests in guests, two guests at a time, the longest steps first. The output of a step follows when the step has ended. No step
 # starts after one that has failed.
 #
-#   all.sh            the main part of the conformance suite, faults, and others' programs: `make test-rdma`, some 6 minutes
+#   all.sh            the contract of the provider, a sample of the conformance suite, faults in traffic, and each program of others once:
+#                     `make test-rdma`, some 3 minutes
 #   all.sh --full     everything: `make test-rdma-full`, some 15 minutes. The conformance suite runs with both bindings: the
 #                     declarations of the project, and the crate rdma-sys, which differs in those only (`make test-layout`
 #                     compares them) and so runs a part of it
@@ -19,8 +20,9 @@ guests=${GUESTS:-2}
 [ ! -e /dev/infiniband ] || guests=1
 
 # One build for all steps: cargo runs one build at a time.
-tests=(verbs rdma rdma_contract rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden rdma_wire rdma_exchange rdma_exchange_wire)
-[ -z "$*" ] || tests+=(rdma_queues rdma_scale rdma_secured rdma_churn interop_siw misbehaviour_siw)
+tests=(verbs rdma_contract rdma_faults rdma_exchange rdma_exchange_wire)
+others=(rdma rdma_witnessed rdma_auto rdma_without_siw rdma_hidden rdma_wire rdma_queues rdma_scale rdma_secured rdma_churn interop_siw misbehaviour_siw)
+[ "$*" = --full ] && tests+=("${others[@]}") || tests+=(rdma_sample)
 tests/vm/build.sh "${tests[@]}" >/dev/null || exit 1
 
 step() { # NAME COMMAND...: runs a step, then prints what it has said
@@ -59,11 +61,10 @@ if [ "$*" = --full ]; then
     start exchange tests/vm/exchange.sh
     start valkey tests/vm/valkey.sh
 else
-    start conformance env SUITES=rdma tests/vm/conformance.sh siw:: rxe::
-    start faults tests/vm/faults.sh
-    # With CRC, and datagrams over IPv4: without a colon, which each address of IPv6 has.
-    start interop tests/vm/interop.sh '^siw +[a-z]+ +(done|noticed)|^rxe [^:]*$'
     start verbs env SUITES='verbs rdma_contract' tests/vm/conformance.sh siw:: rxe::
+    start sample env SUITES=rdma_sample tests/vm/conformance.sh
+    start faults env SUITES=rdma_faults tests/vm/faults.sh in_traffic
+    start interop tests/vm/interop.sh --sample
     start exchange tests/vm/exchange.sh contract:: faults:: carries another_network exchanges_private_data
 fi
 wait

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Faults of peers, links and devices, the provider of connections when devices are removed and added, and the packets between two devices.
 # With RDMA_CYCLES=10000 (at least 4,000) also this number of sequential connections on each. Builds on the host, runs in the guest, always,
-# because it removes devices and changes routes.
+# because it removes devices and changes routes. `SUITES` names the test programs, by default all of them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-binaries=$(tests/vm/build.sh rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden ${RDMA_CYCLES:+rdma_churn} rdma_wire)
+all="rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden ${RDMA_CYCLES:+rdma_churn} rdma_wire"
+# shellcheck disable=SC2086
+binaries=$(tests/vm/build.sh ${SUITES:-$all})
 
 script='' shuffled=${SHUFFLE:+env RUSTC_BOOTSTRAP=1 RUST_TEST_SHUFFLE_SEED=$SHUFFLE}
 for binary in $binaries; do

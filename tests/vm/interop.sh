@@ -6,6 +6,7 @@
 # exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
+#   tests/vm/interop.sh --sample      each program of others in each role once, on the device where nothing but a defect makes it fail
 #   INTEROP_LIMIT=300                 seconds for our program; the other one has twice this time
 #   INTEROP_CAPTURE=FILE              has the packets of datagrams from the other network namespace captured in FILE, below target/vm
 set -uo pipefail
@@ -28,6 +29,11 @@ bin=$2 own=$3 limit=$4 pattern=$5
 logs=$(mktemp -d) || exit 1
 trap 'rm -rf "$logs"' EXIT
 port=20000 ran=0 failed=0 tries=1 unanswered=0
+declare -A seen=()
+once=''
+if [ "$pattern" = --sample ]; then
+    once=1 pattern='^siw +iwarp +done |^rxe +verbs +done .*(udaddy|mckey) |^rxe +iwarp +done .*ibv_ud_pingpong '
+fi
 
 for tool in rdma_client rdma_server ucmatose rping udaddy mckey ibv_ud_pingpong ibv_devinfo; do
     type "$tool" >/dev/null || { echo "$tool is missing: install the packages rdmacm-utils and ibverbs-utils" >&2; exit 1; }
@@ -106,6 +112,12 @@ exchange() {
     words=${words//"${three[*]}"/3x} words=${words//"${chain[*]}"/3x}
     line=$(printf '%-4s %-14s %-7s' "$device" "$provider" "$wanted")
     [[ "$line $words" =~ $pattern ]] || return
+    if [ -n "$once" ] && [ $tries = 1 ]; then
+        local program="$whose "
+        [[ ! $words =~ (rdma_client|rdma_server|ucmatose|rping|udaddy|mckey|ibv_ud_pingpong)' -' ]] || program+=${BASH_REMATCH[1]}
+        [ -z "${seen[$program]:-}" ] || return
+        seen[$program]=1
+    fi
     ran=$((ran + 1)) began=${EPOCHREALTIME/./}
 
     # Here, for a process in the background does it only after some time: until then the old log says that a server listens.
