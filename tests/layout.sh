@@ -8,7 +8,8 @@ cargo=${CARGO:-cargo}
 
 compare() { # WORD...: further flags of the compiler
     local binary
-    binary=$("$cargo" rustc -q -p rdma-transport --lib --profile test --features rdma-sys --message-format=json -- "$@" |
+    # Sizes and offsets are those of an unoptimised build, too.
+    binary=$("$cargo" --config 'profile.test.package.rdma-transport.opt-level=0' rustc -q -p rdma-transport --lib --profile test --features rdma-sys --message-format=json -- "$@" |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
     "$binary" verbs::sys::compare --nocapture
 }

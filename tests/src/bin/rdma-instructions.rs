@@ -1,9 +1,10 @@
-//! Counts the instructions of steady states under callgrind, and compares the counts with those in `tests/data/instructions.txt`.
+//! Counts the instructions of steady states under callgrind, and compares the counts with those in a file: `tests/data/instructions.txt`
+//! for the default settings of a release, and `tests/data/instructions-lto.txt` for link-time optimisation.
 //!
 //! ```text
-//! rdma-instructions             counts and compares; fails if the count of a state has grown by more than 3 %
-//! rdma-instructions write       counts, and writes the file
-//! rdma-instructions run N M     runs M rounds of state N, without counting; callgrind runs this command
+//! rdma-instructions compare FILE    counts and compares; fails if the count of a state has grown by more than 3 %
+//! rdma-instructions write FILE      counts, and writes the file
+//! rdma-instructions run N M         runs M rounds of state N, without counting; callgrind runs this command
 //! ```
 //!
 //! Only instructions in user mode are counted. The counts depend on the compiler, so the file names the compiler.
@@ -86,7 +87,6 @@ const GROWTH: f64 = 3.0;
 /// A number of instructions in each round. A function is written to the file only if its cost is at least this number. A function is
 /// printed as a cause of growth only if its cost has grown by more than this number.
 const TOLD: f64 = 2.0;
-const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/instructions.txt");
 
 /// The number of instructions in each round, by the name of a function or layer.
 type Costs = BTreeMap<String, f64>;
@@ -95,10 +95,10 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments[..] {
-        [] => compare(),
-        ["write"] => write(),
+        ["compare", file] => compare(file),
+        ["write", file] => write(file),
         ["run", state, times] => run(state, times),
-        _ => Err("usage: rdma-instructions [write | run STATE TIMES]".into()),
+        _ => Err("usage: rdma-instructions compare FILE | write FILE | run STATE TIMES".into()),
     };
     result.map_or_else(
         |error| {
@@ -268,7 +268,7 @@ fn by_layer(costs: &Costs) -> String {
     parts.map(|((layer, _), sum)| format!("{layer} {sum:.0}")).collect::<Vec<_>>().join(", ")
 }
 
-fn write() -> Result<(), String> {
+fn write(file: &str) -> Result<(), String> {
     let mut text = format!("# Instructions of steady states, counted by `make instructions-write`: {}\n", compiler());
     for ((name, ..), costs) in STATES.iter().zip(count(|_, _| false)?) {
         let _ = writeln!(text, "\n{:.0} = {name}", total(&costs));
@@ -278,10 +278,10 @@ fn write() -> Result<(), String> {
             let _ = writeln!(text, "{cost:9.1} {function}");
         }
     }
-    std::fs::write(BASELINE, text).map_err(|error| format!("{BASELINE}: {error}"))
+    std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))
 }
 
-/// Parses the text of `tests/data/instructions.txt`. Returns the total of each state, and the counts of its functions.
+/// Parses the text of such a file. Returns the total of each state, and the counts of its functions.
 fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
     let mut states: BTreeMap<String, (f64, Costs)> = BTreeMap::new();
     let mut current = None;
@@ -298,8 +298,8 @@ fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
     states
 }
 
-fn compare() -> Result<(), String> {
-    let text = std::fs::read_to_string(BASELINE).map_err(|error| format!("{BASELINE}: {error}"))?;
+fn compare(file: &str) -> Result<(), String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
     let compiler = compiler();
     let same = text.lines().next().is_some_and(|line| line.ends_with(&compiler));
     if !same {
@@ -320,7 +320,7 @@ fn compare() -> Result<(), String> {
     }
     for ((name, ..), costs) in STATES.iter().zip(counted) {
         let now = total(&costs);
-        let (was, functions) = before.get(*name).ok_or_else(|| format!("{BASELINE} has no {name:?}"))?;
+        let (was, functions) = before.get(*name).ok_or_else(|| format!("{file} has no {name:?}"))?;
         let growth = growth(*was, &costs);
         println!("{name:33} {now:7.0} instructions, {was:.0} before ({growth:+.1} %): {}", by_layer(&costs));
         if same && growth > GROWTH {

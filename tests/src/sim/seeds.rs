@@ -10,7 +10,8 @@ const WORLDS: u64 = 4_000;
 /// The number of threads that run worlds.
 const THREADS: usize = 2;
 
-/// Runs a world for each seed. The environment variable `NAME_SEED` selects a single seed, and `NAME_WORLDS` sets the number of worlds.
+/// Runs a world for each seed. The environment variable `NAME_SEED` selects a single seed. `NAME_FIRST` sets the first
+/// seed, and `NAME_WORLDS` the number of worlds.
 /// Passes the result of each world to `sum`. Returns the number of worlds.
 ///
 /// # Panics
@@ -30,7 +31,10 @@ pub fn each_world_of<T>(name: &str, worlds: u64, world: impl Fn(u64) -> T + Sync
     };
     let seeds = match number("SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("WORLDS").unwrap_or(worlds),
+        None => {
+            let first = number("FIRST").unwrap_or(0);
+            first..first + number("WORLDS").unwrap_or(worlds)
+        }
     };
     let (next, failed) = (AtomicU64::new(seeds.start), AtomicU64::new(u64::MAX));
     let sum = Mutex::new(sum);
