@@ -149,6 +149,59 @@ fn connections_that_wait_get_what_is_released() {
     assert!(took < ROUND_TRIP, "{took:?}");
 }
 
+/// A server that keeps the messages of its first connection.
+#[derive(Default)]
+struct KeepsOfFirst {
+    first: Option<ConnectionId>,
+    kept: Vec<DetachedMessage>,
+}
+
+impl Handler for KeepsOfFirst {
+    fn on_connect(&mut self, _: &mut Context<'_>, conn: ConnectionId) {
+        self.first.get_or_insert(conn);
+    }
+    fn on_recv(&mut self, _: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        if self.first == Some(conn) {
+            self.kept.push(message.detach());
+        }
+    }
+}
+
+/// A connection waits for shared receives, because the program keeps its messages, and another one
+/// has claimed the remaining receives. The other one ends. Its receives become free when a poll
+/// finds the completion queue empty, which may be the poll before a sleep. Even then, the
+/// connection that waits gets them immediately, and not with its next keepalive.
+#[test]
+fn a_connection_that_waits_gets_what_an_ended_one_had() {
+    const SOON: Duration = Duration::from_millis(1);
+    let fabric = network(2);
+    let config = patient(Config::default()).shared_receives(Some(128)).receive_depth(128).buffer_size(64);
+    let sent = Rc::<RefCell<Sent>>::default();
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, config.clone()), Box::<KeepsOfFirst>::default()),
+        Node::new(reactor(1, &fabric, config), Box::new(Sender(Rc::clone(&sent)))),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    for up in 1..=2 {
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        until(&fabric, &mut nodes, "the connection", |_| sent.borrow().up.len() == up);
+    }
+    let (waits, ends) = (sent.borrow().up[0], sent.borrow().up[1]);
+    sent.borrow_mut().senders = 2;
+    sent.borrow_mut().send(&mut nodes[1].reactor.context(), ends);
+    until(&fabric, &mut nodes, "a busy connection", |_| sent.borrow().messages[1] > 5_000);
+    sent.borrow_mut().senders = 1;
+    sent.borrow_mut().send(&mut nodes[1].reactor.context(), waits);
+    let from = lock(&fabric).now();
+    until(&fabric, &mut nodes, "ten seconds", |_| lock(&fabric).now() > from + 10_000_000_000);
+    let before = sent.borrow().writable[0];
+    let from = lock(&fabric).now();
+    nodes[1].reactor.context().abort(ends);
+    until(&fabric, &mut nodes, "room", |_| sent.borrow().writable[0] > before);
+    let took = Duration::from_nanos(lock(&fabric).now() - from);
+    assert!(took < SOON, "{took:?}");
+}
+
 fn without_shared_queues(config: Config) -> Reactor {
     Forward::reactor(config, Features::SHARED_RECEIVE_QUEUE, &Gate::default())
 }
