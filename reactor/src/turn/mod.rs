@@ -26,6 +26,7 @@ use crate::api::handle::{Commands, ReactorHandle};
 use crate::api::handler::Handler;
 use crate::config::Config;
 use crate::datagram::endpoints::Endpoints;
+use crate::driver::stages::Stages;
 use crate::driver::{Driver, choose};
 use crate::error::Error;
 use crate::providers::Providers;
@@ -315,6 +316,11 @@ impl<M> Reactor<M> {
         let now = delivery.driver.now();
         if delivery.resume() {
             self.idle_wait.found(now);
+            // The completions may have freed what sends of other threads wait for. Stage 9, which
+            // executes these sends, does not run here, so another turn must follow.
+            if delivery.driver.is_noted(Stages::WAITING_SENDS) {
+                delivery.driver.note(Stages::OTHERS);
+            }
         }
         let progressed = delivery.progressed;
         self.driver.leave_turn();
