@@ -364,7 +364,7 @@ impl Driver {
         let Some(slot) = self.table.remove(id) else { return };
         // The program may keep messages of this connection. From now on, the memory of these messages is not charged to the peer's host any
         // more.
-        self.large.relieve(&slot);
+        self.relieve(&slot);
         if let Some(membership) = &self.membership {
             membership.lost();
         }

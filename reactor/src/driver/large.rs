@@ -49,13 +49,6 @@ impl LargeMessages {
     pub(super) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
     }
-
-    /// Notes that a connection has ended. Memory that it still uses is no longer charged to the host of its peer.
-    pub(super) fn relieve(&mut self, slot: &ConnectionSlot) {
-        if slot.link.fetched_large > 0 {
-            self.fetched.relieve(Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
-        }
-    }
 }
 
 /// The payload of a large message.
@@ -417,6 +410,15 @@ impl Driver {
                 slot.link.fetched_large = slot.link.fetched_large.saturating_sub(len);
                 self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), len);
             }
+        }
+    }
+
+    /// Notes that a connection has ended. Memory that it still uses is no longer charged to the
+    /// host of its peer, so other connections of that host may get memory now.
+    pub(super) fn relieve(&mut self, slot: &ConnectionSlot) {
+        if slot.link.fetched_large > 0 {
+            self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
+            self.ask_for_memory();
         }
     }
 

@@ -651,3 +651,32 @@ fn memory_that_is_released_while_connections_are_posted_reaches_those_posted_bef
     until(&fabric, &mut nodes, "the next message", |_| first.answers() == 2 || lock(&fabric).now() > end);
     assert_eq!(first.answers(), 2, "it waits for ever");
 }
+
+/// The program keeps a message of a connection, and another connection of the same host waits,
+/// because the host has its share of the memory. When the first connection ends, its message
+/// does not count for the host any more. The other one gets memory then, and not with its next report.
+#[test]
+fn the_end_of_a_connection_gives_its_share_to_others_of_its_host() {
+    let (fabric, shelf) = (network(2), Shelf::default());
+    // A host may use 4 MiB.
+    let small = short_of_memory().large_messages(|l| l.memory = 8 * MIB);
+    let (first, second) = (Log::default(), Log::default());
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, small), Box::new(shelf.clone())),
+        Node::new(reactor(1, &fabric, Config::default()), Asks::boxed(&fabric, 3 * MIB, 1, &first)),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    until(&fabric, &mut nodes, "a message that is kept", |_| first.answers() == 1);
+    nodes[1].handler = Asks::boxed(&fabric, 3 * MIB, 1, &second);
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    let calm = lock(&fabric).now() + 100 * MS;
+    until(&fabric, &mut nodes, "one waits for memory", |_| lock(&fabric).now() > calm);
+    assert_eq!((shelf.up.borrow().len(), shelf.kept.borrow().len()), (2, 1));
+    let ends = shelf.up.borrow()[0];
+    nodes[0].reactor.context().abort(ends);
+    let begun = lock(&fabric).now();
+    until(&fabric, &mut nodes, "the other message", |_| second.answers() == 1);
+    let took = lock(&fabric).now() - begun;
+    assert!(took < SECOND / 2, "after {took} ns");
+}
