@@ -355,8 +355,7 @@ impl Connection {
     fn has_to_post(&self) -> bool {
         self.receives.is_shared()
             || self.receives.worth_posting(&self.rx)
-            || self.rx.update_due()
-            || self.keepalive.owes_pong
+            || self.owes_control()
             || self.sends.is_chained()
             || self.feeds_itself()
             || self.state.is_securing()

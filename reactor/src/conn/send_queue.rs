@@ -1150,7 +1150,9 @@ impl Connection {
         self.sends.awaited() > 0
     }
 
-    fn owes_control(&self) -> bool {
+    /// Returns true if a control message is due. It may wait for a credit or a slot.
+    #[inline]
+    pub(super) fn owes_control(&self) -> bool {
         self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due()
     }
 

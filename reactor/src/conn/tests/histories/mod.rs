@@ -923,6 +923,20 @@ fn a_tagged_offer_does_not_wait_for_fragments() {
 /// A list that waits for a credit ends. The credit that was reserved for it is free now, so the driver must check if the program's refused
 /// send would be accepted.
 #[test]
+fn a_message_of_the_peer_posts_a_ping_that_waits_for_a_credit() {
+    let mut history = connected(16, 40);
+    history.step(HistoryStep::Program(1, Program::Send(4)));
+    history.step(HistoryStep::Environment(1, EnvironmentStep::Post));
+    history.step(HistoryStep::Environment(1, EnvironmentStep::Transmit(1)));
+    let conn = history.sides[0].conn.as_mut().expect("it is up");
+    assert!(!conn.is_marked());
+    conn.keepalive.owes_ping = true;
+    history.step(HistoryStep::Environment(0, EnvironmentStep::Arrive(1)));
+    history.step(HistoryStep::Environment(0, EnvironmentStep::Poll(1)));
+    assert!(history.sides[0].conn.as_ref().is_some_and(Connection::is_marked), "nothing posts the ping");
+}
+
+#[test]
 fn the_end_of_a_list_wakes_a_refused_send() {
     let mut history = connected(16, 40);
     let side = &mut history.sides[0];
