@@ -45,6 +45,7 @@
 #[doc = "[shared-receives.md]: self::shared_receives"]
 #[doc = "[testing.md]: self::testing"]
 #[doc = "[verbs-provider.md]: self::verbs_provider"]
+#[doc = "[waits.md]: self::waits"]
 #[doc = "[walks.md]: self::walks"]
 #[doc = "[wire.md]: self::wire"]
 #[doc = "[writing-a-provider.md]: self::writing_a_provider"]
@@ -163,6 +164,7 @@ pub mod writing_a_provider {}
 pub mod connecting {}
 #[doc = "[credit.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[flow-control.md]: self::flow_control"]
+#[doc = "[waits.md]: self::waits"]
 #[doc = "[wire.md]: self::wire"]
 #[doc = ""]
 #[doc = include_str!("../docs/design/credits.md")]
@@ -202,5 +204,9 @@ pub mod secured_connections {}
 pub mod shared_receives {}
 #[doc = include_str!("../docs/design/verbs-provider.md")]
 pub mod verbs_provider {}
+#[doc = "[testing.md]: self::testing"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/waits.md")]
+pub mod waits {}
 #[doc = include_str!("../docs/design/walks.md")]
 pub mod walks {}

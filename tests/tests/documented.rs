@@ -1,6 +1,6 @@
 //! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to an example
 //! that calls the function. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and
-//! its numbers must be true.
+//! its numbers must be true. The names in the table of waits must exist.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -336,5 +336,62 @@ fn the_numbers_on_providers_are_true() {
     for row in contract::KERNEL {
         let claim = format!("`Deviation` of `{}`", row.case);
         assert!(page.contains(&claim), "the table of siw and rxe does not say: {claim}");
+    }
+}
+
+/// Returns true if a source file declares this name: a function, or a field of the type `of`.
+fn declares(source: &str, of: Option<&str>, name: &str) -> bool {
+    let follows = |text: &str, head: &str, ends: &[char]| {
+        text.match_indices(head).any(|(at, _)| text[at + head.len()..].starts_with(ends))
+    };
+    let Some(of) = of else { return follows(source, &format!("fn {name}"), &['(', '<']) };
+    let fields = source.split_once(&format!("struct {of} {{")).or_else(|| source.split_once(&format!("struct {of}<")));
+    let fields = fields.map_or("", |(_, rest)| rest.split("\n}").next().unwrap_or_default());
+    follows(fields, &format!(" {name}:"), &[' '])
+}
+
+/// Returns the text of a module: that of its file. A test program may also have a folder of files.
+fn module(base: &str, path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(base);
+    let files = [root.join(format!("{path}.rs")), root.join(path).join("mod.rs")];
+    let mut text: String = files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
+    if base == "tests/tests" {
+        let parts = fs::read_dir(root.join(path)).into_iter().flatten().flatten();
+        text.extend(parts.filter_map(|part| fs::read_to_string(part.path()).ok()));
+    }
+    text
+}
+
+/// Returns false if a name in the table of waits does not exist. `a::b::c` is a function or a
+/// field, `program test` is a test, and `a-b` is a planted defect. Other names are not checked.
+fn is_known(name: &str) -> bool {
+    if let Some((program, test)) = name.split_once(' ') {
+        return declares(&module("tests/tests", program), None, test);
+    }
+    let Some((path, last)) = name.rsplit_once("::") else {
+        return !name.contains('-') || file("docs/testing.md").contains(&format!("\n| `{name}` |"));
+    };
+    let (base, path) = match path.strip_prefix("transport::") {
+        Some(path) => ("transport/src", path),
+        None => ("reactor/src", path),
+    };
+    let (path, of) = match path.rsplit_once("::") {
+        Some((path, of)) if of.starts_with(char::is_uppercase) => (path, Some(of)),
+        _ => (path, None),
+    };
+    declares(&module(base, &path.replace("::", "/")), of, last)
+}
+
+/// All functions, fields, tests and defects that the table of waits names exist.
+#[test]
+fn the_waits_name_what_exists() {
+    let page = file("docs/design/waits.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let names: Vec<_> = rows.flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    assert!(names.iter().filter(|name| name.contains("::")).count() > 100, "the table was not found");
+    let unknown: Vec<_> = names.into_iter().filter(|name| !is_known(name)).collect();
+    assert!(unknown.is_empty(), "docs/design/waits.md names {unknown:?}, which do not exist");
+    for unknown in ["conn::send_queue::sen", "conn::Connection::refuse", "limits a_send", "no-such-defect", "none::x"] {
+        assert!(!is_known(unknown), "{unknown}");
     }
 }
