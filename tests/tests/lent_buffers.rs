@@ -1,4 +1,5 @@
-//! The bytes that a peer in shared memory can read in the buffers that it maps.
+//! The bytes that a peer in shared memory can read in the buffers that it maps, and the descriptors
+//! of such memory.
 //!
 //! All reactors of a test are in this process. So the test finds the mappings of a peer in
 //! `/proc/self/maps`, and reads in `/proc/self/mem` what the peer could read. The tests run one at
@@ -12,12 +13,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rdma_reactor::{
-    Config, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, ProviderChoice, Reactor, Security,
-    SecurityMode, SendBuffer,
+    Config, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, Outcome, ProviderChoice, Reactor,
+    Security, SecurityMode, SendBuffer, SendId,
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::identities::security;
 use rdma_reactor_tests::patience::patient;
+use rlimit::Resource;
 
 /// A payload that is in the memory of the process only where a test writes it.
 const SECRET: [u8; 64] = *b"only the peer of the second connection may read this message: B.";
@@ -28,6 +30,8 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 struct Program {
     up: Vec<ConnectionId>,
     got: Vec<Vec<u8>>,
+    /// The number of messages that have completed.
+    fetched: usize,
 }
 
 impl Handler for Program {
@@ -37,6 +41,10 @@ impl Handler for Program {
 
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
         self.got.push(message.to_vec());
+    }
+
+    fn on_send_complete(&mut self, _: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
+        self.fetched += usize::from(outcome == Outcome::Sent);
     }
 }
 
@@ -197,5 +205,42 @@ fn a_buffer_is_not_copied_on_its_own_connection() {
         assert!(are_readable(&mapped, &SECRET), "the peer maps the buffer");
         setup.until(|nodes| nodes[1].1.got.len() == 2);
         assert_eq!(setup.nodes[1].1.got[1], SECRET);
+    });
+}
+
+/// Returns the number of memory files that this process has open.
+fn memory_files() -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").expect("the descriptors of this process");
+    let is_memory = |path| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("memfd:"));
+    all.filter(|entry| entry.as_ref().is_ok_and(|entry| is_memory(entry.path()))).count()
+}
+
+/// The memory of messages that a peer fetches occupies no descriptor, neither in flight nor when it
+/// is kept for later messages. Such messages also arrive if the process has no descriptor left.
+#[test]
+fn messages_that_a_peer_fetches_need_no_descriptors() {
+    const MESSAGES: usize = 16;
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    with_watchdog("descriptors", || {
+        let mut setup = Setup::new();
+        let conn = setup.connect(1, &Security::Plain);
+        let (soft, hard) = Resource::NOFILE.get().expect("a limit");
+        // Each round has another length, so that no kept memory fits.
+        for (len, limit) in [(300_000, soft), (700_000, 0)] {
+            assert_eq!(memory_files(), 0);
+            Resource::NOFILE.set(limit, hard).expect("a limit");
+            let sent: Vec<_> =
+                (0..MESSAGES).map(|nth| setup.nodes[SERVER].0.context().send(conn, &vec![nth as u8; len])).collect();
+            Resource::NOFILE.set(soft, hard).expect("a limit");
+            assert!(sent.iter().all(Result::is_ok), "{sent:?}");
+            assert_eq!(memory_files(), 0, "messages in flight occupy descriptors");
+            Resource::NOFILE.set(limit, hard).expect("a limit");
+            setup.until(|nodes| nodes[1].1.got.len() == MESSAGES && nodes[SERVER].1.fetched == MESSAGES);
+            Resource::NOFILE.set(soft, hard).expect("a limit");
+            setup.nodes[SERVER].1.fetched = 0;
+            let got = std::mem::take(&mut setup.nodes[1].1.got);
+            assert!(got.iter().enumerate().all(|(nth, bytes)| *bytes == vec![nth as u8; len]));
+        }
+        assert_eq!(memory_files(), 0);
     });
 }

@@ -86,12 +86,18 @@ pub trait SharedMemory {
     /// payloads are copied. If the connection ends before the peer has read the payload of a send, the peer does not receive that message.
     /// Lend a memory to one connection only. The peer may read the memory at any time, even after the region is deregistered.
     ///
-    /// Returns `false`, and changes nothing, if the connection does not use shared memory, if it has reached its limit of lent regions, or
-    /// if the memory has no descriptor that can be sent.
+    /// `file` is the descriptor of the memory, from
+    /// [`Memory::take_file`](crate::Memory::take_file). The provider closes it once it is sent to
+    /// the peer, so that lent memory occupies no descriptor. With `None`, the memory must have its
+    /// descriptor.
+    ///
+    /// Returns `false`, and lends nothing, if the connection does not use shared memory, if it has
+    /// reached its limit of lent regions, if the region is already lent, or if there is no
+    /// descriptor.
     ///
     /// # Errors
     /// The region does not exist.
-    fn lend(&mut self, qp: QpId, region: MrId) -> Result<bool>;
+    fn lend(&mut self, qp: QpId, region: MrId, file: Option<OwnedFd>) -> Result<bool>;
 }
 
 /// The role that moves connect requests to another provider of the same kind, which usually runs on another thread.

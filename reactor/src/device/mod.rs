@@ -431,9 +431,10 @@ impl Device {
         let memory = Memory::new_shared(bytes, Sharing::Read).inspect_err(|error| {
             log::debug!("{}: allocating buffers for the peer to map failed: {error}", self.name);
         });
-        let memory = Arc::new(memory.ok()?);
+        let mut memory = memory.ok()?;
+        let (file, memory) = (memory.take_file(), Arc::new(memory));
         let region = provider.register(self.id, &memory, 0..bytes, Access::LOCAL_WRITE).ok()?;
-        let lent = provider.shared_memory().is_some_and(|role| role.lend(qp, region.id).unwrap_or(false));
+        let lent = provider.shared_memory().is_some_and(|role| role.lend(qp, region.id, file).unwrap_or(false));
         let slab = if lent { self.buffers.pool.add_mapped_slab(memory, region.local_key) } else { None };
         match slab {
             Some(_) => self.slabs.push((region.local_key, region.id)),

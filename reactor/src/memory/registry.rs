@@ -1,5 +1,7 @@
 //! The table of a reactor's regions. It registers memory, knows which peers have rights to it, and deregisters it.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
@@ -196,13 +198,14 @@ impl Registry {
                 let reader = target.connection.map(|(_, qp)| qp).filter(|&qp| {
                     account == MemoryUse::Copied && providers.is_in_memory(device_of(target.device).0, qp)
                 });
-                let (memory, registered) =
+                let (memory, registered, file) =
                     self.register_block(providers, target, len + tail, (access, reader.is_some()))?;
                 if peer.is_some() {
                     self.restrict(providers, registered.id, target)?;
                 }
-                if let (Some(qp), Some(role)) = (reader, providers.of_device(target.device).shared_memory()) {
-                    role.lend(qp, registered.id)?;
+                let role = providers.of_device(target.device).shared_memory();
+                if let (Some(qp), Some(file), Some(role)) = (reader, file, role) {
+                    role.lend(qp, registered.id, Some(file))?;
                 }
                 (memory, registered, true)
             }
@@ -216,23 +219,25 @@ impl Registry {
     }
 
     /// Allocates and registers memory for a message of `len` bytes, with the rights `access`. If `shared` is true, a peer on this host can
-    /// map the memory. If the system refuses to allocate or register the memory, deregisters the blocks that are kept on the device, and
-    /// tries once more.
+    /// map the memory, and the result has the descriptor of its file. If the system permits no such
+    /// file, for example because the process has no descriptor left, the memory is private and
+    /// there is no descriptor. If the system refuses to allocate or register the memory,
+    /// deregisters the blocks that are kept on the device, and tries once more.
     fn register_block(
         &mut self,
         providers: &mut Providers,
         target: &RegistrationTarget,
         len: usize,
         (access, shared): (Access, bool),
-    ) -> Result<(Arc<Memory>, MemoryRegion), Error> {
+    ) -> Result<(Arc<Memory>, MemoryRegion, Option<OwnedFd>), Error> {
         let bytes = self.kept.block_len(len);
         let register = |provider: &mut dyn Provider| -> Result<_, rdma_transport::TransportError> {
-            let memory = if shared { Memory::new_shared(bytes, Sharing::Read) } else { Memory::new(bytes) };
-            let memory = memory.map_err(|source| rdma_transport::TransportError::Memory { bytes, source })?;
+            let memory = if shared { new_shared(bytes) } else { Memory::new(bytes) };
+            let mut memory = memory.map_err(|source| rdma_transport::TransportError::Memory { bytes, source })?;
             memory.prefer_huge_pages();
-            let memory = Arc::new(memory);
+            let (file, memory) = (memory.take_file(), Arc::new(memory));
             let registered = provider.register(device_of(target.device).1, &memory, 0..bytes, access)?;
-            Ok((memory, registered))
+            Ok((memory, registered, file))
         };
         match register(providers.of_device(target.device)) {
             Err(error @ rdma_transport::TransportError::Memory { .. }) if self.kept.bytes() > 0 => {
@@ -481,6 +486,18 @@ impl Registry {
         }
         released.is_ok() || crate::planted("a-kept-region-counts-as-released")
     }
+}
+
+/// Allocates memory that a peer on this host can map. If there is memory, but the system permits no
+/// file for it, the memory is private: then its bytes are copied for the peer.
+fn new_shared(bytes: usize) -> io::Result<Memory> {
+    Memory::new_shared(bytes, Sharing::Read).or_else(|error| match error.kind() {
+        io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull => Err(error),
+        _ => {
+            log::debug!("a message to a peer of this host is copied: no memory file: {error}");
+            Memory::new(bytes)
+        }
+    })
 }
 
 #[cfg(test)]

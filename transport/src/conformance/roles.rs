@@ -383,7 +383,7 @@ fn lend(harness: &mut Harness, active: &ConnectionEnd, passive: &ConnectionEnd) 
     assert!(harness.provider(ACTIVE).shared_memory().expect("the role").is_shared(active.qp));
     let device = harness.side(ACTIVE).device;
     let region = harness.side(ACTIVE).station.expose(device, Access::LOCAL_WRITE).expect("a region");
-    let lent = harness.provider(ACTIVE).shared_memory().expect("the role").lend(active.qp, region.id);
+    let lent = harness.provider(ACTIVE).shared_memory().expect("the role").lend(active.qp, region.id, None);
     assert!(lent.expect("a region that is there"));
     let (part, sink) = (harness.side(ACTIVE).allocate(LONG), harness.side(PASSIVE).allocate(LONG));
     let mut at_once = true;

@@ -5,6 +5,7 @@
 //! rounds, a busy poll only checks the rings of hot links. Each link that is not armed is hot.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::drive::peer_has_gone;
@@ -296,12 +297,14 @@ impl<N: Net> Iwarp<N> {
     /// Ends the lendings of a region. No correct peer begins an access to the region through shared memory afterwards, but a peer that has
     /// mapped the region keeps its pages ([`Access::DIRECT`](crate::Access::DIRECT)). Called before the region is deregistered.
     pub(super) fn revoke(&mut self, region: MrId) -> Result<()> {
-        let (key, memory, _) = self.resources.keys.memory(region)?;
-        if memory.file().is_some() {
-            for id in self.endpoints.keys() {
-                if let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get_mut(id) {
-                    link.take_back(key);
-                }
+        let (key, memory, access) = self.resources.keys.memory(region)?;
+        if crate::planted("a-lending-outlives-its-file") && memory.file().is_none() {
+            return Ok(());
+        }
+        let all = if access.contains(Access::DIRECT) { self.endpoints.keys() } else { Vec::new() };
+        for id in all.into_iter().chain(self.resources.keys.lent_to(region)) {
+            if let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get_mut(id) {
+                link.take_back(key);
             }
         }
         Ok(())
@@ -327,14 +330,19 @@ impl<N: Net> roles::SharedMemory for Iwarp<N> {
         self.endpoints.get(qp.0).is_some_and(|endpoint| endpoint.link.is_some())
     }
 
-    fn lend(&mut self, qp: QpId, region: MrId) -> Result<bool> {
+    fn lend(&mut self, qp: QpId, region: MrId, file: Option<OwnedFd>) -> Result<bool> {
         let (key, memory, access) = self.resources.keys.memory(region)?;
         let lent = match self.endpoints.get_mut(qp.0) {
-            Some(CmEndpoint { state: EndpointState::Live, link: Some(link), .. }) => {
-                link.lend(memory, key, access & Access::REMOTE_READ)
+            Some(CmEndpoint { state: EndpointState::Live, link: Some(link), .. })
+                if self.resources.keys.lent_to(region).is_none() =>
+            {
+                link.lend((memory, file), key, access & Access::REMOTE_READ)
             }
             _ => false,
         };
+        if lent {
+            self.resources.keys.lend(region, qp.0)?;
+        }
         self.pump(qp.0);
         Ok(lent)
     }

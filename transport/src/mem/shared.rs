@@ -62,7 +62,7 @@ impl Memory {
     /// Removes the descriptor of the memory file from this `Memory`, and returns the descriptor. Returns `None` if
     /// there is no descriptor. A caller that sends the descriptor to only one process uses this function, and closes
     /// the descriptor after it is sent.
-    pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
+    pub fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 

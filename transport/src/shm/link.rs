@@ -357,11 +357,17 @@ impl<S: Segment> Link<S> {
         self.armed = 0;
     }
 
-    /// Lends `memory` to the peer. Only this connection may use the memory. The peer may map the memory as the region
-    /// `key`, and access it with the rights `rights`. Returns false if the memory cannot be lent, for example because
-    /// no slot is free.
-    pub(crate) fn lend(&mut self, memory: &Arc<Memory>, key: u32, rights: Access) -> bool {
-        self.lendings.lend(&self.segment, (memory, memory.len(), None), key, rights).is_some()
+    /// Lends `memory` to the peer. Only this connection may use the memory. `file` is the
+    /// descriptor of the memory, or `None` if `memory` has it. The peer may map the memory as the
+    /// region `key`, and access it with the rights `rights`. Returns false if the memory cannot be
+    /// lent, for example because no slot is free.
+    pub(crate) fn lend(
+        &mut self,
+        (memory, file): (&Arc<Memory>, Option<OwnedFd>),
+        key: u32,
+        rights: Access,
+    ) -> bool {
+        self.lendings.lend(&self.segment, (memory, memory.len(), file), key, rights).is_some()
     }
 
     /// Ends the lending of the region `key`.

@@ -46,6 +46,9 @@ struct RegionEntry {
     valid: bool,
     /// The only connection whose peer may use the STag. `None` if all peers may use it.
     owner: Option<Key>,
+    /// The connection whose peer may map the memory. `None` if the memory is lent to no peer, or is
+    /// direct: then all may map it.
+    lent_to: Option<Key>,
 }
 
 impl RegionEntry {
@@ -106,7 +109,17 @@ impl KeyTable {
         let base = memory.as_ptr() as u64 + start as u64;
         let valid = access.intersects(Access::REMOTE);
         let memory = Arc::clone(memory);
-        let key = self.regions.insert(RegionEntry { stag, base, len, start, memory, access, valid, owner: None });
+        let key = self.regions.insert(RegionEntry {
+            stag,
+            base,
+            len,
+            start,
+            memory,
+            access,
+            valid,
+            owner: None,
+            lent_to: None,
+        });
         self.place(stag, key);
         self.direct += usize::from(direct);
         Ok((MrId(key), stag))
@@ -213,6 +226,20 @@ impl KeyTable {
     /// Returns an error if the region does not exist.
     pub(crate) fn memory(&self, id: MrId) -> Result<(u32, &Arc<Memory>, Access)> {
         self.regions.get(id.0).map(|region| (region.stag, &region.memory, region.access)).ok_or(STALE)
+    }
+
+    /// Records that the peer of a connection may map a region.
+    ///
+    /// # Errors
+    /// Returns an error if the region does not exist.
+    pub(crate) fn lend(&mut self, id: MrId, connection: Key) -> Result<()> {
+        self.regions.get_mut(id.0).map(|region| region.lent_to = Some(connection)).ok_or(STALE)
+    }
+
+    /// Returns the connection to whose peer a region is lent. Returns `None` if there is none, or
+    /// no region.
+    pub(crate) fn lent_to(&self, id: MrId) -> Option<Key> {
+        self.regions.get(id.0)?.lent_to
     }
 
     /// Returns true if the region with this STag is valid and peers on this host may map it.

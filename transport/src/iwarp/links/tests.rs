@@ -1,5 +1,7 @@
 //! Tests of connections in shared memory, between two providers.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use super::super::bench::{Bench, entropy};
@@ -25,12 +27,40 @@ struct LentWorld {
     /// The queue pairs of the client and of the server.
     of_client: QpId,
     of_server: QpId,
-    /// The memory that the client has lent.
+    /// The memory that the client has lent, its region, and its file.
     lent: Arc<Memory>,
+    region: MrId,
+    file: FileNumber,
     /// Memory of the client that the server may read with requests.
     readable: (Arc<Memory>, RemoteKey),
     /// The memory of the server, for messages and for the results of Reads.
     sink: (Arc<Memory>, LocalKey),
+}
+
+/// The device and the inode of a memory file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileNumber(u64, u64);
+
+impl FileNumber {
+    fn of(file: &OwnedFd) -> Self {
+        let file = std::fs::File::from(file.try_clone().unwrap()).metadata().unwrap();
+        Self(file.dev(), file.ino())
+    }
+
+    /// Returns the number of descriptors of this process that refer to the file.
+    fn descriptors(self) -> usize {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        // Other tests of this process close descriptors meanwhile.
+        let file = |entry: std::io::Result<std::fs::DirEntry>| std::fs::metadata(entry.ok()?.path()).ok();
+        all.filter_map(file).filter(|file| Self(file.dev(), file.ino()) == self).count()
+    }
+}
+
+/// Returns memory that can be lent, and its file.
+fn to_lend() -> (Arc<Memory>, OwnedFd) {
+    let mut memory = Memory::new_shared(LONG, Sharing::Write).unwrap();
+    let file = memory.take_file().unwrap();
+    (Arc::new(memory), file)
 }
 
 fn poll(bench: &mut Bench) -> Vec<WorkCompletion> {
@@ -65,9 +95,10 @@ impl LentWorld {
         client.events.clear();
         server.events.clear();
 
-        let lent = Arc::new(Memory::new_shared(LONG, Sharing::Write).unwrap());
-        let region = client.iwarp.register(DeviceId(0), &lent, 0..LONG, Access::LOCAL_WRITE).unwrap();
-        assert!(client.iwarp.shared_memory().unwrap().lend(of_client, region.id).unwrap());
+        let (lent, file) = to_lend();
+        let region = client.iwarp.register(DeviceId(0), &lent, 0..LONG, Access::LOCAL_WRITE).unwrap().id;
+        let number = FileNumber::of(&file);
+        assert!(client.iwarp.shared_memory().unwrap().lend(of_client, region, Some(file)).unwrap());
         let readable = Arc::new(Memory::new(SHORT).unwrap());
         let remote_key =
             client.iwarp.register(DeviceId(0), &readable, 0..SHORT, Access::REMOTE_READ).unwrap().remote_key;
@@ -75,7 +106,7 @@ impl LentWorld {
         let local_key = server.iwarp.register(DeviceId(0), &sink, 0..2 * LONG, Access::LOCAL_WRITE).unwrap().local_key;
         let of_server = QpId(id.0);
         let (readable, sink) = ((readable, remote_key), (sink, local_key));
-        let mut world = Self { client, server, of_client, of_server, lent, readable, sink };
+        let mut world = Self { client, server, of_client, of_server, lent, region, file: number, readable, sink };
         until("a message that is read in place", || {
             world.send();
             let mut done = poll(&mut world.client);
@@ -110,6 +141,20 @@ impl LentWorld {
         let wr = SendWr { wr_id, op: SendOp::Read(remote), sges, flags: SendFlags::SIGNALED };
         self.server.iwarp.post_send(self.of_server, &[wr]).unwrap();
     }
+}
+
+/// Memory that the peer has mapped occupies no descriptor. Its lending ends with its region,
+/// although its file was closed: a message from there is copied. The region is not lent again.
+#[test]
+fn lent_memory_occupies_no_descriptor() {
+    let mut world = LentWorld::new(9);
+    assert_eq!(world.file.descriptors(), 0);
+    let (_, again) = to_lend();
+    let (client, region) = (&mut world.client.iwarp, world.region);
+    assert!(!client.shared_memory().unwrap().lend(world.of_client, region, Some(again)).unwrap());
+    client.deregister(region).unwrap();
+    world.send();
+    assert_eq!(poll(&mut world.client).len(), 1, "the peer reads memory that is not lent any more");
 }
 
 /// The client refuses a Read, and so ends the lending of memory from which it has sent a message that the server has not read. The refusal
@@ -157,19 +202,21 @@ fn lent_memory_is_not_read_after_the_drop_of_its_provider() {
 #[test]
 fn an_announcement_waits_until_the_socket_has_room() {
     let mut world = LentWorld::new(8);
-    world.lent = Arc::new(Memory::new_shared(LONG, Sharing::Write).unwrap());
+    let (lent, file) = to_lend();
+    (world.lent, world.file) = (lent, FileNumber::of(&file));
     let (client, of_client) = (&mut world.client.iwarp, world.of_client);
     let region = client.register(DeviceId(0), &world.lent, 0..LONG, Access::LOCAL_WRITE).unwrap();
     let socket = client.endpoints.get(of_client.0).unwrap().socket.unwrap();
     while client.net.pass(socket, &CALL_PACKET, None).is_ok() {}
-    assert!(client.shared_memory().unwrap().lend(of_client, region.id).unwrap());
+    assert!(client.shared_memory().unwrap().lend(of_client, region.id, Some(file)).unwrap());
     let waits = |client: &Iwarp<TcpNet>| client.endpoints.get(of_client.0).unwrap().is_blocked();
-    assert!(waits(client), "the announcement is lost");
+    assert!(waits(client) && world.file.descriptors() == 1, "the announcement is lost");
     until("the announcement", || {
         world.server.turn();
         world.client.turn();
         (!waits(&world.client.iwarp)).then_some(())
     });
+    assert_eq!(world.file.descriptors(), 0);
     until("a message that is read in place", || {
         world.send();
         let is_copied = !poll(&mut world.client).is_empty();
