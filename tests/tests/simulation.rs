@@ -129,12 +129,15 @@ fn the_same_seed_is_the_same_world() {
 }
 
 /// The worlds that have failed once, and what was wrong.
-const FAILED: [(u64, Variant); 3] = [
+const FAILED: [(u64, Variant); 4] = [
     // A node that was absent for longer than `Timeouts::transfer` ended the transfers of its peers.
     (0xf27e_43bb_22e7_1ac1, SLOW),
     (0xfe70_75d9_93e2_9575, SLOW),
     // A node that was absent for longer than `meeting_timeout` closed the socket of a peer whose hello had arrived.
     (0xa382_8d4c_1d37_df0c, Variant { one_host: true, ..SLOW }),
+    // A node that was absent for longer than `ready_timeout` ended a connection whose hello had
+    // arrived.
+    (0x2516_a84f_ba92_a7fa, Variant { one_host: true, ..SLOW }),
 ];
 
 #[test]

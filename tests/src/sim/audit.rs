@@ -308,14 +308,6 @@ impl Pair {
         fabric.absence(node, self.opened.0, fabric.now()) >= fabric.limits[node].connect / 2
     }
 
-    /// Returns true if the listener was absent for so long that it may have ended the connection before it read
-    /// the peer's hello on the Unix socket. This is a known defect: `Iwarp::expire_unannounced` does not look at
-    /// the Unix socket again. With `SharedMemoryPolicy::Require` the peer has no other way to connect.
-    fn missed_hello(&self, fabric: &Fabric) -> bool {
-        let node = self.ends[PASSIVE].node;
-        fabric.absence(node, self.opened.0, fabric.now()) >= fabric.limits[node].silence / 2
-    }
-
     /// Returns true if the faults of the world explain this error of a connect. Worlds with random faults explain each failure of the
     /// transport, and each rejection. If nodes are only slow, each error needs its own cause.
     #[must_use]
@@ -335,9 +327,7 @@ impl Pair {
             ConnectError::Transport(ConnectFailure::Protocol(_)) => disturbed || !faults && deaf,
             ConnectError::Transport(ConnectFailure::Refused) => faults || deaf,
             ConnectError::Transport(ConnectFailure::PeerClosed) => faults || disturbed || deaf,
-            ConnectError::Transport(ConnectFailure::Unreachable(_)) => {
-                faults || fabric.one_host && (disturbed || deaf || self.missed_hello(fabric))
-            }
+            ConnectError::Transport(ConnectFailure::Unreachable(_)) => faults || fabric.one_host && (disturbed || deaf),
             ConnectError::Transport(_) => faults,
             ConnectError::Limit { .. } => true,
             ConnectError::Local(_) => faults,

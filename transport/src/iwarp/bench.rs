@@ -128,7 +128,8 @@ impl<N: Net> Bench<N> {
 pub(super) fn entropy(tag: u8) -> Entropy {
     Box::new(move |bytes: &mut [u8]| {
         for (byte, nibble) in bytes.iter_mut().zip(0..) {
-            *byte = std::process::id().checked_shr(4 * nibble).map_or(tag, |id| id as u8);
+            // A byte becomes a digit of the name by its lower half.
+            *byte = std::process::id().checked_shr(4 * nibble).map_or(tag >> (4 * (nibble % 2)), |id| id as u8);
         }
     })
 }

@@ -146,7 +146,7 @@ impl<N: Net> Iwarp<N> {
                 }
                 None => {}
             },
-            Some(Owner::SetupListener) => self.accept_local_peers(now),
+            Some(Owner::SetupListener) => _ = self.accept_local_peers(now),
             Some(Owner::NewPeer(key)) => self.read_hello(key),
             Some(Owner::Setup(key)) => self.continue_setup(key, now),
             Some(Owner::Port(key)) => self.port_edge(key, ready),
@@ -389,7 +389,7 @@ impl<N: Net> Iwarp<N> {
                     }
                 }
                 Owner::NewPeer(key) => self.close_new_peer(key),
-                Owner::SetupListener => self.accept_local_peers(now),
+                Owner::SetupListener => _ = self.accept_local_peers(now),
                 Owner::Setup(_) | Owner::Port(_) => {}
             }
         }
@@ -433,12 +433,24 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a connection whose client has not sent its first message in time.
+    /// Ends a connection whose client has not sent its first message in time, neither on the stream
+    /// nor in shared memory. If its hello has arrived, but is only read now, the client has the
+    /// same time again, because it could not continue without an answer.
     fn expire_unannounced(&mut self, key: Key, now: Instant) {
+        let waits = self.awaits_hello(key);
+        if waits {
+            self.read_waiting_hellos(now);
+        }
+        if self.follow(key, now) {
+            return;
+        }
         if self.receive(key, now) {
             self.enqueue(key);
         }
         if let Some(CmEndpoint { state: EndpointState::Live, announced: false, .. }) = self.endpoints.get(key) {
+            if waits && !self.awaits_hello(key) {
+                return self.set_deadline(key, Some(now + self.config.ready_timeout));
+            }
             self.transition(key, EndpointState::Dead);
             self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
         }

@@ -35,7 +35,7 @@ impl<N: Net> Iwarp<N> {
             let mut more = self.collect(NetChannel::Cm, now).map_err(|source| TransportError::io("poll", source))?;
             for _ in 0..self.handshakes.backlog.len() {
                 match self.handshakes.backlog.pop_front() {
-                    Some(Key::NONE) => self.accept_local_peers(now),
+                    Some(Key::NONE) => _ = self.accept_local_peers(now),
                     Some(key) => self.accept_some(key, now),
                     None => {}
                 }

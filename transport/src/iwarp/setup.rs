@@ -83,11 +83,11 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Accepts the peers that have connected to the Unix listener.
-    pub(super) fn accept_local_peers(&mut self, now: Instant) {
-        let Some((listener, _)) = self.links.listener.open else { return };
+    /// Accepts the peers that have connected to the Unix listener. Returns true if more may wait.
+    pub(super) fn accept_local_peers(&mut self, now: Instant) -> bool {
+        let Some((listener, _)) = self.links.listener.open else { return false };
         if self.links.listener.is_shut || self.links.listener.paused_until.is_some_and(|until| now < until) {
-            return;
+            return false;
         }
         self.links.listener.paused_until = None;
         for _ in 0..MAX_ACCEPTS {
@@ -102,19 +102,20 @@ impl<N: Net> Iwarp<N> {
                     }
                     self.read_hello(key);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 // No descriptor is free for the peer. The peer stays in the backlog of the listener and causes no further edge, so a
                 // deadline is set for the next attempt to accept the peer.
                 Err(error) if is_exhaustion(&error) => {
                     log::debug!("cannot accept peers within the host for now: {error}");
                     let until = now + self.config.accept_backoff;
                     self.links.listener.paused_until = Some(until);
-                    return self.push_deadline(until, Owner::SetupListener);
+                    self.push_deadline(until, Owner::SetupListener);
+                    return false;
                 }
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     log::warn!("{error}: further connections within the host stay on TCP");
                     self.links.listener.is_shut = true;
-                    return;
+                    return false;
                 }
                 // The peer belongs to another user, and its socket was closed. When the peer detects that its socket was closed, the peer
                 // stays on TCP.
@@ -124,7 +125,31 @@ impl<N: Net> Iwarp<N> {
         // More peers may wait in the backlog of the Unix listener, and they cause no further edge. So the Unix listener, represented by
         // [`Key::NONE`], stays in `handshakes.backlog`, and the channel is woken.
         self.net.wake(NetChannel::Cm);
-        self.handshakes.backlog.push_back(Key::NONE);
+        if !self.handshakes.backlog.contains(&Key::NONE) {
+            self.handshakes.backlog.push_back(Key::NONE);
+        }
+        true
+    }
+
+    /// Returns true if a connection has an offer, and its peer has sent no hello.
+    pub(super) fn awaits_hello(&self, key: Key) -> bool {
+        let setup = self.endpoints.get(key).and_then(|endpoint| endpoint.setup.as_deref());
+        matches!(setup, Some(SegmentSetup::Offered(_)))
+    }
+
+    /// Accepts the peers that have connected to the Unix listener, and reads their hellos, before a
+    /// connection with an offer expires: if the process has not run for some time, its hello may
+    /// have arrived without being read. A connection has at most one hello, so peers that send
+    /// anything else cannot prolong this without end.
+    pub(super) fn read_waiting_hellos(&mut self, now: Instant) {
+        for key in self.links.listener.new_peers.keys() {
+            self.read_hello(key);
+        }
+        for _ in 0..=self.live / MAX_ACCEPTS {
+            if !self.accept_local_peers(now) {
+                break;
+            }
+        }
     }
 
     /// Reads the hello of an accepted peer. If the hello is valid, accepts the peer's segment.
@@ -287,12 +312,14 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Handles the deadline of a setup on the active side. If the deadline of the connection attempt has passed, fails the attempt.
-    /// Otherwise only the setup ends.
+    /// Otherwise only the setup ends, unless the peer's answer has arrived without being read.
     pub(super) fn expire_setup(&mut self, key: Key, now: Instant) {
         let setup = self.endpoints.get(key).and_then(|endpoint| endpoint.setup.as_deref());
         if matches!(setup, Some(SegmentSetup::Sent(sent)) if sent.until.is_some_and(|until| until <= now)) {
-            self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
-        } else {
+            return self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
+        }
+        self.continue_setup(key, now);
+        if self.endpoints.get(key).is_some_and(|endpoint| matches!(endpoint.state, EndpointState::SettingUp(_))) {
             self.end_setup(key, "no answer in time", now);
         }
     }

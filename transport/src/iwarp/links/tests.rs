@@ -147,7 +147,7 @@ impl LentWorld {
 /// although its file was closed: a message from there is copied. The region is not lent again.
 #[test]
 fn lent_memory_occupies_no_descriptor() {
-    let mut world = LentWorld::new(9);
+    let mut world = LentWorld::new(25);
     assert_eq!(world.file.descriptors(), 0);
     let (_, again) = to_lend();
     let (client, region) = (&mut world.client.iwarp, world.region);
@@ -161,7 +161,7 @@ fn lent_memory_occupies_no_descriptor() {
 /// is behind that message. The server reports the refusal as if the memory were not lent.
 #[test]
 fn a_refusal_behind_a_lost_message_is_found() {
-    for (tag, is_lost) in [(5, false), (6, true)] {
+    for (tag, is_lost) in [(21, false), (22, true)] {
         let mut world = LentWorld::new(tag);
         if is_lost {
             world.send();
@@ -186,7 +186,7 @@ fn a_refusal_behind_a_lost_message_is_found() {
 /// The client is dropped before the server has read a message. Then the program may overwrite the memory of the message.
 #[test]
 fn lent_memory_is_not_read_after_the_drop_of_its_provider() {
-    let mut world = LentWorld::new(7);
+    let mut world = LentWorld::new(23);
     world.send();
     let LentWorld { client, mut server, lent, .. } = world;
     drop(client);
@@ -201,7 +201,7 @@ fn lent_memory_is_not_read_after_the_drop_of_its_provider() {
 /// is writable, and the server reads messages from that memory in place.
 #[test]
 fn an_announcement_waits_until_the_socket_has_room() {
-    let mut world = LentWorld::new(8);
+    let mut world = LentWorld::new(24);
     let (lent, file) = to_lend();
     (world.lent, world.file) = (lent, FileNumber::of(&file));
     let (client, of_client) = (&mut world.client.iwarp, world.of_client);

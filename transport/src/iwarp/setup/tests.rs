@@ -8,7 +8,7 @@ use super::*;
 use crate::cm::{CmEvent, CmId, ConnectParam, ListenParam};
 use crate::error::TransportError;
 use crate::patience::until;
-use crate::provider::Provider;
+use crate::provider::{Drive, Provider};
 use crate::qp::QpId;
 use crate::shm::greeting::OFFER_LEN;
 use crate::wc::WcStatus;
@@ -17,12 +17,15 @@ use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The sockets of the system, with failures. If `accepts` is false, no Unix socket can be accepted any more. Otherwise the Unix socket that
-/// was accepted cannot move to the completion channel, because the system watches too many descriptors.
+/// The sockets of the system, with failures.
 #[derive(Debug)]
 struct FaultyNet {
     inner: TcpNet,
+    /// False if no Unix socket can be accepted any more.
     accepts: bool,
+    /// False if the Unix socket that was accepted cannot move to the completion channel, because the
+    /// system watches too many descriptors.
+    promotes: bool,
     /// True if each peer that connects to the Unix listener belongs to another user.
     refuses: bool,
     accepted: Option<SocketId>,
@@ -64,7 +67,7 @@ impl Net for FaultyNet {
     }
 
     fn promote(&mut self, socket: SocketId) -> io::Result<()> {
-        if self.accepted == Some(socket) {
+        if self.accepted == Some(socket) && !self.promotes {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         self.inner.promote(socket)
@@ -86,7 +89,8 @@ impl SetupWorld {
 
     fn with(tag: u8, accepts: bool, shared_memory: SharedMemoryPolicy) -> Self {
         let config = IwarpConfig { shared_memory, ..IwarpConfig::default() };
-        let net = FaultyNet { inner: TcpNet::new().unwrap(), accepts, refuses: false, accepted: None };
+        let inner = TcpNet::new().unwrap();
+        let net = FaultyNet { inner, accepts, promotes: false, refuses: false, accepted: None };
         let mut server = Bench::of(Iwarp::new(config.clone(), net, entropy(tag)).unwrap());
         let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
@@ -98,6 +102,18 @@ impl SetupWorld {
             self.client.turn();
             self.server.turn();
             holds(self).then_some(())
+        });
+    }
+
+    /// Waits until the client has sent its hello. The server does not run meanwhile.
+    fn until_hello(&mut self) {
+        until("the hello", || {
+            self.client.turn();
+            let sets_up = |key: &Key| {
+                let endpoint = self.client.iwarp.endpoints.get(*key);
+                endpoint.is_some_and(|endpoint| matches!(endpoint.state, EndpointState::SettingUp(_)))
+            };
+            self.client.iwarp.endpoints.keys().iter().any(sets_up).then_some(())
         });
     }
 
@@ -121,6 +137,50 @@ fn a_connection_that_fails_while_it_moves_was_never_up() {
     let events = &world.server.events[..];
     let failed = |event: &CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::System(_)));
     assert!(events.len() == 1 && events[0].id == id && failed(&events[0]), "{events:?}");
+}
+
+/// The server does not run for longer than `ready_timeout`. A connection whose hello has arrived
+/// meanwhile comes up, and one without a hello ends.
+#[test]
+fn a_hello_that_has_arrived_keeps_its_connection() {
+    for (tag, says_hello) in [(8, true), (9, false)] {
+        let mut world = SetupWorld::new(tag, true);
+        world.server.iwarp.net_mut().promotes = true;
+        let id = world.request();
+        world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+        if says_hello {
+            world.until_hello();
+        }
+        world.server.now += Duration::from_secs(60);
+        world.server.turn();
+        if says_hello {
+            let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
+            world.until("the connection", |world| world.server.events.iter().any(is_up));
+        } else {
+            let ended = world.server.event().kind;
+            assert!(matches!(ended, CmEventKind::ConnectFailed(ConnectFailure::Timeout)), "{ended:?}");
+        }
+    }
+}
+
+/// The client does not run for longer than the time of the setup. If the answer to its hello has
+/// arrived meanwhile, its connection is in shared memory.
+#[test]
+fn an_answer_that_has_arrived_keeps_shared_memory() {
+    let mut world = SetupWorld::with(10, true, SharedMemoryPolicy::Prefer);
+    world.server.iwarp.net_mut().promotes = true;
+    let id = world.request();
+    world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+    world.until_hello();
+    until("the answer", || {
+        world.server.turn();
+        world.server.iwarp.endpoints.get(id.0)?.setup.as_deref()?.socket()
+    });
+    world.client.now += Duration::from_secs(2);
+    // The deadline passes before the edge of the Unix socket is read.
+    world.client.iwarp.progress(world.client.now, Drive::Full);
+    world.until("the connection", |world| world.server.events.iter().any(|event| event.id == id));
+    assert!(world.server.iwarp.endpoints.get(id.0).unwrap().link.is_some(), "it is on TCP");
 }
 
 /// When the Unix listener accepts no more peers, further connections are not offered shared memory.
@@ -204,14 +264,7 @@ fn an_attempt_times_out_while_shared_memory_is_set_up() {
         let mut world = SetupWorld::with(tag, true, policy);
         let id = world.request();
         world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
-        until("the setup", || {
-            world.client.turn();
-            let sets_up = |key: &Key| {
-                let endpoint = world.client.iwarp.endpoints.get(*key);
-                endpoint.is_some_and(|endpoint| matches!(endpoint.state, EndpointState::SettingUp(_)))
-            };
-            world.client.iwarp.endpoints.keys().iter().any(sets_up).then_some(())
-        });
+        world.until_hello();
         let mut events_after = |seconds| {
             world.client.now += Duration::from_secs(seconds);
             world.client.turn();
