@@ -376,7 +376,7 @@ impl<N: Net> Iwarp<N> {
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
-        if self.config.shared_memory == SharedMemoryPolicy::Require { WITHIN_HOST } else { NAME }
+        if self.requires_shared_memory() { WITHIN_HOST } else { NAME }
     }
 
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
@@ -485,7 +485,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let asked = *asked;
         let terms = StartupTerms { crc: self.requests_crc(socket), ..terms };
         let offer = self.offer(key, socket, &asked);
-        if offer.is_none() && self.config.shared_memory == SharedMemoryPolicy::Require {
+        if offer.is_none() && self.requires_shared_memory() {
             let why = match (self.net.is_local(socket), asked.local) {
                 (false, _) => "the peer is on another host",
                 (true, false) => "the peer uses no shared memory",

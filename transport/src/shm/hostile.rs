@@ -323,7 +323,8 @@ fn what_peers_lend_is_limited() {
     // The peers end all lendings but those of the staging buffers.
     for (victim, theirs) in &mut victims {
         (0..30).for_each(|slot| theirs.store(SegmentSide::Passive.incoming() + TABLE + WORD * slot, 2 << 32));
-        victim.link.packet(Packet::Call, None);
+        let refused = ReceivedAnnouncement { slot: 0, word: 2 << 32, rights: Access::empty(), base: 0, len: 1 << 40 };
+        lend(theirs, victim, refused, &sparse);
     }
     assert_eq!(account.used(), (6 * (256 << 10), 0, 6));
     drop(victims);

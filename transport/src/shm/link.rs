@@ -361,12 +361,7 @@ impl<S: Segment> Link<S> {
     /// descriptor of the memory, or `None` if `memory` has it. The peer may map the memory as the
     /// region `key`, and access it with the rights `rights`. Returns false if the memory cannot be
     /// lent, for example because no slot is free.
-    pub(crate) fn lend(
-        &mut self,
-        (memory, file): (&Arc<Memory>, Option<OwnedFd>),
-        key: u32,
-        rights: Access,
-    ) -> bool {
+    pub(crate) fn lend(&mut self, (memory, file): (&Arc<Memory>, Option<OwnedFd>), key: u32, rights: Access) -> bool {
         self.lendings.lend(&self.segment, (memory, memory.len(), file), key, rights).is_some()
     }
 
@@ -404,8 +399,8 @@ impl<S: Segment> Link<S> {
 
     /// Processes a packet from the peer, with the descriptor that was attached to it.
     pub(crate) fn packet(&mut self, packet: Packet, file: Option<&OwnedFd>) {
-        self.windows.unmap_ended(&self.segment);
         let (Packet::Window(announced), Some(file)) = (packet, file) else { return };
+        self.windows.unmap_ended(&self.segment);
         let mapped = self.windows.open(announced, file).inspect_err(|error| {
             log::debug!("cannot map memory of a peer on this host: {error}");
         });

@@ -10,8 +10,8 @@
 //! any time.
 //!
 //! [`WindowAccount`] limits the number and the lengths of windows. A window past a limit is not mapped,
-//! and the peer sends records instead. A window whose lending has ended is unmapped when the next
-//! packet arrives.
+//! and the peer sends records instead. A window whose lending has ended is unmapped when the peer
+//! announces other memory.
 //!
 //! The lendings of regions end with the connection, because the program may then reuse the memory of sends that the
 //! peer has not read.
