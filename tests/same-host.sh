@@ -131,4 +131,38 @@ if [ "$(grep -c '^up' "$work/served-shm")" != 2 ] || grep -vE '^(listening |up s
     echo "FAILED  the server that requires shared memory has talked to others: $(sort "$work/served-shm" | uniq -c | paste -sd ';' -)"
     failed=$((failed + 1))
 fi
+
+# Another user sends a packet on each of 9 connections to the server's Unix listener. Such sockets stay
+# open, so the server accepts no peer for a pause, which is longer after each attack.
+shut_door() { # PROCESS
+    local inodes name
+    inodes=$(ls -l "/proc/$1/fd" | sed -n 's/.*socket:\[\([0-9]*\)\].*/\1/p')
+    name=$(awk 'NR == FNR { own[$1]; next } $7 in own && $4 == "00010000" { print substr($8, 2) }' \
+        <(echo "$inodes") /proc/net/unix)
+    kill -STOP "$1"
+    python3 -c 'import os, socket, sys
+os.setuid(4242)
+for _ in range(9):
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect("\0" + sys.argv[1])
+    peer.send(b"x")' "$name"
+    kill -CONT "$1"
+}
+server=${servers[-1]} said= verdict=FAILED
+for _ in $(seq 6); do
+    # The listener is opened for the first peer after a pause.
+    [ "$(client shm 127.0.0.1 1)" != "up shm" ] || shut_door "$server"
+    said=$(client shm 127.0.0.1 1)
+    [[ $said =~ "failed: rejected: the peer has reached one of its limits" ]] && verdict=ok && break
+done
+printf '%-7s %-34s %-5s %s\n' $verdict "another user uses up the sockets" shm "$said"
+[ $verdict = ok ] || failed=$((failed + 1))
+grep -q 'sockets of other users cannot be closed: for ' "$work/log-shm" ||
+    { echo "FAILED  the log of the server does not say why" && failed=$((failed + 1)); }
+for _ in $(seq 120); do
+    said=$(client shm 127.0.0.1 1)
+    [ "$said" != "up shm" ] || break
+    sleep 0.5
+done
+[ "$said" = "up shm" ] || { echo "FAILED  after the pause: $said" && failed=$((failed + 1)); }
 [ $failed = 0 ] || { echo "same-host: $failed of the rows are not as they have to be" >&2; exit 1; }

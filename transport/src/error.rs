@@ -28,6 +28,9 @@ pub enum TransportError {
         provider: &'static str,
         /// The reason why the peer cannot be met in shared memory.
         why: &'static str,
+        /// True if the reason is on the local side and passes, so that the peer may try again
+        /// later.
+        is_temporary: bool,
     },
     /// No RDMA device is usable.
     #[error("no RDMA device: {reason}")]

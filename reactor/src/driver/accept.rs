@@ -525,9 +525,10 @@ impl Driver {
         self.table.add_pending(id, accepted);
         let (provider, raw) = self.providers.of(cm);
         if let Err(error) = provider.accept(raw, &service.param(&reply), self.now) {
-            if matches!(error, TransportError::SharedMemoryOnly { .. }) {
+            if let TransportError::SharedMemoryOnly { is_temporary, .. } = error {
                 self.log_refusal(peer, Level::Info, &error.to_string());
-                self.reject(cm, framing, RejectReason::SharedMemoryOnly, &[]);
+                let reason = if is_temporary { RejectReason::Busy } else { RejectReason::SharedMemoryOnly };
+                self.reject(cm, framing, reason, &[]);
                 self.withdraw(id);
                 return Ok(());
             }

@@ -67,6 +67,9 @@ impl<N: Net> Net for GatedNet<N> {
         }
         Ok(socket)
     }
+    fn renew_local(&mut self) {
+        self.inner.renew_local();
+    }
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let other =
             self.onlooker.as_ref().zip(file).and_then(|(onlooker, file)| onlooker.passing(socket, packet, file));

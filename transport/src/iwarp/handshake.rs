@@ -215,6 +215,7 @@ impl<N: Net> Iwarp<N> {
             Some(EndpointState::Requesting { .. }) => self.read_request(key, now),
             Some(EndpointState::Connecting(..)) => self.finish_connect(key, now),
             Some(EndpointState::Replying(..)) => self.read_reply(key, now),
+            Some(EndpointState::SettingUp(_)) => self.check_setup(key, now),
             _ => {}
         }
     }

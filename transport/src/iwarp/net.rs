@@ -123,18 +123,24 @@ pub trait Net: Send + fmt::Debug {
     }
 
     /// Accepts one Unix connection and puts it on the CM channel. Returns `WouldBlock` if no connection waits. Returns `PermissionDenied`
-    /// if the peer belongs to another user. In that case, the connection is closed. Returns `ResourceBusy` if this listener never accepts
-    /// another connection.
+    /// if the peer belongs to another user. In that case, the connection is closed. Returns
+    /// `ResourceBusy` if no connection is accepted until [`Net::renew_local`] is called.
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
         let _ = listener;
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Connects to a Unix listener without waiting, on the CM channel. Returns `PermissionDenied` if the listener belongs to another user.
+    /// Connects to a Unix listener without waiting, on the CM channel. Returns `PermissionDenied`
+    /// if the listener belongs to another user, and `ResourceBusy` if no connection is made until
+    /// [`Net::renew_local`] is called.
     fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())
     }
+
+    /// Permits Unix connections again after `ResourceBusy`. The sockets of other users that could
+    /// not be closed stay open, and as many further ones may be kept open.
+    fn renew_local(&mut self) {}
 
     /// Sends a packet on a Unix socket, with a descriptor if one is given.
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {

@@ -484,14 +484,15 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         }
         let asked = *asked;
         let terms = StartupTerms { crc: self.requests_crc(socket), ..terms };
-        let offer = self.offer(key, socket, &asked);
+        let offer = self.offer(key, socket, &asked, now);
         if offer.is_none() && self.requires_shared_memory() {
-            let why = match (self.net.is_local(socket), asked.local) {
-                (false, _) => "the peer is on another host",
-                (true, false) => "the peer uses no shared memory",
-                (true, true) => "there is no listener for it",
+            let (why, is_temporary) = match (self.net.is_local(socket), asked.local) {
+                (false, _) => ("the peer is on another host", false),
+                (true, false) => ("the peer uses no shared memory", false),
+                _ if self.links.listener.shut_until.is_some() => ("other users have disturbed its setup", true),
+                (true, true) => ("there is no listener for it", true),
             };
-            return Err(TransportError::SharedMemoryOnly { provider: WITHIN_HOST, why });
+            return Err(TransportError::SharedMemoryOnly { provider: WITHIN_HOST, why, is_temporary });
         }
         let mut private_data = param.private_data.to_vec();
         offer.iter().for_each(|offer| private_data.extend_from_slice(&offer.emit()));

@@ -39,11 +39,11 @@ const NAME: &[u8] = b"rdma-";
 impl<N: Net> Iwarp<N> {
     /// Creates the offer of shared memory for a connection that the program is accepting. Returns `None` if shared memory cannot be used
     /// with the peer.
-    pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &RequestTerms) -> Option<Offer> {
+    pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &RequestTerms, now: Instant) -> Option<Offer> {
         if self.config.shared_memory == SharedMemoryPolicy::Off || !asked.local || !self.net.is_local(socket) {
             return None;
         }
-        let name = self.listener_name()?;
+        let name = self.listener_name(now)?;
         let mut secret = [0; 16];
         (self.entropy)(&mut secret);
         Some(Offer { name, secret, key, required: self.requires_shared_memory() })
@@ -55,10 +55,46 @@ impl<N: Net> Iwarp<N> {
         self.config.shared_memory == SharedMemoryPolicy::Require
     }
 
+    /// Returns true unless the setup of shared memory pauses ([`Iwarp::pause_setup`]). After a
+    /// pause, the sockets may keep further ones open.
+    fn meets_peers(&mut self, now: Instant) -> bool {
+        match self.links.listener.shut_until {
+            Some(until) if now < until => false,
+            Some(_) => {
+                self.links.listener.shut_until = None;
+                self.net.renew_local();
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// Pauses the setup of shared memory, because too many sockets of other users must stay open.
+    /// The Unix listener is closed, and connections whose peers may wait in its backlog go on
+    /// without shared memory, or end. After the pause there is a new listener with another name.
+    fn pause_setup(&mut self, why: &io::Error, now: Instant) {
+        let pause = self.links.listener.shut(now).as_secs();
+        log::warn!("{why}: for {pause} s, connections within the host stay on TCP, or fail if they must not");
+        if let Some((listener, _)) = self.links.listener.open.take() {
+            self.close(listener, false);
+        }
+        for key in self.endpoints.keys() {
+            if !self.awaits_hello(key) {
+                continue;
+            }
+            if self.requires_shared_memory() {
+                let failure = ConnectFailure::Unreachable(format!("no shared memory with the peer: {why}"));
+                self.fail(key, Some(failure), Some(Vec::new()), now);
+            } else {
+                self.end_setup(key, "the setup pauses", now);
+            }
+        }
+    }
+
     /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if the listener cannot be opened, or
-    /// accepts no more peers.
-    fn listener_name(&mut self) -> Option<[u8; NAME_LEN]> {
-        if self.links.listener.is_shut {
+    /// the setup pauses.
+    fn listener_name(&mut self, now: Instant) -> Option<[u8; NAME_LEN]> {
+        if !self.meets_peers(now) {
             return None;
         }
         if let Some((_, name)) = self.links.listener.open {
@@ -86,7 +122,7 @@ impl<N: Net> Iwarp<N> {
     /// Accepts the peers that have connected to the Unix listener. Returns true if more may wait.
     pub(super) fn accept_local_peers(&mut self, now: Instant) -> bool {
         let Some((listener, _)) = self.links.listener.open else { return false };
-        if self.links.listener.is_shut || self.links.listener.paused_until.is_some_and(|until| now < until) {
+        if self.links.listener.paused_until.is_some_and(|until| now < until) {
             return false;
         }
         self.links.listener.paused_until = None;
@@ -113,8 +149,7 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    log::warn!("{error}: further connections within the host stay on TCP");
-                    self.links.listener.is_shut = true;
+                    self.pause_setup(&error, now);
                     return false;
                 }
                 // The peer belongs to another user, and its socket was closed. When the peer detects that its socket was closed, the peer
@@ -231,7 +266,7 @@ impl<N: Net> Iwarp<N> {
         let private_data: Box<[u8]> = offer.as_ref().map_or(data, |(data, _)| *data).into();
         let required = self.requires_shared_memory() || offer.as_ref().is_some_and(|(_, offer)| offer.required);
         let why = match offer {
-            Some((_, offer)) => match self.send_hello(&offer) {
+            Some((_, offer)) => match self.send_hello(&offer, now) {
                 Ok((socket, segment)) => {
                     self.transition(key, EndpointState::SettingUp(peer));
                     self.own(socket, Owner::Setup(key));
@@ -259,10 +294,17 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Connects to the Unix socket of an offer, and sends a hello with a new segment. Returns the socket and the segment.
-    fn send_hello(&mut self, offer: &Offer) -> io::Result<(SocketId, N::Segment)> {
+    fn send_hello(&mut self, offer: &Offer, now: Instant) -> io::Result<(SocketId, N::Segment)> {
+        if !self.meets_peers(now) {
+            return Err(io::Error::other("the setup pauses, because other users have disturbed it"));
+        }
         let mut memory = Memory::new_shared(segment::LEN, Sharing::Write)?;
         let file = memory.take_file();
-        let socket = self.net.connect_local(&offer.name)?;
+        let socket = self.net.connect_local(&offer.name).inspect_err(|error| {
+            if error.kind() == io::ErrorKind::ResourceBusy {
+                self.pause_setup(error, now);
+            }
+        })?;
         let hello = Hello { secret: offer.secret, key: offer.key };
         match self.net.pass(socket, &hello.emit(), file.as_ref().map(std::os::fd::AsFd::as_fd)) {
             Ok(()) => Ok((socket, self.net.segment(memory))),
@@ -309,6 +351,14 @@ impl<N: Net> Iwarp<N> {
         self.set_deadline(key, None);
         self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
         self.enter_segment(key, socket, segment, SegmentSide::Active, now);
+    }
+
+    /// Ends the setup on the active side if the peer has closed the TCP stream: it does not answer
+    /// the hello any more.
+    pub(super) fn check_setup(&mut self, key: Key, now: Instant) {
+        if self.endpoints.get(key).is_some_and(|endpoint| endpoint.closed) {
+            self.end_setup(key, "the peer has ended the connection", now);
+        }
     }
 
     /// Handles the deadline of a setup on the active side. If the deadline of the connection attempt has passed, fails the attempt.

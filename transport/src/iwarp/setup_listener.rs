@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::net::SocketId;
 use super::startup::Agreement;
@@ -12,6 +12,10 @@ use crate::slab::{Key, Slab};
 
 /// The largest number of accepted peers that have sent no hello. At the limit, a new peer replaces the oldest one.
 const MAX_NEW_PEERS: usize = 64;
+/// The first pause of the setup. Each pause is twice as long as the one before, up to
+/// `LONGEST_PAUSE`: each may cost some sockets, which stay open until the process ends.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The state of one connection while it sets up shared memory.
 #[derive(Debug)]
@@ -60,8 +64,11 @@ pub(super) struct NewPeer {
 #[derive(Debug, Default)]
 pub(super) struct SetupListener {
     pub(super) open: Option<(SocketId, [u8; NAME_LEN])>,
-    /// True if the listener never accepts another peer. In that case, connections stay on TCP.
-    pub(super) is_shut: bool,
+    /// The end of the pause during which no peer is met, because too many sockets of other users
+    /// must stay open. Connections stay on TCP meanwhile.
+    pub(super) shut_until: Option<Instant>,
+    /// The length of the last pause.
+    pause: Duration,
     pub(super) new_peers: Slab<NewPeer>,
     /// The time until which no peer is accepted, because the system had no descriptors left.
     pub(super) paused_until: Option<Instant>,
@@ -72,6 +79,13 @@ impl SetupListener {
     /// Returns true if `at` is the deadline of the new peer `key`.
     pub(super) fn is_due(&self, key: Key, at: Instant) -> bool {
         self.new_peers.get(key).is_some_and(|peer| peer.deadline == at)
+    }
+
+    /// Begins a pause, and returns its length.
+    pub(super) fn shut(&mut self, now: Instant) -> Duration {
+        self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        self.shut_until = Some(now + self.pause);
+        self.pause
     }
 
     /// Adds a connected peer and returns its key. At the limit of [`MAX_NEW_PEERS`], also removes and returns the oldest peer. The caller

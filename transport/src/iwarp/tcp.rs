@@ -95,8 +95,8 @@ pub struct TcpNet {
 
 impl Drop for TcpNet {
     fn drop(&mut self) {
-        if let Some(entry) = self.local_listener.and_then(|listener| self.sockets.remove(listener.0)) {
-            unix::close_listener(entry.socket, &mut self.strangers);
+        if let Some(listener) = self.local_listener {
+            self.close(listener, false);
         }
     }
 }
@@ -383,6 +383,10 @@ impl Net for TcpNet {
     fn close(&mut self, socket: SocketId, reset: bool) {
         let Some(entry) = self.sockets.remove(socket.0) else { return };
         self.awaiting_room -= usize::from(entry.awaits_room);
+        if self.local_listener == Some(socket) {
+            self.local_listener = None;
+            return unix::close_listener(entry.socket);
+        }
         if reset {
             // With a linger time of 0, closing the socket resets the connection.
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
@@ -412,6 +416,10 @@ impl Net for TcpNet {
     fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
         let socket = unix::connect(name, &mut self.strangers)?;
         self.add(socket, Interest::READABLE)
+    }
+
+    fn renew_local(&mut self) {
+        self.strangers = Strangers::default();
     }
 
     #[inline]

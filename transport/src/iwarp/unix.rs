@@ -14,7 +14,9 @@ use crate::mem;
 const BACKLOG: i32 = i32::MAX;
 /// The user id that stands for all unknown users in a user namespace. Used if `/proc/sys/kernel/overflowuid` cannot be read.
 const OVERFLOW: u32 = 65534;
-/// The largest number of sockets that a provider keeps open because closing them may block.
+/// The largest number of sockets that a provider keeps open because closing them may block, until
+/// [`Net::renew_local`](super::Net::renew_local) is called, and the largest number of those in the
+/// backlog of a listener.
 const MAX_KEPT: usize = 8;
 
 /// The peers that are refused, because they belong to other users. Such a peer may send packets with descriptors before it is refused. When
@@ -26,7 +28,8 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    /// Returns `ResourceBusy` if no further socket may be kept open. In that case, no further peer may be met.
+    /// Returns `ResourceBusy` if no further socket may be kept open. In that case, no further peer
+    /// may be met for now.
     fn check(&self) -> io::Result<()> {
         if self.kept < MAX_KEPT {
             return Ok(());
@@ -79,12 +82,13 @@ pub(super) fn connect(name: &[u8], strangers: &mut Strangers) -> io::Result<Sock
     strangers.admit(socket, check_user)
 }
 
-/// Closes a listener and refuses the peers that wait in its backlog. If it cannot refuse all of them, the listener stays open until the
-/// process ends.
-pub(super) fn close_listener(listener: Socket, strangers: &mut Strangers) {
+/// Closes a listener and refuses the peers that wait in its backlog. If too many of them belong to
+/// other users and have sent packets, the listener stays open until the process ends.
+pub(super) fn close_listener(listener: Socket) {
+    let mut strangers = Strangers::default();
     let ended = listener.shutdown(Shutdown::Both).is_ok();
     loop {
-        match accept(&listener, strangers).map_err(|error| error.kind()) {
+        match accept(&listener, &mut strangers).map_err(|error| error.kind()) {
             Ok(_) | Err(io::ErrorKind::PermissionDenied) => {}
             Err(io::ErrorKind::WouldBlock) if ended => return,
             Err(_) => return std::mem::forget(listener),
@@ -197,7 +201,7 @@ mod tests {
         let results = [accept(&listener, &mut strangers), connect(name.as_bytes(), &mut strangers)];
         assert!(results.iter().all(|result| result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::ResourceBusy)));
         // A peer in the backlog finds that its connection has ended.
-        close_listener(listener, &mut none);
+        close_listener(listener);
         assert_eq!(mem::receive_with_descriptor(near.as_fd(), &mut [0]).unwrap().0, 0);
         assert!(connect(name.as_bytes(), &mut none).is_err());
     }

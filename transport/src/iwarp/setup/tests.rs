@@ -58,6 +58,11 @@ impl Net for FaultyNet {
         Ok(socket)
     }
 
+    fn renew_local(&mut self) {
+        self.accepts = true;
+        self.inner.renew_local();
+    }
+
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         self.inner.pass(socket, packet, file)
     }
@@ -183,16 +188,46 @@ fn an_answer_that_has_arrived_keeps_shared_memory() {
     assert!(world.server.iwarp.endpoints.get(id.0).unwrap().link.is_some(), "it is on TCP");
 }
 
-/// When the Unix listener accepts no more peers, further connections are not offered shared memory.
+/// Other users use up the sockets that are kept open. The connection that waits for its hello ends
+/// on both sides, and no further one is accepted until the pause is over. Then there is a new
+/// listener. The next pause is twice as long.
 #[test]
-fn without_the_unix_listener_no_shared_memory_is_offered() {
+fn the_setup_pauses_while_other_users_use_up_its_sockets() {
     let mut world = SetupWorld::new(2, false);
-    let id = world.request();
-    world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
-    world.until("the listener is shut", |world| world.server.iwarp.links.listener.is_shut);
-    let next = world.request();
-    let result = world.server.iwarp.accept(next, &ConnectParam::default(), world.server.now);
-    assert!(matches!(result, Err(TransportError::SharedMemoryOnly { .. })), "{result:?}");
+    world.server.iwarp.net_mut().promotes = true;
+    let failed = |event: &CmEvent| match &event.kind {
+        CmEventKind::ConnectFailed(ConnectFailure::Unreachable(why)) => why.contains("no shared memory"),
+        _ => false,
+    };
+    let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
+    for pause in [1, 2] {
+        world.server.iwarp.net_mut().accepts = false;
+        let id = world.request();
+        world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+        world.until("the end of the connection", |world| {
+            world.client.events.iter().any(failed) && world.server.events.iter().any(failed)
+        });
+        assert!(world.server.iwarp.links.listener.open.is_none());
+        world.server.now += Duration::from_secs(pause) - Duration::from_millis(1);
+        for is_over in [false, true] {
+            world.server.now += Duration::from_millis(u64::from(is_over));
+            world.server.events.clear();
+            world.client.events.clear();
+            let next = world.request();
+            let accepted = world.server.iwarp.accept(next, &ConnectParam::default(), world.server.now);
+            if is_over {
+                assert!(accepted.is_ok(), "after {pause} s: {accepted:?}");
+                world.until("the connection", |world| {
+                    world.client.events.iter().any(is_up) && world.server.events.iter().any(is_up)
+                });
+            } else {
+                let is_temporary = matches!(accepted, Err(TransportError::SharedMemoryOnly { is_temporary: true, .. }));
+                assert!(is_temporary, "{accepted:?}");
+            }
+        }
+        world.server.events.clear();
+        world.client.events.clear();
+    }
 }
 
 /// A peer that ignores the demand for shared memory sends a message on the stream. The message completes no receive, and the program is
