@@ -137,7 +137,9 @@ impl Fabric {
         self.tick();
         let peer = self.local(key)?.peer.ok_or(ErrorKind::BrokenPipe)?;
         let file = file.map(|file| file.try_clone_to_owned()).transpose()?;
-        let at = self.now + self.rng.skewed(1..=PACKET);
+        // The receiver of a packet also sees the stores that the sender made before.
+        let stores = self.views.iter().filter(|(_, view)| view.socket == Some(key)).map(|(_, view)| view.last + 1);
+        let at = stores.fold(self.now + self.rng.skewed(1..=PACKET), u64::max);
         let there = self.local(peer).map_err(|_| ErrorKind::BrokenPipe)?;
         if there.arrived.len() + there.coming.len() >= MOST_PACKETS {
             return Err(ErrorKind::WouldBlock.into());
