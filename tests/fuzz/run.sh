@@ -30,6 +30,7 @@ longest() {
         greeting | message | headers) echo 128 ;;
         script | datagrams) echo 200 ;;
         hostile) echo 100 ;;
+        within_host) echo 1000 ;;
         *) echo 300 ;;
     esac
 }

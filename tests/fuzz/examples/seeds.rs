@@ -122,13 +122,32 @@ fn main() {
     for (at, (choice, message)) in messages.iter().enumerate() {
         write("programs", &format!("{at:02}"), &[&[*choice][..], message].concat());
     }
+    // Hostile peers within the host. A receive is posted, the peer connects to the Unix socket,
+    // sends a hello, publishes the first record, announces memory, and sends a message in its
+    // record and one in a window. In the second tape, the provider connects, so the peer accepts
+    // its segment.
+    let receive = [16, 0, 0, 5, 0];
+    let message = [7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let in_window = [7, 0, 0, 0, 232, 0, 0, 0, 0, 0];
+    let announce = [4, 4, 0, 0, 1, 0, 0, 0, 0, 0];
+    let rest = [&announce[..], &message, &in_window, &receive, &message].concat();
+    write("within_host", "passive", &[&[0][..], &receive, &receive, &[0, 1, 0, 0, 0, 15], &rest].concat());
+    write("within_host", "active", &[&[2, 0, 0][..], &receive, &receive, &[3, 0, 255, 15], &rest].concat());
     // Each target that reads its input as choices gets two tapes. The first tape has each byte value once, in order. The second one has 600
     // pseudo-random bytes.
     let all: Vec<u8> = (0..=255_u8).collect();
     let some: Vec<u8> = (0..600_u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 20) as u8).collect();
-    for target in
-        ["script", "datagrams", "stream", "handshake_psk", "handshake_tls", "records_psk", "records_tls", "hostile"]
-    {
+    for target in [
+        "script",
+        "datagrams",
+        "stream",
+        "handshake_psk",
+        "handshake_tls",
+        "records_psk",
+        "records_tls",
+        "hostile",
+        "within_host",
+    ] {
         write(target, "all", &all);
         write(target, "some", &some);
     }

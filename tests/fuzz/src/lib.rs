@@ -59,7 +59,7 @@ mod memory {
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     ("startup", startup),
     ("headers", headers),
     ("cuts", cuts),
@@ -75,6 +75,7 @@ pub const TARGETS: [Target; 15] = [
     ("programs", programs),
     ("hostile", hostile),
     ("exchange", exchange),
+    ("within_host", within_host),
 ];
 
 /// Returns the folder that contains the corpus of each target.
@@ -109,6 +110,17 @@ pub fn datagrams(octets: &[u8]) {
 /// the provider.
 pub fn bad_network(octets: &[u8]) -> (usize, usize) {
     iwarp::datagrams(octets)
+}
+
+/// Fuzzes shared memory within the host: hellos, packets, windows and records of a hostile peer.
+pub fn within_host(octets: &[u8]) {
+    shared_memory(octets);
+}
+
+/// Does the same as [`within_host`]. Returns two numbers: the connections that moved to shared
+/// memory (0 or 1), and the messages that the provider received.
+pub fn shared_memory(octets: &[u8]) -> (usize, usize) {
+    iwarp::within_host(octets)
 }
 
 /// Fuzzes a queue pair of the embedded provider. The input is a script of operations of the program and of the peer.

@@ -5,7 +5,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use rdma_reactor_fuzz::{TARGETS, bad_network, corpora};
+use rdma_reactor_fuzz::{TARGETS, bad_network, corpora, shared_memory};
 
 /// Returns the files of a folder in the order of their names: the path and the content of each.
 fn inputs(folder: &Path) -> Vec<(String, Vec<u8>)> {
@@ -38,21 +38,41 @@ fn datagrams_live_through_bad_networks() {
     let worlds = std::env::var("DATAGRAM_WORLDS").map_or(2_000, |number| number.parse().expect("a number"));
     let (mut heard, mut questions) = (0, 0);
     for seed in 1..=worlds {
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed);
-        let tape: Vec<u8> = std::iter::repeat_with(|| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 24) as u8
-        })
-        .take(1_000)
-        .collect();
+        let tape = random_tape(seed);
         let lived = catch_unwind(AssertUnwindSafe(|| bad_network(&tape)));
         let Ok((datagrams, asked)) = lived else { panic!("world {seed}: {tape:?}") };
         (heard, questions) = (heard + datagrams, questions + asked);
     }
     println!("{heard} datagrams were received, {questions} questions arrived");
     assert!(heard > worlds as usize / 4 && questions > worlds as usize, "not much happens: {heard}, {questions}");
+}
+
+/// Returns 1,000 pseudo-random bytes.
+fn random_tape(seed: u64) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed);
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(1_000).collect()
+}
+
+/// Runs hostile peers within the host on random tapes. `WITHIN_HOST_TAPES` is their number
+/// (default: 1,000).
+#[test]
+fn hostile_peers_within_the_host_get_what_they_may() {
+    let tapes = std::env::var("WITHIN_HOST_TAPES").map_or(1_000, |number| number.parse().expect("a number"));
+    let (mut moved, mut heard) = (0, 0);
+    for seed in 1..=tapes {
+        let tape = random_tape(seed);
+        let lived = catch_unwind(AssertUnwindSafe(|| shared_memory(&tape)));
+        let Ok((connections, messages)) = lived else { panic!("tape {seed}: {tape:?}") };
+        (moved, heard) = (moved + connections, heard + messages);
+    }
+    println!("{moved} connections were in shared memory at the end, {heard} messages were received");
+    assert!(heard > tapes as usize / 20, "not much happens: {moved}, {heard}");
 }
 
 /// Returns the names of the entries of a folder.

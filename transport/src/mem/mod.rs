@@ -55,7 +55,7 @@ pub(crate) use packets::{prepare_for_packets, receive_packets, send_packets, tak
 pub(crate) use passing::stop_receiving;
 pub use passing::{peer_user, receive_with_descriptor, send_with_descriptor};
 pub use sge::Sge;
-#[cfg(all(test, not(loom_model)))]
+#[cfg(any(all(test, not(loom_model)), fuzz_targets))]
 pub(crate) use shared::HostileFile;
 pub(crate) use shared::keeps_pages;
 pub use shared::{Sharing, Window};

@@ -203,11 +203,11 @@ fn checked(rc: libc::c_int) -> io::Result<()> {
 }
 
 /// Makes memory files as a hostile peer does.
-#[cfg(test)]
+#[cfg(any(test, fuzz_targets))]
 #[derive(Debug)]
 pub(crate) struct HostileFile;
 
-#[cfg(test)]
+#[cfg(any(test, fuzz_targets))]
 impl HostileFile {
     /// Makes a file whose size is sealed, without pages.
     pub(crate) fn sparse(len: u64) -> OwnedFd {

@@ -99,8 +99,8 @@ impl WindowAccount {
 
     /// Returns the sum of the lengths of all windows, the sum of those whose pages the peer can
     /// remove, and the number of windows.
-    #[cfg(all(test, not(loom_model)))]
-    pub(super) fn used(&self) -> (u64, u64, usize) {
+    #[cfg(any(all(test, not(loom_model)), fuzz_targets))]
+    pub(crate) fn used(&self) -> (u64, u64, usize) {
         (self.bytes.load(Relaxed), self.removable_bytes.load(Relaxed), self.count.load(Relaxed))
     }
 }

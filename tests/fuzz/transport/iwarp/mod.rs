@@ -10,6 +10,7 @@
 //! | `cuts.rs` | a check that a stream of FPDUs has the same result, however TCP cuts it |
 //! | `datagrams.rs` | datagrams and queries on a bad network, with a stranger on it |
 //! | `script.rs` | a queue pair with its own work requests, against a peer that a tape controls |
+//! | `within_host.rs` | shared memory with a hostile peer within the host |
 
 mod cuts;
 mod datagrams;
@@ -17,9 +18,11 @@ mod end;
 mod script;
 mod startup;
 mod tape;
+mod within_host;
 
 pub use self::cuts::cuts;
 pub use self::datagrams::datagrams;
 pub use self::script::script;
 pub use self::startup::startup;
 pub use self::tape::Tape;
+pub use self::within_host::within_host;
