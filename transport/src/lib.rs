@@ -17,6 +17,7 @@
 //! | `roce` | the embedded provider's datagrams: RoCE version 2 over UDP |
 //! | `exchange` | the messages by which queue pairs connect without a connection manager |
 //! | [`newcomers`] | a table of connections whose peers have not shown yet that they are real clients |
+//! | [`shares`] | the connections of each host, and the part of a pool that is left for hosts with few of them |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with its own memory, for posting work requests without unsafe code |
 //! | `verbs` | the provider of RDMA devices, through librdmacm and libibverbs (feature `verbs`, on by default) |
@@ -55,6 +56,7 @@ pub mod qp;
 pub mod registrar;
 mod roce;
 pub mod roles;
+pub mod shares;
 pub mod shm;
 pub mod slab;
 pub mod soft;

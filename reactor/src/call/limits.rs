@@ -1,11 +1,11 @@
 //! The limits on the unanswered requests of peers, their shares for connections and hosts, and the
 //! counters of calls.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::transport::newcomers::Host;
-use crate::transport::slab::{Key, Slab};
+use crate::transport::shares::Hosts;
+use crate::transport::slab::Key;
 
 /// The limits of the calls of a reactor. If a request of a peer would exceed a limit, the peer's call fails with
 /// [`super::CallError::Overloaded`], and the payload of the request is not copied. If an answer
@@ -105,48 +105,30 @@ impl Load {
     }
 }
 
-/// The load of one host.
-#[derive(Debug)]
-struct HostLoad {
-    host: Option<Host>,
-    connections: usize,
-    held: Load,
-}
-
 /// The unanswered requests and waiting answers of all connections, in total and by host.
 #[derive(Debug, Default)]
 pub(super) struct HeldRequests {
     all: Load,
-    hosts: Slab<HostLoad>,
-    by_host: BTreeMap<Option<Host>, Key>,
+    hosts: Hosts<Load>,
 }
 
 impl HeldRequests {
     /// Adds a connection of a host; `None` if the host is not known. Returns the key of the host.
     pub(super) fn open(&mut self, host: Option<Host>) -> Key {
-        let Self { hosts, by_host, .. } = self;
-        let new = || hosts.insert(HostLoad { host, connections: 0, held: Load::default() });
-        let key = *by_host.entry(host).or_insert_with(new);
-        if let Some(host) = self.hosts.get_mut(key) {
-            host.connections += 1;
-        }
-        key
+        self.hosts.open(host)
     }
 
     /// Removes a connection, and what it holds.
     pub(super) fn close(&mut self, key: Key, held: &Load) {
         self.all.remove_all(held);
-        let Some(load) = self.hosts.get_mut(key) else { return };
-        load.held.remove_all(held);
-        load.connections -= 1;
-        if load.connections == 0 {
-            self.by_host.remove(&load.host);
-            self.hosts.remove(key);
+        if let Some(load) = self.hosts.load_mut(key) {
+            load.remove_all(held);
         }
+        self.hosts.close(key);
     }
 
     fn of_host(&self, key: Key) -> Load {
-        self.hosts.get(key).map_or(Load::default(), |host| host.held)
+        self.hosts.load(key).copied().unwrap_or_default()
     }
 
     /// Returns true if a connection of the host that holds `own` may hold one more request, of `bytes` bytes.
@@ -168,16 +150,16 @@ impl HeldRequests {
     #[inline]
     pub(super) fn add(&mut self, key: Key, bytes: usize) {
         self.all.add(bytes);
-        if let Some(host) = self.hosts.get_mut(key) {
-            host.held.add(bytes);
+        if let Some(host) = self.hosts.load_mut(key) {
+            host.add(bytes);
         }
     }
 
     #[inline]
     pub(super) fn remove(&mut self, key: Key, bytes: usize) {
         self.all.remove(bytes);
-        if let Some(host) = self.hosts.get_mut(key) {
-            host.held.remove(bytes);
+        if let Some(host) = self.hosts.load_mut(key) {
+            host.remove(bytes);
         }
     }
 }
@@ -276,7 +258,7 @@ mod tests {
         for (key, own) in std::mem::take(&mut model.connections) {
             model.held.close(key, &own);
         }
-        assert!(model.held.hosts.is_empty() && model.held.by_host.is_empty());
+        assert!(model.held.hosts.is_empty());
         assert_eq!((model.held.all.count, model.held.all.bytes), (0, 0));
         model.open(2, 2);
         assert_eq!(model.fill(1000), before);

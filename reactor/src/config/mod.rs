@@ -90,6 +90,7 @@ pub struct Config {
     pub(crate) send_depth: u32,
     pub(crate) shared_receives: Option<u32>,
     pub(crate) max_connections: u32,
+    pub(crate) max_connections_per_host: u32,
     pub(crate) max_pending: u32,
     pub(crate) max_memory: usize,
     pub(crate) quiet_sends: bool,
@@ -119,6 +120,7 @@ impl Default for Config {
             send_depth: 64,
             shared_receives: None,
             max_connections: 10_000,
+            max_connections_per_host: 64,
             max_pending: 1024,
             max_memory: 4 << 30,
             quiet_sends: false,
@@ -180,6 +182,7 @@ impl Config {
             .receive_depth(8)
             .send_depth(8)
             .max_connections(64)
+            .max_connections_per_host(8)
             .max_pending(16)
             .max_memory(4 << 20)
             .handle_queue(256)
@@ -298,6 +301,22 @@ impl Config {
     #[must_use]
     pub const fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections;
+        self
+    }
+
+    /// Sets the largest number of accepted connections of one host that still lets the host get slots when slots are
+    /// scarce. Slots are scarce when three quarters of `max_connections`, of the buffers that fit into `max_memory`, or
+    /// of the connections that `shared_receives` is enough for are in use. A host below this number then still gets
+    /// slots; a connection of any other host is rejected with [`crate::RejectReason::Busy`], unless it can evict one of
+    /// the host's own connections that is not established. Before, there is no limit for a host. An established
+    /// connection is never ended for another one.
+    ///
+    /// So if all clients come from one address, such as that of a proxy, at most three quarters of the slots are used.
+    /// To use all of them, set this to `max_connections`. IPv6 addresses with equal first 64 bits count as one host.
+    /// Range: 1 to 16,777,216. Default: 64.
+    #[must_use]
+    pub const fn max_connections_per_host(mut self, connections: u32) -> Self {
+        self.max_connections_per_host = connections;
         self
     }
 
@@ -528,6 +547,7 @@ impl Config {
         let most = (self.large.memory as u64).min(1 << 40);
         check("large.max_message", self.large.max_message, 0, most, "0 to large.memory, at most 1 TiB: set both")?;
         check("max_connections", self.max_connections.into(), 1, 1 << 24, "1 to 16,777,216")?;
+        check("max_connections_per_host", self.max_connections_per_host.into(), 1, 1 << 24, "1 to 16,777,216")?;
         check("max_pending", self.max_pending.into(), 1, 1 << 24, "1 to 16,777,216")?;
         if let Some(receives) = self.shared_receives {
             check("shared_receives", receives.into(), 8, 32_768, "8 to 32,768 messages")?;

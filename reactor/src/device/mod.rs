@@ -15,6 +15,7 @@ use rdma_transport::mem::{Memory, Sharing};
 use rdma_transport::mr::{Access, LocalKey, MrId};
 use rdma_transport::provider::{CqId, DeviceId, DeviceInfo, Provider};
 use rdma_transport::qp::{QpAttr, QpId, SrqId};
+use rdma_transport::shares::is_scarce;
 use rdma_transport::slab::Key;
 use rdma_transport::srq::SrqAttr;
 use rdma_transport::wr::RecvWr;
@@ -22,10 +23,10 @@ use rdma_transport::wr::RecvWr;
 use self::cq::CompletionQueue;
 use self::pool::{Buffer, Exhausted, Pool};
 use self::return_channel::ReturnChannel;
-use self::srq::queue::SharedReceives;
+use self::srq::queue::{SharedReceives, claimable};
 use crate::config::Config;
 use crate::error::Error;
-use crate::limits::{HEADER_LEN, TAG_ROOM, buffer_len};
+use crate::limits::{HEADER_LEN, MIN_WINDOW, TAG_ROOM, buffer_len};
 use crate::providers::role;
 
 /// The buffers of a device: the pool, and the queue of receives that connections share.
@@ -307,6 +308,22 @@ impl Device {
                     other => other,
                 })
             }
+        }
+    }
+
+    /// Returns true if one more connection would use the last buffers, or the last of the receives that connections
+    /// share. Only the receives that each connection claims at least count here: a busy connection leaves a part of the
+    /// others to new connections.
+    pub(crate) fn is_crowded(&self, config: &Config) -> bool {
+        let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
+        let pool = &self.buffers.pool;
+        match config.shared_receives {
+            Some(all) => {
+                let shared = if self.buffers.shared.is_some() { all as usize } else { 0 };
+                is_scarce((self.claims + 1) * MIN_WINDOW as usize, claimable(all) as usize)
+                    || pool.is_crowded(max_send_wr as usize, shared)
+            }
+            None => pool.is_crowded((max_send_wr + max_recv_wr) as usize, 0),
         }
     }
 

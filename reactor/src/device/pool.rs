@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::LocalKey;
+use rdma_transport::shares::is_scarce;
 use rdma_transport::wr::Sge;
 
 use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
@@ -188,6 +189,13 @@ impl Pool {
         self.reserved += count;
         self.high = self.high.max(wanted);
         Ok(())
+    }
+
+    /// Returns true if the pool's last buffers would be in use with `count` more. `shared` buffers are in use by all
+    /// connections together, and do not count.
+    pub(crate) const fn is_crowded(&self, count: usize, shared: usize) -> bool {
+        let taken = self.reserved + self.lent + self.mapped_buffers + count;
+        is_scarce(taken.saturating_sub(shared), self.max_buffers.saturating_sub(shared))
     }
 
     /// Returns the number of buffers that the next slab should have, and the number under which to add the slab.

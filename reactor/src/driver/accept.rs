@@ -8,6 +8,7 @@ use rdma_transport::caps::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
 use rdma_transport::newcomers::Host;
 use rdma_transport::provider::Provider;
+use rdma_transport::shares::is_scarce;
 use rdma_transport::{QpAttr, TransportError};
 
 use super::Driver;
@@ -445,12 +446,26 @@ impl Driver {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
             return pending.slow_of(host).map(Some).ok_or(limit);
         }
+        // A host with many connections gets none of the last slots. Instead it pays for its new connection as above.
+        let most = self.config.max_connections_per_host;
+        if self.table.hosts.connections(host) >= most as usize && self.is_crowded(request.device) {
+            let limit = Error::Limit { limit: "max_connections_per_host", value: most.into() };
+            return pending.slow_of(host).map(Some).ok_or(limit);
+        }
         let (limit, value) = match (self.table.len(), pending.len()) {
             (all, _) if all >= max_connections as usize => ("max_connections", max_connections),
             (_, waiting) if waiting >= max_pending as usize => ("max_pending", max_pending),
             _ => return Ok(None),
         };
         pending.gives_way(host).map(Some).ok_or(Error::Limit { limit, value: value.into() })
+    }
+
+    /// Returns true if one more connection on this device would use the last slots of
+    /// `max_connections`, or the last of the device's buffers or shared receives.
+    fn is_crowded(&self, device: usize) -> bool {
+        let is_crowded = is_scarce(self.table.len() + 1, self.config.max_connections as usize)
+            || self.devices.get(device).is_some_and(|device| device.is_crowded(&self.config));
+        is_crowded && !crate::planted("one-host-takes-all-slots")
     }
 
     /// Accepts a request, as the program has decided. `answer` is the private data for the peer.
@@ -522,7 +537,7 @@ impl Driver {
         slot.conn.note_greeting(&request.private_data);
         slot.conn.note_greeting(&reply);
         let accepted = self.set_timeout(id, self.config.timeouts.handshake);
-        self.table.add_pending(id, accepted);
+        self.table.add_accepted(id, accepted);
         let (provider, raw) = self.providers.of(cm);
         if let Err(error) = provider.accept(raw, &service.param(&reply), self.now) {
             if let TransportError::SharedMemoryOnly { is_temporary, .. } = error {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rdma_transport::cm::CmId;
 use rdma_transport::newcomers::Host;
 use rdma_transport::qp::QpId;
+use rdma_transport::shares::Hosts;
 use rdma_transport::slab::Key;
 
 use super::fair::Allowance;
@@ -40,6 +41,7 @@ impl ConnectionSlot {
             lists: None,
             close: None,
             waits: None,
+            host: None,
             regions: Vec::new(),
             fetched: 0,
             fetched_large: 0,
@@ -76,6 +78,8 @@ pub(crate) struct ConnectionLink {
     pub(super) close: Option<Key>,
     /// The slot of a connection that a peer opened and that is not up.
     pub(super) waits: Option<PendingSlot>,
+    /// The key of the host that opened the connection in `ConnectionTable::hosts`.
+    host: Option<Key>,
     /// The regions that only this peer can access.
     pub(super) regions: Vec<Key>,
     /// The number of bytes that are charged to the connection for fetched messages, including the messages that the program keeps.
@@ -150,6 +154,8 @@ pub(crate) struct ConnectionTable {
     last: Option<ConnectionId>,
     /// The connections that peers opened and that are not up. A connection that fails to come up stays here until it has ended.
     pub(super) pending: PendingConnections,
+    /// The hosts that opened connections, with the number of their connections in any state.
+    pub(super) hosts: Hosts<()>,
     /// The list of ending connections, which stage 10 checks.
     pub(super) ending: Vec<ConnectionId>,
 }
@@ -157,7 +163,8 @@ pub(crate) struct ConnectionTable {
 impl ConnectionTable {
     pub(crate) fn new(reactor: ReactorTag, now: Instant) -> Self {
         let (entries, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
-        Self { reactor, entries, vacant, live: 0, last: None, pending: PendingConnections::new(now), ending }
+        let (pending, hosts) = (PendingConnections::new(now), Hosts::default());
+        Self { reactor, entries, vacant, live: 0, last: None, pending, hosts, ending }
     }
 
     /// Assigns an id, inserts the entry that `make` builds for it, and returns the id.
@@ -177,10 +184,13 @@ impl ConnectionTable {
         entry.id
     }
 
-    /// Assigns one of the slots for connections that are not up to a connection that a peer has opened.
-    pub(super) fn add_pending(&mut self, id: ConnectionId, now: Instant) {
+    /// Counts a connection that a peer has opened towards the peer's host. Assigns one of the slots
+    /// for connections that are not up to the connection.
+    pub(super) fn add_accepted(&mut self, id: ConnectionId, now: Instant) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
-        slot.link.waits = Some(self.pending.add(id, Host::of(slot.conn.peer().ip()), now));
+        let host = Host::of(slot.conn.peer().ip());
+        slot.link.waits = Some(self.pending.add(id, host, now));
+        slot.link.host = Some(self.hosts.open(Some(host)));
     }
 
     /// Notes that a connection begins to end. If the connection has one of the slots for connections that are not up, it keeps that slot
@@ -206,6 +216,9 @@ impl ConnectionTable {
         let mut slot = entry.slot.take()?;
         if let Some(place) = slot.link.waits.take() {
             self.pending.remove(place);
+        }
+        if let Some(host) = slot.link.host.take() {
+            self.hosts.close(host);
         }
         self.live -= 1;
         self.last = self.last.filter(|&last| last != id);

@@ -52,6 +52,75 @@ fn connections_past_max_memory_are_refused() {
     }
 }
 
+/// One host opens idle connections to a server until the server refuses them, and returns how many of them are up. Then 30 other hosts
+/// connect, and one of them opens as many connections as it can get. All 30 come up, and nobody loses a connection.
+fn beside_idle(server: Config, tries: usize) -> usize {
+    const AT_A_TIME: usize = 200;
+    let (fabric, idle) = (network(32), Attempts::default());
+    let many = Config::small().max_connections(tries as u32).max_memory(1 << 30);
+    let mut nodes = vec![
+        Node::new(reactor(0, &fabric, server), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, many), Box::new(idle.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let answered = |attempts: &Attempts| attempts.up.borrow().len() + attempts.errors.borrow().len();
+    let connect = |nodes: &mut [Node], node: usize, count: usize, attempts: &Attempts| {
+        let before = answered(attempts);
+        (0..count).for_each(|_| _ = nodes[node].reactor.context().connect(address(0, 7471)).expect("connecting"));
+        until(&fabric, nodes, "the answers", |_| answered(attempts) == before + count);
+    };
+    for opened in (0..tries).step_by(AT_A_TIME) {
+        connect(&mut nodes, 1, AT_A_TIME.min(tries - opened), &idle);
+    }
+    let held = idle.up.borrow().len();
+    for node in 2..32 {
+        let newcomer = Attempts::default();
+        nodes.push(Node::new(reactor(node, &fabric, Config::small()), Box::new(newcomer.clone())));
+        connect(&mut nodes, node, 1, &newcomer);
+        assert_eq!(newcomer.up.borrow().len(), 1, "newcomer {node} beside {held}: {:?}", newcomer.errors);
+        if node == 31 {
+            connect(&mut nodes, node, 40, &newcomer);
+            // 20 connections is the share of a host. The client itself allows 64.
+            assert_eq!(newcomer.up.borrow().len(), 20);
+        }
+    }
+    connect(&mut nodes, 1, 1, &idle);
+    let busy = ConnectError::Rejected { reason: RejectReason::Busy, private_data: Vec::new() };
+    assert!(idle.errors.borrow().iter().all(|error| *error == busy), "{:?}", idle.errors);
+    let stats = nodes[0].reactor.stats().connections;
+    assert_eq!((idle.up.borrow().len(), stats.current, stats.evicted), (held, held + 30 + 19, 0));
+    held
+}
+
+/// One host with idle connections does not shut a server, whatever limit acts. It gets three quarters of the slots; hosts with few
+/// connections get the others. The first row has the limits that a server has by default.
+#[test]
+fn idle_connections_of_one_host_leave_slots_for_others() {
+    let fair = |config: Config| config.max_connections_per_host(20);
+    let small = fair(Config::small().max_memory(64 << 20).max_pending(1_024)).completions(|c| c.queue = 4_096);
+    for (server, tries, limit) in [
+        (fair(Config::default()), 4_200, 4_001),
+        (small.clone().max_connections(400), 420, 400),
+        (small.max_connections(10_000).shared_receives(Some(2_400)), 440, 420),
+    ] {
+        assert_eq!(beside_idle(server, tries), limit - limit / 4);
+    }
+}
+
+/// Before three quarters of the slots are taken, and if the program says so also after that, one host may have them all.
+#[test]
+fn a_proxy_may_have_all_connections() {
+    let (fabric, proxied) = (network(2), Attempts::default());
+    let server = config().max_connections(100).max_connections_per_host(100);
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, server), Box::<Attempts>::default()),
+        Node::new(reactor(1, &fabric, config()), Box::new(proxied.clone())),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    (0..100).for_each(|_| _ = nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting"));
+    until(&fabric, &mut nodes, "all are up", |_| proxied.up.borrow().len() == 100);
+}
+
 /// Runs the nodes for `time` of virtual time, in ns.
 fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
     let end = lock(fabric).now() + time;

@@ -20,7 +20,7 @@ use crate::providers::role;
 const SPARE: u32 = 8;
 
 /// Returns the number of receives that connections may claim, if the queue has `count` receives.
-const fn claimable(count: u32) -> u32 {
+pub(crate) const fn claimable(count: u32) -> u32 {
     count - count / SPARE
 }
 
