@@ -32,6 +32,9 @@
 //! A reactor is used by one thread at a time. Only its methods `run`, `turn`, `step` and `shutdown` wait for events. The
 //! [guide] begins with a first program, and ends with the wire protocol.
 
+#[macro_use(local_log, peer_log)]
+pub extern crate rdma_transport as transport;
+
 #[cfg(feature = "async")]
 pub mod aio;
 mod api;
@@ -51,7 +54,6 @@ mod error;
 pub mod guide;
 mod id;
 mod limits;
-mod log_limit;
 mod memory;
 mod options;
 mod prometheus;
@@ -101,7 +103,6 @@ pub use crate::security::tls::{Tls, TlsIdentity};
 pub use crate::security::{PeerIdentity, Security, SecurityError, SecurityMode};
 pub use crate::stats::{CompletionStats, ConnectionStats, MemoryStats, MessageStats, Stats, TurnStats};
 pub use crate::turn::{Parts, Reactor, Turn};
-pub use rdma_transport as transport;
 #[doc(inline)]
 pub use rdma_transport::caps::{Capabilities, Features};
 #[doc(inline)]

@@ -133,7 +133,7 @@ impl Providers {
     pub(crate) fn note_carried(&mut self, provider: usize, qp: QpId) -> bool {
         let in_memory = self.is_in_memory(provider, qp);
         if in_memory && self.in_memory & 1 << provider == 0 {
-            log::info!("provider {SHARED_MEMORY}: for peers of this host and this user");
+            local_log!(Info, "provider {SHARED_MEMORY}: for peers of this host and this user");
         }
         *(if in_memory { &mut self.in_memory } else { &mut self.on_wire }) |= 1 << provider;
         in_memory
@@ -175,7 +175,7 @@ impl Providers {
         for (index, provider) in self.all[..last].iter_mut().enumerate() {
             match provider.device_at(local) {
                 Ok(_) => return index,
-                Err(error) => log::info!("provider {}: not for {local}: {error}", provider.name()),
+                Err(error) => local_log!(Info, "provider {}: not for {local}: {error}", provider.name()),
             }
         }
         last

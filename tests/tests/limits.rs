@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
+use rdma_reactor::call::Calls;
 use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
 use rdma_reactor::{
     Access, Blocked, Config, ConnectError, ConnectOptions, ConnectRequest, ConnectionId, Context, Decision,
@@ -29,10 +30,12 @@ use rdma_reactor_tests::patience::{HOUR, patient};
 use rdma_reactor_tests::peer::{SEND, fpdu_untagged};
 use rdma_reactor_tests::sim::fabric::{Script, Shared, lock};
 use rdma_reactor_tests::sim::hostile::{Hostile, startup_frame};
-use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, parts, reactor, step, until};
+use rdma_reactor_tests::sim::net::SimNet;
+use rdma_reactor_tests::sim::quiet::{Attempts, Node, entropy, network, parts, reactor, step, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::iwarp::wire::Untagged;
+use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 /// The largest number of bytes that precede the payload in a frame.
 const HEADER: u64 = 24;

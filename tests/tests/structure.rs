@@ -3,6 +3,7 @@
 //! These tests need no device.
 
 mod structure {
+    pub(crate) mod logs;
     pub(crate) mod names;
     pub(crate) mod order;
     pub(crate) mod planted;
@@ -20,7 +21,7 @@ use std::path::Path;
 use structure::source::{Module, Source};
 use structure::tables::{Table, table};
 use structure::walks::Ways;
-use structure::{names, order, planted, seam, shape, surface, tables, walks};
+use structure::{logs, names, order, planted, seam, shape, surface, tables, walks};
 
 const LAYERS_PAGE: &str = "docs/design/layers.md";
 const WALKS_PAGE: &str = "docs/design/walks.md";
@@ -181,6 +182,12 @@ fn the_public_items_are_listed() {
         assert!(listed == now, "{PUBLIC_ITEMS} differs, at first in {differs:?}: PUBLIC_ITEMS=write writes it anew");
     }
     assert_eq!(last, Some(number), "{PUBLIC_ITEMS}: the last line of its history, `# NUMBER: WHY`, has another number");
+}
+
+/// `docs/loop.md` promises a limit on the lines that peers can cause.
+#[test]
+fn log_lines_that_peers_cause_have_a_limit() {
+    none(&[reactor(), transport()].iter().flat_map(logs::unlimited).collect::<Vec<_>>());
 }
 
 /// The run of the planted defects (`tests/mutants/run.sh`) reads the names from the table.

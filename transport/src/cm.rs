@@ -31,7 +31,7 @@ impl ConnectParam<'_> {
     /// default value. Providers that do not support retry counts call this function.
     pub fn note_ignored(&self, provider: &str) {
         if self.retries != Retries::default() {
-            log::info!("the provider {provider} has no retry counts, since TCP retransmits: ignored");
+            local_log!(Info, "the provider {provider} has no retry counts, since TCP retransmits: ignored");
         }
     }
 }
@@ -120,7 +120,7 @@ impl PathOptions {
         let asked = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
         let ignored: Vec<&str> = asked.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
         if !ignored.is_empty() {
-            log::info!("the provider {provider} has no {}: ignored", ignored.join(" and no "));
+            local_log!(Info, "the provider {provider} has no {}: ignored", ignored.join(" and no "));
         }
     }
 }
@@ -159,7 +159,7 @@ impl ListenParam {
         path.check()?;
         path.note_ignored(provider);
         if ipv6_only.is_some() {
-            log::info!("the provider {provider} cannot choose between IPv6 only and both: ignored");
+            local_log!(Info, "the provider {provider} cannot choose between IPv6 only and both: ignored");
         }
         Ok(())
     }

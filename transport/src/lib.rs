@@ -18,6 +18,7 @@
 //! | `exchange` | the messages by which queue pairs connect without a connection manager |
 //! | [`newcomers`] | a table of connections whose peers have not shown yet that they are real clients |
 //! | [`shares`] | the connections of each host, and the part of a pool that is left for hosts with few of them |
+//! | [`log_limit`] | a limit on the log lines that peers can cause |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with its own memory, for posting work requests without unsafe code |
 //! | `verbs` | the provider of RDMA devices, through librdmacm and libibverbs (feature `verbs`, on by default) |
@@ -31,6 +32,10 @@
 //! run on private threads of `verbs`. The crate `rdma-reactor` is an event loop on top of this crate.
 // The unit tests do not run in the build that includes the fuzz targets.
 #![cfg(not(all(test, fuzz_targets)))]
+
+// The macros of this module are in scope in the modules below it.
+#[macro_use]
+pub mod log_limit;
 
 pub mod caps;
 pub mod cm;

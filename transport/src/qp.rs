@@ -58,7 +58,7 @@ impl QpAttr {
         let Capabilities { max_queue_depth, max_inline, max_sge, .. } = device.capabilities;
         let cut = |what: &str, wanted: u32, limit: u32| {
             if wanted > limit {
-                log::info!("{}: {what} is {wanted}, above the device's limit: {limit} is used", device.name);
+                local_log!(Info, "{}: {what} is {wanted}, above the device's limit: {limit} is used", device.name);
             }
             wanted.min(limit)
         };

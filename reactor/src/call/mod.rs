@@ -453,7 +453,7 @@ impl<T> Calls<T> {
     /// Aborts a connection whose peer has sent a malformed frame.
     #[cold]
     fn violated(&mut self, cx: &mut Context<'_>, conn: ConnectionId, violation: Violation) -> ReceivedFrame<T> {
-        log::warn!("{conn}: {violation}");
+        cx.log_violation(conn, format_args!("{violation}"));
         if let Some(connection) = connection_of(&mut self.connections, conn) {
             connection.violation = Some(violation);
         }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use rdma_transport::log_limit::LogLimit;
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::slab::Key;
 use rdma_transport::wc::Failure;
@@ -11,7 +12,6 @@ use super::frame::Immediate;
 use crate::device::pool::Buffer;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::id::{ConnectionId, SendId, TransferId};
-use crate::log_limit::LogLimit;
 use crate::memory::landing::Offered;
 use crate::memory::list::TransferEnd;
 use crate::memory::region::Region;

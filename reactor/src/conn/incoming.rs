@@ -131,31 +131,32 @@ impl IncomingMessage {
         (from, end - from)
     }
 
-    /// Decrypts the segments in the `len` bytes that have just arrived. Returns false if a segment is not authentic, or if there is no
-    /// memory for a private copy of the message.
-    pub(super) fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
+    /// Decrypts the segments in the `len` bytes that have just arrived. Returns false if a segment
+    /// is not authentic.
+    ///
+    /// # Errors
+    /// There is no memory for a private copy of the message.
+    pub(super) fn open(&mut self, len: u64, opener: &mut Opener) -> Result<bool, String> {
         let (whole, message) = (self.is_whole(), self.offer.region.len);
-        let (Some(message_of), Sink::Library(region)) = (self.segments, &mut self.sink) else { return false };
+        let (Some(message_of), Sink::Library(region)) = (self.segments, &mut self.sink) else { return Ok(false) };
         let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
         if region.is_open() {
             // The peer can write to the memory of the message while that memory is registered. So when the whole message has arrived, it is
             // copied to memory that is not registered, and the copy is decrypted.
             if !whole {
-                return true;
+                return Ok(true);
             }
-            if let Err(error) = region.make_private() {
-                log::warn!("memory for a copy of a message of {message} bytes: {error}");
-                return false;
-            }
+            region.make_private().map_err(|error| error.to_string())?;
             (from, to) = (0, message);
         }
         let segment_len = SEGMENT as u64;
-        (from / segment_len..to.div_ceil(segment_len)).rev().all(|index| {
+        let authentic = (from / segment_len..to.div_ceil(segment_len)).rev().all(|index| {
             let mut tag = [0; TAG];
             region.copy_to(message as usize + index as usize * TAG, &mut tag);
             let range = segment(index, message);
             let bytes = region.part_mut(range.start..range.end + TAG);
             bytes.is_some_and(|bytes| opener.open_segment(message_of, index, bytes, tag))
-        })
+        });
+        Ok(authentic)
     }
 }

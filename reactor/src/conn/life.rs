@@ -19,7 +19,6 @@ use super::{Connection, Env, Terms};
 use crate::config::{Config, Framing};
 use crate::device::Buffers;
 use crate::error::{ConnectError, DisconnectReason, Outcome, PeerViolation, RejectReason};
-use crate::log_limit::{Complaint, complain};
 use crate::security::SecurityMode;
 
 /// The facts about a silent peer at the time of a connection's timeout.
@@ -233,14 +232,7 @@ impl Connection {
             State::Accepting(_) | State::Securing(_) | State::Greeting => {
                 let (peer, limit) = (self.peer.address, &mut env.effects.log_limit);
                 let level = if self.state.is_securing() { Level::Warn } else { Level::Info };
-                complain!(
-                    limit,
-                    env.now,
-                    Complaint::NotUp,
-                    level,
-                    peer,
-                    "{peer} was not up within the handshake timeout"
-                );
+                peer_log!(limit, env.now, NotUp, level, peer, "{peer} was not up within the handshake timeout");
                 self.end(Ending::Silent, env);
             }
             State::Open => return self.check_silence(silence, env),
@@ -265,7 +257,15 @@ impl Connection {
         let stands = self.transfers.ends_at(limit, env.now);
         if stands.is_some_and(|end| end <= env.now) {
             if self.transfers.peer_waits() {
-                log::info!("{}: {} had no memory of its own to fetch a large message", self.id, self.peer.address);
+                let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
+                peer_log!(
+                    limit,
+                    env.now,
+                    Stalled,
+                    Info,
+                    peer,
+                    "{id}: {peer} had no memory of its own to fetch a large message"
+                );
             }
             self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
             return false;
@@ -487,14 +487,7 @@ impl Connection {
             return;
         }
         let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
-        complain!(
-            limit,
-            env.now,
-            Complaint::Violation,
-            Level::Warn,
-            peer,
-            "{id}: {peer} violated the protocol: {what}"
-        );
+        peer_log!(limit, env.now, Violation, Warn, peer, "{id}: {peer} violated the protocol: {what}");
         self.end(Ending::decided(DisconnectReason::PeerViolation(what)), env);
     }
 
@@ -512,7 +505,8 @@ impl Connection {
         let error = match failure {
             ConnectFailure::Timeout => ConnectError::Timeout,
             ConnectFailure::SharedMemoryOnly(why) => {
-                log::info!("{}: {}: no shared memory: {why}", self.id, self.peer.address);
+                let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
+                peer_log!(limit, env.now, NotUp, Info, peer, "{id}: {peer}: no shared memory: {why}");
                 let reason = RejectReason::SharedMemoryOnly;
                 ConnectError::Rejected { reason, private_data: Vec::new() }
             }

@@ -19,7 +19,6 @@ use super::state::{Ending, State};
 use super::{Connection, Env};
 use crate::error::{ConnectError, PeerViolation};
 use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
-use crate::log_limit::{Complaint, complain};
 use crate::security::{HandshakeRole, Opener, PeerIdentity, SecurityError, is_hidden};
 
 /// The maximum length of the reason of a refusal, in bytes. A longer reason is truncated when it is sent, and when it is received.
@@ -160,12 +159,8 @@ impl Connection {
     /// callback for this, so only the log reports it.
     fn log_failure(&self, error: &SecurityError, env: &mut Env<'_>) {
         let (id, peer) = (self.id, self.peer.address);
-        if self.is_active() {
-            log::info!("{id}: {peer}: {error}");
-        } else {
-            let limit = &mut env.effects.log_limit;
-            complain!(limit, env.now, Complaint::NotUp, Level::Warn, peer, "{id}: {peer}: {error}");
-        }
+        let level = if self.is_active() { Level::Info } else { Level::Warn };
+        peer_log!(env.effects.log_limit, env.now, NotUp, level, peer, "{id}: {peer}: {error}");
     }
 
     /// Returns the peer's identity. `None` until the peer has proven it.

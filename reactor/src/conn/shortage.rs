@@ -184,7 +184,8 @@ impl Connection {
 
     /// Ends the connection, because the peer answers no Reads, and other connections wait for the memory that the peer's messages occupy.
     pub(crate) fn give_way(&mut self, env: &mut Env<'_>) {
-        log::info!("{}: {} answers no reads, and others wait for the memory", self.id, self.peer.address);
+        let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
+        peer_log!(limit, env.now, Stalled, Info, peer, "{id}: {peer} answers no reads, and others wait for the memory");
         self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
     }
 }

@@ -294,7 +294,7 @@ impl State {
         if leads {
             *self = next(mem::replace(self, Self::Open).into_setup());
         } else {
-            log::error!("a connection cannot change from {from:?} to {to:?}");
+            local_log!(Error, "a connection cannot change from {from:?} to {to:?}");
         }
         leads
     }

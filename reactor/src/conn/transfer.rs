@@ -671,8 +671,14 @@ impl Connection {
         // Reads end in the order of posting, so this Read belongs to the oldest message that is not complete.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
-        if self.opener.as_mut().is_some_and(|opener| !transfer.open(u64::from(len), opener)) {
-            return self.violated(PeerViolation::NotAuthentic, env);
+        let opened = self.opener.as_mut().map_or(Ok(true), |opener| transfer.open(u64::from(len), opener));
+        match opened {
+            Ok(true) => {}
+            Ok(false) => return self.violated(PeerViolation::NotAuthentic, env),
+            Err(error) => {
+                let why = format!("memory for a copy of a message: {error}");
+                return self.posting_failed(why, env);
+            }
         }
         if transfer.is_whole() {
             let number = transfer.offer.number;

@@ -341,7 +341,7 @@ impl Endpoints {
     fn sent(&mut self, driver: &mut Driver, key: Key, sequence: u16, result: Result<(), Failure>) -> bool {
         let Some(endpoint) = self.all.get(key) else { return false };
         let Some(count) = endpoint.queues.sends_ended_by(sequence) else {
-            log::warn!("{}: a completion of a datagram that is not posted ({result:?})", endpoint.id);
+            local_log!(Warn, "{}: a completion of a datagram that is not posted ({result:?})", endpoint.id);
             return false;
         };
         let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
@@ -378,7 +378,7 @@ impl Endpoints {
     fn received(&mut self, driver: &mut Driver, key: Key, wc: &WorkCompletion) -> bool {
         let Some(endpoint) = self.all.get_mut(key) else { return false };
         let Some(buffer) = endpoint.queues.receives.pop_front().map(Posted::done) else {
-            log::warn!("{}: a completion of a receive that is not posted ({})", endpoint.id, wc.status);
+            local_log!(Warn, "{}: a completion of a receive that is not posted ({})", endpoint.id, wc.status);
             return false;
         };
         if let Err(failure) = wc.result() {
@@ -479,7 +479,7 @@ impl Endpoints {
             let provider = driver.providers_mut().numbered(endpoint.resources.cm.provider);
             let receives = if open { queues.post_receives(key, qp, provider, &mut self.receive_chain) } else { Ok(()) };
             if let Err(error) = receives.and_then(|()| queues.post_sends(qp, provider)) {
-                log::warn!("{}: posting failed: {error}", endpoint.id);
+                local_log!(Warn, "{}: posting failed: {error}", endpoint.id);
                 self.end(driver, key, DisconnectReason::Internal(error.to_string()), true);
             }
         }
@@ -585,7 +585,7 @@ impl Endpoints {
         driver.owners_mut().disown(cm);
         let (provider, id) = driver.providers_mut().of(cm);
         if let Err(error) = provider.destroy_id(id, now) {
-            log::error!("{}: {error}: the device keeps the queue pair", endpoint.id);
+            local_log!(Error, "{}: {error}: the device keeps the queue pair", endpoint.id);
             driver.counters().connections.undestroyed += 1;
             // The device may still complete work requests of the queue pair. So `release` must not return the entries
             // that the endpoint has reserved in the completion queue.

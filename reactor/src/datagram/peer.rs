@@ -187,7 +187,7 @@ impl Endpoints {
         let (device, qp) = (endpoint.resources.device, endpoint.resources.qp);
         let answered = datagrams(driver, device).and_then(|role| role.answer_datagram(asked.id, qp, &[], now));
         if let Err(error) = answered {
-            log::info!("{}: answering a peer that resolves it failed: {error}", endpoint.id);
+            driver.log_refusal(peer, Level::Info, &format!("answering it failed: {error}"));
         }
     }
 }

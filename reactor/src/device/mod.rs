@@ -136,7 +136,7 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
     match asked {
         Some(vector) if vectors == 1 => {
             if vector > 0 {
-                log::info!("{name} has one completion vector: the choice of vector {vector} is ignored");
+                local_log!(Info, "{name} has one completion vector: the choice of vector {vector} is ignored");
             }
             0
         }
@@ -151,7 +151,7 @@ const SHARED_RECEIVES: &str = "shared receive queues on this device";
 /// device may still write to the buffers of the posted receives.
 fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) -> bool {
     let destroyed = role(provider, Provider::shared_receives, SHARED_RECEIVES).and_then(|role| role.destroy_srq(srq));
-    destroyed.inspect_err(|error| log::error!("destroying a shared receive queue failed: {error}")).is_ok()
+    destroyed.inspect_err(|error| local_log!(Error, "destroying a shared receive queue failed: {error}")).is_ok()
 }
 
 /// Returns `true` if a completion queue has failed. No work request completes on a failed queue any more.
@@ -161,7 +161,7 @@ fn has_failed(provider: &dyn Provider, cq: &CompletionQueue) -> bool {
 
 fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
     if let Err(error) = provider.destroy_cq(cq) {
-        log::warn!("destroying a completion queue failed: {error}");
+        local_log!(Warn, "destroying a completion queue failed: {error}");
     }
 }
 
@@ -169,7 +169,7 @@ fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
 /// failed to release: 0 or 1.
 pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) -> usize {
     let failed = provider.deregister(slab).inspect_err(|error| {
-        log::error!("deregistering the memory of buffers failed: {error}");
+        local_log!(Error, "deregistering the memory of buffers failed: {error}");
     });
     usize::from(failed.is_err())
 }
@@ -395,7 +395,7 @@ impl Device {
         if let Err(error) = shared.post(provider, pool, chain) {
             // A warning is enough: if the device has failed, the connections notice the failure when they post their
             // own work requests.
-            log::warn!("{}: posting shared receives failed: {error}", self.name);
+            local_log!(Warn, "{}: posting shared receives failed: {error}", self.name);
             return;
         }
         let cqs = &self.cqs;

@@ -2,10 +2,12 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use log::Level;
 use rdma_transport::caps::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
+use rdma_transport::log_limit::{LogLimit, NOBODY};
 use rdma_transport::newcomers::Host;
 use rdma_transport::provider::Provider;
 use rdma_transport::shares::is_scarce;
@@ -25,7 +27,6 @@ use crate::conn::{Connection, Env, Opening, Role};
 use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
 use crate::limits::buffer_len;
-use crate::log_limit::{Complaint, complain};
 use crate::options::{ConnectOptions, Service, check_security};
 use crate::providers::{EXCHANGE, Handle, SHARED_MEMORY, device_index, role};
 use crate::security::Security;
@@ -88,7 +89,7 @@ impl Driver {
         let probes = exchange.is_some();
         let mut fallback = Fallback::new(peers.iter().copied(), path, exchange);
         let ConnectAttempt { peer, cm, deadline } =
-            fallback.resolve_next(&mut self.providers, &self.config, self.now)?;
+            fallback.resolve_next(&mut self.providers, &self.config, &mut self.effects.log_limit, self.now)?;
         let opening = Opening { framing, peer, host: None, private_data, probes, security };
         let id = self.insert(cm, service, Role::Active, opening);
         if let Some(slot) = self.table.get_mut(id) {
@@ -168,7 +169,8 @@ impl Driver {
         if slot.conn.is_outstanding() || !slot.allowance.backlog.is_empty() {
             return false;
         }
-        log::info!("{id}: {}: {error}", slot.conn.peer());
+        let (peer, limit) = (slot.conn.peer(), &mut self.effects.log_limit);
+        peer_log!(limit, self.now, NotUp, Info, peer, "{id}: {peer}: {error}");
         self.attempt_next(id)
     }
 
@@ -189,10 +191,11 @@ impl Driver {
         let Some(mut fallback) = slot.link.fallback.take() else { return false };
         // A callback of this turn may have run for a long time, so `now` may be out of date.
         let begun = os.clock.now();
-        let Ok(ConnectAttempt { peer, cm, deadline }) = fallback.resolve_next(providers, config, begun) else {
+        let resolved = fallback.resolve_next(providers, config, &mut effects.log_limit, begun);
+        let Ok(ConnectAttempt { peer, cm, deadline }) = resolved else {
             return false;
         };
-        log::info!("{id}: {peer} is tried");
+        log::debug!("{id}: {peer} is tried");
         let mut conn = Connection::new(id, Role::Active, Opening { peer, ..opening }, config, *now);
         conn.inherit(&slot.conn);
         let mut old = std::mem::replace(slot, ConnectionSlot::new(conn, cm, slot.link.service));
@@ -320,7 +323,8 @@ impl Driver {
         let Some(slot) = self.table.get(id) else { return };
         let Some(qp) = slot.link.qp else { return };
         if self.providers.note_carried(slot.link.cm.provider, qp) {
-            log::info!("{id}: the peer is on this host: over {SHARED_MEMORY}");
+            let (peer, limit) = (slot.conn.peer(), &mut self.effects.log_limit);
+            peer_log!(limit, self.now, Carried, Info, peer, "{id}: the peer is on this host: over {SHARED_MEMORY}");
         }
     }
 
@@ -487,7 +491,13 @@ impl Driver {
     /// Logs that a request is refused. The number of such log lines per host is limited.
     pub(crate) fn log_refusal(&mut self, peer: SocketAddr, level: Level, why: &str) {
         let (limit, now) = (&mut self.effects.log_limit, self.now);
-        complain!(limit, now, Complaint::Refused, level, peer, "{peer} is refused: {why}");
+        peer_log!(limit, now, Refused, level, peer, "{peer} is refused: {why}");
+    }
+
+    /// Returns the address of a connection's peer, the time, and the limit on the lines about peers.
+    pub(crate) fn log_limit_of(&mut self, id: ConnectionId) -> Option<(SocketAddr, Instant, &mut LogLimit)> {
+        let peer = self.table.get(id)?.conn.peer();
+        Some((peer, self.now, &mut self.effects.log_limit))
     }
 
     /// Refuses a request, as the program has decided. `answer` is the private data for the peer.
@@ -560,7 +570,16 @@ impl Driver {
         self.stats.connections.refused += 1;
         let fits = user.len() <= MAX_USER_PRIVATE_DATA;
         if !fits {
-            log::error!("a rejection with {} bytes of private data: at most {MAX_USER_PRIVATE_DATA} fit", user.len());
+            let (len, limit) = (user.len(), &mut self.effects.log_limit);
+            let now = self.now;
+            peer_log!(
+                limit,
+                now,
+                Failed,
+                Error,
+                NOBODY,
+                "{len} bytes of private data: at most {MAX_USER_PRIVATE_DATA} fit"
+            );
         }
         let user = if fits { user } else { &[] };
         let data = match framing {

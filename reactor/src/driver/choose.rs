@@ -33,15 +33,15 @@ pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>,
     match config.provider {
         ProviderChoice::Verbs => {
             let provider = devices::open(entropy)?;
-            log::info!("provider verbs: as configured");
+            local_log!(Info, "provider verbs: as configured");
             Ok(vec![provider])
         }
         ProviderChoice::Iwarp => {
-            log::info!("provider iwarp: as configured");
+            local_log!(Info, "provider iwarp: as configured");
             Ok(vec![iwarp(config, SharedMemoryPolicy::Off, entropy)?])
         }
         ProviderChoice::Shm => {
-            log::info!("provider shm: as configured");
+            local_log!(Info, "provider shm: as configured");
             Ok(vec![iwarp(config, SharedMemoryPolicy::Require, entropy)?])
         }
         ProviderChoice::Auto => {
@@ -50,7 +50,7 @@ pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>,
             match devices::open(one) {
                 Ok(devices) => Ok(vec![devices, embedded]),
                 Err(why) => {
-                    log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
+                    local_log!(Info, "provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
                     Ok(vec![embedded])
                 }
             }

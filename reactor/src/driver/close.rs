@@ -33,7 +33,7 @@ impl ConnectionSlot {
         let destroyed = if crate::planted("a-kept-queue-pair-counts-as-destroyed") { Ok(()) } else { destroyed };
         if let Err(error) = destroyed {
             let lost = self.conn.forsake();
-            log::error!("{}: {error}: {lost} buffers are lost to the queue pair", self.conn.id());
+            local_log!(Error, "{error}: {lost} buffers are lost to the queue pair");
             stats.connections.undestroyed += 1;
             self.link.lost = Some(lost);
         }
@@ -89,7 +89,7 @@ impl Driver {
     /// Marks a device as failed, so that it is not used any more, and ends its connections.
     pub(super) fn fail_device(&mut self, index: usize, error: &rdma_transport::TransportError) {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return };
-        log::error!("{}: {error}: its connections end", device.name);
+        local_log!(Error, "{}: {error}: its connections end", device.name);
         device.removed = true;
         self.devices.note_failed(index);
         self.end_connections_of(index);
@@ -298,12 +298,20 @@ impl Driver {
     /// reports the end of the connection, or `None` if there is none. The caller must make the queued callbacks, then the returned
     /// callback, and then call [`Driver::release`].
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
-        let Self { table, providers, owners, now, stats, .. } = self;
+        let Self { table, providers, owners, now, stats, effects, .. } = self;
         let slot = table.get_mut(id)?;
         let (sends, receives) = slot.conn.unflushed();
         if (sends, receives) != (0, 0) {
             stats.connections.unflushed += 1;
-            log::warn!("{id}: the device has not flushed {sends} sends and {receives} receives in time");
+            let (peer, limit) = (slot.conn.peer(), &mut effects.log_limit);
+            peer_log!(
+                limit,
+                *now,
+                Failed,
+                Warn,
+                peer,
+                "{id}: the device has not flushed {sends} sends and {receives} receives in time"
+            );
         }
         slot.destroy(providers, owners, stats, *now);
         let last = self.input(id, |conn, env| conn.finish(env)).flatten();
@@ -455,7 +463,7 @@ impl Driver {
 
     pub(super) fn drop_if_abandoned(&mut self, index: usize) {
         let Some(device) = self.devices.get(index).filter(|device| device.is_abandoned()) else { return };
-        log::info!("{}: nothing is left on it", device.name);
+        local_log!(Info, "{}: nothing is left on it", device.name);
         self.drop_regions_of_device(index);
         self.close_device(index);
     }

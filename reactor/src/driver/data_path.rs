@@ -208,7 +208,8 @@ impl Driver {
                 Ok(Posted::Pending) => {}
                 Ok(Posted::Completed) => completed = slot.link.place.as_ref().map(DeviceBinding::queue),
                 Err(error) => {
-                    log::warn!("{id}: posting failed: {error}");
+                    let (limit, peer) = (&mut env.effects.log_limit, slot.conn.peer());
+                    peer_log!(limit, env.now, Failed, Warn, peer, "{id}: posting failed: {error}");
                     slot.conn.posting_failed(error.to_string(), &mut env);
                 }
             }
@@ -226,7 +227,8 @@ impl Driver {
             if let Some(qp) = slot.link.qp.filter(|_| slot.conn.state().is_announced()) {
                 slot.conn.uncork();
                 if let Err(error) = post_sends(slot, &mut env, provider, qp) {
-                    log::warn!("{id}: posting failed: {error}");
+                    let (limit, peer) = (&mut env.effects.log_limit, slot.conn.peer());
+                    peer_log!(limit, env.now, Failed, Warn, peer, "{id}: posting failed: {error}");
                     slot.conn.posting_failed(error.to_string(), &mut env);
                 }
             }
@@ -269,7 +271,16 @@ fn take(slot: &mut ConnectionSlot, work: WorkRequestId, wc: &WorkCompletion, env
         }
     };
     if !taken {
-        log::warn!("{}: a completion of a work request that is not posted ({})", slot.conn.id(), wc.status);
+        let (id, peer, limit) = (slot.conn.id(), slot.conn.peer(), &mut env.effects.log_limit);
+        peer_log!(
+            limit,
+            env.now,
+            Failed,
+            Warn,
+            peer,
+            "{id}: a completion of a work request that is not posted ({})",
+            wc.status
+        );
         env.stats.completions.stale += 1;
     }
 }

@@ -52,7 +52,7 @@ impl Driver {
     fn begin_drain_of(&mut self, deadline: Duration) -> Duration {
         // The callback that requested the drain may have run for a long time, so `now` may be out of date.
         self.look_at_clock();
-        log::info!("draining {} connections within {deadline:?}", self.table.len());
+        local_log!(Info, "draining {} connections within {deadline:?}", self.table.len());
         if let Some(membership) = &self.membership {
             membership.close();
         }
@@ -67,7 +67,7 @@ impl Driver {
             return false;
         }
         self.drain = Drain::Overdue;
-        log::info!("the time to drain is over: {} connections are cut off", self.table.len());
+        local_log!(Info, "the time to drain is over: {} connections are cut off", self.table.len());
         for id in self.table.ids() {
             self.input(id, |conn, env| conn.abort(env));
         }

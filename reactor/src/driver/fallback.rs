@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use rdma_transport::cm::{CmId, ExchangeOptions, PathOptions, Source};
+use rdma_transport::log_limit::LogLimit;
 use rdma_transport::provider::Provider;
 
 use crate::config::Config;
@@ -70,6 +71,7 @@ impl Fallback {
         &mut self,
         providers: &mut Providers,
         config: &Config,
+        log_limit: &mut LogLimit,
         now: Instant,
     ) -> Result<ConnectAttempt, Error> {
         self.limit = None;
@@ -102,7 +104,8 @@ impl Fallback {
                     return Ok(ConnectAttempt { peer, cm: Handle { provider, id }, deadline });
                 }
                 Err(error) => {
-                    log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
+                    let name = providers.get(provider).name();
+                    peer_log!(log_limit, now, NotUp, Info, peer, "{peer} over the provider {name}: {error}");
                     // For a connection that is set up by exchange of queue pair numbers: a provider without support for this returns
                     // `Unsupported`. The error of a provider with support replaces this error.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::TransportError::Unsupported { .. }));

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use log::Level;
 use rdma_transport::cm::CmId;
 use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
@@ -126,7 +127,7 @@ impl Driver {
                 placed,
             }),
             Err(error) => {
-                log::warn!("{peer} is refused: {error}");
+                self.log_refusal(peer, Level::Warn, &error.to_string());
                 self.stats.connections.refused += 1;
                 self.request_done(placed);
                 None

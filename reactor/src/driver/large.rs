@@ -155,7 +155,7 @@ impl Driver {
             Ok(region) => Box::new(region),
             Err(error) => {
                 self.large.copied.give_back(len);
-                log::warn!("{id}: memory for a message of {len} bytes: {error}");
+                failure_log!(self, id, "memory for a message of {len} bytes: {error}");
                 return Err(SendErrorKind::NoMemory { len });
             }
         };
@@ -313,7 +313,7 @@ impl Driver {
                 }
                 Err(error) => {
                     self.give_back_fetched(Some(id), len);
-                    log::warn!("{id}: memory to fetch a message of {len} bytes: {error}");
+                    failure_log!(self, id, "memory to fetch a message of {len} bytes: {error}");
                     self.input(id, |conn, env| conn.posting_failed(error.to_string(), env));
                     return;
                 }
@@ -329,7 +329,7 @@ impl Driver {
             match self.block(id, PROBE as usize, MemoryUse::Program) {
                 Ok(region) => _ = self.input(id, |conn, _| conn.take_probe(region)),
                 Err(error) => {
-                    log::warn!("{id}: memory for a read of {PROBE} bytes: {error}");
+                    failure_log!(self, id, "memory for a read of {PROBE} bytes: {error}");
                     self.input(id, |conn, env| conn.posting_failed(error.to_string(), env));
                     return;
                 }

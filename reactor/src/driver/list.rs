@@ -56,7 +56,7 @@ impl Driver {
         };
         let confirmation = if direction == ListDirection::Write && options.confirm {
             Some(Box::new(self.block(id, CONFIRMATION_LEN, MemoryUse::Program).map_err(|error| {
-                log::warn!("{id}: memory for a read of {CONFIRMATION_LEN} bytes: {error}");
+                failure_log!(self, id, "memory for a read of {CONFIRMATION_LEN} bytes: {error}");
                 SendErrorKind::NoMemory { len: CONFIRMATION_LEN }
             })?))
         } else {

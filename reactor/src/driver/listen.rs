@@ -78,7 +78,7 @@ impl Driver {
     /// Stops a listener whose device was removed: destroys its ids, so that the device can be closed. The listener tries again later.
     pub(super) fn listener_lost(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
-            log::warn!("the device of {address} was removed: its listener waits for its return");
+            local_log!(Warn, "the device of {address} was removed: its listener waits for its return");
             self.timers.insert(self.now + LISTEN_AGAIN, TimerPurpose::Listen(key));
         }
     }
@@ -86,7 +86,7 @@ impl Driver {
     /// Stops a listener and makes it listen again, because its address has moved to another device or to another port of a device.
     pub(super) fn listener_moved(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
-            log::warn!("{address} has moved to another device or port: its listener is recreated");
+            local_log!(Warn, "{address} has moved to another device or port: its listener is recreated");
             self.listen_again(key);
         }
     }
@@ -107,7 +107,7 @@ impl Driver {
         let (address, options) = (listener.address, listener.options.clone());
         match self.listen_on(address, &options) {
             Ok(ids) => {
-                log::info!("{address} is listened on again");
+                local_log!(Info, "{address} is listened on again");
                 self.listens(key, ids);
             }
             Err(error) => {
@@ -136,7 +136,7 @@ impl Driver {
         if let Some(exchange) = &options.exchange {
             let provider = self.providers.exchanging()?;
             let by = self.providers.numbered(provider);
-            log::info!("provider {}: listens on {address} for exchange", by.name());
+            local_log!(Info, "provider {}: listens on {address} for exchange", by.name());
             let id = role(by, Provider::exchange, EXCHANGE)?.listen_exchange(address, &options.path, exchange)?;
             return Ok(vec![Handle { provider, id }]);
         }
@@ -161,10 +161,10 @@ impl Driver {
             let name = self.providers.get(provider).name();
             match self.listen_at(provider, address, options) {
                 Err(error @ rdma_transport::TransportError::NoDevice { .. }) if provider < last => {
-                    log::info!("provider {name}: not for {address}: {error}");
+                    local_log!(Info, "provider {name}: not for {address}: {error}");
                 }
                 listening => {
-                    log::info!("provider {name}: listens on {address}");
+                    local_log!(Info, "provider {name}: listens on {address}");
                     return Ok(vec![listening?]);
                 }
             }
@@ -223,7 +223,8 @@ impl Driver {
                 given_up.push(ids);
                 continue;
             }
-            log::info!(
+            local_log!(
+                Info,
                 "{same} is listened on without the provider {name}, as a device may have the port of TCP itself: clients over \
                  the loopback and over other networks are refused ({error})"
             );

@@ -54,7 +54,7 @@ impl Owners {
         self.disown(cm);
         let (provider, id) = providers.of(cm);
         if let Err(error) = provider.destroy_id(id, now) {
-            log::error!("destroying an id: {error}");
+            local_log!(Error, "destroying an id: {error}");
         }
     }
 }

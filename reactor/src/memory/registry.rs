@@ -324,7 +324,7 @@ impl Registry {
         let revoked = if planted { Ok(()) } else { keys.and_then(|keys| keys.invalidate(registration.region.id)) };
         match revoked {
             Err(error) if !crate::planted("a-kept-region-counts-as-released") => {
-                log::error!("revoking a remote key: {error}");
+                local_log!(Error, "revoking a remote key: {error}");
                 self.unrevoked += 1;
                 Err(error.into())
             }
@@ -481,7 +481,7 @@ impl Registry {
     fn deregister(&mut self, providers: &mut Providers, device: usize, region: MrId) -> bool {
         let released = providers.of_device(device).deregister(region);
         if let Err(error) = &released {
-            log::error!("a memory region stays registered: {error}");
+            local_log!(Error, "a memory region stays registered: {error}");
             self.unreleased += 1;
         }
         released.is_ok() || crate::planted("a-kept-region-counts-as-released")

@@ -324,8 +324,10 @@ impl Tls {
         let Some(path) = std::env::var_os("SSLKEYLOGFILE") else { return self };
         let path = std::path::PathBuf::from(path);
         match std::fs::OpenOptions::new().append(true).create(true).open(&path) {
-            Ok(_) => log::warn!("SSLKEYLOGFILE: the secrets of TLS connections are written to {}", path.display()),
-            Err(error) => log::warn!("SSLKEYLOGFILE: no secrets are written to {}: {error}", path.display()),
+            Ok(_) => {
+                local_log!(Warn, "SSLKEYLOGFILE: the secrets of TLS connections are written to {}", path.display())
+            }
+            Err(error) => local_log!(Warn, "SSLKEYLOGFILE: no secrets are written to {}: {error}", path.display()),
         }
         let log = Arc::new(rustls::KeyLogFile::new());
         if let Some(config) = &mut self.client {

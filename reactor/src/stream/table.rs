@@ -190,7 +190,7 @@ impl StreamTable {
     /// Aborts a connection, because the peer has sent bytes after it had finished writing.
     pub(super) fn violated(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id) {
-            log::warn!("{id}: the peer has written after its end");
+            cx.log_violation(id, format_args!("the peer has written after its end"));
             record.violated = true;
             cx.abort(id);
         }

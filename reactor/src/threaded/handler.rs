@@ -125,7 +125,7 @@ impl ConnectionEntry {
             // cannot be sent, the connection must end. Otherwise the peer would receive later messages, but not this
             // one.
             Err(error) => {
-                log::warn!("{}: {error}", self.id);
+                cx.log_failure(self.id, format_args!("{error}"));
                 cx.abort(self.id);
                 self.unsent.extend(message.report);
             }

@@ -132,7 +132,7 @@ impl ThreadedReactor {
                 Err(panic) => Err(ThreadError::Panicked(crate::turn::text_of_panic(&*panic).to_owned())),
             };
             if let Err(error) = &end {
-                log::error!("{error}");
+                local_log!(Error, "{error}");
             }
             // The reactor contains the commands that are still queued. Dropping these commands wakes the tasks that wait for their results.
             drop(reactor);

@@ -66,7 +66,7 @@ fn contained<R>(
             if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
                 std::mem::forget(again);
             }
-            log::error!("{why}{of}");
+            local_log!(Error, "{why}{of}");
             driver.counters().turns.panics += 1;
             match of {
                 CallbackSubject::Connection(id) => driver.panicked(id, why),

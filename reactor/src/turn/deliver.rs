@@ -17,7 +17,7 @@ use crate::datagram::endpoints::Endpoints;
 use crate::datagram::{Datagram, EndpointId};
 use crate::device::pool::Slabs;
 use crate::device::return_channel::ReturnChannel;
-use crate::driver::{DeviceEvent, Driver, IncomingRequest};
+use crate::driver::{DeviceEvent, Driver, IncomingRequest, failure_log};
 use crate::error::Outcome;
 use crate::id::{ConnectionId, IoId, SendId, TimerId};
 use crate::memory::landing::Offered;
@@ -207,7 +207,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     fn fetched(&mut self, id: ConnectionId, mut region: Box<Region>) {
         if let Err(error) = region.make_private() {
-            log::warn!("{id}: memory for a copy of a message of {} bytes: {error}", region.len());
+            failure_log!(self.driver, id, "memory for a copy of a message of {} bytes: {error}", region.len());
             return self.driver.abort(id);
         }
         let mut region = Some(region);

@@ -581,7 +581,8 @@ struct Warnings(Mutex<Vec<(String, String)>>);
 
 impl log::Log for Warnings {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn && metadata.target().starts_with("rdma_reactor::conn::")
+        const TARGETS: [&str; 3] = ["rdma_reactor::conn::", "rdma_reactor::api::", "rdma_transport::iwarp::"];
+        metadata.level() <= log::Level::Warn && TARGETS.iter().any(|target| metadata.target().starts_with(target))
     }
     fn log(&self, record: &log::Record<'_>) {
         #[allow(clippy::disallowed_methods, reason = "a thread with a name tells whose lines they are")]
@@ -672,4 +673,72 @@ fn failed_handshakes_are_logged_once_in_a_while() {
         assert!(lines[2].ends_with("(38 lines about peers were left out before this one)"), "{mode:?}: {}", lines[2]);
         assert_eq!(nodes[0].reactor.stats().connections.refused, 41);
     }
+}
+
+/// A program with calls.
+struct Service(Calls);
+
+impl Handler for Service {
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        _ = self.0.on_recv(cx, conn, message);
+    }
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.0.on_disconnect(conn, &reason);
+    }
+}
+
+/// A program that sends one byte on each connection, which is no frame of a call.
+struct SendsAByte;
+
+impl Handler for SendsAByte {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        cx.send(conn, b"x").expect("room");
+    }
+}
+
+/// A host that is refused 1,000 times by the provider, and ended 200 times by the program's calls, causes one line of each kind in 10 s.
+#[test]
+fn a_host_that_fails_often_is_a_few_lines() {
+    Warnings::begin();
+    let fabric = network(2);
+    let mut without_markers = IwarpConfig::default();
+    without_markers.markers = false;
+    let provider = Iwarp::new(without_markers, SimNet::new(0, fabric.clone()), entropy(0)).expect("settings in range");
+    let parts = Parts { providers: vec![Box::new(provider)], ..parts(0, &fabric) };
+    let server = Reactor::with_parts(config(), parts).expect("settings in range");
+    let mut nodes = [
+        Node::new(server, Box::new(Service(Calls::new()))),
+        Node::new(reactor(1, &fabric, config()), Box::new(SendsAByte)),
+    ];
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    let (mut sockets, begun) = (Vec::new(), lock(&fabric).now());
+    for nth in 0..1_000 {
+        let mut socket = Hostile::at(1, &fabric);
+        socket.open(address(0, 7471));
+        pass(&fabric, &mut nodes, MS);
+        // Bit 0x80 of the byte after the key: the peer requires markers.
+        socket.send(b"MPA ID Req Frame\x80\x01\x00\x00".to_vec());
+        sockets.push(socket);
+        if nth % 5 == 0 {
+            nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        }
+        pass(&fabric, &mut nodes, MS);
+    }
+    until(&fabric, &mut nodes, "the ends", |nodes| nodes[0].reactor.stats().connections.connected == 200);
+    pass(&fabric, &mut nodes, 100 * MS);
+    let took = lock(&fabric).now() - begun;
+    assert!(took < 9_000 * MS, "{took} ns");
+    let lines = Warnings::of("a_host_that_fails_often_is_a_few_lines");
+    assert!(
+        matches!(&lines[..], [markers, call] if markers.contains("markers") && call.contains("not a frame of a call")),
+        "{lines:#?}"
+    );
+    pass(&fabric, &mut nodes, 10_000 * MS);
+    nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+    pass(&fabric, &mut nodes, 100 * MS);
+    let lines = Warnings::of("a_host_that_fails_often_is_a_few_lines");
+    assert!(
+        matches!(&lines[..], [call] if call.ends_with("(199 lines about peers were left out before this one)")),
+        "{lines:#?}"
+    );
 }

@@ -87,7 +87,7 @@ impl<N: Net> Iwarp<N> {
         let mut more = true;
         for _ in 0..self.live + 2 {
             more = self.collect(NetChannel::Completion, now).unwrap_or_else(|error| {
-                log::error!("cannot poll for events of connections: {error}");
+                local_log!(Error, "cannot poll for events of connections: {error}");
                 false
             });
             if !more {

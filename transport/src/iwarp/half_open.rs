@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use super::start_queue::StartQueue;
+use crate::log_limit::LogLimit;
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
 
@@ -25,4 +26,5 @@ pub(super) struct Handshakes {
     pub(super) paused: Vec<Key>,
     /// The listeners that may have more connections to accept. [`Key::NONE`] stands for the Unix listener for peers on this host.
     pub(super) backlog: VecDeque<Key>,
+    pub(super) log_limit: LogLimit,
 }

@@ -13,6 +13,7 @@ use super::stream::Stream;
 use super::wire::StartupKind;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure};
 use crate::error::{Result, TransportError};
+use crate::log_limit::NOBODY;
 use crate::mem::RecvSlice;
 use crate::newcomers::Host;
 use crate::provider::DeviceId;
@@ -126,11 +127,16 @@ impl<N: Net> Iwarp<N> {
                     // accept is tried again.
                     _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
-                        log::warn!(
-                            "cannot accept a connection: {error}; trying again in {:?}",
-                            self.config.accept_backoff
+                        let (after, limit) = (self.config.accept_backoff, &mut self.handshakes.log_limit);
+                        peer_log!(
+                            limit,
+                            now,
+                            NotAccepting,
+                            Warn,
+                            NOBODY,
+                            "cannot accept a connection: {error}; trying again in {after:?}"
                         );
-                        return self.pause(key, Accepting::Later, Some(now + self.config.accept_backoff));
+                        return self.pause(key, Accepting::Later, Some(now + after));
                     }
                 },
             }
@@ -257,7 +263,7 @@ impl<N: Net> Iwarp<N> {
                 self.enqueue_start(host, key, kind);
             }
             Judgement::Refused(why, asked) => {
-                log::warn!("{peer}: rejected: {why}");
+                peer_log!(self.handshakes.log_limit, now, Refused, Warn, peer, "{peer}: rejected: {why}");
                 let reply = startup::reject(&asked, &[]);
                 if let Some(socket) = self.remove(key) {
                     self.linger(socket, reply, now);

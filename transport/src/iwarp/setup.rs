@@ -74,7 +74,7 @@ impl<N: Net> Iwarp<N> {
     /// without shared memory, or end. After the pause there is a new listener with another name.
     fn pause_setup(&mut self, why: &io::Error, now: Instant) {
         let pause = self.links.listener.shut(now).as_secs();
-        log::warn!("{why}: for {pause} s, connections within the host stay on TCP, or fail if they must not");
+        local_log!(Warn, "{why}: for {pause} s, connections within the host stay on TCP, or fail if they must not");
         if let Some((listener, _)) = self.links.listener.open.take() {
             self.close(listener, false);
         }

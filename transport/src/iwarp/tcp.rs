@@ -235,7 +235,7 @@ impl Net for TcpNet {
 
     fn wake(&mut self, channel: NetChannel) {
         if let Err(error) = self.set(channel).waker.wake() {
-            log::error!("cannot wake the {channel:?} channel: {error}");
+            local_log!(Error, "cannot wake the {channel:?} channel: {error}");
         }
     }
 

@@ -144,7 +144,7 @@ impl Memory {
         for (part, len) in [(start, head), (base.wrapping_byte_add(len), spare - head)] {
             // SAFETY: these are whole pages at the ends of the new mapping. No other pointer to them exists.
             if len > 0 && unsafe { libc::munmap(part, len) } != 0 {
-                log::warn!("cannot unmap {len} bytes beside a mapping: {}", io::Error::last_os_error());
+                local_log!(Warn, "cannot unmap {len} bytes beside a mapping: {}", io::Error::last_os_error());
             }
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;

@@ -84,7 +84,7 @@ impl WindowAccount {
             return Ok(());
         };
         if !self.is_reported.swap(true, Relaxed) {
-            log::warn!("memory of peers on this host is not mapped, which is slower: {limit}. Reported once");
+            local_log!(Warn, "memory of peers on this host is not mapped, which is slower: {limit}. Reported once");
         }
         Err(io::Error::other(format!("{len} bytes are not mapped: {limit}")))
     }

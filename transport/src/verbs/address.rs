@@ -36,7 +36,7 @@ impl Drop for RawAddressHandle {
     fn drop(&mut self) {
         // SAFETY: the handle is destroyed once, and before the device.
         if let Err(error) = check("ibv_destroy_ah", unsafe { ibv_destroy_ah(self.raw) }) {
-            log::warn!("{error}");
+            local_log!(Warn, "{error}");
         }
     }
 }

@@ -91,7 +91,7 @@ impl EventChannel {
         let copy = unsafe { Self::copy(&*event) };
         // SAFETY: the event is acknowledged once, and not used afterwards.
         if let Err(error) = check("rdma_ack_cm_event", unsafe { rdma_ack_cm_event(event) }) {
-            log::warn!("{error}");
+            local_log!(Warn, "{error}");
         }
         Ok(Some(copy))
     }

@@ -124,12 +124,12 @@ impl Verbs {
 pub(super) fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
     if let Some(value) = type_of_service {
         if let Err(error) = raw.set_type_of_service(value) {
-            log::info!("the type of service {value:#x} is ignored: {error}");
+            local_log!(Info, "the type of service {value:#x} is ignored: {error}");
         }
     }
     if let Some(code) = ack_timeout {
         if let Err(error) = raw.set_ack_timeout(code) {
-            log::info!("the ack timeout {code} is ignored: {error}");
+            local_log!(Info, "the ack timeout {code} is ignored: {error}");
         }
     }
 }

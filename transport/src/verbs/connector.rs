@@ -147,7 +147,7 @@ impl ConnectorShared {
     fn fail(&self, key: Key, error: io::Error) {
         self.lock().failed.push(FailedConnect { key, error });
         if let Err(error) = self.waker.wake() {
-            log::error!("a failed connect cannot be reported: {error}");
+            local_log!(Error, "a failed connect cannot be reported: {error}");
         }
     }
 }
@@ -174,7 +174,7 @@ impl Connector {
             queue.interrupt(&id);
         }
         if let Err(error) = self.submit(Job::Release(id)) {
-            log::warn!("no thread to destroy an id on: {error}");
+            local_log!(Warn, "no thread to destroy an id on: {error}");
         }
     }
 
@@ -226,7 +226,7 @@ impl Connector {
     /// for the program.
     pub(super) fn wake(&self) {
         if let Err(error) = self.shared.waker.wake() {
-            log::error!("waking the connection-manager channel: {error}");
+            local_log!(Error, "waking the connection-manager channel: {error}");
         }
     }
 }
@@ -262,7 +262,7 @@ fn signal() -> Option<c_int> {
         let free = |&signal: &c_int| disposition(signal) == Some(libc::SIG_DFL);
         let found = all.find_map(|signal| Some((signal, install(Some(signal).filter(free)?)?)));
         if found.is_none() {
-            log::info!("the program uses all real-time signals: blocked connects are not interrupted");
+            local_log!(Info, "the program uses all real-time signals: blocked connects are not interrupted");
         }
         found
     });

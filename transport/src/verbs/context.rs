@@ -53,7 +53,7 @@ impl Drop for RawContext {
     fn drop(&mut self) {
         // SAFETY: the context is closed once, after every object on it was destroyed.
         if let Err(error) = check("ibv_close_device", unsafe { ibv_close_device(self.0) }) {
-            log::warn!("{error}");
+            local_log!(Warn, "{error}");
         }
     }
 }

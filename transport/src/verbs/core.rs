@@ -27,6 +27,7 @@ use super::sys::ibv_fork_init;
 use crate::cm::{CmId, ConnectParam, ExchangeOptions, ReadDepth};
 use crate::error::{Result, TransportError};
 use crate::event::AsyncEvent;
+use crate::log_limit::LogLimit;
 use crate::newcomers::Newcomers;
 use crate::provider::{DeviceId, Entropy};
 use crate::slab::{Key, Slab};
@@ -97,6 +98,7 @@ pub struct Verbs {
     pub(super) event_set: CmEventSet,
     pub(super) connector: Connector,
     pub(super) ids: Slab<IdEntry>,
+    pub(super) log_limit: LogLimit,
     pub(super) cqs: Slab<Cq>,
     pub(super) srqs: Slab<Srq>,
     pub(super) regions: Slab<RegisteredRegion>,
@@ -164,6 +166,7 @@ impl Verbs {
             manager,
             connector: Connector::new(waker),
             ids: Slab::default(),
+            log_limit: LogLimit::default(),
             cqs: Slab::default(),
             srqs: Slab::default(),
             regions: Slab::default(),
@@ -250,7 +253,7 @@ impl Verbs {
         let limits = &device.limits;
         let within = |what: &str, wanted: u16, limit: u8, asked: Option<u16>| {
             if wanted > limit.into() {
-                log::info!("{}: {what} is {wanted}; the device has {limit}, which is used", device.info.name);
+                local_log!(Info, "{}: {what} is {wanted}; the device has {limit}, which is used", device.info.name);
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match asked {
@@ -295,7 +298,8 @@ fn protect_from_forks() {
     // SAFETY: the call has no arguments, and may be repeated at any time.
     let rc = unsafe { ibv_fork_init() };
     if let Err(error) = check("ibv_fork_init", rc) {
-        log::warn!(
+        local_log!(
+            Warn,
             "{error}: this process must not fork while it has RDMA devices open, unless the child only executes another program"
         );
     }
@@ -305,7 +309,7 @@ impl Drop for Verbs {
     fn drop(&mut self) {
         for key in self.ids.keys() {
             if let Err(error) = self.remove(key) {
-                log::error!("{error}: the device keeps the posted work requests");
+                local_log!(Error, "{error}: the device keeps the posted work requests");
             }
         }
         for device in 0..self.devices.len() {

@@ -141,7 +141,7 @@ impl Drop for RawCq {
         // SAFETY: no queue pair uses this queue any more, because each queue pair keeps its completion queues alive by
         // an `Arc`.
         if let Err(error) = check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw) }) {
-            log::warn!("{error}");
+            local_log!(Warn, "{error}");
         }
     }
 }

@@ -307,7 +307,7 @@ impl Drop for RawDevice {
     fn drop(&mut self) {
         let warn = |result: Result<()>| {
             if let Err(error) = result {
-                log::warn!("{}: {error}", self.name);
+                local_log!(Warn, "{}: {error}", self.name);
             }
         };
         if !self.guard.is_null() {

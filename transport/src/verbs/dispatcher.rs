@@ -75,7 +75,7 @@ fn signal(wake: &OwnedFd) {
     // SAFETY: the call reads the eight bytes of a number, and writes to an open descriptor.
     let rc = unsafe { libc::write(wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     if rc < 0 {
-        log::warn!("an event of a device may be noticed late: {}", io::Error::last_os_error());
+        local_log!(Warn, "an event of a device may be noticed late: {}", io::Error::last_os_error());
     }
 }
 

@@ -108,7 +108,7 @@ impl Verbs {
     fn cm_event(&mut self, event: RawEvent, now: Instant) {
         let RawEvent { kind, status, key, request, private_data, read_depth, peer, join } = event;
         if let Some(request) = request {
-            self.connect_request(key, &request, private_data, read_depth);
+            self.connect_request(key, &request, private_data, read_depth, now);
             return;
         }
         let Some(id) = self.ids.get_mut(key) else { return };
@@ -173,11 +173,8 @@ impl Verbs {
             | cm::RDMA_CM_EVENT_UNREACHABLE
             | cm::RDMA_CM_EVENT_REJECTED => self.failed(key, kind, status, private_data),
             cm::RDMA_CM_EVENT_ADDR_CHANGE => {
-                log::warn!(
-                    "the address {:?} has moved to another device or port, under an id that is {}",
-                    id.raw.local_address(),
-                    id.state.name()
-                );
+                let (address, state) = (id.raw.local_address(), id.state.name());
+                local_log!(Warn, "{address:?} has moved to another device or port, under an id that is {state}");
                 if id.state != IdState::WatchingDevice {
                     self.push(key, CmEventKind::AddressChange);
                 }
@@ -212,7 +209,14 @@ impl Verbs {
         }
     }
 
-    fn connect_request(&mut self, listener: Key, request: &NewCmId, private_data: Box<[u8]>, read_depth: ReadDepth) {
+    fn connect_request(
+        &mut self,
+        listener: Key,
+        request: &NewCmId,
+        private_data: Box<[u8]>,
+        read_depth: ReadDepth,
+        now: Instant,
+    ) {
         let Ok(manager) = self.manager().cloned() else { return };
         // SAFETY: the event has delivered a new id, which nothing else owns.
         let raw = unsafe { RawId::from_raw(request.id, &manager) };
@@ -232,7 +236,7 @@ impl Verbs {
                 self.push(key, CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth });
             }
             Err(error) => {
-                log::warn!("{peer} is refused: {error}");
+                peer_log!(self.log_limit, now, Refused, Warn, peer, "{peer} is refused: {error}");
                 self.discard(key);
             }
         }
@@ -317,7 +321,7 @@ impl Verbs {
         let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
         let again = std::mem::replace(&mut entry.removed, true);
         if !again {
-            log::warn!("the device {} was removed: {} ids are on it", entry.info.name, entry.ids);
+            local_log!(Warn, "the device {} was removed: {} ids are on it", entry.info.name, entry.ids);
         }
         if let Some(raw) = &entry.raw {
             raw.set_removed();
@@ -362,12 +366,12 @@ impl Verbs {
             }
             RawAsyncEvent::SrqError(name) => self.srq_failed(device, name),
             RawAsyncEvent::DeviceFatal => {
-                log::error!("the device {name} failed");
+                local_log!(Error, "the device {name} failed");
                 self.device_event(device, DeviceEventKind::Fatal);
                 self.device_removed(DeviceId(device as u32));
             }
             RawAsyncEvent::Port(kind) => {
-                log::warn!("{name}: {kind:?}");
+                local_log!(Warn, "{name}: {kind:?}");
                 match kind {
                     DeviceEventKind::PortDown { port } => self.devices[device].set_down(port as u8, true),
                     DeviceEventKind::PortActive { port } => self.devices[device].set_down(port as u8, false),
@@ -437,7 +441,7 @@ impl Verbs {
             return;
         };
         let srq = SrqId(key);
-        log::error!("{}: a shared receive queue failed", self.devices[device].info.name);
+        local_log!(Error, "{}: a shared receive queue failed", self.devices[device].info.name);
         self.device_event(device, DeviceEventKind::SharedReceiveQueueFailed(srq));
         let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.srq == Some(srq));
         let why = format!("{}: the shared receive queue failed", self.devices[device].info.name);
@@ -470,7 +474,7 @@ impl Verbs {
         device.armed -= usize::from(cq.armed);
         cq.armed = false;
         let why = format!("{}: {why}", device.info.name);
-        log::error!("{why}");
+        local_log!(Error, "{why}");
         let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
         self.path_failed(on_it, &why);
         // The failure may have been found by a poll, or when the queue was armed. Then nothing else makes the channel readable.
@@ -481,7 +485,7 @@ impl Verbs {
     /// completions.
     pub(super) fn channel_failed(&mut self, device: DeviceId, why: &str) {
         let index = device.0 as usize;
-        log::error!("{}: {why}: the device is treated as failed", self.devices[index].info.name);
+        local_log!(Error, "{}: {why}: the device is treated as failed", self.devices[index].info.name);
         self.device_event(index, DeviceEventKind::Fatal);
         self.device_removed(device);
         self.connector.wake();

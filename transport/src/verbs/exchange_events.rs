@@ -16,6 +16,7 @@ use crate::cm::{CmEventKind, CmId, ConnectFailure, DisconnectCause, ExchangeOpti
 use crate::error::{Result, TransportError};
 use crate::exchange::conversation::ConversationEvent;
 use crate::exchange::message::{Endpoint, ExchangeRefusal};
+use crate::log_limit::NOBODY;
 use crate::newcomers::Host;
 use crate::provider::DeviceId;
 use crate::slab::Key;
@@ -66,7 +67,14 @@ impl Verbs {
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
                     ) =>
                 {
-                    log::warn!("no stream is accepted for {ACCEPT_PAUSE:?}: {error}");
+                    peer_log!(
+                        self.log_limit,
+                        now,
+                        NotAccepting,
+                        Warn,
+                        NOBODY,
+                        "no stream is accepted for {ACCEPT_PAUSE:?}: {error}"
+                    );
                     self.set_deadline(key, Some(now + ACCEPT_PAUSE));
                     return;
                 }

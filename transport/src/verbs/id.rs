@@ -421,13 +421,13 @@ impl RawId {
 impl Drop for RawId {
     fn drop(&mut self) {
         if let Err(error) = self.destroy_qp() {
-            log::error!("{error}: the queue pair is left as it is");
+            local_log!(Error, "{error}: the queue pair is left as it is");
         }
         let ConnectMethod::RdmaCm { raw, .. } = self.method else { return };
         // SAFETY: this is the last owner of the id. The call waits for unacknowledged events of the id. There are none, because the
         // provider acknowledges each event when it reads it.
         if let Err(error) = check("rdma_destroy_id", unsafe { rdma_destroy_id(raw) }) {
-            log::warn!("{error}");
+            local_log!(Warn, "{error}");
         }
     }
 }

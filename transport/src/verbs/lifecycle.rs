@@ -157,7 +157,7 @@ impl Verbs {
     /// Destroys an id that has no queue pair. Logs an error instead of returning it.
     pub(super) fn discard(&mut self, key: Key) {
         if let Err(error) = self.remove(key) {
-            log::error!("{error}");
+            local_log!(Error, "{error}");
         }
     }
 
@@ -226,7 +226,7 @@ impl Verbs {
         let entry = &mut self.devices[device.0 as usize];
         entry.armed = 0;
         let (raw, watch) = (entry.raw.take(), entry.watch.take());
-        log::info!("the device {} is closed", entry.info.name);
+        local_log!(Info, "the device {} is closed", entry.info.name);
         for key in self.cqs.keys() {
             if let Some(cq) = self.cqs.get_mut(key).filter(|cq| cq.device == device.0) {
                 cq.armed = false;
@@ -241,14 +241,14 @@ impl Verbs {
         for key in self.srqs.keys() {
             if let Some(srq) = self.srqs.get_mut(key).filter(|srq| srq.device == device.0) {
                 if let Err(error) = srq.destroy() {
-                    log::error!("{error}: the shared receive queue is left as it is");
+                    local_log!(Error, "{error}: the shared receive queue is left as it is");
                 }
             }
         }
         for key in self.regions.keys() {
             if let Some(region) = self.regions.get_mut(key).filter(|region| region.device == device.0) {
                 if let Err(error) = region.deregister() {
-                    log::error!("{error}: the memory stays registered");
+                    local_log!(Error, "{error}: the memory stays registered");
                 }
             }
         }

@@ -112,7 +112,7 @@ impl RawRegion {
 impl Drop for RawRegion {
     fn drop(&mut self) {
         if let Err(error) = self.deregister() {
-            log::error!("{error}: its memory stays registered and is never freed");
+            local_log!(Error, "{error}: its memory stays registered and is never freed");
             mem::forget((self.memory.take(), Arc::clone(&self.device)));
         }
     }

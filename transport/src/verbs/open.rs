@@ -53,7 +53,7 @@ impl Verbs {
             Err(other) => return Err(other),
         };
         if let Err(why) = &manager {
-            log::info!("provider verbs: {why}; queue pairs can be connected by exchange only");
+            local_log!(Info, "provider verbs: {why}; queue pairs can be connected by exchange only");
         }
         Self::on_channel(manager)
     }
@@ -204,7 +204,7 @@ fn check_devices() -> Result<()> {
         return Err(TransportError::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
     }
     for refusal in refusals(&names, usable)? {
-        log::info!("provider verbs: without the device of {refusal}");
+        local_log!(Info, "provider verbs: without the device of {refusal}");
     }
     Ok(())
 }

@@ -80,7 +80,7 @@ impl Verbs {
         if let Err(error) = self.destroy_raw(Some(device), state, raw, Ok(())) {
             // Only log the error: the queue pair is in the error state, in which the device accesses no memory for
             // the queue pair.
-            log::error!("{error}: the queue pair is left in the error state");
+            local_log!(Error, "{error}: the queue pair is left in the error state");
         }
         self.stash_completions(key, &qp);
         let entry = &mut self.devices[device.0 as usize];

@@ -64,7 +64,7 @@ impl RawSrq {
 impl Drop for RawSrq {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
-            log::error!("{error}: the shared receive queue is left as it is");
+            local_log!(Error, "{error}: the shared receive queue is left as it is");
             mem::forget(Arc::clone(&self.device));
         }
     }

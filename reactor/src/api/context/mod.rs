@@ -10,6 +10,7 @@ mod messages;
 mod time;
 mod transfers;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -430,6 +431,21 @@ impl Context<'_> {
     #[must_use]
     pub fn now(&self) -> Instant {
         self.driver.now()
+    }
+
+    /// Logs at `warn` that a peer has violated the protocol of the program. A peer can cause such lines as often as it
+    /// likes, so their number is limited as that of the reactor's own lines: in 10 s, a host causes one such line, and
+    /// all hosts together cause 256 lines. The line begins with the id of the connection.
+    pub fn log_violation(&mut self, conn: ConnectionId, what: fmt::Arguments<'_>) {
+        if let Some((peer, now, limit)) = self.driver.log_limit_of(conn) {
+            peer_log!(limit, now, Violation, Warn, peer, "{conn}: {what}");
+        }
+    }
+
+    /// Logs at `warn` that an operation on a connection has failed. The number of such lines per host is limited.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn log_failure(&mut self, conn: ConnectionId, why: fmt::Arguments<'_>) {
+        crate::driver::failure_log!(self.driver, conn, "{why}");
     }
 
     /// Returns the operations on datagram endpoints.

@@ -7,11 +7,14 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+#[doc(hidden)]
+pub use log;
 use log::Level;
-use rdma_transport::newcomers::Host;
+
+use crate::newcomers::Host;
 
 /// The length of an interval. After a line is written, no further line with the same host, kind and level is written
 /// for this time.
@@ -20,15 +23,26 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// The largest number of lines that are written within [`INTERVAL`], for all hosts together.
 const MAX_LINES: usize = 256;
 
+/// The address under which a line counts that peers cause together, and that is about none of them.
+pub const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
 /// The kind of a log line about a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Complaint {
+pub enum Complaint {
     /// The reactor refused a connect request.
     Refused,
     /// A connection was not established.
     NotUp,
     /// A peer violated the protocol.
     Violation,
+    /// A connection could not go on: memory, the device or the program's callback failed.
+    Failed,
+    /// A connection does not make progress.
+    Stalled,
+    /// A connection uses shared memory.
+    Carried,
+    /// The listener of a provider cannot accept connections for now.
+    NotAccepting,
 }
 
 /// The host, the kind and the level of a log line. Within [`INTERVAL`], only one line with the same key is written.
@@ -37,7 +51,7 @@ type LineKey = (Host, Complaint, Level);
 /// The lines that were written within the last [`INTERVAL`], and the number of lines that were left out since the most
 /// recently written line.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit {
+pub struct LogLimit {
     /// The lines that were written within the last [`INTERVAL`], the oldest first.
     lines: VecDeque<(Instant, LineKey)>,
     /// The keys of all entries of `lines`, for a fast search.
@@ -48,8 +62,8 @@ pub(crate) struct LogLimit {
 impl LogLimit {
     /// Decides if a line about a peer may be written now. If the line may be written, returns the number of lines that
     /// were left out since the previous line: the caller appends this number to the line. Otherwise counts the line as
-    /// left out, and returns `None`. The caller, [`complain`], has already checked that `level` is logged.
-    pub(crate) fn admit(&mut self, kind: Complaint, level: Level, peer: IpAddr, now: Instant) -> Option<LeftOut> {
+    /// left out, and returns `None`. The caller, [`peer_log!`](crate::peer_log), has already checked that `level` is logged.
+    pub fn admit(&mut self, kind: Complaint, level: Level, peer: IpAddr, now: Instant) -> Option<LeftOut> {
         while let Some(&(at, line)) = self.lines.front().filter(|(at, _)| *at + INTERVAL <= now) {
             self.lines.pop_front();
             self.recent.remove(&line);
@@ -65,22 +79,43 @@ impl LogLimit {
     }
 }
 
-/// Logs a line about a peer if its level is logged and [`LogLimit::admit`] allows it.
-macro_rules! complain {
+/// Logs a line about a peer if its level is logged and [`LogLimit::admit`] allows it. The arguments
+/// are the [`LogLimit`], the time, the [`Complaint`], the level, the peer's address and the text.
+///
+/// Each line at `error`, `warn` or `info` with the address of a peer or the id of a connection uses
+/// this macro: a peer can cause such a line for each of its connections. Other lines use
+/// [`local_log!`](crate::local_log). `tests/tests/structure.rs` checks that.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! peer_log {
     ($limit:expr, $now:expr, $kind:expr, $level:expr, $peer:expr, $($text:tt)+) => {
-        if log::log_enabled!($level) {
-            if let Some(left_out) = $limit.admit($kind, $level, $peer.ip(), $now) {
-                log::log!($level, "{}{left_out}", format_args!($($text)+));
+        {
+            #[allow(unused_imports, reason = "the level and the kind may be variables")]
+            use $crate::log_limit::{Complaint::*, log, log::Level::*};
+            if log::log_enabled!($level) {
+                if let Some(left_out) = $limit.admit($kind, $level, $peer.ip(), $now) {
+                    log::log!($level, "{}{left_out}", format_args!($($text)+));
+                }
             }
         }
     };
 }
-pub(crate) use complain;
+
+/// Logs a line about the program, the host or its devices, which peers cannot cause repeatedly. It
+/// has no address of a peer and no id of a connection.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! local_log {
+    ($level:ident, $($text:tt)+) => {{
+        use $crate::log_limit::log;
+        log::log!(log::Level::$level, $($text)+)
+    }};
+}
 
 /// The number of lines that were left out before a line that is written. The formatted number is appended to that line;
 /// it is an empty string if the number is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeftOut(u64);
+pub struct LeftOut(u64);
 
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
