@@ -121,6 +121,7 @@ families! {
         pool_free: "pool_free_buffers", "Pooled buffers that are free";
         shared_posted: "shared_receives_posted", "Receives posted to shared queues";
         shared_unclaimed: "shared_receives_unclaimed", "Receives of shared queues that no connection claims";
+        held_receives: "held_receives", "Receives whose messages the program keeps";
         fetched_bytes: "fetched_bytes", "Bytes of messages past one buffer that are being fetched, or were fetched and are kept by the program";
         kept_bytes: "kept_bytes", "Bytes that stay registered for later messages past one buffer";
         copied_bytes: "copied_bytes", "Bytes of messages past one buffer that peers have yet to fetch";

@@ -289,7 +289,19 @@ impl Connection {
                     return false;
                 }
             };
-            next = Some(next.map_or(until, |next| next.min(until)));
+            let occupied = self.receives.check_occupation(limit, env.now).unwrap_or_else(|kept| {
+                let (id, peer, lines) = (self.id, self.peer.address, &mut env.effects.log_limit);
+                peer_log!(
+                    lines,
+                    env.now,
+                    Stalled,
+                    Warn,
+                    peer,
+                    "{id}: {peer} can send nothing: the program has kept {kept} messages, which are all, for {limit:?}"
+                );
+                None
+            });
+            next = [next, Some(until), occupied].into_iter().flatten().min();
             if self.keepalive.owes_ping {
                 self.mark(env);
             }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wc::{Failure, WcStatus};
@@ -22,7 +22,7 @@ use crate::device::pool::{Buffer, Pool, Posted};
 use crate::device::srq::claims::Claim;
 use crate::error::{Outcome, PeerViolation};
 use crate::id::{ConnectionId, recv_wr_id};
-use crate::limits::{HEADER_LEN, message_len};
+use crate::limits::{CONTROL_CREDITS, HEADER_LEN, message_len};
 use crate::security::Opener;
 
 /// The receive queue of one connection.
@@ -36,6 +36,18 @@ pub(crate) struct RecvQueue {
     held: u32,
     /// The number of messages that the program kept in a callback and released before that callback returned.
     early: u32,
+    occupation: Occupation,
+}
+
+/// The state of the checks if messages that the program keeps occupy all receives for data.
+#[derive(Clone, Copy, Debug)]
+enum Occupation {
+    /// At the last check, a receive was free, or the program has released a message since.
+    No,
+    /// All were occupied at all checks since this time, and the program has released no message.
+    Since(Instant),
+    /// The same, and it was reported.
+    Reported,
 }
 
 #[derive(Debug)]
@@ -55,12 +67,16 @@ impl RecvQueue {
     /// posted yet.
     pub(crate) fn own(depth: u32, size: usize) -> Self {
         let posted = VecDeque::with_capacity(depth as usize);
-        Self { source: ReceiveSource::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
+        Self::of(ReceiveSource::Own { posted, depth, size })
     }
 
     /// Creates the queue of a connection that uses the device's shared receive queue. `claim` is the connection's share of that queue.
     pub(crate) const fn shared(claim: Claim) -> Self {
-        Self { source: ReceiveSource::Shared(claim), kept: 0, held: 0, early: 0 }
+        Self::of(ReceiveSource::Shared(claim))
+    }
+
+    const fn of(source: ReceiveSource) -> Self {
+        Self { source, kept: 0, held: 0, early: 0, occupation: Occupation::No }
     }
 
     /// Creates a queue without receives, for a connection that has no device yet.
@@ -130,29 +146,58 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that the program keeps a delivered message, so that its receive cannot be posted again.
-    pub(crate) const fn keep(&mut self) {
+    /// Notes that the program keeps a delivered message, so that its receive cannot be posted again. Returns by how much [`Self::kept`] has
+    /// grown.
+    const fn keep(&mut self) -> usize {
         if self.early > 0 {
             self.early -= 1;
-            return;
+            return 0;
         }
         self.kept += 1;
         if let ReceiveSource::Shared(claim) = &mut self.source {
             claim.keep();
         }
+        1
     }
 
     /// Notes that the program has released a message that it kept. If the program does this inside the callback of the message, this
-    /// function is called before [`RecvQueue::keep`].
-    pub(crate) fn unkeep(&mut self) {
+    /// function is called before [`RecvQueue::keep`]. Returns by how much [`Self::kept`] has fallen.
+    fn unkeep(&mut self) -> usize {
+        self.occupation = Occupation::No;
         if self.kept == 0 {
             self.early += 1;
-        } else if !crate::planted("detached-buffer-not-posted") {
+            0
+        } else if crate::planted("detached-buffer-not-posted") {
+            0
+        } else {
             self.kept -= 1;
             if let ReceiveSource::Shared(claim) = &mut self.source {
                 claim.release(1);
             }
+            1
         }
+    }
+
+    /// Checks if messages that the program keeps have occupied all receives for data for `limit`, so
+    /// that the peer can send none. Returns their number, once for each time that this happens;
+    /// otherwise the time of the next check, if one is needed.
+    pub(crate) fn check_occupation(&mut self, limit: Duration, now: Instant) -> Result<Option<Instant>, u32> {
+        let receives = match &self.source {
+            ReceiveSource::Own { depth, .. } => *depth,
+            ReceiveSource::Shared(claim) => claim.receives(),
+        };
+        if self.kept + CONTROL_CREDITS < receives {
+            self.occupation = Occupation::No;
+            return Ok(None);
+        }
+        let since = match self.occupation {
+            Occupation::No => now,
+            Occupation::Since(since) => since,
+            Occupation::Reported => return Ok(None),
+        };
+        let is_over = since + limit <= now;
+        self.occupation = if is_over { Occupation::Reported } else { Occupation::Since(since) };
+        if is_over { Err(self.kept) } else { Ok(Some(since + limit)) }
     }
 
     /// Returns the number of receives that can be posted to the connection's own receive queue: those that are not posted, and whose last
@@ -384,9 +429,14 @@ impl Connection {
         }
     }
 
+    /// Notes that the program keeps a message after its callback.
+    pub(crate) fn keep_message(&mut self, env: &mut Env<'_>) {
+        env.stats.memory.held_receives += self.receives.keep();
+    }
+
     /// Handles the program's release of a message that it kept.
     pub(crate) fn message_returned(&mut self, buffer: Buffer, env: &mut Env<'_>) {
-        self.receives.unkeep();
+        env.stats.memory.held_receives -= self.receives.unkeep();
         env.buffers.free_receive(buffer, self.receives.is_shared());
         if !self.is_marked() && self.has_to_post() {
             self.mark(env);

@@ -385,6 +385,7 @@ impl Driver {
         for timer in [timeout, slot.link.lists.take(), slot.link.close.take()].into_iter().flatten() {
             self.timers.cancel(timer);
         }
+        self.stats.memory.held_receives -= slot.conn.receives().kept() as usize;
         let Some(place) = slot.link.place else { return };
         if let Some(device) = self.devices.get_mut(place.device) {
             if let Some(slab) = slot.link.apart.flatten() {

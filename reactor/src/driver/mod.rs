@@ -255,10 +255,18 @@ impl Driver {
         let (fetched_bytes, copied_bytes) = self.large.levels();
         let (regions, kept_bytes) = (self.registry.len(), self.registry.kept());
         let unreleased = stats.memory.unreleased + self.registry.unreleased();
-        let unrevoked = self.registry.unrevoked();
+        let (unrevoked, held_receives) = (self.registry.unrevoked(), stats.memory.held_receives);
         let levels = self.devices.levels();
-        stats.memory =
-            MemoryStats { regions, unreleased, unrevoked, kept_bytes, fetched_bytes, copied_bytes, ..levels };
+        stats.memory = MemoryStats {
+            regions,
+            unreleased,
+            unrevoked,
+            held_receives,
+            kept_bytes,
+            fetched_bytes,
+            copied_bytes,
+            ..levels
+        };
         stats
     }
 
@@ -495,7 +503,7 @@ impl Driver {
 
     /// Notes that the program keeps a message after its callback.
     pub(crate) fn keep_message(&mut self, id: ConnectionId) {
-        self.input(id, |conn, _| conn.receives_mut().keep());
+        self.input(id, Connection::keep_message);
     }
 
     /// Stage 9: frees the memory of messages that the program has released.

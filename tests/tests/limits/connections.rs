@@ -742,3 +742,56 @@ fn a_host_that_fails_often_is_a_few_lines() {
         "{lines:#?}"
     );
 }
+
+/// A program that keeps all messages.
+struct Keeper(Rc<RefCell<VecDeque<DetachedMessage>>>);
+
+impl Handler for Keeper {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
+        self.0.borrow_mut().push_back(message.detach());
+    }
+}
+
+/// A program keeps all messages of a peer, so that the peer can send no more. After `Timeouts::transfer`, one line reports that. If the
+/// program releases a message now and then, there is no line, although it has all receives most of the time.
+#[test]
+fn a_program_that_keeps_all_receives_is_told() {
+    Warnings::begin();
+    for shared in [None, Some(256)] {
+        let (fabric, kept) = (network(2), Rc::<RefCell<VecDeque<_>>>::default());
+        let publisher = Publisher { left: BTreeMap::new(), ends: Rc::default() };
+        let keeps = config().shared_receives(shared).timeouts(|t| t.transfer = Duration::from_secs(3));
+        let mut nodes = [
+            Node::new(reactor(0, &fabric, config()), Box::new(publisher)),
+            Node::new(reactor(1, &fabric, keeps), Box::new(Keeper(Rc::clone(&kept)))),
+        ];
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
+        let lines = || Warnings::of("a_program_that_keeps_all_receives_is_told");
+        for _ in 0..10 {
+            pass(&fabric, &mut nodes, 1_000 * MS);
+            kept.borrow_mut().pop_front();
+            nodes[1].more = true;
+        }
+        pass(&fabric, &mut nodes, 2_000 * MS);
+        assert_eq!(lines(), Vec::<String>::new());
+        pass(&fabric, &mut nodes, 20_000 * MS);
+        let (number, lines) = (kept.borrow().len(), lines());
+        assert!(
+            shared.is_some() || number == 61,
+            "{number} of 64 receives, of which three are kept for control messages"
+        );
+        let text = format!("can send nothing: the program has kept {number} messages, which are all, for 3s");
+        assert!(matches!(&lines[..], [line] if line.ends_with(&text)), "{shared:?}, {number}: {lines:#?}");
+        let held = |nodes: &[Node]| nodes[1].reactor.stats().memory.held_receives;
+        assert_eq!(held(&nodes), number);
+        kept.borrow_mut().clear();
+        nodes[1].more = true;
+        pass(&fabric, &mut nodes, MS);
+        assert_eq!(held(&nodes), kept.borrow().len());
+        let conn = nodes[1].reactor.context().connection_ids().next().expect("it is up");
+        nodes[1].reactor.context().abort(conn);
+        pass(&fabric, &mut nodes, 100 * MS);
+        assert_eq!(held(&nodes), 0, "the others belong to no open connection");
+    }
+}

@@ -409,11 +409,11 @@ impl Side {
             Manner::LetGo => self.buffers.free_receive(buffer, shared),
             Manner::Keep => {
                 self.kept.push(buffer);
-                self.input(|conn, _| conn.receives_mut().keep());
+                self.input(Connection::keep_message);
             }
             Manner::GiveBackInside => {
                 self.input(|conn, env| conn.message_returned(buffer, env));
-                self.input(|conn, _| conn.receives_mut().keep());
+                self.input(Connection::keep_message);
             }
             Manner::Close => {
                 self.manner = Manner::LetGo;
@@ -446,11 +446,11 @@ impl Side {
                 Manner::LetGo | Manner::Close => self.buffers.free_receive(buffer, shared),
                 Manner::Keep => {
                     self.kept.push(buffer);
-                    self.input(|conn, _| conn.receives_mut().keep());
+                    self.input(Connection::keep_message);
                 }
                 Manner::GiveBackInside => {
                     self.input(|conn, env| conn.message_returned(buffer, env));
-                    self.input(|conn, _| conn.receives_mut().keep());
+                    self.input(Connection::keep_message);
                 }
             }
         }
