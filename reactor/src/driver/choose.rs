@@ -1,6 +1,7 @@
 //! Opens the providers that a configuration selects.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpConfig, TcpNet};
 use rdma_transport::provider::Provider;
@@ -91,6 +92,9 @@ fn tcp(config: &Config) -> TcpConfig {
     let mut tcp = TcpConfig::default();
     tcp.host_congestion.clone_from(&config.iwarp.within_host.congestion);
     tcp.user_timeout = tcp.user_timeout.map(|timeout| timeout.max(config.timeouts.keepalive));
+    // A path that was away and is back carries the connection again before the keepalive ends it.
+    let [second, minutes] = [1, 120].map(Duration::from_secs);
+    tcp.rto_max = Some((config.timeouts.keepalive / 8).clamp(second, minutes));
     tcp
 }
 
@@ -122,8 +126,6 @@ mod devices {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     /// A setting that the program has set for the embedded provider takes precedence over that of the reactor.
@@ -149,5 +151,9 @@ mod tests {
         let patient = Config::default()
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(20), Duration::from_secs(60)));
         assert_eq!(tcp(&patient).user_timeout, Some(Duration::from_secs(60)));
+        for (seconds, milliseconds) in [(6, 1_000), (15, 1_875), (60, 7_500), (3_600, 120_000)] {
+            let config = Config::default().timeouts(|t| t.keepalive = Duration::from_secs(seconds));
+            assert_eq!(tcp(&config).rto_max, Some(Duration::from_millis(milliseconds)));
+        }
     }
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ const WAKE: Token = Token(usize::MAX);
 const MAX_KEEPIDLE: u64 = 32_767;
 /// The largest value of `TCP_USER_TIMEOUT` that Linux accepts, in milliseconds.
 const MAX_USER_TIMEOUT: u64 = 2_147_483_647;
+/// The values of `TCP_RTO_MAX_MS` that Linux accepts.
+const RTO_MAX: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(120);
 
 /// The settings of [`TcpNet`].
 #[derive(Clone, Debug)]
@@ -36,6 +39,12 @@ pub struct TcpConfig {
     /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`), 1 ms to
     /// 2,147,483,647 ms (24 days). `None` leaves the limit to the system.
     pub user_timeout: Option<Duration>,
+    /// The longest time between two retransmissions of bytes that the peer has not acknowledged (`TCP_RTO_MAX_MS`), 1 s to
+    /// 120 s. When a path returns after an outage, TCP notices that only with its next retransmission. `None` leaves the
+    /// limit to the system: 120 s, unless `net.ipv4.tcp_rto_max_ms` says otherwise. The setting has no effect if
+    /// `user_timeout` is `None`: the system would then give up a connection earlier, after a number of retransmissions.
+    /// Nor has it an effect on kernels without this option, those before Linux 6.15. Default: 1,875 ms.
+    pub rto_max: Option<Duration>,
     /// The size in bytes of the socket's send buffer, at most 2,147,483,647. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,
     /// The size in bytes of the socket's receive buffer, at most 2,147,483,647. `None` lets the system adapt it.
@@ -50,6 +59,7 @@ impl Default for TcpConfig {
         Self {
             keepalive: Some(Duration::from_secs(15)),
             user_timeout: Some(Duration::from_secs(20)),
+            rto_max: Some(Duration::from_millis(1_875)),
             send_buffer: None,
             recv_buffer: None,
             host_congestion: WithinHost::default().congestion,
@@ -143,6 +153,10 @@ impl TcpNet {
             let why = "TcpConfig::user_timeout must be 1 ms to 2,147,483,647 ms";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
+        if config.rto_max.is_some_and(|time| !RTO_MAX.contains(&time)) {
+            let why = "TcpConfig::rto_max must be 1 s to 120 s";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         // The system takes the sizes of buffers as `c_int`.
         let buffers = [config.send_buffer, config.recv_buffer];
         if buffers.into_iter().flatten().any(|size| libc::c_int::try_from(size).is_err()) {
@@ -186,7 +200,12 @@ impl TcpNet {
             socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(probe).with_retries(3))?;
         }
         #[cfg(target_os = "linux")]
-        socket.set_tcp_user_timeout(self.config.user_timeout)?;
+        {
+            socket.set_tcp_user_timeout(self.config.user_timeout)?;
+            if let Some(most) = self.config.rto_max.filter(|_| self.config.user_timeout.is_some()) {
+                mem::limit_retransmission_timeout(socket.as_fd(), most)?;
+            }
+        }
         if let Some(size) = self.config.send_buffer {
             socket.set_send_buffer_size(size)?;
         }
@@ -757,6 +776,40 @@ mod tests {
     }
 
     /// The system would refuse a longer time for each new socket, so that no connection could be made.
+    /// The limit on the time between retransmissions is set together with `user_timeout` only.
+    #[test]
+    fn retransmissions_are_at_most_so_far_apart() {
+        let probe = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let usual = match mem::longest_retransmission_timeout(probe.as_fd()) {
+            Ok(usual) => usual,
+            Err(error) => return println!("skipped: this kernel has no TCP_RTO_MAX_MS (Linux 6.15): {error}"),
+        };
+        let second = Duration::from_secs(1);
+        let default = TcpConfig::default();
+        let (most, limit) = (default.rto_max, default.user_timeout);
+        for (rto_max, user_timeout, expected) in [
+            (most, limit, Duration::from_millis(1_875)),
+            (Some(7 * second), limit, 7 * second),
+            (None, limit, usual),
+            (Some(7 * second), None, usual),
+        ] {
+            let config = TcpConfig { rto_max, user_timeout, ..TcpConfig::default() };
+            let mut server = TcpNode::on(TcpNet::with_config(config.clone()).unwrap(), IwarpConfig::default());
+            let mut client = TcpNode::on(TcpNet::with_config(config).unwrap(), IwarpConfig::default());
+            let (id, out) = connect(&mut server, &mut client);
+            for (node, id) in [(&server, id.0), (&client, out.0)] {
+                let socket = node.iwarp.endpoints.get(id).and_then(|endpoint| endpoint.socket).unwrap();
+                let socket = &node.iwarp.net().sockets.get(socket.0).unwrap().socket;
+                let got = mem::longest_retransmission_timeout(socket.as_fd()).unwrap();
+                // The kernel rounds up to its clock, which has at least 100 ticks a second.
+                assert!(got >= expected && got - expected < Duration::from_millis(10), "{got:?}: {expected:?}");
+            }
+        }
+        for wrong in [Duration::from_millis(999), Duration::from_millis(120_001)] {
+            assert!(TcpNet::with_config(TcpConfig { rto_max: Some(wrong), ..TcpConfig::default() }).is_err());
+        }
+    }
+
     #[test]
     fn a_user_timeout_that_the_system_refuses_is_out_of_range() {
         let with = |timeout| TcpNet::with_config(TcpConfig { user_timeout: Some(timeout), ..TcpConfig::default() });

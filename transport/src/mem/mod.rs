@@ -11,6 +11,7 @@
 //! | `passing.rs` | sending a descriptor to another process, and the user id of that process |
 //! | `frame.rs` | appending a frame (header, payload, padding) to a vector |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
+//! | `options.rs` | options of sockets whose value is a number |
 //! | `packets.rs` | [`Packets`]: UDP packets in batches |
 //! | `interfaces.rs` | the network interface that has an address |
 //! | `words.rs` | copies by atomic operations |
@@ -40,6 +41,7 @@ mod foreign;
 pub(crate) mod frame;
 mod interfaces;
 mod iovec;
+mod options;
 mod packets;
 mod passing;
 mod sge;
@@ -50,6 +52,9 @@ mod words;
 pub use interfaces::Interface;
 pub(crate) use interfaces::interface_of;
 pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
+pub(crate) use options::limit_retransmission_timeout;
+#[cfg(test)]
+pub(crate) use options::longest_retransmission_timeout;
 pub use packets::Packets;
 pub(crate) use packets::{prepare_for_packets, receive_packets, send_packets, take_network_error};
 pub(crate) use passing::stop_receiving;

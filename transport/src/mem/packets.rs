@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
+use super::options::set_option;
+
 /// The maximum number of packets in a batch.
 const BATCH: usize = 32;
 
@@ -305,11 +307,7 @@ pub(crate) fn prepare_for_packets(socket: BorrowedFd<'_>, address: SocketAddr) -
         ]
     };
     for &(level, option, value) in options {
-        let (fd, len) = (socket.as_raw_fd(), size_of::<libc::c_int>() as libc::socklen_t);
-        // SAFETY: the option's value is a number of the stated length.
-        if unsafe { libc::setsockopt(fd, level, option, ptr::from_ref(&value).cast(), len) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        set_option(socket, level, option, value)?;
     }
     Ok(())
 }

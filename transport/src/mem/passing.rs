@@ -6,6 +6,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use super::options::set_option;
+
 /// The buffer for the control data of a packet. It has room for more descriptors than a correct peer sends. So the
 /// surplus descriptors of an incorrect peer are received, and can be closed.
 #[repr(C, align(8))]
@@ -100,12 +102,7 @@ pub(crate) fn stop_receiving(socket: BorrowedFd<'_>) -> io::Result<bool> {
     }
     // An empty packet cannot be told from the end of the stream by its length. With `SO_PASSCRED`, each packet has
     // control data, for which there is no room below. So the flag `MSG_CTRUNC` shows that there is a packet.
-    let on: libc::c_int = 1;
-    let (at, len) = (ptr::from_ref(&on).cast(), size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the pointer is to a number, and `len` is its length. The kernel only reads the number.
-    if unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, at, len) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    set_option(socket, libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
     let mut byte = 0_u8;
     let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let mut message = message(&mut vector);

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
@@ -15,6 +15,7 @@ use crate::cm::{ExchangeOptions, ListenParam, ReadDepth};
 use crate::error::{Result, TransportError};
 use crate::exchange::conversation::{Conversation, ConversationEvent};
 use crate::exchange::message::{Endpoint, MAX_MESSAGE};
+use crate::mem;
 use crate::newcomers::Ticket;
 use crate::slab::Key;
 
@@ -90,7 +91,10 @@ fn tune(socket: &Socket) -> io::Result<()> {
     let [silence, between] = KEEPALIVE;
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(silence).with_interval(between).with_retries(3))?;
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    {
+        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+        mem::limit_retransmission_timeout(socket.as_fd(), USER_TIMEOUT / 8)?;
+    }
     Ok(())
 }
 

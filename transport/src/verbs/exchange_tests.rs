@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +16,7 @@ use mio::{Events, Interest, Poll, Token};
 use super::core::Verbs;
 use super::events::ROUNDS;
 use super::exchange_events::SEARCH_PAUSE;
-use super::exchange_socket::ExchangeStream;
+use super::exchange_socket::{ExchangeStream, adopt};
 use super::fake::{Fake, Personality};
 use super::sys::{ibv_event_type as ev, ibv_port_state as port_state};
 use crate::cm::{
@@ -909,4 +909,18 @@ fn a_request_is_handed_over() {
     other.nothing_is_left(&[moved], 0);
     world.event();
     world.nothing_is_left(&[active, second], 1);
+}
+
+/// The time between two retransmissions on a stream has a limit, where the kernel has one.
+#[test]
+fn a_stream_retransmits_often() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    if let Err(error) = crate::mem::longest_retransmission_timeout(stream.as_fd()) {
+        return println!("skipped: this kernel has no TCP_RTO_MAX_MS (Linux 6.15): {error}");
+    }
+    let socket = adopt(stream.into()).unwrap();
+    let got = crate::mem::longest_retransmission_timeout(socket.as_fd()).unwrap();
+    // The kernel rounds up to its clock, which has at least 100 ticks a second.
+    assert!((2500..2510).contains(&got.as_millis()), "{got:?}");
 }
