@@ -45,6 +45,9 @@ pub enum Error {
     /// A callback of the program panicked in an earlier turn, and the program caught that panic. The reactor takes no further turns.
     #[error("a callback panicked in an earlier turn: drop the reactor, or contain panics (Config::contain_panics)")]
     Panicked,
+    /// The closure of `ThreadedReactor::with` has panicked.
+    #[error("the closure panicked on the reactor's thread")]
+    ClosurePanicked,
     /// The system could not start the thread that looks up a host name.
     #[error("cannot start the thread that looks up a host name: {0}")]
     Lookup(#[source] io::Error),

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use rdma_reactor::threaded::{
     ConnectionEnd, DeliverError, OwnThread, Receiver, ThreadError, ThreadedConnection, ThreadedReactor,
 };
-use rdma_reactor::{Config, ConnectError, ConnectOptions, DisconnectReason, Framing, ProviderChoice};
+use rdma_reactor::{Config, ConnectError, ConnectOptions, DisconnectReason, Error, Framing, ProviderChoice};
 use rdma_reactor_tests::conformance::violations::{WINDOW, greeting};
 use rdma_reactor_tests::patience::{HOUR, PATIENCE, patient};
 use tokio::runtime::Builder;
@@ -368,7 +368,7 @@ fn a_panic_on_the_thread_ends_every_wait() {
         let (sender, mut receiver): (_, Receiver) = conn.split();
         let waits = tokio::spawn(async move { receiver.recv().await.map(|message| message.to_vec()) });
         let answer = here.with(|_| panic!("a planted panic")).await;
-        assert!(answer.is_err());
+        assert!(matches!(answer, Err(Error::ClosurePanicked)), "{answer:?}");
         assert_eq!(here.ended().await, Err(ThreadError::Panicked("a planted panic".into())));
         assert_eq!(waits.await.unwrap(), Err(ConnectionEnd::Reactor));
         assert_eq!(sender.send("nobody is there").await, Err(ConnectionEnd::Reactor));
@@ -377,6 +377,18 @@ fn a_panic_on_the_thread_ends_every_wait() {
         // The peer is notified of the end.
         assert!(accepted.recv().await.is_err());
         end(there).await;
+    });
+}
+
+/// With `Config::contain_panics`, a closure that panics ends its own wait only. The reactor continues.
+#[test]
+fn a_contained_panic_of_a_closure_is_told_to_its_caller() {
+    on_threads(2, async {
+        let reactor = ThreadedReactor::start(config().contain_panics(true)).unwrap();
+        let answer = reactor.with(|_| panic!("a planted panic")).await;
+        assert!(matches!(answer, Err(Error::ClosurePanicked)), "{answer:?}");
+        assert_eq!(reactor.with(|cx| cx.stats().turns.panics).await.unwrap(), 1);
+        end(reactor).await;
     });
 }
 

@@ -88,12 +88,19 @@ impl<M> ReactorHandle<M> {
     /// # Errors
     /// The reactor was dropped, or its queue is full. The error contains the message.
     pub fn post(&self, message: M) -> Result<(), HandleError<M>> {
-        self.command(HandleCommand::Message(message)).map_err(|error| {
+        self.command(HandleCommand::Message(message), self.limit).map_err(|error| {
             error.map(|command| match command {
                 HandleCommand::Message(message) => message,
                 HandleCommand::Send(..) => unreachable!("an error has the command that was passed"),
             })
         })
+    }
+
+    /// Queues a message for the program of the reactor, also if the queue is full. Drops the message if the reactor was
+    /// dropped. The caller bounds the number of such messages.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn post_past_limit(&self, message: M) {
+        _ = self.command(HandleCommand::Message(message), usize::MAX);
     }
 
     /// Queues a message to send on a connection. The reactor sends the messages of one thread in the order in which the
@@ -120,7 +127,7 @@ impl<M> ReactorHandle<M> {
     /// # Errors
     /// The reactor was dropped, or its queue is full. The error contains the bytes.
     pub fn send(&self, conn: ConnectionId, payload: impl Into<Vec<u8>>) -> Result<(), HandleError<Vec<u8>>> {
-        self.command(HandleCommand::Send(conn, payload.into())).map_err(|error| {
+        self.command(HandleCommand::Send(conn, payload.into()), self.limit).map_err(|error| {
             error.map(|command| match command {
                 HandleCommand::Send(_, payload) => payload,
                 HandleCommand::Message(_) => unreachable!("an error has the command that was passed"),
@@ -147,8 +154,8 @@ impl<M> ReactorHandle<M> {
         self.flag.wake();
     }
 
-    fn command(&self, command: HandleCommand<M>) -> Result<(), HandleError<HandleCommand<M>>> {
-        if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
+    fn command(&self, command: HandleCommand<M>, limit: usize) -> Result<(), HandleError<HandleCommand<M>>> {
+        if self.queued.fetch_add(1, Ordering::Relaxed) >= limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             // The queue is full. If the reactor was dropped, nothing empties the queue any more, so every later call
             // also finds the queue full. For such a call the error is `Gone`, and not `Full`.
@@ -244,6 +251,12 @@ mod tests {
         let remote = commands.handle();
         assert_eq!((remote.post(1), remote.post(2)), (Ok(()), Ok(())));
         assert_eq!(remote.post(3), Err(HandleError::Full(3)));
+        #[cfg(feature = "tokio")]
+        {
+            remote.post_past_limit(6);
+            let queued: Vec<_> = std::iter::from_fn(|| commands.next()).collect();
+            assert!(matches!(queued[..], [_, _, HandleCommand::Message(6)]), "{queued:?}");
+        }
         drop(commands);
         assert_eq!((remote.post(4), remote.post(5)), (Err(HandleError::Gone(4)), Err(HandleError::Gone(5))));
     }

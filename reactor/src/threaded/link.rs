@@ -152,10 +152,12 @@ impl ThreadLink {
         self.post(ThreadCommand::Run(Box::new(move |cx| cx.drain(deadline))));
     }
 
-    /// Posts a command to the reactor's thread. If the thread has ended, or if the command queue is full, the command is dropped. If a task
-    /// waits for the result of the command, dropping the command wakes that task.
+    /// Posts a command to the reactor's thread, also if the command queue is full: the end of a
+    /// connection must not be lost. The number of such commands has a limit for each connection,
+    /// listener, call and request. If the thread has ended, the command is dropped. If a task waits
+    /// for the result of the command, dropping the command wakes that task.
     pub(super) fn post(&self, command: ThreadCommand) {
-        let _ = self.handle.post(command);
+        self.handle.post_past_limit(command);
     }
 }
 

@@ -52,8 +52,8 @@
 //!
 //! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. Queued messages are sent first, unless the
 //! peer accepts none of them for [`Timeouts::close`](crate::Timeouts::close): then the connection is aborted. The reactor's thread ends
-//! when the last [`ThreadedReactor`], connection and listener is dropped, or after [`ThreadedReactor::drain`]. In the first case the
-//! connections have 10 s to send what is queued; [`ThreadedReactor::drain`] has a deadline of the program.
+//! when the last [`ThreadedReactor`], connection, listener and [`ThreadedRequest`] is dropped, or after [`ThreadedReactor::drain`]. In the
+//! first case the connections have 10 s to send what is queued; [`ThreadedReactor::drain`] has a deadline of the program.
 //! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future that waits for a result of the thread
 //! ends with an error.
 //!
@@ -87,7 +87,7 @@ use self::handler::ThreadHandler;
 use self::link::{ThreadCommand, ThreadLink};
 pub use self::listener::ThreadedListener;
 use crate::call::CallLimits;
-use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor};
+use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, HandleError, ListenOptions, Reactor};
 
 /// The largest number of queued messages and calls of one connection.
 const MAX_QUEUED: u32 = 64;
@@ -268,12 +268,21 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Gone`] if the reactor's thread has ended.
+    /// [`Error::Gone`] if the reactor's thread has ended; [`Error::ClosurePanicked`] if the closure has panicked. With
+    /// [`Config::contain_panics`], the reactor continues after such a panic. [`Error::Limit`] if 16,777,216 commands are
+    /// queued for the thread.
     pub async fn with<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Context<'_>) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        self.request(|answer| ThreadCommand::Run(Box::new(move |cx| _ = answer.send(Ok(act(cx)))))).await
+        let run = |answer: oneshot::Sender<_>| {
+            ThreadCommand::Run(Box::new(move |cx| {
+                let mut answer = ClosureAnswer(Some(answer));
+                let result = act(cx);
+                answer.send(Ok(result));
+            }))
+        };
+        self.request(run).await
     }
 
     /// Posts a command to the reactor's thread, waits for the result of the command, and returns that result.
@@ -282,7 +291,9 @@ impl ThreadedReactor {
         command: impl FnOnce(oneshot::Sender<Result<R, Error>>) -> ThreadCommand,
     ) -> Result<R, Error> {
         let (answer, answered) = oneshot::channel();
-        self.link.post(command(answer));
+        if let Err(HandleError::Full(_)) = self.link.handle.post(command(answer)) {
+            return Err(Error::Limit { limit: "handle_queue", value: COMMAND_QUEUE.into() });
+        }
         answered.await.unwrap_or(Err(Error::Gone("reactor")))
     }
 
@@ -334,6 +345,25 @@ impl ThreadedReactor {
                 Poll::Pending => thread::park(),
             }
         }
+    }
+}
+
+/// The channel to the task that waits for the result of a closure. If the closure panics, the task
+/// gets [`Error::ClosurePanicked`].
+struct ClosureAnswer<R>(Option<oneshot::Sender<Result<R, Error>>>);
+
+impl<R> ClosureAnswer<R> {
+    fn send(&mut self, result: Result<R, Error>) {
+        if let Some(task) = self.0.take() {
+            // If the task has stopped waiting, the result is dropped.
+            _ = task.send(result);
+        }
+    }
+}
+
+impl<R> Drop for ClosureAnswer<R> {
+    fn drop(&mut self) {
+        self.send(Err(Error::ClosurePanicked));
     }
 }
 
