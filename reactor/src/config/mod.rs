@@ -387,7 +387,8 @@ impl Config {
     /// - In a callback of a timer, a descriptor, another thread's message or a device's event: the event is dropped.
     ///
     /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each of them. The panic may have left the state
-    /// of the handler half changed; the program has to repair that state. This setting needs `panic = "unwind"`, Rust's
+    /// of the handler half changed; the program has to repair that state. A panic of code that the program has given to
+    /// rustls (`Tls::from_rustls`), such as a verifier of certificates, is not caught. This setting needs `panic = "unwind"`, Rust's
     /// default. Default: false. With false, a panic propagates out of the program's call of the reactor, and the
     /// program can only drop the reactor afterwards.
     #[must_use]
