@@ -62,6 +62,30 @@ impl Drop for WakeOnDrop {
     }
 }
 
+/// The wakers of notified tasks that are not woken yet, the first one last. When this value is
+/// dropped, the handler gets the vector back. If a waker has panicked, the next turn wakes the tasks
+/// that are left.
+struct Notified<'a> {
+    core: &'a Core,
+    ready: Vec<Waker>,
+}
+
+impl Drop for Notified<'_> {
+    fn drop(&mut self) {
+        self.ready.reverse();
+        let left = !self.ready.is_empty();
+        // A waker that was called may have dropped a notified task, so that the next task was
+        // notified instead. Then the handler has a new vector, with that next task.
+        let Ok(mut inner) = self.core.inner.try_borrow_mut() else { return };
+        self.ready.append(&mut inner.handler.ready);
+        inner.handler.ready = std::mem::take(&mut self.ready);
+        drop(inner);
+        if left {
+            self.core.remote.wake();
+        }
+    }
+}
+
 impl fmt::Debug for OneThreadOnly_UseSpawnLocal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core").field("turns", &self.turns).finish_non_exhaustive()
@@ -228,13 +252,10 @@ impl OneThreadOnly_UseSpawnLocal {
             }
             (result, std::mem::take(&mut handler.ready))
         };
-        ready.drain(..).for_each(Waker::wake);
-        // The vector `ready` is empty now. Put it back into the handler, so that the next turn reuses its memory. If the handler's vector
-        // already contains wakers, keep the handler's vector: a waker that was just called may have dropped a notified task, and the next
-        // task was notified instead. The next turn wakes that next task.
-        let notified = &mut self.inner.borrow_mut().handler.ready;
-        if notified.is_empty() {
-            *notified = ready;
+        ready.reverse();
+        let mut notified = Notified { core: self, ready };
+        while let Some(waker) = notified.ready.pop() {
+            waker.wake();
         }
         result
     }
@@ -266,4 +287,42 @@ fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: Drop
         DropAction::RefusePeer(conn) => _ = cx.judge(conn, Err(NOT_APPROVED.into())),
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+    use crate::{Config, ProviderChoice};
+
+    /// A waker that counts its calls, and panics at the second one.
+    #[derive(Default)]
+    struct PanicsOnce(AtomicUsize);
+
+    impl Wake for PanicsOnce {
+        fn wake(self: Arc<Self>) {
+            assert!(self.0.fetch_add(1, Ordering::Relaxed) != 1, "a planted panic");
+        }
+    }
+
+    /// If the waker of a task panics, the tasks that were notified with it are woken in the next turn.
+    #[test]
+    fn a_panic_of_a_waker_leaves_the_others_to_the_next_turn() {
+        let reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
+        let (core, waker) = (Core::new(reactor), Arc::new(PanicsOnce::default()));
+        let woken = || waker.0.load(Ordering::Relaxed);
+        let wakers = (0..4).map(|_| Waker::from(Arc::clone(&waker)));
+        core.with(|_, handler| handler.ready.extend(wakers));
+        let turn = || core.turn(Some(Duration::ZERO)).map(drop);
+        assert!(catch_unwind(AssertUnwindSafe(turn)).is_err());
+        assert_eq!(woken(), 2);
+        turn().expect("a turn");
+        assert_eq!(woken(), 4);
+        turn().expect("a turn");
+        assert_eq!(woken(), 4);
+    }
 }
