@@ -29,7 +29,7 @@ impl<N: Net> Iwarp<N> {
     /// event.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
-            if let Some(event) = self.cm_events.pop_front() {
+            if let Some(event) = self.pop_event() {
                 return Ok(Some(event));
             }
             self.timers(now);
@@ -55,7 +55,17 @@ impl<N: Net> Iwarp<N> {
         }
         // Edges may remain unread. Wake the channel, so that the caller calls this function again.
         self.net.wake(NetChannel::Cm);
-        Ok(self.cm_events.pop_front().or_else(|| self.next_start(now)))
+        Ok(self.pop_event().or_else(|| self.next_start(now)))
+    }
+
+    /// Returns the next event. Drops the events of ids that were destroyed after the event.
+    fn pop_event(&mut self) -> Option<CmEvent> {
+        loop {
+            let event = self.cm_events.pop_front()?;
+            if self.endpoints.get(event.id.0).is_some() {
+                return Some(event);
+            }
+        }
     }
 
     /// Takes the next event from the queue of connections that wait to start. The time that the program has for its decision about a
@@ -301,7 +311,6 @@ impl<N: Net> Iwarp<N> {
             state => self.drop_start(key, state.as_ref()),
         }
         let endpoint = self.endpoints.remove(key)?;
-        self.cm_events.retain(|event| event.id != CmId(key));
         if let Some(mut qp) = endpoint.qp {
             qp.release_queues(&mut self.resources);
         }
