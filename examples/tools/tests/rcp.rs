@@ -305,6 +305,12 @@ fn a_peer_gets_at_no_other_file() {
     failed_with(&server.copy(&source, "127.0.0.1:away/outside"), "is not a directory on the server");
     assert!(refusal(&server, &CopyMessage::Folder("away/folder")).contains("is not a directory on the server"));
     assert!(!server.root.join("folder").exists());
+    // A partial copy with a second name is a file elsewhere.
+    fs::write(server.root.join("elsewhere"), "mine").expect("written");
+    fs::hard_link(server.root.join("elsewhere"), server.there("twice.rcp-part")).expect("a second name");
+    failed_with(&server.copy(&source, "127.0.0.1:twice"), "is not a regular file");
+    assert_eq!(fs::read(server.root.join("elsewhere")).expect("it is there"), b"mine");
+    fs::remove_file(server.there("twice.rcp-part")).expect("removed");
     fs::create_dir(server.there("directory")).expect("created");
     failed_with(&server.copy(&source, "127.0.0.1:directory"), "is a directory on the server");
     fs::write(server.there("taken"), "mine").expect("written");
@@ -317,6 +323,87 @@ fn a_peer_gets_at_no_other_file() {
     fs::write(server.there("taken"), "mine").expect("written");
     server.copies(&server.source(b"theirs"), "127.0.0.1:taken");
     assert_eq!(fs::read(server.there("taken")).expect("it is there"), b"theirs");
+}
+
+/// Replaces a directory of the server by a link to a directory outside.
+fn exchange(server: &Server, folder: &str) {
+    fs::rename(server.there(folder), server.root.join("aside")).expect("renamed");
+    std::os::unix::fs::symlink(server.root.join("outside"), server.there(folder)).expect("a link");
+}
+
+#[test]
+fn a_directory_that_becomes_a_link_leads_nowhere() {
+    // The link appears before the offer, before the answer to it, and before the end of the file.
+    for step in 0..3 {
+        let server = Server::start(&format!("exchanged-{step}"), &[]);
+        let whole = bytes(100_000);
+        let hash = *blake3::hash(&whole).as_bytes();
+        fs::create_dir_all(server.there("sub")).expect("created");
+        fs::create_dir(server.root.join("outside")).expect("created");
+        // A server that finished the file there would take this one.
+        fs::write(server.root.join("outside/file.rcp-part"), &whole).expect("written");
+        if step == 0 {
+            exchange(&server, "sub");
+        }
+        let offer = CopyMessage::Offer { len: whole.len() as u64, name: "sub/file" };
+        let part = server.there("sub/file.rcp-part");
+        let (mut why, mut ending) = (String::new(), false);
+        talk(&server, &offer, |cx, conn, message| match message.map(CopyMessage::decode) {
+            Some(Some(CopyMessage::Have { len: 0, .. })) => {
+                if step == 1 {
+                    exchange(&server, "sub");
+                }
+                cx.send(conn, &CopyMessage::From(0).encode()).expect("room");
+                cx.send(conn, &whole).expect("room");
+                ending = true;
+            }
+            Some(Some(CopyMessage::Refuse(text))) => text.clone_into(&mut why),
+            Some(other) => panic!("{other:?}"),
+            None if ending && (step == 1 || fs::metadata(&part).is_ok_and(|part| part.len() > 0)) => {
+                if step == 2 {
+                    exchange(&server, "sub");
+                }
+                cx.send(conn, &CopyMessage::End(hash).encode()).expect("room");
+                ending = false;
+            }
+            None => {}
+        });
+        assert!(why.contains("\"sub\" is not a directory on the server"), "step {step}: {why:?}");
+        let part = fs::read(server.root.join("outside/file.rcp-part"));
+        assert!(part.is_ok_and(|part| part == whole), "step {step}");
+        assert_eq!(fs::read_dir(server.root.join("outside")).expect("a directory").count(), 1, "step {step}");
+    }
+}
+
+#[test]
+fn directories_and_links_that_change_places_lead_nowhere() {
+    let server = Server::start("race", &[]);
+    let (outside, from) = (server.root.join("outside"), server.root.join("from"));
+    let (sub, aside, link) = (server.there("from/sub"), server.root.join("aside"), server.root.join("link"));
+    for folder in [&outside, &from.join("sub"), &sub] {
+        fs::create_dir_all(folder).expect("created");
+    }
+    (0..40).for_each(|nth| fs::write(from.join(format!("sub/{nth}")), "from a peer").expect("written"));
+    std::os::unix::fs::symlink(&outside, &link).expect("a link");
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let is_ended = || ended.load(std::sync::atomic::Ordering::Relaxed);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_ended() {
+                // The server may have created a directory in between: then the next round goes on.
+                let _ = fs::rename(&sub, &aside);
+                let _ = fs::rename(&link, &sub);
+                let _ = fs::rename(&sub, &link);
+                let _ = fs::rename(&aside, &sub);
+            }
+        });
+        for _ in 0..20 {
+            let output = run(&["-r", from.to_str().expect("text"), "127.0.0.1", "-p", &server.port]);
+            assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(fs::read_dir(&outside).expect("a directory").count(), 0);
 }
 
 #[test]

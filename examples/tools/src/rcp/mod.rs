@@ -4,6 +4,7 @@
 //! receiver then writes its file directly from the memory with the message, so neither side copies the bytes. The number of messages in
 //! flight is limited, so a larger file needs no more memory.
 
+pub mod folder;
 pub mod hashed;
 pub mod name;
 pub mod parts;

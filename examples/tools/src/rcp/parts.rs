@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::PIECE;
+use super::folder::Folder;
 
 /// The suffix of the file name of a partial copy.
 pub const PART: &str = ".rcp-part";
@@ -18,7 +19,7 @@ const MOST: usize = 100;
 /// The partial copies that no sender is continuing now; see the [module](self).
 #[derive(Debug)]
 pub struct PartialCopies {
-    directory: PathBuf,
+    folder: Folder,
     keep: Duration,
     /// The partial copies: the time at which each was interrupted, and its name. The oldest one is first.
     idle: VecDeque<(SystemTime, String)>,
@@ -26,8 +27,11 @@ pub struct PartialCopies {
 
 impl PartialCopies {
     /// Finds the partial copies below a directory. Removes those that are older than `keep`.
-    #[must_use]
-    pub fn find(directory: &Path, keep: Duration) -> Self {
+    ///
+    /// # Errors
+    /// The directory cannot be opened.
+    pub fn find(directory: &Path, keep: Duration) -> io::Result<Self> {
+        let folder = Folder::open(directory)?;
         let mut found = Vec::new();
         let mut folders = vec![directory.to_owned()];
         while let Some(folder) = folders.pop() {
@@ -46,15 +50,15 @@ impl PartialCopies {
             }
         }
         found.sort();
-        let mut parts = Self { directory: directory.to_owned(), keep, idle: found.into() };
+        let mut parts = Self { folder, keep, idle: found.into() };
         parts.tidy();
-        parts
+        Ok(parts)
     }
 
-    /// Returns the path of the partial copy of `name`.
+    /// Returns the directory with the files and their partial copies.
     #[must_use]
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("{name}{PART}"))
+    pub const fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// Records that a partial copy is being continued, so that it is not removed.
@@ -66,7 +70,7 @@ impl PartialCopies {
     /// if the partial copy is kept.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     pub fn interrupted(&mut self, name: &str) -> bool {
-        let len = fs::symlink_metadata(self.path(name)).map_or(0, |part| part.len());
+        let len = self.folder.metadata(&part(name)).map_or(0, |part| part.len());
         if len < PIECE.into() {
             self.remove(name);
             return false;
@@ -88,7 +92,7 @@ impl PartialCopies {
 
     /// Removes a partial copy.
     pub fn remove(&self, name: &str) {
-        if let Err(error) = fs::remove_file(self.path(name)) {
+        if let Err(error) = self.folder.remove(&part(name)) {
             log::debug!("{name:?}: {error}");
         }
     }
@@ -106,14 +110,20 @@ impl PartialCopies {
     ///
     /// # Errors
     /// The last call of `wanted` failed.
-    pub fn making_room<T>(&mut self, mut wanted: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    pub fn making_room<T>(&mut self, mut wanted: impl FnMut(&Folder) -> io::Result<T>) -> io::Result<T> {
         loop {
-            match wanted() {
+            match wanted(&self.folder) {
                 Err(error) if is_full(&error) && self.remove_oldest() => {}
                 other => return other,
             }
         }
     }
+}
+
+/// Returns the name of the file of the partial copy of `name`.
+#[must_use]
+pub fn part(name: &str) -> String {
+    format!("{name}{PART}")
 }
 
 /// Returns true if the error means that the disk, or the user's quota, is full.
@@ -130,6 +140,8 @@ fn name_of_part(directory: &Path, path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     /// A directory for a test. Dropping this value removes it.
@@ -174,24 +186,24 @@ mod tests {
         fs::create_dir(folder.0.join("folder.rcp-part")).unwrap();
         std::os::unix::fs::symlink("/etc", folder.0.join("link")).unwrap();
         std::os::unix::fs::symlink("file", folder.0.join("link.rcp-part")).unwrap();
-        let parts = PartialCopies::find(&folder.0, DAY * 7);
+        let parts = PartialCopies::find(&folder.0, DAY * 7).unwrap();
         assert_eq!(
             ["old", "sub/old", "new", "folder", "link"].map(|name| folder.has(name)),
             [false, false, true, true, true]
         );
         assert!(others.iter().all(|name| folder.0.join(name).exists()));
         assert_eq!(parts.idle.len(), 1);
-        drop(PartialCopies::find(&folder.0, Duration::ZERO));
+        drop(PartialCopies::find(&folder.0, Duration::ZERO).unwrap());
         assert!(!folder.has("new"));
     }
 
     #[test]
     fn no_more_are_kept_than_the_limit_and_none_that_is_short() {
         let folder = Folder::new("many");
-        let mut parts = PartialCopies::find(&folder.0, DAY);
+        let mut parts = PartialCopies::find(&folder.0, DAY).unwrap();
         for nth in 0..300 {
             let name = format!("{nth}");
-            fs::write(parts.path(&name), "short").unwrap();
+            fs::write(folder.0.join(part(&name)), "short").unwrap();
             assert!(!parts.interrupted(&name) && !folder.has(&name), "five bytes");
         }
         for nth in 0..=MOST {
@@ -209,17 +221,17 @@ mod tests {
     fn the_oldest_gives_way_when_the_disk_is_full() {
         let folder = Folder::new("full");
         (0..4).for_each(|nth| folder.part(&format!("{nth}"), 4 - nth));
-        let mut parts = PartialCopies::find(&folder.0, DAY * 7);
+        let mut parts = PartialCopies::find(&folder.0, DAY * 7).unwrap();
         let full = || io::Error::from(ErrorKind::StorageFull);
         let mut tries = 0;
-        let mut third = || {
+        let mut third = |_: &super::Folder| {
             tries += 1;
             if tries < 3 { Err(full()) } else { Ok(tries) }
         };
         assert_eq!(parts.making_room(&mut third).unwrap(), 3);
         assert_eq!(["0", "1", "2", "3"].map(|name| folder.has(name)), [false, false, true, true]);
-        let other = parts.making_room(|| Err::<(), _>(ErrorKind::PermissionDenied.into())).unwrap_err();
+        let other = parts.making_room(|_| Err::<(), _>(ErrorKind::PermissionDenied.into())).unwrap_err();
         assert!(!is_full(&other) && folder.has("2"));
-        assert!(is_full(&parts.making_room(|| Err::<(), _>(full())).unwrap_err()) && !folder.has("3"));
+        assert!(is_full(&parts.making_room(|_| Err::<(), _>(full())).unwrap_err()) && !folder.has("3"));
     }
 }

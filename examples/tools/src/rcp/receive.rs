@@ -4,19 +4,22 @@
 //! uses an incomplete file. All files are below one directory.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use rdma_reactor::{
     Config, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, SendErrorKind, TimerId,
 };
 
+use super::folder::Folder;
 use super::hashed::Hashed;
 use super::name;
-use super::parts::{PART, PartialCopies, is_full};
+use super::parts::{PART, PartialCopies, is_full, part};
 use super::wire::{CopyMessage, Hash};
 use super::{PIECE, WINDOW};
 use crate::pingpong::failure::Failure;
@@ -96,10 +99,6 @@ struct FileServer {
 }
 
 impl FileServer {
-    fn path(&self, name: &str) -> PathBuf {
-        self.options.directory.join(name)
-    }
-
     /// Restarts the time limit of a sender. `len` is the number of bytes that the sender must hash before it sends its next message. The
     /// sender gets additional time for these bytes.
     fn renew(&mut self, cx: &Context<'_>, conn: ConnectionId, len: u64) {
@@ -130,7 +129,7 @@ impl FileServer {
                 Ok(())
             }
             (ReceiveStep::Receiving, _) if left > 0 && (1..=left).contains(&(message.len() as u64)) => {
-                let written = self.parts.making_room(|| incoming.file.write(message));
+                let written = self.parts.making_room(|_| incoming.file.write(message));
                 if written.as_ref().is_err_and(is_full) {
                     // The disk is full. The partial copy is removed, because otherwise it would fill the disk again when the copy is
                     // continued.
@@ -160,17 +159,20 @@ impl FileServer {
         if self.senders.values().filter_map(|sender| sender.incoming.as_ref()).any(|other| other.name == name) {
             return Err(Failure::new(format!("{name:?} is being copied by another peer: choose another name")));
         }
-        self.check_folders(name)?;
-        let exists = match fs::symlink_metadata(self.path(name)) {
+        let exists = match self.parts.folder().metadata(name) {
             Ok(found) if found.is_dir() => return Err(Failure::new(format!("{name:?} is a directory on the server"))),
             Ok(_) if self.options.overwrite => false,
             // An existing file has this name and length. It may be equal to the offered file, so their hashes are compared.
             Ok(found) if found.is_file() && found.len() == len => true,
             Ok(_) => return Err(taken(name)),
+            // Its directories are created with the partial copy, or the error is reported then.
             Err(_) => false,
         };
         let (file, step) = match exists {
-            true => (Hashed::new(File::open(self.path(name)).map_err(|_| taken(name))?), ReceiveStep::Exists),
+            true => {
+                let file = self.parts.folder().file(name, OFlag::O_RDONLY).map_err(|_| taken(name))?;
+                (Hashed::new(file), ReceiveStep::Exists)
+            }
             false => self.open_part(name, len)?,
         };
         if let Some(sender) = self.senders.get_mut(&conn) {
@@ -187,18 +189,22 @@ impl FileServer {
 
     /// Opens the partial copy of a file, or creates it. Returns it with the next step of the copy.
     fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, ReceiveStep), Failure> {
-        let (path, broken) = (self.parts.path(name), |error: io::Error| failed("creating", name, &error));
-        // The path of the partial copy may already be that of something else, such as a symbolic link to another file. The program must not
-        // write to that.
-        if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
-            return Err(Failure::new(format!("{name:?}: its partial copy is not a regular file")));
+        let broken = |error: io::Error| failed("creating", name, &error);
+        let no_file = || Failure::new(format!("{name:?}: its partial copy is not a regular file of one name"));
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT;
+        let opened = self.parts.making_room(|folder| {
+            folder.create_folders(name)?;
+            folder.file(&part(name), flags)
+        });
+        let file = opened.map_err(|error| if is_no_file(&error) { no_file() } else { broken(error) })?;
+        // The file may be something else that another program has put there, or have a second name
+        // elsewhere. The program must not write to that.
+        let found = file.metadata().map_err(broken)?;
+        if !found.is_file() || found.nlink() > 1 {
+            return Err(no_file());
         }
-        self.make_folders(name)?;
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = self.parts.making_room(|| options.open(&path)).map_err(broken)?;
         self.parts.take(name);
-        let mut have = file.metadata().map_err(broken)?.len();
+        let mut have = found.len();
         let mut part = Hashed::new(file);
         if have > len {
             part.clear().map_err(broken)?;
@@ -210,42 +216,10 @@ impl FileServer {
     /// Creates a directory that the sender has requested.
     fn folder(&mut self, cx: &mut Context<'_>, conn: ConnectionId, name: &str) -> Result<(), Failure> {
         name::check(name)?;
-        self.make_folders(&format!("{name}/."))?;
+        let made = self.parts.making_room(|folder| folder.create_folders(&format!("{name}/_")));
+        made.map_err(|error| failed("creating", name, &error))?;
         self.renew(cx, conn, 0);
         send_message(cx, conn, CopyMessage::Done);
-        Ok(())
-    }
-
-    /// Checks that all directories in the path of a file are real directories. A symbolic link could point outside the receiver's
-    /// directory.
-    fn check_folders(&self, name: &str) -> Result<(), Failure> {
-        for (at, _) in name.match_indices('/') {
-            let folder = &name[..at];
-            match fs::symlink_metadata(self.path(folder)) {
-                Ok(found) if !found.is_dir() => {
-                    return Err(Failure::new(format!(
-                        "{folder:?} is not a directory on the server: choose another name"
-                    )));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Creates the directories in the path of a file.
-    fn make_folders(&mut self, name: &str) -> Result<(), Failure> {
-        self.check_folders(name)?;
-        for (at, _) in name.match_indices('/') {
-            let path = self.path(&name[..at]);
-            let made = self.parts.making_room(|| fs::create_dir(&path));
-            match made {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                    return Err(failed("creating", &name[..at], &error));
-                }
-                _ => {}
-            }
-        }
         Ok(())
     }
 
@@ -292,19 +266,19 @@ impl FileServer {
         let Some(incoming) = self.senders.get(&conn).and_then(|sender| sender.incoming.as_ref()) else {
             return Ok(());
         };
-        let (name, path) = (&incoming.name, self.path(&incoming.name));
+        let name = &incoming.name;
         if incoming.file.hash() != hash {
             self.parts.remove(name);
             return Err(Failure::new(format!("{name:?} arrived with another hash than it was sent with: try again")));
         }
-        // During the copy, another program may have changed the directories or created a file of this name. So the directories and the file
-        // are checked again.
-        self.check_folders(name)?;
-        match fs::symlink_metadata(&path) {
+        // During the copy, another program may have created a file of this name.
+        let folder = self.parts.folder();
+        match folder.metadata(name) {
             Ok(found) if found.is_dir() || !self.options.overwrite => return Err(taken(name)),
             _ => {}
         }
-        fs::rename(self.parts.path(name), &path).map_err(|error| failed("creating", name, &error))?;
+        let last = name.rsplit_once('/').map_or(&name[..], |(_, last)| last);
+        folder.rename(&part(name), last).map_err(|error| failed("creating", name, &error))?;
         Output::stdout().line(format!("{}: {} bytes", name::shown(name), incoming.len));
         self.done(cx, conn);
         Ok(())
@@ -354,6 +328,11 @@ impl FileServer {
         }
         self.looking = (!self.senders.is_empty()).then(|| cx.set_timer(LOOK, TO_LOOK));
     }
+}
+
+/// Returns true if a file could not be opened because it is a symbolic link, a directory or a socket.
+fn is_no_file(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ELOOP | Errno::EISDIR | Errno::ENXIO))
 }
 
 fn failed(doing: &str, name: &str, error: &io::Error) -> Failure {
@@ -420,15 +399,12 @@ impl Handler for FileServer {
     }
 }
 
-/// Checks that this process can create a file in a directory. The file is removed immediately. If
+/// Checks that this process can create a file in its directory. The file is removed immediately. If
 /// that is prevented, it is tidied up like a partial copy.
-fn check_writable(directory: &Path) -> Result<(), Failure> {
-    let path = directory.join(format!(".rcp-{}{PART}", std::process::id()));
-    let made = OpenOptions::new().write(true).create_new(true).open(&path).and_then(|_| fs::remove_file(&path));
-    made.map_err(|error| {
-        let why = "no file can be created there: change its permissions, or name another directory";
-        Failure::new(format!("{}: {error}: {why}", directory.display()))
-    })
+fn check_writable(folder: &Folder) -> io::Result<()> {
+    let name = format!(".rcp-{}{PART}", std::process::id());
+    folder.file(&name, OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?;
+    folder.remove(&name)
 }
 
 /// Receives files from peers into a directory until SIGINT, SIGTERM or SIGHUP.
@@ -437,10 +413,13 @@ fn check_writable(directory: &Path) -> Result<(), Failure> {
 /// listen on the address, or the reactor fails.
 pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Result<(), Failure> {
     let directory = &options.directory;
-    if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
-        return Err(Failure::new(format!("{} is not a directory: make it, or name another", directory.display())));
-    }
-    check_writable(directory)?;
+    let shown = directory.display();
+    let parts = PartialCopies::find(directory, options.keep_parts)
+        .map_err(|error| Failure::new(format!("{shown} is not a directory: make it, or name another ({error})")))?;
+    check_writable(parts.folder()).map_err(|error| {
+        let why = "no file can be created there: change its permissions, or name another directory";
+        Failure::new(format!("{shown}: {error}: {why}"))
+    })?;
     let config = config
         .large_messages(|l| l.max_message = PIECE.into())
         .large_messages(|l| l.memory = WINDOW * 4 * PIECE as usize);
@@ -448,7 +427,6 @@ pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Resul
     Interrupt::on_signals()?.stops(reactor.handle());
     let listener = reactor.context().listen(address)?;
     let address = reactor.context().local_address(listener).unwrap_or(address);
-    let parts = PartialCopies::find(directory, options.keep_parts);
     reactor.context().set_timer(TIDY, TO_TIDY);
     Output::stdout().line(format!("listening on {address}"));
     let mut server = FileServer { options, parts, senders: BTreeMap::new(), looking: None, hashing: VecDeque::new() };
