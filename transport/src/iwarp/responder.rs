@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use super::wire::ddp::READ_REQUEST_FPDU_HEADER_LEN;
 use super::wire::opcode::READ_REQUEST_QUEUE;
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, TerminateCause, Untagged};
+use crate::mem::Span;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServedRequest {
@@ -98,5 +99,47 @@ impl Responder {
 
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
+    }
+}
+
+/// Executes an atomic operation on a word. Returns the old value; `None` if `word` is not a whole word.
+pub(super) fn execute(request: &AtomicRequest, word: Span<'_>) -> Option<u64> {
+    let AtomicRequest { request_id, stag, offset, operand, compare, .. } = *request;
+    // Operations without masks, such as those of this library, are operations of the processor.
+    if *request == AtomicRequest::fetch_add(request_id, stag, offset, operand) {
+        word.fetch_add(operand)
+    } else if *request == AtomicRequest::compare_swap(request_id, stag, offset, compare, operand) {
+        word.compare_swap(compare, operand)
+    } else {
+        word.update(|old| request.apply(old))
+    }
+}
+
+#[cfg(all(test, not(loom_model)))]
+mod tests {
+    use super::*;
+    use crate::mem::Memory;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The operations without masks are those of the processor. They have the same effect.
+        #[test]
+        fn an_operation_has_the_effect_that_its_header_describes(
+            word: u64, operand: u64, other: u64, is_equal: bool, adds: bool, mask in any::<Option<u64>>(),
+        ) {
+            let compare = if is_equal { word } else { other };
+            let request = match adds {
+                true => AtomicRequest::fetch_add(1, 2, 3, operand),
+                false => AtomicRequest::compare_swap(1, 2, 3, compare, operand),
+            };
+            let operand_mask = mask.unwrap_or(request.operand_mask);
+            let compare_mask = mask.map_or(request.compare_mask, |mask| !mask);
+            let request = AtomicRequest { operand_mask, compare_mask, ..request };
+            let memory = Memory::new(8).unwrap();
+            let span = memory.span(0, 8).unwrap();
+            span.fill(&word.to_ne_bytes());
+            prop_assert_eq!(execute(&request, span), Some(word));
+            prop_assert_eq!(span.fetch_add(0), Some(request.apply(word)));
+        }
     }
 }

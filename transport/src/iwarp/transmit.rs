@@ -10,7 +10,7 @@ use std::io;
 
 use super::fault::Fault;
 use super::requester::{Outstanding, RequestKind, Requester};
-use super::responder::{Responder, ServedRequest};
+use super::responder::{Responder, ServedRequest, execute};
 use super::stag;
 use super::startup::{Agreement, ReadyToReceive};
 use super::stream::{Stream, max_ulpdu};
@@ -598,9 +598,9 @@ impl Transmitter {
         scope: Key,
     ) -> Result<(), Miss> {
         let span = keys.remote(scope, request.stag, request.offset, ATOMIC_LEN as usize, Access::REMOTE_ATOMIC)?;
-        let old = span.update(|old| request.apply(old)).ok_or(Miss::Misaligned)?;
+        let old = execute(request, span).ok_or(Miss::Misaligned)?;
         let twice = crate::planted("atomic-done-twice") && !self.stream.is_empty();
-        let old = if twice { span.update(|old| request.apply(old)).unwrap_or(old) } else { old };
+        let old = if twice { execute(request, span).unwrap_or(old) } else { old };
         let header = Untagged {
             last: true,
             opcode: Opcode::AtomicResponse,

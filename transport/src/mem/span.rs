@@ -140,9 +140,27 @@ impl<'a> Span<'a> {
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) })
     }
 
-    /// Atomically replaces the value of the word by `update(value)`, and returns the old value. Values are in the byte
-    /// order of this machine. Returns `None` if the span is not a whole word (8 bytes at a multiple of 8). Also returns
-    /// `None` if a peer that has mapped the memory changes the word so often that every attempt fails.
+    /// Atomically adds `add` to the word, and returns the old value. Values are in the byte order of
+    /// this machine. Returns `None` if the span is not a whole word (8 bytes at a multiple of 8).
+    ///
+    /// The operation is one of the processor, without attempts that can fail. So a peer that has
+    /// mapped the word and writes it continuously cannot keep others from it.
+    pub(crate) fn fetch_add(self, add: u64) -> Option<u64> {
+        Some(self.word()?.fetch_add(add, Ordering::SeqCst))
+    }
+
+    /// Atomically replaces the word by `swap` if its value is `expected`, and returns the old value;
+    /// otherwise the same as [`Span::fetch_add`].
+    pub(crate) fn compare_swap(self, expected: u64, swap: u64) -> Option<u64> {
+        match self.word()?.compare_exchange(expected, swap, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(old) | Err(old) => Some(old),
+        }
+    }
+
+    /// Atomically replaces the word by `update(value)`, for operations that the processor does not
+    /// have; otherwise the same as [`Span::fetch_add`]. The number of attempts is limited. Only a
+    /// peer that has mapped the word, with the right to write it, can make all of them fail. So the
+    /// last one may overwrite the peer's value.
     pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
         let word = self.word()?;
         let mut old = word.load(Ordering::SeqCst);
@@ -153,7 +171,8 @@ impl<'a> Span<'a> {
                 Err(now) => old = now,
             }
         }
-        None
+        word.store(update(old), Ordering::SeqCst);
+        Some(old)
     }
 }
 
@@ -161,10 +180,10 @@ impl<'a> Span<'a> {
 mod tests {
     use super::*;
 
-    /// A peer that has mapped a word may change it continuously. The update then fails after some attempts; it does not
-    /// loop forever.
+    /// A peer that has mapped a word may change it continuously. An update then ends after some
+    /// attempts, and it does not fail: that would end the connection of the peer that requested it.
     #[test]
-    fn an_update_ends_though_the_word_never_stays() {
+    fn an_update_ends_and_succeeds_though_the_word_never_stays() {
         let memory = Memory::new(64).unwrap();
         let word = memory.span(8, 8).unwrap();
         assert_eq!((word.update(|old| old + 5), word.update(|old| old * 2)), (Some(0), Some(5)));
@@ -174,7 +193,17 @@ mod tests {
             memory.word(8).unwrap().fetch_add(1, Ordering::SeqCst);
             old
         });
-        assert_eq!((restless, rounds), (None, words::ROUNDS));
+        assert_eq!((restless, rounds), (Some(10 + words::ROUNDS as u64), words::ROUNDS + 1));
         assert_eq!(memory.span(9, 8).unwrap().update(|old| old), None);
+    }
+
+    #[test]
+    fn atomic_operations_return_the_old_value() {
+        let memory = Memory::new(64).unwrap();
+        let (word, odd) = (memory.span(8, 8).unwrap(), memory.span(9, 8).unwrap());
+        assert_eq!((word.fetch_add(5), word.fetch_add(u64::MAX)), (Some(0), Some(5)));
+        assert_eq!((word.compare_swap(4, 7), word.compare_swap(4, 9)), (Some(4), Some(7)));
+        assert_eq!(word.fetch_add(0), Some(7));
+        assert_eq!((odd.fetch_add(1), odd.compare_swap(0, 1)), (None, None));
     }
 }

@@ -22,7 +22,7 @@ use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::ring::{InvalidPosition, Producer};
 use super::segment::{Segment, SegmentPayload};
 use super::windows::{LendingState, Lendings, Windows};
-use crate::mem::{Memory, Sge, Sharing};
+use crate::mem::{Memory, Sge, Sharing, Span};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::soft::completions::{ATOMIC_LEN, Done};
@@ -729,11 +729,9 @@ impl Outgoing {
         };
         let old = match entry.wr.op {
             SendOp::CompareSwap { expected, swap, .. } => {
-                window.sink(offset, len).and_then(|word| word.update(|old| if old == expected { swap } else { old }))
+                window.sink(offset, len).and_then(|word| word.compare_swap(expected, swap))
             }
-            SendOp::FetchAdd { add, .. } => {
-                window.sink(offset, len).and_then(|word| word.update(|old| old.wrapping_add(add)))
-            }
+            SendOp::FetchAdd { add, .. } => window.sink(offset, len).and_then(|word| word.fetch_add(add)),
             _ => {
                 let Some(source) = window.source(offset, len) else { return false };
                 sink.part(self.part, len).fill_from(source);
@@ -787,10 +785,10 @@ impl Outgoing {
         let result = match request {
             PeerRequest::Read { key, address, len, done } => self.answer_read(segment, cx, (key, address, len, done)),
             PeerRequest::CompareSwap { key, address, expected, swap } => {
-                self.answer_atomic(segment, cx, (key, address), |old| if old == expected { swap } else { old })
+                self.answer_atomic(segment, cx, (key, address), |word| word.compare_swap(expected, swap))
             }
             PeerRequest::FetchAdd { key, address, add } => {
-                self.answer_atomic(segment, cx, (key, address), |old| old.wrapping_add(add))
+                self.answer_atomic(segment, cx, (key, address), |word| word.fetch_add(add))
             }
         };
         match result {
@@ -858,13 +856,13 @@ impl Outgoing {
         segment: &S,
         cx: &mut TransmitContext<'_>,
         (key, address): (u32, u64),
-        update: impl FnMut(u64) -> u64,
+        execute: impl FnOnce(Span<'_>) -> Option<u64>,
     ) -> Result<Option<usize>, Miss> {
         let header = RecordHeader::new(RecordKind::Value, ATOMIC as u32);
         let span = cx.keys.remote(cx.scope, key, address, ATOMIC, Access::REMOTE_ATOMIC)?;
         cx.direct = cx.keys.is_direct(key).then_some(key).or(cx.direct);
         let Some(at) = self.ring.reserve(segment, header.size()) else { return Ok(None) };
-        let old = span.update(update).ok_or(Miss::Misaligned)?;
+        let old = execute(span).ok_or(Miss::Misaligned)?;
         segment.poke(at, header.emit());
         segment.poke(at + WORD, old);
         self.ring.commit(header.size());
