@@ -4,7 +4,7 @@
 mod patience;
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
@@ -308,9 +308,10 @@ fn the_ranks_of_another_run_are_refused() {
     assert_eq!(first.wait().expect("a child").code(), Some(1));
 }
 
-/// A false rank 1, which reports figures that it has not measured.
+/// A false rank 1, which reports figures that it has not measured, and an address that is not its own.
 struct Liar {
-    to: std::net::SocketAddr,
+    to: SocketAddr,
+    named: SocketAddr,
 }
 
 impl Liar {
@@ -323,7 +324,8 @@ impl Liar {
 impl Handler for Liar {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (host, provider, device) = ("liar".to_owned(), "iwarp".to_owned(), String::new());
-        let entry = Entry { host, address: None, port: 1, provider, device };
+        let (address, port) = (Some(self.named.ip()), self.named.port());
+        let entry = Entry { host, address, port, provider, device };
         cx.send(conn, &write(&RankReport::Joined(entry))).expect("room");
     }
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
@@ -349,11 +351,15 @@ fn a_rank_with_figures_that_cannot_be_is_a_row() {
     let mut ranks = Ranks::start(1, 2, &args, &json);
     let to = format!("127.0.0.1:{}", ranks.port).parse().expect("an address");
     let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
-    let mut liar = Liar { to };
+    let elsewhere = TcpListener::bind("127.0.0.9:0").expect("an address of this host");
+    let mut liar = Liar { to, named: elsewhere.local_addr().expect("an address") };
     liar.join(&mut reactor.context());
     reactor.run(&mut liar).expect("it runs");
     let told = ranks.rank_0(&json);
     assert_eq!(told.code, Some(1), "{}", told.stdout);
     assert!(told.stdout.contains("rank 1 on liar is gone: it reports 1e308 Gbit/s"), "{}", told.stdout);
     assert!(!told.json.to_string().contains("00000000"), "{}", told.json);
+    // Rank 0 has connected to the address from which the liar came, and not to the one that it named.
+    elsewhere.set_nonblocking(true).expect("set");
+    assert_eq!(elsewhere.accept().expect_err("no connection").kind(), std::io::ErrorKind::WouldBlock);
 }

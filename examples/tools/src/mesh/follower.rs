@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use rdma_reactor::{ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, RejectReason};
+use rdma_reactor::{ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, RejectReason, Source};
 
 use super::control::{self, Entry, Order, RankReport};
 use super::hello::{Hello, Purpose};
@@ -34,6 +34,8 @@ pub struct Follower {
     hello: Hello,
     /// The host name of rank 0, and its port.
     root: (String, u16),
+    /// The address at which this rank listens, if that is one of several.
+    source: Option<IpAddr>,
     addresses: Vec<SocketAddr>,
     tried: usize,
     until: Instant,
@@ -41,11 +43,17 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Makes a control connection to `root`. After the time `until`, no further attempt to connect is made.
+    /// Makes a control connection to `root`, from the address `source`. After the time `until`, no further attempt to connect is made.
     #[must_use]
-    pub fn new(rank: usize, ranks: usize, root: (String, u16), now: Instant, until: Instant) -> Self {
+    pub fn new(
+        (rank, ranks): (usize, usize),
+        root: (String, u16),
+        source: Option<IpAddr>,
+        (now, until): (Instant, Instant),
+    ) -> Self {
         let hello = Hello { rank, ranks, purpose: Purpose::Control };
-        Self { hello, root, addresses: Vec::new(), tried: 0, until, state: FollowerState::Waiting(now) }
+        let state = FollowerState::Waiting(now);
+        Self { hello, root, source, addresses: Vec::new(), tried: 0, until, state }
     }
 
     /// Returns the address at which this rank reaches rank 0, or `None` if the name of rank 0 is not resolved yet.
@@ -79,7 +87,15 @@ impl Follower {
             }
         }
         let address = self.addresses[self.tried % self.addresses.len()];
-        match cx.connect_with(address, ConnectOptions::new().private_data(self.hello.encode())) {
+        let options = ConnectOptions::new().private_data(self.hello.encode());
+        // The other ranks get the address from which this rank connects, so it is the one at which this
+        // rank listens. The embedded provider connects from the address that the routes choose.
+        let from_source = |&source| options.clone().source(Source::Address(source));
+        let connected = match self.source.as_ref().map(from_source).map(|own| cx.connect_with(address, own)) {
+            Some(Ok(conn)) => Ok(conn),
+            _ => cx.connect_with(address, options),
+        };
+        match connected {
             Ok(conn) => {
                 cx.set_user(conn, LinkRole::Control(0).encode());
                 self.state = FollowerState::Connecting;

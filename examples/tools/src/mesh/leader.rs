@@ -11,6 +11,7 @@ use super::coordinator::{Coordinator, RunPlan};
 use super::hello::Hello;
 use super::outbox::Outbox;
 use super::results::Results;
+use crate::pingpong::address::resolve;
 
 /// The time between two lines of progress: the first value on a terminal, the second one otherwise.
 const PROGRESS_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
@@ -31,18 +32,22 @@ pub struct Leader {
     coordinator: Coordinator,
     /// The number of the run, by which a link of this run is recognized.
     run: u64,
+    /// The list of hosts, one for each rank; empty if the user has given none. Only an address of this
+    /// list may differ from the one from which a rank connects. With any other address, a process could
+    /// let all ranks connect to a place that only they can reach.
+    hosts: Vec<String>,
     controls: Vec<Option<ControlConnection>>,
     reported_at: Instant,
     logged_stage: &'static str,
 }
 
 impl Leader {
-    /// Makes the leader of the run with the number `run`.
+    /// Makes the leader of the run with the number `run`, on `hosts`.
     #[must_use]
-    pub fn new(plan: RunPlan, run: u64, now: Instant) -> Self {
+    pub fn new(plan: RunPlan, hosts: Vec<String>, run: u64, now: Instant) -> Self {
         let controls = (0..plan.ranks).map(|_| None).collect();
         let coordinator = Coordinator::new(plan, Duration::ZERO);
-        Self { started: now, coordinator, run, controls, reported_at: now, logged_stage: "" }
+        Self { started: now, coordinator, run, hosts, controls, reported_at: now, logged_stage: "" }
     }
 
     /// Returns the number of the run.
@@ -99,11 +104,19 @@ impl Leader {
             return;
         }
         match RankReport::read(message) {
+            // Only the first such report counts.
+            Ok(RankReport::Joined(_)) if !self.coordinator.awaits(rank) => {}
             Ok(RankReport::Joined(mut entry)) => {
-                let ip = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
-                // If the rank has not reported its address, the address from which the rank connects is used. If that is a loopback
-                // address, the rank is on the host of rank 0, and its address stays `None`.
-                entry.address = entry.address.or(ip.filter(|ip| !ip.is_loopback()));
+                let from = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
+                let named = entry.address.filter(|&named| Some(named) != from);
+                if named.is_none_or(|named| !self.is_of(rank, named)) {
+                    if let (Some(named), Some(from)) = (named, from) {
+                        let cure = "name the address in --hosts of rank 0, or leave --bind away";
+                        log::warn!("rank {rank} listens on {named}, and has connected from {from}: {cure}");
+                    }
+                    // If that is a loopback address, the rank is on the host of rank 0.
+                    entry.address = from.filter(|from| !from.is_loopback());
+                }
                 self.report(rank, RankReport::Joined(entry));
             }
             Ok(report) => self.report(rank, report),
@@ -115,6 +128,12 @@ impl Leader {
                 cx.abort(conn);
             }
         }
+    }
+
+    /// Returns true if `address` is one of those of the rank's host in the list of hosts.
+    fn is_of(&self, rank: usize, address: IpAddr) -> bool {
+        let found = self.hosts.get(rank).and_then(|host| resolve(host, 0).ok()).unwrap_or_default();
+        found.iter().any(|found| found.ip().to_canonical() == address)
     }
 
     /// Handles a report. Rank 0 also calls this function for its own reports.

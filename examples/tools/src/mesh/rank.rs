@@ -157,10 +157,14 @@ fn listen(cx: &mut Context<'_>, bind: SocketAddr, mut entry: Entry) -> Result<En
         cx.listen(bind).map_err(|error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}")))?;
     let address = cx.local_address(listener).unwrap_or(bind);
     entry.port = address.port();
-    // If the rank listens on all addresses or on a loopback address, its report has no address. Rank 0 then uses the address from which the
-    // rank connects.
-    entry.address = (!bind.ip().is_unspecified() && !bind.ip().is_loopback()).then_some(address.ip());
+    entry.address = chosen(bind.ip());
     Ok(entry)
+}
+
+/// Returns the address at which other hosts reach a rank that listens on `bind`; `None` if it
+/// listens on all addresses or on a loopback address.
+pub(super) fn chosen(bind: IpAddr) -> Option<IpAddr> {
+    (!bind.is_unspecified() && !bind.is_loopback()).then_some(bind)
 }
 
 impl Handler for Rank {

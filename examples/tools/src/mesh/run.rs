@@ -14,7 +14,7 @@ use super::follower::Follower;
 use super::launcher::{self, RankOptions, RankSettings};
 use super::leader::Leader;
 use super::member::{Limits, Member};
-use super::rank::{Rank, RankPart, anywhere};
+use super::rank::{Rank, RankPart, anywhere, chosen};
 use super::report::Report;
 use super::results::Results;
 use super::task::TaskExtent;
@@ -119,19 +119,18 @@ fn report(cli: &MeshArgs, results: &Results, files: OutputFiles, interrupted: bo
     })
 }
 
+fn hosts(cli: &MeshArgs) -> Result<Vec<String>, Failure> {
+    let Some(path) = &cli.ranks else { return Ok(cli.hosts.clone()) };
+    let failed = |what: String| Failure::new(format!("--ranks {}: {what}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    launcher::hosts_of_file(&text).map_err(|failure| failed(failure.to_string()))
+}
+
 fn place(cli: &MeshArgs) -> Result<RankSettings, Failure> {
-    let hosts = match &cli.ranks {
-        None => cli.hosts.clone(),
-        Some(path) => {
-            let failed = |what: String| Failure::new(format!("--ranks {}: {what}", path.display()));
-            let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-            launcher::hosts_of_file(&text).map_err(|failure| failed(failure.to_string()))?
-        }
-    };
     let given = RankOptions {
         rank: cli.rank,
         count: cli.count.map(|count| count as usize),
-        hosts,
+        hosts: hosts(cli)?,
         root: cli.root.clone(),
         label: cli.label.clone(),
     };
@@ -194,11 +193,14 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
         };
         // The name of rank 0 may be unknown on rank 0 itself, although other ranks can resolve it. Rank 0 then listens on IPv4.
         let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());
-        (RankPart::Leader(Box::new(Leader::new(plan, u64::from_le_bytes(run).max(1), now))), root.map(|root| root.ip()))
+        let leader = Leader::new(plan, hosts(cli)?, u64::from_le_bytes(run).max(1), now);
+        (RankPart::Leader(Box::new(leader)), root.map(|root| root.ip()))
     } else {
         let root = (place.root.clone(), cli.port);
         let known = resolve(&root.0, root.1).ok().and_then(|found| found.first().map(SocketAddr::ip));
-        (RankPart::Follower(Follower::new(place.rank, ranks, root, now, now + patience)), known)
+        let source = own.and_then(chosen);
+        let follower = Follower::new((place.rank, ranks), root, source, (now, now + patience));
+        (RankPart::Follower(follower), known)
     };
     let ip = own.unwrap_or_else(|| root.map_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), anywhere));
     let port = place.port.unwrap_or(if place.rank == 0 { root_port(place, cli.port) } else { 0 });
