@@ -97,7 +97,7 @@ fpdu() { # HEX: a Send of this message, in a packet with its length, the headers
 }
 greeting=52445852020008004000000000200000000001 # and one octet
 {
-    packet O "$(printf 'MPA ID Req Frame' | od -An -v -tx1 | tr -d ' \n')00010014${greeting}00"
+    packet O "$(printf 'MPA ID Req Frame' | od -An -v -tx1 | tr -d ' \n')00010018${greeting}0078563412"
     packet I "$(printf 'MPA ID Rep Frame' | od -An -v -tx1 | tr -d ' \n')00010014${greeting}00"
     fpdu 0100000005000000                          # hello
     fpdu 05000000060000002a00000000100000          # immediate 42, of a write of 4,096 bytes
@@ -118,7 +118,7 @@ text2pcap -q -D -T 40000,5000 hex made-up 2> /dev/null
 # A table of each capture: a line for each packet, with the values of its messages.
 fields=(frame.number tcp.srcport tcp.dstport iwarp_ddp.msn _ws.malformed _ws.col.Info)
 for name in kind following grant length payload sealed transfer offer.length progress.done immediate.value immediate.length \
-    handshake.part handshake.refusal greeting.version greeting.buffer greeting.security greeting.fragments short unknown; do
+    handshake.part handshake.refusal greeting.path greeting.version greeting.buffer greeting.security greeting.fragments short unknown; do
     fields+=("rdxr.$name")
 done
 for file in capture made-up; do
@@ -189,6 +189,7 @@ port[made-up]=5000
 p=made-up
 expect 'made-up kinds' '1 5 11 11 200 0 9 9 9 9 8 0' "$(show $p $p rdxr.kind | joined)"
 expect 'immediate data' '0x0000002a 4096' "$(show $p $p rdxr.immediate.value) $(show $p $p rdxr.immediate.length)"
+expect 'the hash of a path' 0x12345678 "$(show $p $p rdxr.greeting.path)"
 expect 'progress' '3 4294967296' "$(show $p $p rdxr.transfer) $(show $p $p rdxr.progress.done)"
 expect 'parts of handshakes' '7 2 1' "$(show $p $p rdxr.handshake.part | joined)"
 expect 'a refusal' no "$(show $p $p rdxr.handshake.refusal)"

@@ -37,6 +37,7 @@ f.window = ProtoField.uint32("rdxr.greeting.window", "Window, messages")
 f.buffer = ProtoField.uint32("rdxr.greeting.buffer", "Largest message in one buffer, bytes")
 f.largest = ProtoField.uint32("rdxr.greeting.largest", "Largest message, KiB")
 f.user = ProtoField.bytes("rdxr.greeting.user", "Private data of the program")
+f.path = ProtoField.uint32("rdxr.greeting.path", "Hash of the path within the host", base.HEX)
 f.kind = ProtoField.uint8("rdxr.kind", "Kind", base.DEC, kinds)
 f.following = ProtoField.uint24("rdxr.following", "Fragments that follow")
 f.grant = ProtoField.uint32("rdxr.grant", "Grant, messages since the start")
@@ -122,6 +123,9 @@ local function add_greeting(bytes, tree)
     local len = math.min(bytes(5, 1):uint(), bytes:len() - 20)
     if len > 0 then
         branch:add(f.user, bytes(20, len))
+    end
+    if bytes:len() == 24 + len then
+        branch:add_le(f.path, bytes(20 + len, 4))
     end
 end
 

@@ -18,9 +18,11 @@ pub(crate) struct Service {
 
 impl Service {
     /// Returns the parameters with which the connection manager connects or accepts.
-    pub(crate) const fn param(self, private_data: &[u8]) -> ConnectParam<'_> {
+    /// A greeting contains its own length.
+    pub(crate) const fn param(self, private_data: &[u8], framing: Framing) -> ConnectParam<'_> {
         let ReadDepth { responder_resources, initiator_depth } = self.read_depth;
-        ConnectParam { private_data, responder_resources, initiator_depth, retries: self.retries }
+        let self_delimiting = matches!(framing, Framing::Credits);
+        ConnectParam { private_data, responder_resources, initiator_depth, retries: self.retries, self_delimiting }
     }
 }
 

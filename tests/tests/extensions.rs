@@ -46,8 +46,12 @@ impl Peer {
     fn accept(listener: &TcpListener, features: Option<u8>) -> Self {
         let (mut stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut request = vec![0; 24 + features.map_or(0, |_| GREETING)];
+        let mut request = vec![0; 20];
         stream.read_exact(&mut request).unwrap();
+        // The private data ends with the hash of the path within the host, if there is a greeting.
+        request.resize(20 + usize::from(u16::from_be_bytes([request[18], request[19]])), 0);
+        stream.read_exact(&mut request[20..]).unwrap();
+        assert_eq!(request.len(), 24 + features.map_or(0, |_| GREETING + 4));
         // The reply repeats the request, and announces that the client's first message is a Write.
         let mut reply = request.clone();
         reply[..16].copy_from_slice(b"MPA ID Rep Frame");

@@ -1,9 +1,9 @@
 //! Connections in shared memory with another process, which is killed, stopped, or has no shared memory.
 #![allow(clippy::disallowed_methods, reason = "other processes are what is tested")]
 
-use std::io::{BufRead, BufReader, IoSlice};
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
@@ -330,8 +330,8 @@ fn connect(reactor: &mut Reactor, client: &mut Client, address: SocketAddr, coun
 }
 
 /// Sends a long message on each of `count` connections, and waits for the echoes.
-fn echo(config: Config, address: SocketAddr, count: usize) {
-    let config = limited_to(PATIENCE, config).provider(ProviderChoice::Shm).timeouts(|t| t.keepalive = PATIENCE);
+fn echo(config: Config, provider: ProviderChoice, address: SocketAddr, count: usize) {
+    let config = limited_to(PATIENCE, config).provider(provider).timeouts(|t| t.keepalive = PATIENCE);
     let (mut reactor, mut client) = (Reactor::new(config).expect("a reactor"), Client::default());
     for conn in connect(&mut reactor, &mut client, address, count) {
         reactor.context().send(conn, &long(conn)).expect("there is memory");
@@ -351,10 +351,50 @@ fn peers_whose_memory_is_not_mapped_are_served() {
         let few = |config: Config| config.iwarp(|iwarp| iwarp.within_host.window_bytes = 1 << 20);
         let mut host = Host::new(few);
         let address = host.address;
-        let client = thread::spawn(move || echo(few(Config::default()), address, COUNT));
+        let client = thread::spawn(move || echo(few(Config::default()), ProviderChoice::Shm, address, COUNT));
         host.until(|_, _| client.is_finished());
         client.join().expect("all echoes");
         assert_eq!(host.server.echoes, COUNT as u64);
+    });
+}
+
+/// Forwards one connection to `to`. Returns the address, and the thread, which returns the first bytes
+/// of the reply and the number of all.
+fn proxy(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<(Vec<u8>, u64)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let forward = move || {
+        let (mut near, _) = listener.accept().expect("a client");
+        let mut far = TcpStream::connect(to).expect("the server");
+        let (mut asks, mut server) = (near.try_clone().expect("a copy"), far.try_clone().expect("a copy"));
+        let there = thread::spawn(move || {
+            let count = io::copy(&mut asks, &mut server).unwrap_or(0);
+            let _ = server.shutdown(Shutdown::Write);
+            count
+        });
+        let mut reply = vec![0; 20];
+        far.read_exact(&mut reply).expect("a reply");
+        near.write_all(&reply).expect("the client");
+        let _ = io::copy(&mut far, &mut near);
+        let _ = near.shutdown(Shutdown::Both);
+        (reply, there.join().expect("it copies"))
+    };
+    (address, thread::spawn(forward))
+}
+
+/// A proxy on this host carries the whole connection, with a CRC: no shared memory leaves it behind.
+#[test]
+fn a_proxy_is_not_left_behind() {
+    with_watchdog("a_proxy_is_not_left_behind", || {
+        let mut host = Host::new(|config| config.provider(ProviderChoice::Auto));
+        let (address, proxy) = proxy(host.address);
+        let client = thread::spawn(move || echo(Config::default(), ProviderChoice::Auto, address, 1));
+        host.until(|_, _| client.is_finished());
+        client.join().expect("an echo");
+        host.until(|_, _| proxy.is_finished());
+        let (reply, bytes) = proxy.join().expect("it copies");
+        assert_eq!(host.server.carriers, [Some("iwarp")]);
+        assert!(reply[16] & 0x40 != 0 && bytes > LONG as u64, "{reply:?} {bytes}");
     });
 }
 
@@ -487,7 +527,7 @@ fn a_peer_that_lends_without_end_disturbs_nobody() {
         for doorbell in &doorbells {
             (0..2000).for_each(|_| announce(doorbell, 0, 0, (&fixed, PIECE)));
         }
-        echo(Config::default(), address, 4);
+        echo(Config::default(), ProviderChoice::Shm, address, 4);
         check(&|bytes| bytes == 768 << 20);
     });
 }

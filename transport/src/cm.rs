@@ -24,6 +24,10 @@ pub struct ConnectParam<'a> {
     pub initiator_depth: u16,
     /// The limits and pauses of retransmissions. Ignored on iWARP, where TCP retransmits.
     pub retries: Retries,
+    /// True if the private data contains its own length, so that the peer ignores bytes behind it.
+    /// The embedded provider then adds 4 bytes to the request of a connection within the host, by
+    /// which the peer recognizes a proxy.
+    pub self_delimiting: bool,
 }
 
 impl ConnectParam<'_> {

@@ -338,7 +338,7 @@ impl Driver {
         let Some(slot) = self.table.get_mut(id) else { return Ok(()) };
         let private_data = slot.conn.request(own, extensions, &self.config);
         let (provider, cm) = self.providers.of(slot.link.cm);
-        provider.connect(cm, &slot.link.service.param(&private_data))?;
+        provider.connect(cm, &slot.link.service.param(&private_data, slot.conn.framing()))?;
         Ok(())
     }
 
@@ -549,7 +549,7 @@ impl Driver {
         let accepted = self.set_timeout(id, self.config.timeouts.handshake);
         self.table.add_accepted(id, accepted);
         let (provider, raw) = self.providers.of(cm);
-        if let Err(error) = provider.accept(raw, &service.param(&reply), self.now) {
+        if let Err(error) = provider.accept(raw, &service.param(&reply, framing), self.now) {
             if let TransportError::SharedMemoryOnly { is_temporary, .. } = error {
                 self.log_refusal(peer, Level::Info, &error.to_string());
                 let reason = if is_temporary { RejectReason::Busy } else { RejectReason::SharedMemoryOnly };

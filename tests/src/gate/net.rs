@@ -51,8 +51,8 @@ impl<N: Net> Net for GatedNet<N> {
     fn segment(&mut self, memory: Memory) -> N::Segment {
         self.inner.segment(memory)
     }
-    fn is_local(&self, socket: SocketId) -> bool {
-        self.inner.is_local(socket)
+    fn local_path(&self, socket: SocketId) -> Option<u32> {
+        self.inner.local_path(socket)
     }
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
         self.inner.listen_local(name)

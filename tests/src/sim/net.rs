@@ -125,8 +125,8 @@ impl Net for SimNet {
         lock(&self.fabric).close(socket.0, reset);
     }
 
-    fn is_local(&self, _socket: SocketId) -> bool {
-        lock(&self.fabric).one_host
+    fn local_path(&self, _socket: SocketId) -> Option<u32> {
+        lock(&self.fabric).one_host.then_some(0)
     }
 
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {

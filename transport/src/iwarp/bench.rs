@@ -60,6 +60,10 @@ impl<N: Net> Bench<N> {
     }
 
     pub(super) fn connect_to(&mut self, address: SocketAddr) -> CmId {
+        self.connect_with(address, &ConnectParam::default())
+    }
+
+    pub(super) fn connect_with(&mut self, address: SocketAddr, param: &ConnectParam<'_>) -> CmId {
         let deadline = self.now + Duration::from_secs(60);
         let id = self.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
         until("the resolved address", || {
@@ -67,7 +71,7 @@ impl<N: Net> Bench<N> {
             self.events.iter().any(|event| event.id == id).then_some(())
         });
         self.qp(id);
-        self.iwarp.connect(id, &ConnectParam::default()).unwrap();
+        self.iwarp.connect(id, param).unwrap();
         id
     }
 

@@ -24,6 +24,8 @@ use crate::slab::Key;
 pub(crate) struct Attempt {
     pub(crate) terms: StartupTerms,
     pub(crate) private_data: Vec<u8>,
+    /// True if the request may contain the hash of the path.
+    pub(crate) shows_path: bool,
     pub(crate) reader: FrameReader,
 }
 

@@ -255,8 +255,10 @@ impl<N: Net> Iwarp<N> {
             }
         };
         let (enhanced, private_data) = reader.body();
+        let (private_data, path) = startup::split_path(&header, private_data);
         match startup::judge_request(&header, enhanced, self.config.markers) {
-            Judgement::Acceptable(asked) => {
+            Judgement::Acceptable(mut asked) => {
+                asked.path = path;
                 let private_data = private_data.into();
                 let read_depth = asked.read_depth(self.config.read_depth);
                 if self.endpoints.get(listener.0).is_none() {
@@ -382,11 +384,13 @@ impl<N: Net> Iwarp<N> {
                 return self.fail(key, Some(failure), None, now);
             }
         }
-        let (asks, crc) = (self.requests_offer(*socket), self.requests_crc(*socket));
+        // A peer that cannot know the path gets a CRC: there may be a proxy in front of it.
+        let path = self.net.local_path(*socket).filter(|_| attempt.shows_path);
+        let (asks, crc) = (self.requests_offer(*socket), self.config.crc.is_requested(path.is_some()));
         let Some(EndpointState::Connecting(mut attempt, peer)) = self.transition(key, EndpointState::Dead) else {
             return;
         };
-        (attempt.terms.local, attempt.terms.crc) = (asks, crc);
+        (attempt.terms.local, attempt.terms.crc, attempt.terms.path) = (asks, crc, path);
         let frame = startup::request(&attempt.terms, &attempt.private_data);
         self.transition(key, EndpointState::Replying(attempt, peer));
         if let Some(endpoint) = self.endpoints.get_mut(key) {

@@ -40,7 +40,8 @@ pub struct Ready {
 /// earlier, no new edge reports the remaining bytes, so the caller must continue later without an edge.
 ///
 /// Connections within the host can move from their byte streams to memory that both processes map. An implementation without such memory
-/// returns false from [`Net::is_local`] for every socket. Such an implementation does not need the methods that only these connections use.
+/// returns `None` from [`Net::local_path`] for every socket. Such an implementation does not need the methods that only these connections
+/// use.
 pub trait Net: Send + fmt::Debug {
     /// The memory that a connection shares with its peer. The system's implementation is [`MappedSegment`](crate::shm::MappedSegment).
     type Segment: Segment;
@@ -107,10 +108,12 @@ pub trait Net: Send + fmt::Debug {
     /// Closes a socket. With `reset`, the connection is reset (RST), and data in flight is lost.
     fn close(&mut self, socket: SocketId, reset: bool);
 
-    /// Returns true if both ends of a TCP connection are on this host, according to their addresses.
-    fn is_local(&self, socket: SocketId) -> bool {
+    /// Returns a hash of a TCP connection as this host sees it, if both ends are on this host, and
+    /// otherwise `None`. The ends are those of the socket: they may be a proxy instead of the peer.
+    /// If the hash is equal on both sides, there is no proxy between them.
+    fn local_path(&self, socket: SocketId) -> Option<u32> {
         let _ = socket;
-        false
+        None
     }
 
     /// Creates the segment of a connection from mapped memory.

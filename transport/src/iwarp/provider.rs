@@ -17,7 +17,7 @@ use super::linger::{Linger, Lingers};
 use super::net::{Net, NetChannel, Ready, SocketId};
 use super::queue_pair::{MAX_QUEUE_DEPTH, QueuePair, Role};
 use super::setup_listener::{Links, SegmentSetup};
-use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, StartupTerms};
+use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, PATH_LEN, StartupTerms};
 use super::transmit::MAX_INLINE;
 use super::wire::StartupKind;
 use super::{NAME, WITHIN_HOST};
@@ -305,17 +305,12 @@ impl<N: Net> Iwarp<N> {
         if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
     }
 
-    /// Returns true if a connection requests a CRC from its peer, according to the policy and the addresses of its TCP socket.
-    pub(super) fn requests_crc(&self, socket: SocketId) -> bool {
-        self.config.crc.is_requested(|| self.net.is_local(socket))
-    }
-
     fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
         // An id may have no socket yet, so these terms treat the peer as remote. The caller applies the CRC policy again after TCP has
         // connected.
-        StartupTerms::new(self.config.crc.is_requested(|| false), ird, ord, self.config.markers)
+        StartupTerms::new(self.config.crc.is_requested(false), ird, ord, self.config.markers)
     }
 
     fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
@@ -460,6 +455,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let attempt = Attempt {
             terms: self.terms(param),
             private_data: param.private_data.to_vec(),
+            shows_path: param.self_delimiting && param.private_data.len() + PATH_LEN <= MAX_PRIVATE_DATA_OUT,
             reader: FrameReader::new(StartupKind::Reply),
         };
         self.open(id.0, Box::new(attempt), peer);
@@ -483,20 +479,22 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let asked = *asked;
-        let terms = StartupTerms { crc: self.requests_crc(socket), ..terms };
-        let offer = self.offer(key, socket, &asked, now);
+        let path = self.net.local_path(socket);
+        let crc = self.config.crc.is_requested(path.is_some() && path == asked.path);
+        let offer = self.offer(key, path, &asked, now);
         if offer.is_none() && self.requires_shared_memory() {
-            let (why, is_temporary) = match (self.net.is_local(socket), asked.local) {
-                (false, _) => ("the peer is on another host", false),
-                (true, false) => ("the peer uses no shared memory", false),
+            let (why, is_temporary) = match path {
+                None => ("the peer is on another host", false),
+                Some(_) if !asked.local => ("the peer uses no shared memory", false),
+                Some(_) if !asked.is_direct(path) => ("there is a proxy between the peer and this process", false),
                 _ if self.links.listener.shut_until.is_some() => ("other users have disturbed its setup", true),
-                (true, true) => ("there is no listener for it", true),
+                Some(_) => ("there is no listener for it", true),
             };
             return Err(TransportError::SharedMemoryOnly { provider: WITHIN_HOST, why, is_temporary });
         }
         let mut private_data = param.private_data.to_vec();
         offer.iter().for_each(|offer| private_data.extend_from_slice(&offer.emit()));
-        let (frame, agreement) = startup::accept(&terms, &asked, &private_data);
+        let (frame, agreement) = startup::accept(&StartupTerms { crc, ..terms }, &asked, &private_data);
         self.transition(key, EndpointState::Live);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.frame = frame;

@@ -39,8 +39,15 @@ const NAME: &[u8] = b"rdma-";
 impl<N: Net> Iwarp<N> {
     /// Creates the offer of shared memory for a connection that the program is accepting. Returns `None` if shared memory cannot be used
     /// with the peer.
-    pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &RequestTerms, now: Instant) -> Option<Offer> {
-        if self.config.shared_memory == SharedMemoryPolicy::Off || !asked.local || !self.net.is_local(socket) {
+    pub(super) fn offer(
+        &mut self,
+        key: Key,
+        path: Option<u32>,
+        asked: &RequestTerms,
+        now: Instant,
+    ) -> Option<Offer> {
+        let is_possible = self.config.shared_memory != SharedMemoryPolicy::Off && asked.local && path.is_some();
+        if !is_possible || !asked.is_direct(path) {
             return None;
         }
         let name = self.listener_name(now)?;
@@ -222,6 +229,10 @@ impl<N: Net> Iwarp<N> {
             Some(SegmentSetup::Offered(secret)) if is_same_secret(&hello.secret, secret) => {}
             _ => return Err("the secret is not that of its offer".into()),
         }
+        let path = endpoint.socket.and_then(|stream| self.net.local_path(stream));
+        if path != Some(hello.path) && !crate::planted("a-proxy-is-not-noticed") {
+            return Err("there is a proxy between it and this process".into());
+        }
         let window = Window::map(&file, segment::LEN, Sharing::Write).map_err(|error| error.to_string())?;
         let memory = window.into_memory().map_err(|_| "its segment cannot be written")?;
         let segment = self.net.segment(memory);
@@ -254,7 +265,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Returns true if the MPA request on this socket tells the peer that this side can use shared memory.
     pub(super) fn requests_offer(&self, socket: SocketId) -> bool {
-        self.config.shared_memory != SharedMemoryPolicy::Off && self.net.is_local(socket)
+        self.config.shared_memory != SharedMemoryPolicy::Off && self.net.local_path(socket).is_some()
     }
 
     /// Continues after an MPA reply that accepts the connection. If the reply contains an offer, sets up shared memory. Otherwise the
@@ -262,11 +273,12 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn accepted(&mut self, key: Key, peer: SocketAddr, agreement: Agreement, data: &[u8], now: Instant) {
         let socket = self.endpoints.get(key).and_then(|endpoint| endpoint.socket);
         let asked = socket.is_some_and(|socket| self.requests_offer(socket));
+        let path = socket.and_then(|socket| self.net.local_path(socket));
         let offer = if asked { Offer::split(data) } else { None };
         let private_data: Box<[u8]> = offer.as_ref().map_or(data, |(data, _)| *data).into();
         let required = self.requires_shared_memory() || offer.as_ref().is_some_and(|(_, offer)| offer.required);
         let why = match offer {
-            Some((_, offer)) => match self.send_hello(&offer, now) {
+            Some((_, offer)) => match self.send_hello(&offer, path.unwrap_or_default(), now) {
                 Ok((socket, segment)) => {
                     self.transition(key, EndpointState::SettingUp(peer));
                     self.own(socket, Owner::Setup(key));
@@ -294,7 +306,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Connects to the Unix socket of an offer, and sends a hello with a new segment. Returns the socket and the segment.
-    fn send_hello(&mut self, offer: &Offer, now: Instant) -> io::Result<(SocketId, N::Segment)> {
+    fn send_hello(&mut self, offer: &Offer, path: u32, now: Instant) -> io::Result<(SocketId, N::Segment)> {
         if !self.meets_peers(now) {
             return Err(io::Error::other("the setup pauses, because other users have disturbed it"));
         }
@@ -305,7 +317,7 @@ impl<N: Net> Iwarp<N> {
                 self.pause_setup(error, now);
             }
         })?;
-        let hello = Hello { secret: offer.secret, key: offer.key };
+        let hello = Hello { secret: offer.secret, key: offer.key, path };
         match self.net.pass(socket, &hello.emit(), file.as_ref().map(std::os::fd::AsFd::as_fd)) {
             Ok(()) => Ok((socket, self.net.segment(memory))),
             Err(error) => {

@@ -13,6 +13,11 @@ pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 
 /// A reserved bit of the MPA request: the initiator can use shared memory. siw echoes the bit in its reply.
 const LOCAL: u8 = 0x01;
+/// A reserved bit of the MPA request: the last bytes of the private data are the initiator's hash of
+/// the path ([`super::net::Net::local_path`]), and no part of the program's private data.
+const PATH: u8 = 0x02;
+/// The length in bytes of the hash of the path.
+pub(crate) const PATH_LEN: usize = 4;
 
 /// Reads one startup frame. The bytes behind the frame are FPDUs, and stay in the socket.
 #[derive(Debug)]
@@ -110,13 +115,15 @@ pub(crate) struct StartupTerms {
     pub(crate) markers: bool,
     /// True if the local side can use shared memory with this peer.
     pub(crate) local: bool,
+    /// The hash of the path that the request contains, if any.
+    pub(crate) path: Option<u32>,
 }
 
 impl StartupTerms {
     /// Creates terms from the settings. The numbers of outstanding Reads are limited to [`MAX_READ_DEPTH`]. The IRD is rounded up to a
     /// power of two, because siw also rounds up the IRD that its peer offers, and may have that many Reads outstanding.
     pub(crate) fn new(crc: bool, ird: u16, ord: u16, markers: bool) -> Self {
-        Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers, local: false }
+        Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers, local: false, path: None }
     }
 }
 
@@ -161,8 +168,12 @@ pub(crate) fn request(terms: &StartupTerms, private_data: &[u8]) -> Vec<u8> {
         ord: terms.ord.max(1),
     });
     let mut header = header(StartupKind::Request, terms.revision, terms.crc);
-    header.reserved = if terms.local && terms.revision >= 2 { LOCAL } else { 0 };
-    frame(header, enhanced, private_data)
+    if terms.revision < 2 {
+        return frame(header, enhanced, private_data);
+    }
+    header.reserved = if terms.local { LOCAL } else { 0 } | terms.path.map_or(0, |_| PATH);
+    let path = terms.path.map(u32::to_le_bytes);
+    frame(header, enhanced, &[private_data, path.as_ref().map_or(&[], |path| path)].concat())
 }
 
 /// The decision of an initiator about the MPA reply.
@@ -221,9 +232,17 @@ pub(crate) struct RequestTerms {
     enhanced: Option<Enhanced>,
     /// True if the initiator can use shared memory. In that case, the private data of the reply may contain an offer.
     pub(crate) local: bool,
+    /// The initiator's hash of the path, if the request has one.
+    pub(crate) path: Option<u32>,
 }
 
 impl RequestTerms {
+    /// Returns false if the initiator sees other ends of the TCP connection than the local side, whose
+    /// hash of the path is `path`. An initiator without a hash shows what it sees in its hello.
+    pub(crate) fn is_direct(&self, path: Option<u32>) -> bool {
+        self.path.is_none() || self.path == path
+    }
+
     /// Returns the numbers of outstanding Reads that the initiator requests. `limit` replaces a number for which the initiator requests no
     /// negotiation.
     pub(crate) fn read_depth(&self, limit: u16) -> ReadDepth {
@@ -244,14 +263,25 @@ pub(crate) enum Judgement {
     Unknown(&'static str),
 }
 
+/// Splits the private data of a request into that of the program and the initiator's hash of the
+/// path.
+pub(crate) fn split_path<'a>(request: &StartupHeader, private_data: &'a [u8]) -> (&'a [u8], Option<u32>) {
+    match private_data.split_last_chunk::<PATH_LEN>() {
+        Some((rest, path)) if request.revision == 2 && request.reserved & PATH != 0 => {
+            (rest, Some(u32::from_le_bytes(*path)))
+        }
+        _ => (private_data, None),
+    }
+}
+
 /// Decides about an MPA request. `markers` is true if the local side can send markers.
 pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) -> Judgement {
     // Shared memory needs an initiator that sends first. The responder waits for the first message, which shows whether the connection
     // continues on the stream or in shared memory.
     let speaks_first = enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
     let local = request.revision == 2 && speaks_first && request.reserved & LOCAL != 0;
-    let asked =
-        RequestTerms { revision: request.revision, crc: request.crc, markers: request.markers, enhanced, local };
+    let StartupHeader { revision, crc, markers: wants_markers, .. } = *request;
+    let asked = RequestTerms { revision, crc, markers: wants_markers, enhanced, local, path: None };
     if request.revision > 2 {
         Judgement::Unknown("an MPA revision above 2")
     } else if request.reject {
@@ -360,7 +390,14 @@ mod tests {
         for bits in 0..8u8 {
             let (rtr_write, rtr_read, rtr_send) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
             let block = Enhanced { peer_to_peer: true, rtr_send, ird: 1, rtr_write, rtr_read, ord: 1 };
-            let asked = RequestTerms { revision: 2, crc: true, markers: false, enhanced: Some(block), local: false };
+            let asked = RequestTerms {
+                revision: 2,
+                crc: true,
+                markers: false,
+                enhanced: Some(block),
+                local: false,
+                path: None,
+            };
             let (bytes, agreement) = accept(&terms(true, 2), &asked, b"");
             let chosen = read(StartupKind::Reply, &bytes).1.unwrap();
             assert_eq!(u8::from(chosen.rtr_write) + u8::from(chosen.rtr_read) + u8::from(chosen.rtr_send), 1);
@@ -422,8 +459,11 @@ mod tests {
         assert!(matches!(open, Verdict::Accepted(Agreement { ird: 4, ord: 8, .. })));
         let asked = |ird, ord| {
             let enhanced = Some(Enhanced { ird, ord, ..Enhanced::default() });
-            let (bytes, agreement) =
-                accept(&ours, &RequestTerms { revision: 2, crc: false, markers: false, enhanced, local: false }, b"");
+            let (bytes, agreement) = accept(
+                &ours,
+                &RequestTerms { revision: 2, crc: false, markers: false, enhanced, local: false, path: None },
+                b"",
+            );
             let block = read(StartupKind::Reply, &bytes).1.unwrap();
             (block.ird, block.ord, agreement.ird, agreement.ord)
         };

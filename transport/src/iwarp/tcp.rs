@@ -101,6 +101,8 @@ pub struct TcpNet {
     /// The Unix listener.
     local_listener: Option<SocketId>,
     strangers: Strangers,
+    /// The identity of this host and of its network namespace.
+    host: Vec<u8>,
 }
 
 impl Drop for TcpNet {
@@ -171,6 +173,7 @@ impl TcpNet {
             awaiting_room: 0,
             local_listener: None,
             strangers: Strangers::default(),
+            host: unix::host(),
         })
     }
 
@@ -349,7 +352,9 @@ impl Net for TcpNet {
         self.completion.poll.registry().register(&mut SourceFd(&fd), token(socket.0), interest)?;
         entry.channel = NetChannel::Completion;
         #[cfg(target_os = "linux")]
-        if let Some(name) = self.config.host_congestion.as_ref().filter(|_| unix::is_within_host(&entry.socket)) {
+        if let Some(name) =
+            self.config.host_congestion.as_ref().filter(|_| unix::path_within_host(&entry.socket, &[]).is_some())
+        {
             if let Err(error) = entry.socket.set_tcp_congestion(name.as_bytes()) {
                 log::debug!("a connection within the host keeps the system's congestion control, not {name}: {error}");
             }
@@ -412,8 +417,8 @@ impl Net for TcpNet {
         }
     }
 
-    fn is_local(&self, socket: SocketId) -> bool {
-        self.socket(socket).is_ok_and(unix::is_within_host)
+    fn local_path(&self, socket: SocketId) -> Option<u32> {
+        unix::path_within_host(self.socket(socket).ok()?, &self.host)
     }
 
     fn segment(&mut self, memory: Memory) -> MappedSegment {

@@ -2,12 +2,14 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::wire::Crc32c;
 use crate::mem;
 
 /// The backlog of the listener, as large as the system allows. A peer that finds the backlog full stays on TCP.
@@ -48,11 +50,40 @@ impl Strangers {
     }
 }
 
-/// Returns true if both ends of a connected TCP socket are on this host: their IP addresses are equal, or both are loopback addresses.
-pub(super) fn is_within_host(socket: &Socket) -> bool {
-    let address = |address: io::Result<SockAddr>| Some(address.ok()?.as_socket()?.ip().to_canonical());
-    let ends = address(socket.local_addr()).zip(address(socket.peer_addr()));
-    ends.is_some_and(|(ours, theirs)| ours == theirs || (ours.is_loopback() && theirs.is_loopback()))
+/// Returns the identity of this host and of the network namespace of this thread. A part that the
+/// system does not provide is empty: the addresses and ports of a path still tell most proxies.
+pub(super) fn host() -> Vec<u8> {
+    let mut host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    if let Ok(space) = std::fs::metadata("/proc/thread-self/ns/net") {
+        host.extend_from_slice(&space.dev().to_be_bytes());
+        host.extend_from_slice(&space.ino().to_be_bytes());
+    }
+    host
+}
+
+/// Returns a hash of a connected TCP socket if both of its ends are on this host: their IP addresses
+/// are equal, or both are loopback addresses. The hash is of `host` and of the addresses and ports of
+/// both ends, in the same order on both sides. `docs/wire.md` describes it.
+pub(super) fn path_within_host(socket: &Socket, host: &[u8]) -> Option<u32> {
+    let end = |address: io::Result<SockAddr>| {
+        let address = address.ok()?.as_socket()?;
+        Some((address.ip().to_canonical(), address.port()))
+    };
+    let (ours, theirs) = (end(socket.local_addr())?, end(socket.peer_addr())?);
+    if ours.0 != theirs.0 && !(ours.0.is_loopback() && theirs.0.is_loopback()) {
+        return None;
+    }
+    let mut sum = Crc32c::new();
+    sum.update(host);
+    for (address, port) in [ours.min(theirs), ours.max(theirs)] {
+        let octets = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        sum.update(&octets);
+        sum.update(&port.to_be_bytes());
+    }
+    Some(sum.finish())
 }
 
 /// Returns the abstract address with this name. An abstract address begins with a zero byte and exists in one network namespace.
@@ -129,6 +160,27 @@ mod tests {
             assert!(judge_user(peer, own, 65534).is_err(), "{peer} {own}");
         }
         assert!(judge_user(65534, 65534, 7).is_ok() && judge_user(7, 7, 7).is_err());
+    }
+
+    #[test]
+    fn both_ends_of_a_path_have_its_hash_and_nobody_else() {
+        let mut hashes = Vec::new();
+        for (address, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("[::1]:0", "::1")] {
+            let listener = TcpListener::bind(address).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            for _ in 0..2 {
+                let near = Socket::from(TcpStream::connect((to, port)).unwrap());
+                let far = Socket::from(listener.accept().unwrap().0);
+                let hash = path_within_host(&near, &host()).unwrap();
+                assert_eq!(path_within_host(&far, &host()), Some(hash), "{address}");
+                assert_ne!(path_within_host(&far, b"another host"), Some(hash));
+                hashes.push(hash);
+            }
+        }
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 6);
+        assert!(host().len() > 16 + 36, "{:?}", host());
     }
 
     #[test]
@@ -210,6 +262,6 @@ mod tests {
     fn a_stream_within_the_host_is_told_by_its_addresses() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        assert!(is_within_host(&Socket::from(stream)));
+        assert!(path_within_host(&Socket::from(stream), &[]).is_some());
     }
 }

@@ -10,13 +10,13 @@ use crate::slab::Key;
 /// The first bytes of a hello, and the last bytes of an offer.
 const MAGIC: [u8; 4] = *b"RDXS";
 /// The version of the layouts of offer and hello.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// The length of a Unix socket's abstract name (`unix`(7)), without the zero byte in front.
 pub(crate) const NAME_LEN: usize = 16;
 /// The length of an offer in bytes.
 pub(crate) const OFFER_LEN: usize = 48;
 /// The length of a hello in bytes.
-pub(crate) const HELLO_LEN: usize = 32;
+pub(crate) const HELLO_LEN: usize = 36;
 
 /// The secret of an offer, which the hello must repeat: 128 random bits.
 pub(crate) type Secret = [u8; 16];
@@ -72,6 +72,9 @@ pub(crate) struct Hello {
     pub(crate) secret: Secret,
     /// The handle of the connection, from the offer.
     pub(crate) key: Key,
+    /// The sender's hash of the TCP connection. If the receiver has another one, a proxy is between
+    /// the two.
+    pub(crate) path: u32,
 }
 
 impl Hello {
@@ -82,7 +85,8 @@ impl Hello {
         out[4] = VERSION;
         out[8..12].copy_from_slice(&self.key.slot().to_le_bytes());
         out[12..16].copy_from_slice(&self.key.generation().to_le_bytes());
-        out[16..].copy_from_slice(&self.secret);
+        out[16..32].copy_from_slice(&self.secret);
+        out[32..].copy_from_slice(&self.path.to_le_bytes());
         out
     }
 
@@ -93,7 +97,7 @@ impl Hello {
             return None;
         }
         let key = Key::new(u32_at(octets, 8)?, u32_at(octets, 12)?);
-        Some(Self { secret: *octets[16..].first_chunk()?, key })
+        Some(Self { secret: *octets[16..].first_chunk()?, key, path: u32_at(octets, 32)? })
     }
 }
 
@@ -126,7 +130,7 @@ mod tests {
             assert_eq!(Offer::split(&other), None);
         }
         assert_eq!(Offer::split(&data[8..]), None);
-        let hello = Hello { secret, key };
+        let hello = Hello { secret, key, path: 77 };
         assert_eq!(Hello::parse(&hello.emit()), Some(hello));
         assert_eq!((Hello::parse(&hello.emit()[1..]), Hello::parse(&[0; HELLO_LEN])), (None, None));
         assert!(

@@ -395,7 +395,8 @@ fn two_sides_agree_and_part() {
     world.create_qp(active, device);
     let retries = Retries { path: 5, receiver_not_ready: 6, min_rnr_timer: 8 };
     let (responder_resources, initiator_depth) = (4, 3);
-    let param = ConnectParam { private_data: b"ask", responder_resources, initiator_depth, retries };
+    let param =
+        ConnectParam { private_data: b"ask", responder_resources, initiator_depth, retries, ..ConnectParam::default() };
     world.verbs.connect(active, &param).unwrap();
     let event = world.event();
     let (passive, CmEventKind::ConnectRequest { listener: came_to, peer, private_data, read_depth, .. }) = event else {

@@ -4,6 +4,7 @@ use super::super::bench::{Bench, request_v1};
 use super::*;
 use crate::cm::{ConnectParam, DisconnectCause, ListenParam, PathOptions};
 use crate::iwarp::forward_net::forward_net;
+use crate::iwarp::unix::{host, path_within_host};
 use crate::iwarp::{CrcPolicy, IwarpConfig};
 use crate::iwarp::{Iwarp, TcpNet};
 use crate::mem::Memory;
@@ -107,26 +108,53 @@ fn an_undecided_request_is_rejected_in_time() {
     bench.iwarp.accept(other, &ConnectParam::default(), bench.now).unwrap();
 }
 
-/// For a connection within the host, the policy decides if this side requests a CRC. The connection uses a CRC if either peer requests it.
+/// For a connection within the host, the policy decides if this side requests a CRC. A peer that does
+/// not show that it sees the same path counts as one of another host. The connection uses a CRC if
+/// either peer requests it.
 #[test]
 fn a_crc_within_the_host_is_asked_for_by_either_side() {
-    for (policy, asks) in [(CrcPolicy::BetweenHosts, false), (CrcPolicy::Off, false), (CrcPolicy::Require, true)] {
+    let path = |peer: &TcpStream| {
+        let peer = socket2::Socket::from(peer.try_clone().unwrap());
+        path_within_host(&peer, &host()).unwrap().to_le_bytes()
+    };
+    for policy in [CrcPolicy::BetweenHosts, CrcPolicy::Off, CrcPolicy::Require] {
+        let asks = |is_direct: bool| match policy {
+            CrcPolicy::BetweenHosts => !is_direct,
+            policy => policy == CrcPolicy::Require,
+        };
         let config = IwarpConfig { crc: policy, ..IwarpConfig::default() };
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut bench = Bench::new(config.clone());
-        bench.connect(&listener);
-        assert!(matches!(bench.event().kind, CmEventKind::Resolved { .. }));
-        let mut peer = bench.accept(&listener);
-        assert_eq!(bench.read(&mut peer, 24)[16] & 0x40 != 0, asks, "{policy:?}");
-        for peer_asks in [false, true] {
+        for self_delimiting in [true, false] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut bench = Bench::new(config.clone());
+            let param = ConnectParam { private_data: b"hi", self_delimiting, ..ConnectParam::default() };
+            bench.connect_with(listener.local_addr().unwrap(), &param);
+            let mut peer = bench.accept(&listener);
+            let tail = if self_delimiting { path(&peer).to_vec() } else { Vec::new() };
+            let request = bench.read(&mut peer, 26 + tail.len());
+            assert_eq!(request[16] & 0x40 != 0, asks(self_delimiting), "{policy:?}");
+            assert_eq!((request[16] & 2 != 0, usize::from(request[19])), (self_delimiting, 6 + tail.len()));
+            assert_eq!(request[24..], [b"hi", &tail[..]].concat());
+        }
+        for (peer_asks, shown) in [(false, None), (false, Some(0)), (false, Some(1)), (true, Some(0))] {
             let mut bench = Bench::new(config.clone());
             let (_, mut peer) = bench.listen();
-            let mut request = request_v1();
+            let mut request = [&b"MPA ID Req Frame"[..], &[0x10, 2, 0, 6, 0, 0, 0, 0], b"hi"].concat();
             request[16] |= if peer_asks { 0x40 } else { 0 };
+            if let Some(error) = shown {
+                let mut path = path(&peer);
+                path[3] ^= error;
+                request.extend(path);
+                (request[16], request[19]) = (request[16] | 2, 10);
+            }
             peer.write_all(&request).unwrap();
-            let id = bench.request();
+            let CmEvent { id, kind: CmEventKind::ConnectRequest { private_data, .. } } = bench.event() else {
+                panic!()
+            };
+            assert_eq!(*private_data, *b"hi");
+            bench.qp(id);
             bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
-            assert_eq!(bench.read(&mut peer, 20)[16] & 0x40 != 0, asks || peer_asks, "{policy:?}");
+            let expected = peer_asks || asks(shown == Some(0));
+            assert_eq!(bench.read(&mut peer, 20)[16] & 0x40 != 0, expected, "{policy:?} {shown:?}");
         }
     }
 }
@@ -138,8 +166,8 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     let id = bench.connect(&listener);
     assert!(matches!(bench.event().kind, CmEventKind::Resolved { .. }));
     let mut first = bench.accept(&listener);
-    // The request has no C bit, because both ends are on this host.
-    assert_eq!(bench.read(&mut first, 24)[16..20], [0x10, 2, 0, 4]);
+    // The request has the C bit, because it does not show the path within the host.
+    assert_eq!(bench.read(&mut first, 24)[16..20], [0x50, 2, 0, 4]);
     drop(first);
     listener.set_nonblocking(true).unwrap();
     let (mut second, _) = until("the second connection", || {
@@ -147,7 +175,7 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
         listener.accept().ok()
     });
     second.set_nonblocking(true).unwrap();
-    assert_eq!(bench.read(&mut second, 20)[16..], [0, 1, 0, 0]);
+    assert_eq!(bench.read(&mut second, 20)[16..], [0x40, 1, 0, 0]);
     drop(second);
     assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed)));
     bench.iwarp.destroy_id(id, bench.now).unwrap();
@@ -554,7 +582,7 @@ fn a_program_that_is_slow_to_take_requests_refuses_nobody() {
         bench.now += Duration::from_secs(3600);
     }
     for peer in &mut peers {
-        assert_eq!(bench.read(peer, 20)[16], 0, "it is accepted");
+        assert_eq!(bench.read(peer, 20)[16] & 0x20, 0, "it is accepted");
     }
 }
 

@@ -13,8 +13,10 @@ use crate::qp::QpId;
 use crate::shm::greeting::OFFER_LEN;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SgeList};
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// The sockets of the system, with failures.
@@ -37,8 +39,8 @@ impl Net for FaultyNet {
         shutdown close
     );
 
-    fn is_local(&self, socket: SocketId) -> bool {
-        self.inner.is_local(socket)
+    fn local_path(&self, socket: SocketId) -> Option<u32> {
+        self.inner.local_path(socket)
     }
 
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
@@ -317,4 +319,78 @@ fn an_attempt_times_out_while_shared_memory_is_set_up() {
             _ => assert!(early.iter().any(is_up) && late.is_empty(), "{early:?} {late:?}"),
         }
     }
+}
+
+/// Forwards one connection to `to`, as a proxy does. Returns the address of the proxy. Sends the flags
+/// of the MPA reply to `flags`.
+fn proxy(to: SocketAddr, flags: mpsc::Sender<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let forward = move || -> io::Result<()> {
+        let (mut near, _) = listener.accept()?;
+        let mut far = TcpStream::connect(to)?;
+        let (mut asks, mut server) = (near.try_clone()?, far.try_clone()?);
+        std::thread::Builder::new().spawn(move || io::copy(&mut asks, &mut server))?;
+        let mut reply = [0; 20];
+        far.read_exact(&mut reply)?;
+        let _ = flags.send(reply[16]);
+        near.write_all(&reply)?;
+        io::copy(&mut far, &mut near).map(drop)
+    };
+    std::thread::Builder::new().spawn(forward).unwrap();
+    address
+}
+
+/// Both ends of each TCP connection of a proxy are on this host. But a proxy may count or cut what it
+/// forwards, and two proxies may be on two hosts. So the connection stays on its stream, with a CRC.
+#[test]
+fn a_connection_through_a_proxy_is_one_between_hosts() {
+    let cases = [(0, true), (0, false), (1, true), (1, false), (2, true), (2, false)];
+    for (tag, (proxies, self_delimiting)) in (20..).zip(cases) {
+        let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Prefer, ..IwarpConfig::default() };
+        let net = TcpNet::new().unwrap();
+        let mut server = Bench::of(Iwarp::new(config.clone(), net, entropy(tag)).unwrap());
+        let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
+        let mut address = server.iwarp.local_address(listener).unwrap();
+        let (tell, flags) = mpsc::channel();
+        (0..proxies).for_each(|_| address = proxy(address, tell.clone()));
+        let mut client = Bench::new(config);
+        let param = ConnectParam { private_data: b"hello", self_delimiting, ..ConnectParam::default() };
+        let here = client.connect_with(address, &param);
+        until("a request", || {
+            client.turn();
+            server.turn();
+            (!server.events.is_empty()).then_some(())
+        });
+        let there = server.request();
+        server.iwarp.accept(there, &ConnectParam::default(), server.now).unwrap();
+        let (mut up, mut begun) = (false, false);
+        until("the connection is up", || {
+            client.turn();
+            server.turn();
+            let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
+            up |= client.events.iter().any(is_up);
+            begun |= server.events.iter().any(is_up);
+            (up && begun).then_some(())
+        });
+        let links = [client.iwarp.endpoints.get(here.0), server.iwarp.endpoints.get(there.0)]
+            .map(|endpoint| endpoint.is_some_and(|endpoint| endpoint.link.is_some()));
+        assert_eq!(links, [proxies == 0; 2], "{proxies} {self_delimiting}");
+        for _ in 0..proxies {
+            assert_eq!(flags.recv().unwrap() & 0x40, 0x40, "{proxies} {self_delimiting}");
+        }
+    }
+}
+
+#[test]
+fn a_proxy_is_the_reason_where_shared_memory_is_required() {
+    let mut world = SetupWorld::new(30, true);
+    let (tell, _) = mpsc::channel();
+    let address = proxy(world.address, tell);
+    let param = ConnectParam { self_delimiting: true, ..ConnectParam::default() };
+    world.client.connect_with(address, &param);
+    world.until("a request", |world| !world.server.events.is_empty());
+    let id = world.server.request();
+    let result = world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now);
+    assert!(matches!(result, Err(TransportError::SharedMemoryOnly { why, .. }) if why.contains("proxy")), "{result:?}");
 }
