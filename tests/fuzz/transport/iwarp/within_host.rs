@@ -41,6 +41,8 @@ use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 /// The largest number of steps of a tape.
 const STEPS: usize = 400;
+/// The hash of each TCP connection.
+const PATH_HASH: u32 = 0x5eed;
 /// The depth of the queues of the provider's queue pair.
 const DEPTH: u32 = 8;
 /// The length of a region, and of the place of a receive. Half of such a place is the receive.
@@ -212,8 +214,8 @@ impl Net for HostNet {
         }
     }
 
-    fn is_local(&self, _: SocketId) -> bool {
-        true
+    fn local_path(&self, _: SocketId) -> Option<u32> {
+        Some(PATH_HASH)
     }
     fn segment(&mut self, memory: Memory) -> MappedSegment {
         MappedSegment::new(memory)
@@ -494,7 +496,7 @@ impl World<'_> {
     /// Sends a hello, which is damaged or has another file sometimes.
     fn hello(&mut self) {
         let Some(offer) = self.offer else { return };
-        let mut packet = Hello { secret: offer.secret, key: offer.key }.emit().to_vec();
+        let mut packet = Hello { secret: offer.secret, key: offer.key, path: PATH_HASH }.emit().to_vec();
         let mut valid = true;
         if self.rarely() {
             let at = usize::from(self.tape.byte()) % packet.len();
