@@ -3,15 +3,18 @@
 //! `SIM_SEEDS=N` sets the number of worlds (default: 2,000; half of that for worlds within one host and for worlds with two devices, and a
 //! tenth for each security mode).
 //! `SIM_FIRST=N` sets the first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or `plain` sets the
-//! security of `replay`, and `SIM_ONE_HOST` and `SIM_SLOW` its kind; two replays of a secured world differ only in the ciphertext.
+//! security of `replay`, and `SIM_ONE_HOST` and `SIM_FAULTS` its kind; two replays of a secured world differ only in the ciphertext.
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
-use rdma_reactor_tests::sim::world::Variant;
+use rdma_reactor_tests::sim::world::{Faults, Variant};
 
 /// Worlds whose only fault is that nodes are slow.
-const SLOW: Variant = Variant { slow: true, ..Variant::PLAIN };
+const SLOW: Variant = Variant { faults: Faults::Slowness, ..Variant::PLAIN };
+
+/// Worlds without pings.
+const UNASKED: Variant = Variant { faults: Faults::Unasked, ..Variant::PLAIN };
 
 /// The number of worlds if `SIM_SEEDS` is not set.
 const WORLDS: u64 = 2_000;
@@ -114,6 +117,26 @@ fn every_promise_is_kept_when_nodes_are_slow_with_a_pre_shared_key() {
     slow_worlds(Variant { secured: SecurityMode::Psk, ..SLOW });
 }
 
+/// Runs worlds in which no node asks after its peers. A ping and its answer bring credits, and wake both sides, so in other worlds they can
+/// hide that nobody was woken.
+fn unasked_worlds(variant: Variant) {
+    let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(2));
+    match check_many(first, count, 2, variant) {
+        Ok(total) => println!("without pings, {variant:?}: {total:?}"),
+        Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
+    }
+}
+
+#[test]
+fn every_promise_is_kept_without_pings() {
+    unasked_worlds(UNASKED);
+}
+
+#[test]
+fn every_promise_is_kept_without_pings_within_one_host() {
+    unasked_worlds(Variant { one_host: true, ..UNASKED });
+}
+
 #[test]
 fn the_same_seed_is_the_same_world() {
     for nth in 0..number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(40) {
@@ -159,8 +182,13 @@ fn replay() {
         Ok(other) => panic!("SIM_SECURITY={other}: say tls, psk or plain"),
     };
     let one_host = std::env::var_os("SIM_ONE_HOST").is_some();
-    let slow = std::env::var_os("SIM_SLOW").is_some();
-    match check(seed, usize::MAX, Variant { secured, one_host, slow }) {
+    let faults = match std::env::var("SIM_FAULTS").as_deref() {
+        Ok("slowness") => Faults::Slowness,
+        Ok("unasked") => Faults::Unasked,
+        Ok("all") | Err(_) => Faults::All,
+        Ok(other) => panic!("SIM_FAULTS={other}: say slowness, unasked or all"),
+    };
+    match check(seed, usize::MAX, Variant { secured, one_host, faults }) {
         Ok(report) => println!("seed {seed:#x}: {report:?}"),
         Err(failure) => panic!("\n{failure}\n"),
     }

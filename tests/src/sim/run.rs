@@ -11,7 +11,7 @@ use rdma_reactor::SecurityMode;
 
 use super::fabric::lock;
 use super::rng::mix;
-use super::world::{Report, Variant, World};
+use super::world::{Faults, Report, Variant, World};
 
 /// The number of lines of the history in the report of a failure.
 const TAIL: usize = 400;
@@ -42,7 +42,11 @@ impl fmt::Display for Failure {
                 _ => "plain",
             },
             if self.variant.one_host { "SIM_ONE_HOST=1 " } else { "" },
-            if self.variant.slow { "SIM_SLOW=1 " } else { "" }
+            match self.variant.faults {
+                Faults::All => "",
+                Faults::Slowness => "SIM_FAULTS=slowness ",
+                Faults::Unasked => "SIM_FAULTS=unasked ",
+            }
         )
     }
 }

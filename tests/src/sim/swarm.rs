@@ -340,6 +340,26 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Has no node ask after its peers, so that no ping, and no answer to one, hides that nobody was woken. The world has only those faults
+    /// that are noticed without a keepalive.
+    #[must_use]
+    pub fn unasked(mut self) -> Self {
+        for node in &mut self.nodes {
+            node.keepalive = (DAY / 2, DAY);
+        }
+        self.faults.kinds.retain(|kind| matches!(kind, Fault::End | Fault::Reset | Fault::Pause));
+        if self.faults.kinds.is_empty() {
+            self.faults.every = 0;
+        }
+        self.net.lost_connect = 0;
+        if let Some(hardware) = &mut self.hardware {
+            hardware.never = 0;
+        }
+        self
+    }
+}
+
 /// A day, in ns: the longest time limit that a reactor accepts.
 const DAY: u64 = 86_400_000 * MS;
 

@@ -54,13 +54,25 @@ pub struct Variant {
     pub secured: SecurityMode,
     /// True if all nodes are on one host. Such nodes use the embedded provider, and prefer shared memory.
     pub one_host: bool,
-    /// True if the only fault is that nodes are slow.
-    pub slow: bool,
+    /// The faults of the world.
+    pub faults: Faults,
+}
+
+/// The faults of a world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Faults {
+    /// Faults of every kind.
+    #[default]
+    All,
+    /// Only that nodes are slow.
+    Slowness,
+    /// Those that are noticed without pings. No node asks after its peers.
+    Unasked,
 }
 
 impl Variant {
     /// A network whose connections are not secured.
-    pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false, slow: false };
+    pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false, faults: Faults::All };
 }
 
 /// The results of a world in which all promises were kept.
@@ -202,9 +214,11 @@ impl World {
         if variant.one_host {
             options.hardware = None;
         }
-        if variant.slow {
-            options = options.slow(seed);
-        }
+        options = match variant.faults {
+            Faults::All => options,
+            Faults::Slowness => options.slow(seed),
+            Faults::Unasked => options.unasked(),
+        };
         let options = options;
         let mut trace = Trace::new(keep);
         trace.line(0, "world", format_args!("{options:?}"));
