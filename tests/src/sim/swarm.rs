@@ -341,14 +341,14 @@ impl Options {
 }
 
 impl Options {
-    /// Has no node ask after its peers, so that no ping, and no answer to one, hides that nobody was woken. The world has only those faults
-    /// that are noticed without a keepalive.
+    /// Has no node ask after its peers, so that no ping, and no answer to one, hides that nobody was woken. The only fault is that nodes
+    /// pause: only a keepalive finds a connection that the network has cut at one end.
     #[must_use]
     pub fn unasked(mut self) -> Self {
         for node in &mut self.nodes {
             node.keepalive = (DAY / 2, DAY);
         }
-        self.faults.kinds.retain(|kind| matches!(kind, Fault::End | Fault::Reset | Fault::Pause));
+        self.faults.kinds.retain(|kind| *kind == Fault::Pause);
         if self.faults.kinds.is_empty() {
             self.faults.every = 0;
         }
