@@ -251,10 +251,20 @@ fn logging_modules(folder: &Path, module: &str, found: &mut Vec<String>) {
             logging_modules(&path, &name, found);
         } else {
             let text = fs::read_to_string(&path).expect("a source file");
-            let lines = || text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
-            let macros = ["log::error!", "log::warn!", "log::info!", "log::debug!", "log::trace!", "complain!("];
-            // `log_limit` has the macro that others use.
-            if stem != "log_limit" && lines().any(|line| macros.iter().any(|name| line.contains(name))) {
+            let macros = [
+                "log::error!",
+                "log::warn!",
+                "log::info!",
+                "log::debug!",
+                "log::trace!",
+                "peer_log!",
+                "local_log!",
+                "failure_log!",
+            ];
+            // `log_limit`, and a line with `$`, have the macros that others use.
+            let lines = text.lines().map(str::trim_start);
+            let mut lines = lines.filter(|line| !line.starts_with("//") && !line.contains('$'));
+            if stem != "log_limit" && lines.any(|line| macros.iter().any(|name| line.contains(name))) {
                 found.push(name);
             }
         }

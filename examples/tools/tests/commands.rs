@@ -143,7 +143,7 @@ fn a_command_that_is_not_listed_is_found() {
     );
 }
 
-/// What makes a line short: fewer messages, less time.
+/// The replacements that make a line short: fewer messages, less time.
 const SHORTER: [(&str, &str); 4] =
     [("-n 100000", "-n 100"), ("-D 10", "-D 1"), ("--seconds 3", "--seconds 1"), (" -a ", " -a -n 10 ")];
 

@@ -101,7 +101,7 @@ macro_rules! conformance {
             reactors: a_drained_reactor_is_over;
         );
     };
-    // What needs the system: threads, descriptors, ports, names of hosts.
+    // The tests that need the system: threads, descriptors, ports, names of hosts.
     (@system $setup:expr) => {
         $crate::conformance!(@tests $setup;
             connect: a_host_is_found_by_its_name, address_in_use_is_named;

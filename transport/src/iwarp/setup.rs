@@ -39,13 +39,7 @@ const NAME: &[u8] = b"rdma-";
 impl<N: Net> Iwarp<N> {
     /// Creates the offer of shared memory for a connection that the program is accepting. Returns `None` if shared memory cannot be used
     /// with the peer.
-    pub(super) fn offer(
-        &mut self,
-        key: Key,
-        path: Option<u32>,
-        asked: &RequestTerms,
-        now: Instant,
-    ) -> Option<Offer> {
+    pub(super) fn offer(&mut self, key: Key, path: Option<u32>, asked: &RequestTerms, now: Instant) -> Option<Offer> {
         let is_possible = self.config.shared_memory != SharedMemoryPolicy::Off && asked.local && path.is_some();
         if !is_possible || !asked.is_direct(path) {
             return None;

@@ -436,6 +436,16 @@ impl Context<'_> {
     /// Logs at `warn` that a peer has violated the protocol of the program. A peer can cause such lines as often as it
     /// likes, so their number is limited as that of the reactor's own lines: in 10 s, a host causes one such line, and
     /// all hosts together cause 256 lines. The line begins with the id of the connection.
+    ///
+    /// ```
+    /// # use rdma_reactor::{ConnectionId, Context};
+    /// fn judge(cx: &mut Context<'_>, conn: ConnectionId, kind: u8) {
+    ///     if kind > 3 {
+    ///         cx.log_violation(conn, format_args!("a request of the kind {kind}, which is not known"));
+    ///         cx.close(conn);
+    ///     }
+    /// }
+    /// ```
     pub fn log_violation(&mut self, conn: ConnectionId, what: fmt::Arguments<'_>) {
         if let Some((peer, now, limit)) = self.driver.log_limit_of(conn) {
             peer_log!(limit, now, Violation, Warn, peer, "{conn}: {what}");
