@@ -1,8 +1,8 @@
 //! A rate limit on log lines that peers can cause.
 //!
 //! Without a limit, a peer that connects as fast as it can, and fails each time, would fill the log. So within
-//! [`INTERVAL`], a host causes at most one line of each kind and level, and all hosts together cause at most
-//! [`MAX_LINES`] lines. Further lines are left out. The next line that is written contains the number of lines that
+//! `INTERVAL`, a host causes at most one line of each kind and level, and all hosts together cause at most
+//! `MAX_LINES` lines. Further lines are left out. The next line that is written contains the number of lines that
 //! were left out before it. Lines of a level that is not logged are not counted.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -20,7 +20,7 @@ use crate::newcomers::Host;
 /// for this time.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// The largest number of lines that are written within [`INTERVAL`], for all hosts together.
+/// The largest number of lines that are written within `INTERVAL`, for all hosts together.
 const MAX_LINES: usize = 256;
 
 /// The address under which a line counts that peers cause together, and that is about none of them.
@@ -45,14 +45,14 @@ pub enum Complaint {
     NotAccepting,
 }
 
-/// The host, the kind and the level of a log line. Within [`INTERVAL`], only one line with the same key is written.
+/// The host, the kind and the level of a log line. Within `INTERVAL`, only one line with the same key is written.
 type LineKey = (Host, Complaint, Level);
 
-/// The lines that were written within the last [`INTERVAL`], and the number of lines that were left out since the most
+/// The lines that were written within the last `INTERVAL`, and the number of lines that were left out since the most
 /// recently written line.
 #[derive(Debug, Default)]
 pub struct LogLimit {
-    /// The lines that were written within the last [`INTERVAL`], the oldest first.
+    /// The lines that were written within the last `INTERVAL`, the oldest first.
     lines: VecDeque<(Instant, LineKey)>,
     /// The keys of all entries of `lines`, for a fast search.
     recent: BTreeSet<LineKey>,

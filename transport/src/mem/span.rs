@@ -158,7 +158,7 @@ impl<'a> Span<'a> {
     }
 
     /// Atomically replaces the word by `update(value)`, for operations that the processor does not
-    /// have; otherwise the same as [`Span::fetch_add`]. The number of attempts is limited. Only a
+    /// have; otherwise the same as `Span::fetch_add`. The number of attempts is limited. Only a
     /// peer that has mapped the word, with the right to write it, can make all of them fail. So the
     /// last one may overwrite the peer's value.
     pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
