@@ -39,7 +39,7 @@ fn idle_connections_take_less_memory() {
         const STRIDE: usize = 8256;
         // Both ends of the 500 connections are in this process.
         rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
-        let config = patient(Setup::iwarp().config());
+        let config = patient(Setup::iwarp().config()).max_connections_per_host(500);
         let small = patient(Setup::iwarp().config()).receive_depth(5).send_depth(1).buffer_size(64);
         let mib = |config: Config| idle(config, small.clone(), 500, STRIDE) >> 20;
         let own = mib(config.clone());
