@@ -42,7 +42,8 @@ const IDLE: Duration = Duration::from_secs(3);
 
 /// Returns the reactor settings that SETTINGS names.
 fn config(settings: &str) -> std::result::Result<Config, String> {
-    let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000).max_pending(20_000);
+    let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000);
+    let usual = usual.max_connections_per_host(20_000).max_pending(20_000);
     let usual =
         usual.timeouts(|t| t.connect = Duration::from_secs(60)).timeouts(|t| t.handshake = Duration::from_secs(60));
     // A limit far above the memory that the connections use. On TCP, pages that are not touched need no memory. An RDMA adapter would pin
