@@ -84,14 +84,15 @@ impl OutputFiles {
 /// # Errors
 /// The command line or the environment is incomplete, rank 0 is unreachable or fails, or a file cannot be written.
 pub fn run(cli: MeshArgs) -> Result<ExitCode, Failure> {
-    let place = place(&cli)?;
+    let hosts = hosts(&cli)?;
+    let place = place(&cli, hosts.clone())?;
     let files = if place.rank == 0 { Some(OutputFiles::open(&cli)?) } else { None };
     let carrier = Carrier::new(&cli.device)?;
     raise_descriptor_limit(place.ranks);
     let mut reactor = Reactor::new(config(&cli, &place, &carrier)?)?;
     let interrupt = Interrupt::on_signals()?;
     interrupt.stops(reactor.handle());
-    let mut rank = rank(&cli, &place, &carrier)?;
+    let mut rank = rank(&cli, &place, hosts, &carrier)?;
     rank.begin(&mut reactor.context())?;
     while !rank.is_over() {
         reactor.run(&mut rank)?;
@@ -126,11 +127,11 @@ fn hosts(cli: &MeshArgs) -> Result<Vec<String>, Failure> {
     launcher::hosts_of_file(&text).map_err(|failure| failed(failure.to_string()))
 }
 
-fn place(cli: &MeshArgs) -> Result<RankSettings, Failure> {
+fn place(cli: &MeshArgs, hosts: Vec<String>) -> Result<RankSettings, Failure> {
     let given = RankOptions {
         rank: cli.rank,
         count: cli.count.map(|count| count as usize),
-        hosts: hosts(cli)?,
+        hosts,
         root: cli.root.clone(),
         label: cli.label.clone(),
     };
@@ -167,7 +168,7 @@ fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Con
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (cli.silence / 3, cli.silence)))
 }
 
-fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank, Failure> {
+fn rank(cli: &MeshArgs, place: &RankSettings, hosts: Vec<String>, carrier: &Carrier) -> Result<Rank, Failure> {
     let now = Instant::now();
     let extent = TaskExtent { size: cli.size as usize, iterations: cli.iters, bandwidth: cli.bandwidth };
     // If a link is cut during a measurement, the rank detects this only after `silence`. So the limit includes `silence`.
@@ -193,7 +194,7 @@ fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank,
         };
         // The name of rank 0 may be unknown on rank 0 itself, although other ranks can resolve it. Rank 0 then listens on IPv4.
         let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());
-        let leader = Leader::new(plan, hosts(cli)?, u64::from_le_bytes(run).max(1), now);
+        let leader = Leader::new(plan, hosts, u64::from_le_bytes(run).max(1), now);
         (RankPart::Leader(Box::new(leader)), root.map(|root| root.ip()))
     } else {
         let root = (place.root.clone(), cli.port);
