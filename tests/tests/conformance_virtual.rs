@@ -1,5 +1,6 @@
-//! The conformance suite on virtual time: the embedded provider on a simulated network. `SCHEDULE=N` selects a network with other latencies
-//! and other segments of TCP. `conformance.rs` runs on sockets.
+//! The conformance suite on virtual time: the embedded provider on a simulated network.
+//! `SCHEDULE=N` selects a network with other latencies and other segments of TCP. `conformance.rs`
+//! runs on sockets.
 
 use rdma_reactor::SecurityMode::{Psk, Tls};
 use rdma_reactor_tests::conformance;
