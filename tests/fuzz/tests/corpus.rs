@@ -31,20 +31,18 @@ fn each_target_has_a_corpus_and_lives_through_it() {
     }
 }
 
-/// Runs datagrams on networks that lose, duplicate, damage and delay packets at random. `DATAGRAM_WORLDS` is the number
-/// of networks (default: 2,000).
-#[test]
-fn datagrams_live_through_bad_networks() {
-    let worlds = std::env::var("DATAGRAM_WORLDS").map_or(2_000, |number| number.parse().expect("a number"));
-    let (mut heard, mut questions) = (0, 0);
-    for seed in 1..=worlds {
+/// Calls `run` with random tapes. The environment variable `variable` sets their number, and
+/// `default` is the number without it. Returns the number, and the sums of both results.
+fn on_random_tapes(variable: &str, default: u64, run: impl Fn(&[u8]) -> (usize, usize)) -> (usize, usize, usize) {
+    let tapes = std::env::var(variable).map_or(default, |number| number.parse().expect("a number"));
+    let mut sums = (0, 0);
+    for seed in 1..=tapes {
         let tape = random_tape(seed);
-        let lived = catch_unwind(AssertUnwindSafe(|| bad_network(&tape)));
-        let Ok((datagrams, asked)) = lived else { panic!("world {seed}: {tape:?}") };
-        (heard, questions) = (heard + datagrams, questions + asked);
+        let lived = catch_unwind(AssertUnwindSafe(|| run(&tape)));
+        let Ok((one, other)) = lived else { panic!("{variable}, number {seed}: {tape:?}") };
+        sums = (sums.0 + one, sums.1 + other);
     }
-    println!("{heard} datagrams were received, {questions} questions arrived");
-    assert!(heard > worlds as usize / 4 && questions > worlds as usize, "not much happens: {heard}, {questions}");
+    (tapes as usize, sums.0, sums.1)
 }
 
 /// Returns 1,000 pseudo-random bytes.
@@ -59,20 +57,22 @@ fn random_tape(seed: u64) -> Vec<u8> {
     std::iter::repeat_with(next).take(1_000).collect()
 }
 
+/// Runs datagrams on networks that lose, duplicate, damage and delay packets at random.
+/// `DATAGRAM_WORLDS` is the number of networks (default: 2,000).
+#[test]
+fn datagrams_live_through_bad_networks() {
+    let (worlds, heard, questions) = on_random_tapes("DATAGRAM_WORLDS", 2_000, bad_network);
+    println!("{heard} datagrams were received, {questions} questions arrived");
+    assert!(heard > worlds / 4 && questions > worlds, "not much happens: {heard}, {questions}");
+}
+
 /// Runs hostile peers within the host on random tapes. `WITHIN_HOST_TAPES` is their number
 /// (default: 1,000).
 #[test]
 fn hostile_peers_within_the_host_get_what_they_may() {
-    let tapes = std::env::var("WITHIN_HOST_TAPES").map_or(1_000, |number| number.parse().expect("a number"));
-    let (mut moved, mut heard) = (0, 0);
-    for seed in 1..=tapes {
-        let tape = random_tape(seed);
-        let lived = catch_unwind(AssertUnwindSafe(|| shared_memory(&tape)));
-        let Ok((connections, messages)) = lived else { panic!("tape {seed}: {tape:?}") };
-        (moved, heard) = (moved + connections, heard + messages);
-    }
+    let (tapes, moved, heard) = on_random_tapes("WITHIN_HOST_TAPES", 1_000, shared_memory);
     println!("{moved} connections were in shared memory at the end, {heard} messages were received");
-    assert!(heard > tapes as usize / 20, "not much happens: {moved}, {heard}");
+    assert!(heard > tapes / 20, "not much happens: {moved}, {heard}");
 }
 
 /// Returns the names of the entries of a folder.
