@@ -2,7 +2,8 @@
 # The crates that the project is built from: licences, sources and, if the database can be reached, advisories. Then the public API of both
 # libraries against the newest release, if there is one.
 #
-#   audit.sh --changed     nothing if the crates are those of the last audit, of which tests/data/audited.txt has the sum
+#   audit.sh --changed     nothing if the crates are those of the last audit:
+#                          tests/data/audited.txt has their sum
 set -euo pipefail
 cd "$(dirname "$0")/.."
 audited=tests/data/audited.txt

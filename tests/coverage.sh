@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# coverage.sh FLAG...: line coverage of both libraries by the tests of `make test-host`, which the Makefile names as flags of cargo. Lines of
-# tests do not count. Prints the files with the most lines that never run, and fails if a part is below `LEAST` per cent (92). `target/coverage/lcov.info` has all lines.
+# coverage.sh FLAG...: line coverage of both libraries by the tests of `make test-host`, which the
+# Makefile names as flags of cargo. Lines of tests do not count. Prints the files with the most
+# lines that never run, and fails if a part is below `LEAST` per cent (92).
+# `target/coverage/lcov.info` has all lines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh llvm-tools cargo-llvm-cov

@@ -132,8 +132,8 @@ if [ "$(grep -c '^up' "$work/served-shm")" != 2 ] || grep -vE '^(listening |up s
     failed=$((failed + 1))
 fi
 
-# Another user sends a packet on each of 9 connections to the server's Unix listener. Such sockets stay
-# open, so the server accepts no peer for a pause, which is longer after each attack.
+# Another user sends a packet on each of 9 connections to the server's Unix listener. Such sockets
+# stay open, so the server accepts no peer for a pause, which is longer after each attack.
 shut_door() { # PROCESS
     local inodes name
     inodes=$(ls -l "/proc/$1/fd" | sed -n 's/.*socket:\[\([0-9]*\)\].*/\1/p')

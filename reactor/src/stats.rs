@@ -194,8 +194,9 @@ pub struct MemoryStats {
     /// Number of unreserved receives in the shared receive queues: no connection has reserved these receives. Each new
     /// connection reserves five receives.
     pub shared_unclaimed: usize,
-    /// Number of receives of open connections that the program occupies, because it keeps their messages
-    /// ([`crate::Message::detach`]). When it occupies all receives of a connection, the peer can send no data.
+    /// Number of receives of open connections that the program occupies, because it keeps their
+    /// messages ([`crate::Message::detach`]). When it occupies all receives of a connection, the
+    /// peer can send no data.
     pub held_receives: usize,
     /// Number of bytes of received messages that are longer than one buffer. The number includes messages that the
     /// reactor is still fetching from peers, and messages that the program keeps.

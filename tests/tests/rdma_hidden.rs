@@ -1,5 +1,6 @@
-//! `ProviderChoice::Auto` in a process that can open only one of two devices, as in a container, although the system lists both. libibverbs
-//! caches the devices that it has found, so this test is alone in its process. `make test-rdma-full` runs it.
+//! `ProviderChoice::Auto` in a process that can open only one of two devices, as in a container,
+//! although the system lists both. libibverbs caches the devices that it has found, so this test is
+//! alone in its process. `make test-rdma-full` runs it.
 #![cfg(feature = "verbs")]
 
 use std::fs;

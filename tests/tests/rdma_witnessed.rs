@@ -1,6 +1,7 @@
-//! Faults on the kernel's siw and rxe, with an honest connection on the same reactors and the same device. Each connection must end once,
-//! in time, and with the actual reason. Each accepted send must complete once, before its connection ends. The honest connection must not
-//! be affected, and all open objects on the device must be released. `make test-rdma-full` runs these tests.
+//! Faults on the kernel's siw and rxe, with an honest connection on the same reactors and the same
+//! device. Each connection must end once, in time, and with the actual reason. Each accepted send
+//! must complete once, before its connection ends. The honest connection must not be affected, and
+//! all open objects on the device must be released. `make test-rdma-full` runs these tests.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the process around a reactor is what is tested")]
 

@@ -358,8 +358,8 @@ fn peers_whose_memory_is_not_mapped_are_served() {
     });
 }
 
-/// Forwards one connection to `to`. Returns the address, and the thread, which returns the first bytes
-/// of the reply and the number of all.
+/// Forwards one connection to `to`. Returns the address, and the thread, which returns the first
+/// bytes of the reply and the number of all.
 fn proxy(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<(Vec<u8>, u64)>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -382,7 +382,8 @@ fn proxy(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<(Vec<u8>, u64)>) {
     (address, thread::spawn(forward))
 }
 
-/// A proxy on this host carries the whole connection, with a CRC: no shared memory leaves it behind.
+/// A proxy on this host carries the whole connection, with a CRC: no shared memory leaves it
+/// behind.
 #[test]
 fn a_proxy_is_not_left_behind() {
     with_watchdog("a_proxy_is_not_left_behind", || {

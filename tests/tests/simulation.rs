@@ -1,9 +1,10 @@
 //! The simulation: real reactors with the embedded provider on a simulated network, in random worlds with every kind of fault.
 //!
-//! `SIM_SEEDS=N` sets the number of worlds (default: 2,000; half of that for worlds within one host and for worlds with two devices, and a
-//! tenth for each security mode).
-//! `SIM_FIRST=N` sets the first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or `plain` sets the
-//! security of `replay`, and `SIM_ONE_HOST` and `SIM_FAULTS` its kind; two replays of a secured world differ only in the ciphertext.
+//! `SIM_SEEDS=N` sets the number of worlds (default: 2,000; half of that for worlds within one host
+//! and for worlds with two devices, and a tenth for each security mode). `SIM_FIRST=N` sets the
+//! first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or
+//! `plain` sets the security of `replay`, and `SIM_ONE_HOST` and `SIM_FAULTS` its kind; two replays
+//! of a secured world differ only in the ciphertext.
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
@@ -117,8 +118,8 @@ fn every_promise_is_kept_when_nodes_are_slow_with_a_pre_shared_key() {
     slow_worlds(Variant { secured: SecurityMode::Psk, ..SLOW });
 }
 
-/// Runs worlds in which no node asks after its peers. A ping and its answer bring credits, and wake both sides, so in other worlds they can
-/// hide that nobody was woken.
+/// Runs worlds in which no node asks after its peers. A ping and its answer bring credits, and wake
+/// both sides, so in other worlds they can hide that nobody was woken.
 fn unasked_worlds(variant: Variant) {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(2));
     match check_many(first, count, 2, variant) {

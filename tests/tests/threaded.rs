@@ -380,7 +380,8 @@ fn a_panic_on_the_thread_ends_every_wait() {
     });
 }
 
-/// With `Config::contain_panics`, a closure that panics ends its own wait only. The reactor continues.
+/// With `Config::contain_panics`, a closure that panics ends its own wait only. The reactor
+/// continues.
 #[test]
 fn a_contained_panic_of_a_closure_is_told_to_its_caller() {
     on_threads(2, async {

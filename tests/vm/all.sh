@@ -2,8 +2,8 @@
 # Runs the tests in guests, two guests at a time, the longest steps first. The output of a step follows when the step has ended. No step
 # starts after one that has failed.
 #
-#   all.sh            the contract of the provider, a sample of the conformance suite, faults in traffic, and each program of others once:
-#                     `make test-rdma`, some 3 minutes
+#   all.sh            the contract of the provider, a sample of the conformance suite, faults in
+#                     traffic, and each program of others once: `make test-rdma`, some 3 minutes
 #   all.sh --full     everything: `make test-rdma-full`, some 15 minutes. The conformance suite runs with both bindings: the
 #                     declarations of the project, and the crate rdma-sys, which differs in those only (`make test-layout`
 #                     compares them) and so runs a part of it

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Faults of peers, links and devices, the provider of connections when devices are removed and added, and the packets between two devices.
-# With RDMA_CYCLES=10000 (at least 4,000) also this number of sequential connections on each. Builds on the host, runs in the guest, always,
-# because it removes devices and changes routes. `SUITES` names the test programs, by default all of them.
+# Faults of peers, links and devices, the provider of connections when devices are removed and
+# added, and the packets between two devices. With RDMA_CYCLES=10000 (at least 4,000) also this
+# number of sequential connections on each. Builds on the host, runs in the guest, always, because
+# it removes devices and changes routes. `SUITES` names the test programs, by default all of them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 all="rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden ${RDMA_CYCLES:+rdma_churn} rdma_wire"

@@ -6,7 +6,8 @@
 # exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
-#   tests/vm/interop.sh --sample      each program of others in each role once, on the device where nothing but a defect makes it fail
+#   tests/vm/interop.sh --sample      each program of others in each role once, on the device
+#                                     where nothing but a defect makes it fail
 #   INTEROP_LIMIT=300                 seconds for our program; the other one has twice this time
 #   INTEROP_CAPTURE=FILE              has the packets of datagrams from the other network namespace captured in FILE, below target/vm
 set -uo pipefail

@@ -17,7 +17,7 @@
 //! | `roce` | the embedded provider's datagrams: RoCE version 2 over UDP |
 //! | `exchange` | the messages by which queue pairs connect without a connection manager |
 //! | [`newcomers`] | a table of connections whose peers have not shown yet that they are real clients |
-//! | [`shares`] | the connections of each host, and the part of a pool that is left for hosts with few of them |
+//! | [`shares`] | the connections of each host, and what is left of a pool for hosts with few |
 //! | [`log_limit`] | a limit on the log lines that peers can cause |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with its own memory, for posting work requests without unsafe code |

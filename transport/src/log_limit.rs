@@ -1,9 +1,10 @@
 //! A rate limit on log lines that peers can cause.
 //!
-//! Without a limit, a peer that connects as fast as it can, and fails each time, would fill the log. So within
-//! `INTERVAL`, a host causes at most one line of each kind and level, and all hosts together cause at most
-//! `MAX_LINES` lines. Further lines are left out. The next line that is written contains the number of lines that
-//! were left out before it. Lines of a level that is not logged are not counted.
+//! Without a limit, a peer that connects as fast as it can, and fails each time, would fill the
+//! log. So within `INTERVAL`, a host causes at most one line of each kind and level, and all hosts
+//! together cause at most `MAX_LINES` lines. Further lines are left out. The next line that is
+//! written contains the number of lines that were left out before it. Lines of a level that is not
+//! logged are not counted.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -45,11 +46,12 @@ pub enum Complaint {
     NotAccepting,
 }
 
-/// The host, the kind and the level of a log line. Within `INTERVAL`, only one line with the same key is written.
+/// The host, the kind and the level of a log line. Within `INTERVAL`, only one line with the same
+/// key is written.
 type LineKey = (Host, Complaint, Level);
 
-/// The lines that were written within the last `INTERVAL`, and the number of lines that were left out since the most
-/// recently written line.
+/// The lines that were written within the last `INTERVAL`, and the number of lines that were left
+/// out since the most recently written line.
 #[derive(Debug, Default)]
 pub struct LogLimit {
     /// The lines that were written within the last `INTERVAL`, the oldest first.
@@ -60,9 +62,10 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    /// Decides if a line about a peer may be written now. If the line may be written, returns the number of lines that
-    /// were left out since the previous line: the caller appends this number to the line. Otherwise counts the line as
-    /// left out, and returns `None`. The caller, [`peer_log!`](crate::peer_log), has already checked that `level` is logged.
+    /// Decides if a line about a peer may be written now. If the line may be written, returns the
+    /// number of lines that were left out since the previous line: the caller appends this number
+    /// to the line. Otherwise counts the line as left out, and returns `None`. The caller,
+    /// [`peer_log!`](crate::peer_log), has already checked that `level` is logged.
     pub fn admit(&mut self, kind: Complaint, level: Level, peer: IpAddr, now: Instant) -> Option<LeftOut> {
         while let Some(&(at, line)) = self.lines.front().filter(|(at, _)| *at + INTERVAL <= now) {
             self.lines.pop_front();

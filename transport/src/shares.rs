@@ -1,5 +1,5 @@
-//! The connections of each host, with the load that they put on a pool together, and the rule for the last part of a
-//! pool. The rule keeps one host from using the whole pool.
+//! The connections of each host, with the load that they put on a pool together, and the rule for
+//! the last part of a pool. The rule keeps one host from using the whole pool.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,9 @@ use crate::slab::{Key, Slab};
 /// The last `1/RESERVED` of a pool is reserved for hosts that have less than their share.
 const RESERVED: usize = 4;
 
-/// Returns true if the last quarter of a pool is in use when `taken` of its `limit` entries are in use. Then only a
-/// host that has less than its share gets further entries. Before, a host may have as many entries as are free.
+/// Returns true if the last quarter of a pool is in use when `taken` of its `limit` entries are in
+/// use. Then only a host that has less than its share gets further entries. Before, a host may have
+/// as many entries as are free.
 #[must_use]
 pub const fn is_scarce(taken: usize, limit: usize) -> bool {
     taken > limit - limit / RESERVED
@@ -23,8 +24,8 @@ struct HostEntry<L> {
     load: L,
 }
 
-/// The number of connections of each host, and a load `L` that they have together. A connection whose host is not known
-/// counts for the host `None`.
+/// The number of connections of each host, and a load `L` that they have together. A connection
+/// whose host is not known counts for the host `None`.
 #[derive(Debug)]
 pub struct Hosts<L> {
     entries: Slab<HostEntry<L>>,
@@ -38,8 +39,8 @@ impl<L> Default for Hosts<L> {
 }
 
 impl<L: Default> Hosts<L> {
-    /// Adds a connection of a host. Returns the key of the host, which is valid until the same number of calls of
-    /// [`Hosts::close`] as of `open`.
+    /// Adds a connection of a host. Returns the key of the host, which is valid until the same
+    /// number of calls of [`Hosts::close`] as of `open`.
     pub fn open(&mut self, host: Option<Host>) -> Key {
         let Self { entries, by_host } = self;
         let new = || entries.insert(HostEntry { host, connections: 0, load: L::default() });

@@ -1,6 +1,7 @@
-//! The commands that a reader is told to run: the targets of `make help`, and the lines of each block of shell in the documents.
-//! `tests/data/commands.txt` says of each how it is run. This test compares that list with the documents, and runs the lines that are
-//! marked `now`, block by block, in a folder of its own.
+//! The commands that a reader is told to run: the targets of `make help`, and the lines of each
+//! block of shell in the documents. `tests/data/commands.txt` says of each how it is run. This test
+//! compares that list with the documents, and runs the lines that are marked `now`, block by block,
+//! in a folder of its own.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 use std::collections::BTreeSet;
@@ -37,7 +38,8 @@ fn rows() -> Vec<Row> {
     lines.map(row).collect()
 }
 
-/// Returns the blocks of shell of a text in Markdown. A comment, a final `&` and the breaks of long lines are left out.
+/// Returns the blocks of shell of a text in Markdown. A comment, a final `&` and the breaks of long
+/// lines are left out.
 fn blocks(document: &Path, text: &str) -> Vec<Block> {
     let parts = text.split("\n```sh\n").skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default());
     let line = |line: &str| {
@@ -88,7 +90,8 @@ fn bare(command: &str) -> &str {
     rest
 }
 
-/// Returns what is wrong with a list: commands that it lacks, and lines for which there is no command.
+/// Returns what is wrong with a list: commands that it lacks, and lines for which there is no
+/// command.
 fn compare(rows: &[Row], wanted: &BTreeSet<String>) -> Vec<String> {
     let has = |command: &String| rows.iter().any(|row| row.command == *command || bare(&row.command) == command);
     let mut wrong: Vec<_> =
@@ -147,7 +150,8 @@ fn a_command_that_is_not_listed_is_found() {
 const SHORTER: [(&str, &str); 4] =
     [("-n 100000", "-n 100"), ("-D 10", "-D 1"), ("--seconds 3", "--seconds 1"), (" -a ", " -a -n 10 ")];
 
-/// Writes a script with those lines of a block that run now. It ends with the first command that fails, and takes its servers with it.
+/// Writes a script with those lines of a block that run now. It ends with the first command that
+/// fails, and takes its servers with it.
 fn script(block: &Block, now: &BTreeSet<&str>) -> Option<String> {
     let lines: Vec<_> = block.lines.iter().filter(|line| now.contains(listed(line))).collect();
     if lines.is_empty() {

@@ -308,7 +308,8 @@ fn the_ranks_of_another_run_are_refused() {
     assert_eq!(first.wait().expect("a child").code(), Some(1));
 }
 
-/// A false rank 1, which reports figures that it has not measured, and an address that is not its own.
+/// A false rank 1, which reports figures that it has not measured, and an address that is not its
+/// own.
 struct Liar {
     to: SocketAddr,
     named: SocketAddr,
@@ -359,7 +360,8 @@ fn a_rank_with_figures_that_cannot_be_is_a_row() {
     assert_eq!(told.code, Some(1), "{}", told.stdout);
     assert!(told.stdout.contains("rank 1 on liar is gone: it reports 1e308 Gbit/s"), "{}", told.stdout);
     assert!(!told.json.to_string().contains("00000000"), "{}", told.json);
-    // Rank 0 has connected to the address from which the liar came, and not to the one that it named.
+    // Rank 0 has connected to the address from which the liar came, and not to the one that it
+    // named.
     elsewhere.set_nonblocking(true).expect("set");
     assert_eq!(elsewhere.accept().expect_err("no connection").kind(), std::io::ErrorKind::WouldBlock);
 }

@@ -63,8 +63,8 @@ impl Drop for WakeOnDrop {
 }
 
 /// The wakers of notified tasks that are not woken yet, the first one last. When this value is
-/// dropped, the handler gets the vector back. If a waker has panicked, the next turn wakes the tasks
-/// that are left.
+/// dropped, the handler gets the vector back. If a waker has panicked, the next turn wakes the
+/// tasks that are left.
 struct Notified<'a> {
     core: &'a Core,
     ready: Vec<Waker>,
@@ -309,7 +309,8 @@ mod tests {
         }
     }
 
-    /// If the waker of a task panics, the tasks that were notified with it are woken in the next turn.
+    /// If the waker of a task panics, the tasks that were notified with it are woken in the next
+    /// turn.
     #[test]
     fn a_panic_of_a_waker_leaves_the_others_to_the_next_turn() {
         let reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");

@@ -96,8 +96,8 @@ impl<M> ReactorHandle<M> {
         })
     }
 
-    /// Queues a message for the program of the reactor, also if the queue is full. Drops the message if the reactor was
-    /// dropped. The caller bounds the number of such messages.
+    /// Queues a message for the program of the reactor, also if the queue is full. Drops the
+    /// message if the reactor was dropped. The caller bounds the number of such messages.
     #[cfg(feature = "tokio")]
     pub(crate) fn post_past_limit(&self, message: M) {
         _ = self.command(HandleCommand::Message(message), usize::MAX);

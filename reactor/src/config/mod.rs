@@ -304,16 +304,17 @@ impl Config {
         self
     }
 
-    /// Sets the largest number of accepted connections of one host that still lets the host get slots when slots are
-    /// scarce. Slots are scarce when three quarters of `max_connections`, of the buffers that fit into `max_memory`, or
-    /// of the connections that `shared_receives` is enough for are in use. A host below this number then still gets
-    /// slots; a connection of any other host is rejected with [`crate::RejectReason::Busy`], unless it can evict one of
-    /// the host's own connections that is not established. Before, there is no limit for a host. An established
-    /// connection is never ended for another one.
+    /// Sets the largest number of accepted connections of one host that still lets the host get
+    /// slots when slots are scarce. Slots are scarce when three quarters of `max_connections`, of
+    /// the buffers that fit into `max_memory`, or of the connections that `shared_receives` is
+    /// enough for are in use. A host below this number then still gets slots; a connection of any
+    /// other host is rejected with [`crate::RejectReason::Busy`], unless it can evict one of the
+    /// host's own connections that is not established. Before, there is no limit for a host. An
+    /// established connection is never ended for another one.
     ///
-    /// So if all clients come from one address, such as that of a proxy, at most three quarters of the slots are used.
-    /// To use all of them, set this to `max_connections`. IPv6 addresses with equal first 64 bits count as one host.
-    /// Range: 1 to 16,777,216. Default: 64.
+    /// So if all clients come from one address, such as that of a proxy, at most three quarters of
+    /// the slots are used. To use all of them, set this to `max_connections`. IPv6 addresses with
+    /// equal first 64 bits count as one host. Range: 1 to 16,777,216. Default: 64.
     #[must_use]
     pub const fn max_connections_per_host(mut self, connections: u32) -> Self {
         self.max_connections_per_host = connections;
@@ -386,11 +387,12 @@ impl Config {
     /// - In the callback of a connect request: the request is rejected.
     /// - In a callback of a timer, a descriptor, another thread's message or a device's event: the event is dropped.
     ///
-    /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each of them. The panic may have left the state
-    /// of the handler half changed; the program has to repair that state. A panic of code that the program has given to
-    /// rustls (`Tls::from_rustls`), such as a verifier of certificates, is not caught. This setting needs `panic = "unwind"`, Rust's
-    /// default. Default: false. With false, a panic propagates out of the program's call of the reactor, and the
-    /// program can only drop the reactor afterwards.
+    /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each of them. The panic may
+    /// have left the state of the handler half changed; the program has to repair that state. A
+    /// panic of code that the program has given to rustls (`Tls::from_rustls`), such as a verifier
+    /// of certificates, is not caught. This setting needs `panic = "unwind"`, Rust's default.
+    /// Default: false. With false, a panic propagates out of the program's call of the reactor, and
+    /// the program can only drop the reactor afterwards.
     #[must_use]
     pub const fn contain_panics(mut self, on: bool) -> Self {
         self.contain_panics = on;

@@ -25,16 +25,18 @@ pub struct Timeouts {
     pub handshake: Duration,
     /// The reactor sends the peer a keepalive ping when the peer has sent nothing for this time. Default: 5 s.
     pub keepalive_interval: Duration,
-    /// The reactor ends the connection when the peer has sent nothing for this time. The time must be longer than
-    /// `keepalive_interval`. The peer answers pings, regardless of its own settings. On a device, a ping waits behind
-    /// the work requests that were posted before it, so the time must also be longer than these take on the link. On
-    /// the embedded provider, an acknowledgement counts as a sign of life if it makes room in TCP's send buffer for
-    /// data that waits. So there the time must be longer than one full send buffer takes on the link. On Linux, the
-    /// buffer has up to 4 MiB by default, see
-    /// [`TcpConfig::send_buffer`](crate::transport::iwarp::TcpConfig::send_buffer). If a path is away for a while, TCP
-    /// notices its return with the next retransmission. On Linux 6.15 and later, retransmissions are at most an eighth of
-    /// this time apart, at least 1 s and at most 2 minutes. Earlier kernels double the time after each retransmission, so
-    /// an outage of more than half of `keepalive` may end the connection. Default: 15 s.
+    /// The reactor ends the connection when the peer has sent nothing for this time. The time must
+    /// be longer than `keepalive_interval`. The peer answers pings, regardless of its own settings.
+    /// On a device, a ping waits behind the work requests that were posted before it, so the time
+    /// must also be longer than these take on the link. On the embedded provider, an
+    /// acknowledgement counts as a sign of life if it makes room in TCP's send buffer for data that
+    /// waits. So there the time must be longer than one full send buffer takes on the link. On
+    /// Linux, the buffer has up to 4 MiB by default, see
+    /// [`TcpConfig::send_buffer`](crate::transport::iwarp::TcpConfig::send_buffer). If a path is
+    /// away for a while, TCP notices its return with the next retransmission. On Linux 6.15 and
+    /// later, retransmissions are at most an eighth of this time apart, at least 1 s and at most 2
+    /// minutes. Earlier kernels double the time after each retransmission, so an outage of more
+    /// than half of `keepalive` may end the connection. Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
     /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a

@@ -146,8 +146,8 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that the program keeps a delivered message, so that its receive cannot be posted again. Returns by how much [`Self::kept`] has
-    /// grown.
+    /// Notes that the program keeps a delivered message, so that its receive cannot be posted
+    /// again. Returns by how much [`Self::kept`] has grown.
     const fn keep(&mut self) -> usize {
         if self.early > 0 {
             self.early -= 1;
@@ -160,8 +160,9 @@ impl RecvQueue {
         1
     }
 
-    /// Notes that the program has released a message that it kept. If the program does this inside the callback of the message, this
-    /// function is called before [`RecvQueue::keep`]. Returns by how much [`Self::kept`] has fallen.
+    /// Notes that the program has released a message that it kept. If the program does this inside
+    /// the callback of the message, this function is called before [`RecvQueue::keep`]. Returns by
+    /// how much [`Self::kept`] has fallen.
     fn unkeep(&mut self) -> usize {
         self.occupation = Occupation::No;
         if self.kept == 0 {
@@ -178,8 +179,8 @@ impl RecvQueue {
         }
     }
 
-    /// Checks if messages that the program keeps have occupied all receives for data for `limit`, so
-    /// that the peer can send none. Returns their number, once for each time that this happens;
+    /// Checks if messages that the program keeps have occupied all receives for data for `limit`,
+    /// so that the peer can send none. Returns their number, once for each time that this happens;
     /// otherwise the time of the next check, if one is needed.
     pub(crate) fn check_occupation(&mut self, limit: Duration, now: Instant) -> Result<Option<Instant>, u32> {
         let receives = match &self.source {

@@ -311,9 +311,9 @@ impl Device {
         }
     }
 
-    /// Returns true if one more connection would use the last buffers, or the last of the receives that connections
-    /// share. Only the receives that each connection claims at least count here: a busy connection leaves a part of the
-    /// others to new connections.
+    /// Returns true if one more connection would use the last buffers, or the last of the receives
+    /// that connections share. Only the receives that each connection claims at least count here: a
+    /// busy connection leaves a part of the others to new connections.
     pub(crate) fn is_crowded(&self, config: &Config) -> bool {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let pool = &self.buffers.pool;

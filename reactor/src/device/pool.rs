@@ -191,8 +191,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns true if the pool's last buffers would be in use with `count` more. `shared` buffers are in use by all
-    /// connections together, and do not count.
+    /// Returns true if the pool's last buffers would be in use with `count` more. `shared` buffers
+    /// are in use by all connections together, and do not count.
     pub(crate) const fn is_crowded(&self, count: usize, shared: usize) -> bool {
         let taken = self.reserved + self.lent + self.mapped_buffers + count;
         is_scarce(taken.saturating_sub(shared), self.max_buffers.saturating_sub(shared))

@@ -450,7 +450,8 @@ impl Driver {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
             return pending.slow_of(host).map(Some).ok_or(limit);
         }
-        // A host with many connections gets none of the last slots. Instead it pays for its new connection as above.
+        // A host with many connections gets none of the last slots. Instead it pays for its new
+        // connection as above.
         let most = self.config.max_connections_per_host;
         if self.table.hosts.connections(host) >= most as usize && self.is_crowded(request.device) {
             let limit = Error::Limit { limit: "max_connections_per_host", value: most.into() };
@@ -494,7 +495,8 @@ impl Driver {
         peer_log!(limit, now, Refused, level, peer, "{peer} is refused: {why}");
     }
 
-    /// Returns the address of a connection's peer, the time, and the limit on the lines about peers.
+    /// Returns the address of a connection's peer, the time, and the limit on the lines about
+    /// peers.
     pub(crate) fn log_limit_of(&mut self, id: ConnectionId) -> Option<(SocketAddr, Instant, &mut LogLimit)> {
         let peer = self.table.get(id)?.conn.peer();
         Some((peer, self.now, &mut self.effects.log_limit))

@@ -2,7 +2,8 @@
 //! and executes the actions that connections request. The driver does not call the handler of the program: callbacks are queued as events,
 //! and the turn delivers them.
 
-/// Logs at `warn` why an operation on a connection has failed. The number of such lines has a limit.
+/// Logs at `warn` why an operation on a connection has failed. The number of such lines has a
+/// limit.
 macro_rules! failure_log {
     ($driver:expr, $id:expr, $($text:tt)+) => {
         if let Some((peer, now, limit)) = $driver.log_limit_of($id) {

@@ -404,10 +404,12 @@ impl RegionMemory {
         if !self.contains(&range) || self.users.peers_may() || self.is_lent(&range) {
             return None;
         }
-        // SAFETY: the range is inside the memory. No operation uses a byte of it, and no peer has rights to the memory. No operation can
-        // begin to use the range, and no peer can get rights, while self is borrowed mutably. An operation on a neighbouring range may
-        // access the words of 8 bytes that both ranges share, but it changes none of the bytes of this range. A provider in software does
-        // that only in calls of this thread, which cannot happen while the result borrows self; a device accesses single bytes.
+        // SAFETY: the range is inside the memory. No operation uses a byte of it, and no peer has
+        // rights to the memory. No operation can begin to use the range, and no peer can get
+        // rights, while self is borrowed mutably. An operation on a neighbouring range may access
+        // the words of 8 bytes that both ranges share, but it changes none of the bytes of this
+        // range. A provider in software does that only in calls of this thread, which cannot happen
+        // while the result borrows self; a device accesses single bytes.
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(range.start), range.len()) })
     }
 

@@ -50,12 +50,14 @@
 //!
 //! # The end
 //!
-//! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. Queued messages are sent first, unless the
-//! peer accepts none of them for [`Timeouts::close`](crate::Timeouts::close): then the connection is aborted. The reactor's thread ends
-//! when the last [`ThreadedReactor`], connection, listener and [`ThreadedRequest`] is dropped, or after [`ThreadedReactor::drain`]. In the
-//! first case the connections have 10 s to send what is queued; [`ThreadedReactor::drain`] has a deadline of the program.
-//! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future that waits for a result of the thread
-//! ends with an error.
+//! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped.
+//! Queued messages are sent first, unless the peer accepts none of them for
+//! [`Timeouts::close`](crate::Timeouts::close): then the connection is aborted. The reactor's
+//! thread ends when the last [`ThreadedReactor`], connection, listener and [`ThreadedRequest`] is
+//! dropped, or after [`ThreadedReactor::drain`]. In the first case the connections have 10 s to
+//! send what is queued; [`ThreadedReactor::drain`] has a deadline of the program.
+//! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future
+//! that waits for a result of the thread ends with an error.
 //!
 //! # Without an executor
 //!
@@ -268,9 +270,9 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Gone`] if the reactor's thread has ended; [`Error::ClosurePanicked`] if the closure has panicked. With
-    /// [`Config::contain_panics`], the reactor continues after such a panic. [`Error::Limit`] if 16,777,216 commands are
-    /// queued for the thread.
+    /// [`Error::Gone`] if the reactor's thread has ended; [`Error::ClosurePanicked`] if the closure
+    /// has panicked. With [`Config::contain_panics`], the reactor continues after such a panic.
+    /// [`Error::Limit`] if 16,777,216 commands are queued for the thread.
     pub async fn with<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Context<'_>) -> R + Send + 'static,

@@ -1,10 +1,11 @@
-//! Counts the instructions of steady states under callgrind, and compares the counts with those in a file: `tests/data/instructions.txt`
-//! for the default settings of a release, and `tests/data/instructions-lto.txt` for link-time optimisation.
+//! Counts the instructions of steady states under callgrind, and compares the counts with those in
+//! a file: `tests/data/instructions.txt` for the default settings of a release, and
+//! `tests/data/instructions-lto.txt` for link-time optimisation.
 //!
 //! ```text
-//! rdma-instructions compare FILE    counts and compares; fails if the count of a state has grown by more than 3 %
+//! rdma-instructions compare FILE    counts and compares; fails if a state's count grew by over 3 %
 //! rdma-instructions write FILE      counts, and writes the file
-//! rdma-instructions run N M         runs M rounds of state N, without counting; callgrind runs this command
+//! rdma-instructions run N M         M rounds of state N, without counting: what callgrind runs
 //! ```
 //!
 //! Only instructions in user mode are counted. The counts depend on the compiler, so the file names the compiler.
@@ -281,7 +282,8 @@ fn write(file: &str) -> Result<(), String> {
     std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))
 }
 
-/// Parses the text of such a file. Returns the total of each state, and the counts of its functions.
+/// Parses the text of such a file. Returns the total of each state, and the counts of its
+/// functions.
 fn baseline(text: &str) -> BTreeMap<String, (f64, Costs)> {
     let mut states: BTreeMap<String, (f64, Costs)> = BTreeMap::new();
     let mut current = None;

@@ -1,5 +1,6 @@
-//! The clock of a test of the suite. It is the system's clock, or virtual time: then the reactors of the test are the nodes of a simulated
-//! network, and time passes only while one of them waits or reads the clock.
+//! The clock of a test of the suite. It is the system's clock, or virtual time: then the reactors
+//! of the test are the nodes of a simulated network, and time passes only while one of them waits
+//! or reads the clock.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -14,7 +15,8 @@ use crate::sim::quiet;
 /// The largest number of reactors in a test.
 const NODES: usize = 32;
 
-/// A simulated network, the number of its nodes that are in use, and the last port on which nobody listens.
+/// A simulated network, the number of its nodes that are in use, and the last port on which nobody
+/// listens.
 struct World {
     fabric: Shared,
     used: usize,
@@ -25,8 +27,8 @@ thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
-/// Has this thread's tests run on virtual time from now on, on a new network. With the environment variable `SCHEDULE=N`, it has other
-/// latencies and another length of TCP segments for each N.
+/// Has this thread's tests run on virtual time from now on, on a new network. With the environment
+/// variable `SCHEDULE=N`, it has other latencies and another length of TCP segments for each N.
 ///
 /// # Panics
 /// Panics if `SCHEDULE` is not a number.
@@ -58,7 +60,8 @@ pub fn reactor(config: Config) -> Result<Reactor, Error> {
     })
 }
 
-/// Returns the time of a test's clock. A reading of virtual time takes a moment, as one of the system's clock does.
+/// Returns the time of a test's clock. A reading of virtual time takes a moment, as one of the
+/// system's clock does.
 #[must_use]
 #[allow(clippy::disallowed_methods, reason = "a test's own clock")]
 pub fn now() -> Instant {
@@ -73,8 +76,8 @@ pub fn now() -> Instant {
     })
 }
 
-/// Returns the address of a port of a simulated host on which nobody listens: that of `address`, or another one each time if that is 0.
-/// Without a simulated network returns `None`.
+/// Returns the address of a port of a simulated host on which nobody listens: that of `address`, or
+/// another one each time if that is 0. Without a simulated network returns `None`.
 #[must_use]
 pub fn deserted(mut address: SocketAddr) -> Option<SocketAddr> {
     WORLD.with_borrow_mut(|world| {

@@ -171,8 +171,8 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.finish();
 }
 
-/// A port of this host that has no listener. A bound socket reserves it, so that no other program, and no other test, listens there. On
-/// a simulated network there is nobody else.
+/// A port of this host that has no listener. A bound socket reserves it, so that no other program,
+/// and no other test, listens there. On a simulated network there is nobody else.
 pub(super) struct Deserted {
     pub(super) address: SocketAddr,
     _socket: Option<Socket>,

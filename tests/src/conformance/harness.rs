@@ -92,8 +92,9 @@ impl Setup {
         }
     }
 
-    /// Returns the setup of the embedded provider on virtual time: the reactors are nodes of a new simulated network. If `one_host`
-    /// is true, they are within one host, and connections use shared memory.
+    /// Returns the setup of the embedded provider on virtual time: the reactors are nodes of a new
+    /// simulated network. If `one_host` is true, they are within one host, and connections use
+    /// shared memory.
     #[must_use]
     pub fn simulated(one_host: bool) -> Self {
         clock::simulate(one_host);

@@ -214,7 +214,8 @@ pub struct Fabric {
     /// The keepalive time of each node, in ns, for simulated devices that detect only by complete messages that a peer is alive. The list
     /// is empty for all other devices. Such a simulated device stalls while its node is paused; a real device does not stall.
     pub slow_to_hear: Vec<u64>,
-    /// True if a node that waits lets the time pass until something happens, or until its wait is over. False if its caller does that.
+    /// True if a node that waits lets the time pass until something happens, or until its wait is
+    /// over. False if its caller does that.
     pub sleeps: bool,
     /// The history of the world, see [`Trace`].
     pub trace: Trace,

@@ -10,9 +10,9 @@ const WORLDS: u64 = 4_000;
 /// The number of threads that run worlds.
 const THREADS: usize = 2;
 
-/// Runs a world for each seed. The environment variable `NAME_SEED` selects a single seed. `NAME_FIRST` sets the first
-/// seed, and `NAME_WORLDS` the number of worlds.
-/// Passes the result of each world to `sum`. Returns the number of worlds.
+/// Runs a world for each seed. The environment variable `NAME_SEED` selects a single seed.
+/// `NAME_FIRST` sets the first seed, and `NAME_WORLDS` the number of worlds. Passes the result of
+/// each world to `sum`. Returns the number of worlds.
 ///
 /// # Panics
 /// Panics if a world panics. The message has its seed.

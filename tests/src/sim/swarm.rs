@@ -341,8 +341,9 @@ impl Options {
 }
 
 impl Options {
-    /// Has no node ask after its peers, so that no ping, and no answer to one, hides that nobody was woken. The only fault is that nodes
-    /// pause: only a keepalive finds a connection that the network has cut at one end.
+    /// Has no node ask after its peers, so that no ping, and no answer to one, hides that nobody
+    /// was woken. The only fault is that nodes pause: only a keepalive finds a connection that the
+    /// network has cut at one end.
     #[must_use]
     pub fn unasked(mut self) -> Self {
         for node in &mut self.nodes {

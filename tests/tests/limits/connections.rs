@@ -52,8 +52,9 @@ fn connections_past_max_memory_are_refused() {
     }
 }
 
-/// One host opens idle connections to a server until the server refuses them, and returns how many of them are up. Then 30 other hosts
-/// connect, and one of them opens as many connections as it can get. All 30 come up, and nobody loses a connection.
+/// One host opens idle connections to a server until the server refuses them, and returns how many
+/// of them are up. Then 30 other hosts connect, and one of them opens as many connections as it can
+/// get. All 30 come up, and nobody loses a connection.
 fn beside_idle(server: Config, tries: usize) -> usize {
     const AT_A_TIME: usize = 200;
     let (fabric, idle) = (network(32), Attempts::default());
@@ -92,8 +93,9 @@ fn beside_idle(server: Config, tries: usize) -> usize {
     held
 }
 
-/// One host with idle connections does not shut a server, whatever limit acts. It gets three quarters of the slots; hosts with few
-/// connections get the others. The first row has the limits that a server has by default.
+/// One host with idle connections does not shut a server, whatever limit acts. It gets three
+/// quarters of the slots; hosts with few connections get the others. The first row has the limits
+/// that a server has by default.
 #[test]
 fn idle_connections_of_one_host_leave_slots_for_others() {
     let fair = |config: Config| config.max_connections_per_host(20);
@@ -107,7 +109,8 @@ fn idle_connections_of_one_host_leave_slots_for_others() {
     }
 }
 
-/// Before three quarters of the slots are taken, and if the program says so also after that, one host may have them all.
+/// Before three quarters of the slots are taken, and if the program says so also after that, one
+/// host may have them all.
 #[test]
 fn a_proxy_may_have_all_connections() {
     let (fabric, proxied) = (network(2), Attempts::default());
@@ -696,7 +699,8 @@ impl Handler for SendsAByte {
     }
 }
 
-/// A host that is refused 1,000 times by the provider, and ended 200 times by the program's calls, causes one line of each kind in 10 s.
+/// A host that is refused 1,000 times by the provider, and ended 200 times by the program's calls,
+/// causes one line of each kind in 10 s.
 #[test]
 fn a_host_that_fails_often_is_a_few_lines() {
     Warnings::begin();
@@ -752,8 +756,9 @@ impl Handler for Keeper {
     }
 }
 
-/// A program keeps all messages of a peer, so that the peer can send no more. After `Timeouts::transfer`, one line reports that. If the
-/// program releases a message now and then, there is no line, although it has all receives most of the time.
+/// A program keeps all messages of a peer, so that the peer can send no more. After
+/// `Timeouts::transfer`, one line reports that. If the program releases a message now and then,
+/// there is no line, although it has all receives most of the time.
 #[test]
 fn a_program_that_keeps_all_receives_is_told() {
     Warnings::begin();

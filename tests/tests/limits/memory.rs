@@ -653,8 +653,8 @@ fn memory_that_is_released_while_connections_are_posted_reaches_those_posted_bef
 }
 
 /// The program keeps a message of a connection, and another connection of the same host waits,
-/// because the host has its share of the memory. When the first connection ends, its message
-/// does not count for the host any more. The other one gets memory then, and not with its next report.
+/// because the host has its share of the memory. When the first connection ends, its message does
+/// not count for the host any more. The other one gets memory then, and not with its next report.
 #[test]
 fn the_end_of_a_connection_gives_its_share_to_others_of_its_host() {
     let (fabric, shelf) = (network(2), Shelf::default());

@@ -1,5 +1,6 @@
-//! Checks that the number of log lines that peers can cause has a limit. Such a line is written by `peer_log!`. All others are written by
-//! `local_log!`, and have neither a peer nor a connection. Lines at `debug` and `trace` have no limit.
+//! Checks that the number of log lines that peers can cause has a limit. Such a line is written by
+//! `peer_log!`. All others are written by `local_log!`, and have neither a peer nor a connection.
+//! Lines at `debug` and `trace` have no limit.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};

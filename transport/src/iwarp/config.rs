@@ -19,12 +19,13 @@ const MAX_TIME: u64 = 10 * 365 * 86_400_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrcPolicy {
     /// Request a CRC, unless both peers are on this host: both see the same two ends of the TCP
-    /// connection, whose addresses are equal or both loopback addresses. Such a connection needs no CRC,
-    /// because its data stays in the memory of this host. TCP has no checksum for such data. Behind a
-    /// proxy, which may forward the bytes to another host, the peers see different ends. A proxy that
-    /// shows each peer the other one's address and port is not noticed. A peer that does not say what
-    /// it sees, such as another implementation, counts as one of another host. If it accepts
-    /// connections, it may still choose to have none: [`CrcPolicy::Require`] overrides that.
+    /// connection, whose addresses are equal or both loopback addresses. Such a connection needs no
+    /// CRC, because its data stays in the memory of this host. TCP has no checksum for such data.
+    /// Behind a proxy, which may forward the bytes to another host, the peers see different ends. A
+    /// proxy that shows each peer the other one's address and port is not noticed. A peer that does
+    /// not say what it sees, such as another implementation, counts as one of another host. If it
+    /// accepts connections, it may still choose to have none: [`CrcPolicy::Require`] overrides
+    /// that.
     #[default]
     BetweenHosts,
     /// Always request a CRC. TCP's own checksum misses about one in ten million damaged packets.
@@ -163,8 +164,8 @@ pub struct IwarpConfig {
 }
 
 impl CrcPolicy {
-    /// Returns true if this policy requests a CRC. `within_host` is true if both ends of the connection
-    /// are on this host, without a proxy between them.
+    /// Returns true if this policy requests a CRC. `within_host` is true if both ends of the
+    /// connection are on this host, without a proxy between them.
     pub(crate) const fn is_requested(self, within_host: bool) -> bool {
         match self {
             Self::BetweenHosts => !within_host,

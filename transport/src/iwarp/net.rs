@@ -39,9 +39,9 @@ pub struct Ready {
 /// into one, and spurious edges may occur. After an edge, the caller must read until `WouldBlock` or a short read. If the caller stops
 /// earlier, no new edge reports the remaining bytes, so the caller must continue later without an edge.
 ///
-/// Connections within the host can move from their byte streams to memory that both processes map. An implementation without such memory
-/// returns `None` from [`Net::local_path`] for every socket. Such an implementation does not need the methods that only these connections
-/// use.
+/// Connections within the host can move from their byte streams to memory that both processes map.
+/// An implementation without such memory returns `None` from [`Net::local_path`] for every socket.
+/// Such an implementation does not need the methods that only these connections use.
 pub trait Net: Send + fmt::Debug {
     /// The memory that a connection shares with its peer. The system's implementation is [`MappedSegment`](crate::shm::MappedSegment).
     type Segment: Segment;

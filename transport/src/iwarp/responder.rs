@@ -102,7 +102,8 @@ impl Responder {
     }
 }
 
-/// Executes an atomic operation on a word. Returns the old value; `None` if `word` is not a whole word.
+/// Executes an atomic operation on a word. Returns the old value; `None` if `word` is not a whole
+/// word.
 pub(super) fn execute(request: &AtomicRequest, word: Span<'_>) -> Option<u64> {
     let AtomicRequest { request_id, stag, offset, operand, compare, .. } = *request;
     // Operations without masks, such as those of this library, are operations of the processor.

@@ -13,8 +13,8 @@ pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 
 /// A reserved bit of the MPA request: the initiator can use shared memory. siw echoes the bit in its reply.
 const LOCAL: u8 = 0x01;
-/// A reserved bit of the MPA request: the last bytes of the private data are the initiator's hash of
-/// the path ([`super::net::Net::local_path`]), and no part of the program's private data.
+/// A reserved bit of the MPA request: the last bytes of the private data are the initiator's hash
+/// of the path ([`super::net::Net::local_path`]), and no part of the program's private data.
 const PATH: u8 = 0x02;
 /// The length in bytes of the hash of the path.
 pub(crate) const PATH_LEN: usize = 4;
@@ -237,8 +237,9 @@ pub(crate) struct RequestTerms {
 }
 
 impl RequestTerms {
-    /// Returns false if the initiator sees other ends of the TCP connection than the local side, whose
-    /// hash of the path is `path`. An initiator without a hash shows what it sees in its hello.
+    /// Returns false if the initiator sees other ends of the TCP connection than the local side,
+    /// whose hash of the path is `path`. An initiator without a hash shows what it sees in its
+    /// hello.
     pub(crate) fn is_direct(&self, path: Option<u32>) -> bool {
         self.path.is_none() || self.path == path
     }

@@ -39,11 +39,13 @@ pub struct TcpConfig {
     /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`), 1 ms to
     /// 2,147,483,647 ms (24 days). `None` leaves the limit to the system.
     pub user_timeout: Option<Duration>,
-    /// The longest time between two retransmissions of bytes that the peer has not acknowledged (`TCP_RTO_MAX_MS`), 1 s to
-    /// 120 s. When a path returns after an outage, TCP notices that only with its next retransmission. `None` leaves the
-    /// limit to the system: 120 s, unless `net.ipv4.tcp_rto_max_ms` says otherwise. The setting has no effect if
-    /// `user_timeout` is `None`: the system would then give up a connection earlier, after a number of retransmissions.
-    /// Nor has it an effect on kernels without this option, those before Linux 6.15. Default: 1,875 ms.
+    /// The longest time between two retransmissions of bytes that the peer has not acknowledged
+    /// (`TCP_RTO_MAX_MS`), 1 s to 120 s. When a path returns after an outage, TCP notices that only
+    /// with its next retransmission. `None` leaves the limit to the system: 120 s, unless
+    /// `net.ipv4.tcp_rto_max_ms` says otherwise. The setting has no effect if `user_timeout` is
+    /// `None`: the system would then give up a connection earlier, after a number of
+    /// retransmissions. Nor has it an effect on kernels without this option, those before Linux
+    /// 6.15. Default: 1,875 ms.
     pub rto_max: Option<Duration>,
     /// The size in bytes of the socket's send buffer, at most 2,147,483,647. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,

@@ -61,9 +61,9 @@ pub(super) fn host() -> Vec<u8> {
     host
 }
 
-/// Returns a hash of a connected TCP socket if both of its ends are on this host: their IP addresses
-/// are equal, or both are loopback addresses. The hash is of `host` and of the addresses and ports of
-/// both ends, in the same order on both sides. `docs/wire.md` describes it.
+/// Returns a hash of a connected TCP socket if both of its ends are on this host: their IP
+/// addresses are equal, or both are loopback addresses. The hash is of `host` and of the addresses
+/// and ports of both ends, in the same order on both sides. `docs/wire.md` describes it.
 pub(super) fn path_within_host(socket: &Socket, host: &[u8]) -> Option<u32> {
     let end = |address: io::Result<SockAddr>| {
         let address = address.ok()?.as_socket()?;

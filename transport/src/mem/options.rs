@@ -19,7 +19,8 @@ pub(super) fn set_option(
     value: libc::c_int,
 ) -> io::Result<()> {
     let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the pointer is to a number, and `len` is its length. The kernel only reads the number.
+    // SAFETY: the pointer is to a number, and `len` is its length. The kernel only reads the
+    // number.
     let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, ptr::from_ref(&value).cast(), len) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

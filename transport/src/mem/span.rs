@@ -140,8 +140,9 @@ impl<'a> Span<'a> {
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) })
     }
 
-    /// Atomically adds `add` to the word, and returns the old value. Values are in the byte order of
-    /// this machine. Returns `None` if the span is not a whole word (8 bytes at a multiple of 8).
+    /// Atomically adds `add` to the word, and returns the old value. Values are in the byte order
+    /// of this machine. Returns `None` if the span is not a whole word (8 bytes at a multiple of
+    /// 8).
     ///
     /// The operation is one of the processor, without attempts that can fail. So a peer that has
     /// mapped the word and writes it continuously cannot keep others from it.
@@ -149,8 +150,8 @@ impl<'a> Span<'a> {
         Some(self.word()?.fetch_add(add, Ordering::SeqCst))
     }
 
-    /// Atomically replaces the word by `swap` if its value is `expected`, and returns the old value;
-    /// otherwise the same as [`Span::fetch_add`].
+    /// Atomically replaces the word by `swap` if its value is `expected`, and returns the old
+    /// value; otherwise the same as [`Span::fetch_add`].
     pub(crate) fn compare_swap(self, expected: u64, swap: u64) -> Option<u64> {
         match self.word()?.compare_exchange(expected, swap, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(old) | Err(old) => Some(old),

@@ -34,9 +34,10 @@ const MOST_KIB: f64 = (1_u64 << 40) as f64;
 pub struct Entry {
     /// The name of the rank's host in the report.
     pub host: String,
-    /// The address at which other ranks reach this rank. Rank 0 replaces it by the address from which
-    /// the rank has connected, unless it is one of the rank's host in the list of hosts. If it is
-    /// `None`, this rank is on the host of rank 0, and the other ranks use the address of rank 0.
+    /// The address at which other ranks reach this rank. Rank 0 replaces it by the address from
+    /// which the rank has connected, unless it is one of the rank's host in the list of hosts. If
+    /// it is `None`, this rank is on the host of rank 0, and the other ranks use the address of
+    /// rank 0.
     pub address: Option<IpAddr>,
     /// The port that the rank listens on.
     pub port: u16,

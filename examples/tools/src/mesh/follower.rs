@@ -43,7 +43,8 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Makes a control connection to `root`, from the address `source`. After the time `until`, no further attempt to connect is made.
+    /// Makes a control connection to `root`, from the address `source`. After the time `until`, no
+    /// further attempt to connect is made.
     #[must_use]
     pub fn new(
         (rank, ranks): (usize, usize),
@@ -88,8 +89,9 @@ impl Follower {
         }
         let address = self.addresses[self.tried % self.addresses.len()];
         let options = ConnectOptions::new().private_data(self.hello.encode());
-        // The other ranks get the address from which this rank connects, so it is the one at which this
-        // rank listens. The embedded provider connects from the address that the routes choose.
+        // The other ranks get the address from which this rank connects, so it is the one at which
+        // this rank listens. The embedded provider connects from the address that the routes
+        // choose.
         let from_source = |&source| options.clone().source(Source::Address(source));
         let connected = match self.source.as_ref().map(from_source).map(|own| cx.connect_with(address, own)) {
             Some(Ok(conn)) => Ok(conn),

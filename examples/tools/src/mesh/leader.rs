@@ -32,9 +32,9 @@ pub struct Leader {
     coordinator: Coordinator,
     /// The number of the run, by which a link of this run is recognized.
     run: u64,
-    /// The list of hosts, one for each rank; empty if the user has given none. Only an address of this
-    /// list may differ from the one from which a rank connects. With any other address, a process could
-    /// let all ranks connect to a place that only they can reach.
+    /// The list of hosts, one for each rank; empty if the user has given none. Only an address of
+    /// this list may differ from the one from which a rank connects. With any other address, a
+    /// process could let all ranks connect to a place that only they can reach.
     hosts: Vec<String>,
     controls: Vec<Option<ControlConnection>>,
     reported_at: Instant,

@@ -1,9 +1,9 @@
 //! The directory of the receiver, and the files below it.
 //!
-//! Another process may exchange a directory and a symbolic link at any time, also between two system
-//! calls. So nothing here checks a path and then uses it. Each directory of a name is opened in the
-//! one before it, on a descriptor, and the last part of the name is used in the last descriptor. No
-//! step follows a symbolic link.
+//! Another process may exchange a directory and a symbolic link at any time, also between two
+//! system calls. So nothing here checks a path and then uses it. Each directory of a name is opened
+//! in the one before it, on a descriptor, and the last part of the name is used in the last
+//! descriptor. No step follows a symbolic link.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};

@@ -330,7 +330,8 @@ impl FileServer {
     }
 }
 
-/// Returns true if a file could not be opened because it is a symbolic link, a directory or a socket.
+/// Returns true if a file could not be opened because it is a symbolic link, a directory or a
+/// socket.
 fn is_no_file(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ELOOP | Errno::EISDIR | Errno::ENXIO))
 }

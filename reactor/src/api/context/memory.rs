@@ -417,8 +417,9 @@ impl Context<'_> {
     /// may change `local` again. The peer is not notified of the write. The peer receives a message that the program
     /// sends after the write only when the written bytes are in place. A write uses no credit.
     ///
-    /// If the connection ends before the write has ended, for example because this process is killed, the peer's memory
-    /// may have a part of the bytes, usually the first ones. The peer is only notified of the end of the connection.
+    /// If the connection ends before the write has ended, for example because this process is
+    /// killed, the peer's memory may have a part of the bytes, usually the first ones. The peer is
+    /// only notified of the end of the connection.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};

@@ -433,15 +433,16 @@ impl Context<'_> {
         self.driver.now()
     }
 
-    /// Logs at `warn` that a peer has violated the protocol of the program. A peer can cause such lines as often as it
-    /// likes, so their number is limited as that of the reactor's own lines: in 10 s, a host causes one such line, and
-    /// all hosts together cause 256 lines. The line begins with the id of the connection.
+    /// Logs at `warn` that a peer has violated the protocol of the program. A peer can cause such
+    /// lines as often as it likes, so their number is limited as that of the reactor's own lines:
+    /// in 10 s, a host causes one such line, and all hosts together cause 256 lines. The line
+    /// begins with the id of the connection.
     ///
     /// ```
     /// # use rdma_reactor::{ConnectionId, Context};
     /// fn judge(cx: &mut Context<'_>, conn: ConnectionId, kind: u8) {
     ///     if kind > 3 {
-    ///         cx.log_violation(conn, format_args!("a request of the kind {kind}, which is not known"));
+    ///         cx.log_violation(conn, format_args!("a request of an unknown kind, {kind}"));
     ///         cx.close(conn);
     ///     }
     /// }
@@ -452,7 +453,8 @@ impl Context<'_> {
         }
     }
 
-    /// Logs at `warn` that an operation on a connection has failed. The number of such lines per host is limited.
+    /// Logs at `warn` that an operation on a connection has failed. The number of such lines per
+    /// host is limited.
     #[cfg(feature = "tokio")]
     pub(crate) fn log_failure(&mut self, conn: ConnectionId, why: fmt::Arguments<'_>) {
         crate::driver::failure_log!(self.driver, conn, "{why}");

@@ -108,9 +108,9 @@ fn an_undecided_request_is_rejected_in_time() {
     bench.iwarp.accept(other, &ConnectParam::default(), bench.now).unwrap();
 }
 
-/// For a connection within the host, the policy decides if this side requests a CRC. A peer that does
-/// not show that it sees the same path counts as one of another host. The connection uses a CRC if
-/// either peer requests it.
+/// For a connection within the host, the policy decides if this side requests a CRC. A peer that
+/// does not show that it sees the same path counts as one of another host. The connection uses a
+/// CRC if either peer requests it.
 #[test]
 fn a_crc_within_the_host_is_asked_for_by_either_side() {
     let path = |peer: &TcpStream| {

@@ -25,8 +25,8 @@ struct FaultyNet {
     inner: TcpNet,
     /// False if no Unix socket can be accepted any more.
     accepts: bool,
-    /// False if the Unix socket that was accepted cannot move to the completion channel, because the
-    /// system watches too many descriptors.
+    /// False if the Unix socket that was accepted cannot move to the completion channel, because
+    /// the system watches too many descriptors.
     promotes: bool,
     /// True if each peer that connects to the Unix listener belongs to another user.
     refuses: bool,
@@ -321,8 +321,8 @@ fn an_attempt_times_out_while_shared_memory_is_set_up() {
     }
 }
 
-/// Forwards one connection to `to`, as a proxy does. Returns the address of the proxy. Sends the flags
-/// of the MPA reply to `flags`.
+/// Forwards one connection to `to`, as a proxy does. Returns the address of the proxy. Sends the
+/// flags of the MPA reply to `flags`.
 fn proxy(to: SocketAddr, flags: mpsc::Sender<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -341,8 +341,9 @@ fn proxy(to: SocketAddr, flags: mpsc::Sender<u8>) -> SocketAddr {
     address
 }
 
-/// Both ends of each TCP connection of a proxy are on this host. But a proxy may count or cut what it
-/// forwards, and two proxies may be on two hosts. So the connection stays on its stream, with a CRC.
+/// Both ends of each TCP connection of a proxy are on this host. But a proxy may count or cut what
+/// it forwards, and two proxies may be on two hosts. So the connection stays on its stream, with a
+/// CRC.
 #[test]
 fn a_connection_through_a_proxy_is_one_between_hosts() {
     let cases = [(0, true), (0, false), (1, true), (1, false), (2, true), (2, false)];
