@@ -276,16 +276,36 @@ impl Outgoing {
     }
 
     /// Writes the record of a whole Send to the ring. `put` writes the payload. The payload has `len` bytes, at most
-    /// [`INLINE`]. Returns false if the ring is full. The caller has checked [`Outgoing::is_clear`].
+    /// [`INLINE`]. Returns false if the ring is full, although the peer's position was loaded again.
+    /// The caller has checked [`Outgoing::is_clear`].
     #[inline]
     pub(super) fn message<S: Segment>(&mut self, segment: &S, len: usize, put: impl FnOnce(&S, usize)) -> bool {
         let header = RecordHeader { flags: LAST, ..RecordHeader::new(RecordKind::Send, len as u32) };
         let size = header.size();
-        let Some(at) = self.ring.reserve(segment, size) else { return false };
+        let mut at = self.ring.reserve(segment, size);
+        if at.is_none() && self.load_tail(segment) == Ok(true) {
+            at = self.ring.reserve(segment, size);
+        }
+        let Some(at) = at else { return false };
         segment.poke(at, header.emit());
         put(segment, at + WORD);
         self.ring.commit(size);
         true
+    }
+
+    /// Reserves a record in the ring, and `len` bytes in the staging buffer. Returns their offsets.
+    fn reserve_both<S: Segment>(&mut self, segment: &S, record: usize, len: usize) -> Option<(usize, usize)> {
+        Some((self.ring.reserve(segment, record)?, self.staging.reserve(len)?.0))
+    }
+
+    /// Loads the position up to which the peer has released records. Returns true if the position
+    /// has changed. The caller must see to it that [`Outgoing::reap`] follows.
+    fn load_tail<S: Segment>(&mut self, segment: &S) -> Result<bool, InvalidPosition> {
+        let changed = self.ring.refresh_tail(segment)?;
+        if changed {
+            self.staging.consumed(self.ring.tail());
+        }
+        Ok(changed)
     }
 
     /// Records that the Send of this work request was written by [`Outgoing::message`]. Returns the completion of the
@@ -319,10 +339,11 @@ impl Outgoing {
             slot: self.staging.slot,
             ..RecordHeader::new(RecordKind::Send, len as u32)
         };
-        let (Some(at), Some((offset, _))) = (self.ring.reserve(segment, header.size()), self.staging.reserve(len))
-        else {
-            return false;
-        };
+        let mut room = self.reserve_both(segment, header.size(), len);
+        if room.is_none() && self.load_tail(segment) == Ok(true) {
+            room = self.reserve_both(segment, header.size(), len);
+        }
+        let Some((at, offset)) = room else { return false };
         let Some(memory) = &self.staging.memory else { return false };
         let mut place = offset;
         for part in parts {
@@ -415,9 +436,7 @@ impl Outgoing {
     /// Loads the position up to which the peer has released records, and completes the work requests that are done.
     /// Returns an error if the position is invalid.
     pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), InvalidPosition> {
-        if self.ring.refresh_tail(segment)? {
-            self.staging.consumed(self.ring.tail());
-        }
+        self.load_tail(segment)?;
         while let Some(&(front, until)) = self.inflight.front() {
             let waits = match until {
                 CompletionCondition::InOrder => false,
@@ -966,6 +985,7 @@ mod tests {
         assert_eq!((done.len(), records.pop(), records.contains(&true)), (1, Some(true), false));
         assert_eq!(region.read(SIZE / 2, 8), [7; 8], "the middle of the write was not written directly");
     }
+
     /// The lending of a region ends while the local side reads from its window, so the peer may have
     /// written other bytes during the copy. The read does not complete: a request follows it.
     #[test]
@@ -996,5 +1016,26 @@ mod tests {
         assert!(windows.has_ended(&segment, slot) && done.is_empty(), "{done:?}");
         let awaited = outgoing.front().expect("a request");
         assert_eq!((awaited.done, awaited.len), (0, SIZE));
+    }
+
+    /// A sender of short messages does not wait for a work request to complete, so nothing else
+    /// loads the position up to which the peer has released records. A ring that has room again
+    /// takes the next message at once.
+    #[test]
+    fn a_full_ring_is_looked_at_again() {
+        let here = SegmentSide::Active.outgoing();
+        let segment = MappedSegment::new(Memory::new_shared(LEN, Sharing::Write).expect("memory"));
+        let (mut outgoing, mut ring) = (Outgoing::new(here, (1, 1)), Consumer::new(here));
+        for _ in 0..3 {
+            while outgoing.message(&segment, INLINE, |_, _| {}) {}
+            outgoing.ring.publish(&segment);
+            assert!(ring.available(&segment).expect("a valid position") > 0);
+            while ring.available(&segment).expect("a valid position") > 0 {
+                let header = RecordHeader::parse(segment.peek(ring.next_record())).expect("a record");
+                ring.advance(header.size());
+            }
+            ring.release(&segment);
+        }
+        assert!(outgoing.message(&segment, INLINE, |_, _| {}), "the ring is empty");
     }
 }
