@@ -112,7 +112,9 @@ pub(crate) enum Action {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// The pending callbacks in order. If `arrived` is set, the callback for that message is made before all of these.
-    pub(crate) events: VecDeque<(ConnectionId, Event)>,
+    events: VecDeque<(ConnectionId, Event)>,
+    /// The number of callbacks in `events` that are for new connections.
+    connected: usize,
     /// A message that arrived while no other callback was pending, which is the usual case. Such a message is stored here and not in
     /// `events`, because that costs less time.
     pub(crate) arrived: Option<(ConnectionId, Arrived)>,
@@ -129,18 +131,43 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
+    /// Adds a callback behind all pending ones.
+    #[inline]
+    pub(crate) fn push_event(&mut self, id: ConnectionId, event: Event) {
+        self.connected += usize::from(matches!(event, Event::Connected));
+        self.events.push_back((id, event));
+    }
+
     /// Removes the next callback and returns it. `None` if no callback is pending.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
-        match self.arrived.take() {
-            Some((id, arrived)) => Some((id, Event::Message(arrived))),
-            None => self.events.pop_front(),
+        if let Some((id, arrived)) = self.arrived.take() {
+            return Some((id, Event::Message(arrived)));
         }
+        let next = self.events.pop_front()?;
+        self.connected -= usize::from(matches!(next.1, Event::Connected));
+        Some(next)
+    }
+
+    /// Removes the pending callbacks for which `keeps` returns false.
+    pub(crate) fn retain_events(&mut self, mut keeps: impl FnMut(ConnectionId, &mut Event) -> bool) {
+        let connected = &mut self.connected;
+        self.events.retain_mut(|(id, event)| {
+            let kept = keeps(*id, event);
+            *connected -= usize::from(!kept && matches!(event, Event::Connected));
+            kept
+        });
+    }
+
+    /// Returns true if a callback other than that for `arrived` is pending.
+    #[inline]
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// Returns true if the callback for a new connection is pending.
     #[inline]
-    pub(crate) fn has_connected(&self) -> bool {
-        !self.events.is_empty() && self.events.iter().any(|(_, event)| matches!(event, Event::Connected))
+    pub(crate) const fn has_connected(&self) -> bool {
+        self.connected > 0
     }
 }

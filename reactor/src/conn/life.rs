@@ -8,7 +8,7 @@ use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::{Failure, WcStatus};
 
 use super::credit::{ReceiveWindow, SendWindow};
-use super::effects::{Action, Effects, Event};
+use super::effects::{Action, Event};
 use super::evidence::Evidence;
 use super::frame::MessageKind;
 use super::greeting::Greeting;
@@ -339,9 +339,9 @@ impl Connection {
         if let State::Closing(closing) = &mut self.state {
             closing.mute();
         }
-        let Env { effects: Effects { events, .. }, buffers, .. } = env;
+        let Env { effects, buffers, .. } = env;
         let (id, shared) = (self.id, self.receives.is_shared());
-        events.retain_mut(|(of, event)| *of != id || !is_muted(event, buffers, shared));
+        effects.retain_events(|of, event| of != id || !is_muted(event, buffers, shared));
     }
 
     /// Begins to end the connection, or adds evidence to an end that has begun. The connection has ended when its queues are flushed.

@@ -357,7 +357,7 @@ impl Connection {
     /// Adds a callback to the outputs.
     #[inline]
     fn tell(&self, env: &mut Env<'_>, event: Event) {
-        env.effects.events.push_back((self.id, event));
+        env.effects.push_event(self.id, event);
     }
 
     /// Adds an action to the outputs.

@@ -67,7 +67,7 @@ impl Driver {
     pub(crate) fn has_work(&self) -> bool {
         // If a send that was made outside of a turn has completed when it was posted, its callback is pending. After stage 7, the program
         // or a timer may have released what a refused send waits for.
-        let calls = !self.effects.events.is_empty() || !self.effects.to_ask.is_empty();
+        let calls = self.effects.has_events() || !self.effects.to_ask.is_empty();
         let stages = self.stages.intersects(Stages::WORK);
         // The poll before a sleep may have passed the last completion of an ended connection, whose
         // receives are then free for connections that wait.
