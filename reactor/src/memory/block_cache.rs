@@ -13,7 +13,8 @@ use rdma_transport::mr::{MemoryRegion, RemoteKey};
 use super::budget::MemoryUse;
 use crate::id::ConnectionId;
 
-/// The largest number of blocks that are kept. There is a limit because [`BlockCache::take`] examines all blocks.
+/// The largest number of blocks that are kept. There is a limit because [`BlockCache::take`] and
+/// [`BlockCache::take_of_key`] examine all blocks.
 const MOST: usize = 256;
 
 /// The length of a block is the length of its message, rounded up to a multiple of a step. To get the step, the length
@@ -121,13 +122,16 @@ impl BlockCache {
         self.drop_where(|block| block.purpose.peer == Some(id))
     }
 
-    /// Removes all blocks that have this remote key on this device and are kept for the peer of this connection, and
-    /// returns them. There is at most one such block, because keys are unique on a device.
-    pub(super) fn drop_of_key(&mut self, device: usize, peer: ConnectionId, key: RemoteKey) -> Vec<Block> {
-        self.drop_where(|block| {
+    /// Removes the block that has this remote key on this device and is kept for the peer of this
+    /// connection, and returns it. There is at most one, because keys are unique on a device.
+    pub(super) fn take_of_key(&mut self, device: usize, peer: ConnectionId, key: RemoteKey) -> Option<Block> {
+        let at = self.blocks.iter().position(|block| {
             let Purpose { device: of, peer: reader, .. } = block.purpose;
             of == device && reader == Some(peer) && block.registered.remote_key == key
-        })
+        })?;
+        let block = self.blocks.remove(at)?;
+        self.bytes -= block.memory.len();
+        Some(block)
     }
 
     /// Removes all blocks that no message has used since the last call, and returns them.
@@ -244,10 +248,9 @@ mod tests {
         // find this block.
         keep(&mut kept, MIB, 2, Purpose { device: 1, ..purpose(MemoryUse::Copied, Some(conn)) });
         assert!(
-            kept.drop_of_key(0, other, RemoteKey(2)).is_empty() && kept.drop_of_key(2, conn, RemoteKey(2)).is_empty()
+            kept.take_of_key(0, other, RemoteKey(2)).is_none() && kept.take_of_key(2, conn, RemoteKey(2)).is_none()
         );
-        let gone = kept.drop_of_key(0, conn, RemoteKey(2));
-        assert_eq!(gone.iter().map(|block| block.purpose.device).collect::<Vec<_>>(), [0]);
+        assert_eq!(kept.take_of_key(0, conn, RemoteKey(2)).map(|block| block.purpose.device), Some(0));
         assert_eq!(kept.drop_of_peer(conn).len(), 3);
         assert_eq!(kept.bytes(), MIB);
     }

@@ -1,5 +1,6 @@
 //! The table of a reactor's regions. It registers memory, knows which peers have rights to it, and deregisters it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -87,6 +88,9 @@ pub(crate) struct Removed {
 #[derive(Debug)]
 pub(crate) struct Registry {
     regions: Slab<Registration>,
+    /// The regions to which a peer has rights, by device and remote key. A peer chooses how often
+    /// and with which key it sends a Send with Invalidate.
+    exposed: BTreeMap<(usize, u32), Key>,
     kept: BlockCache,
     drop_channel: DropChannel,
     dropped: Receiver<Key>,
@@ -102,6 +106,7 @@ impl Registry {
         let drop_channel = DropChannel { dropped: sender, wake };
         Self {
             regions: Slab::default(),
+            exposed: BTreeMap::new(),
             kept: BlockCache::new(keep, page_size()),
             drop_channel,
             dropped,
@@ -260,19 +265,24 @@ impl Registry {
         account: MemoryUse,
     ) -> Region {
         let (device, len, address) = (target.device, memory.len(), memory.address());
+        let peers = memory.expose(access);
+        let is_exposed = peers.is_some();
         let key = self.regions.insert(Registration {
             region: registered,
             block: if account == MemoryUse::Program { None } else { memory.share() },
             access,
             device,
             users: Arc::clone(memory.users()),
-            peers: memory.expose(access),
+            peers,
             connection,
             timer: None,
             len,
             account,
             of: target.connection(),
         });
+        if is_exposed {
+            self.exposed.insert((device, registered.remote_key.0), key);
+        }
         let remote = RemoteRegion { address, len: len as u64, key: registered.remote_key.0 };
         Region::new(memory, key, registered.local_key, remote, device, self.drop_channel.clone())
     }
@@ -346,6 +356,12 @@ impl Registry {
     /// removed. Removes this state from the region's entry. Returns `None` if there is no such region.
     fn without_peers(&mut self, key: Key) -> Option<RightsEnded> {
         let registration = self.regions.get_mut(key)?;
+        // A device that was removed and has returned may have given the remote key to another
+        // region.
+        let name = (registration.device, registration.region.remote_key.0);
+        if self.exposed.get(&name) == Some(&key) {
+            self.exposed.remove(&name);
+        }
         Some(RightsEnded { key, timer: registration.timer.take(), connection: registration.connection.take() })
     }
 
@@ -353,26 +369,30 @@ impl Registry {
     /// region with this key, revokes them and returns the state that the caller cleans up. Otherwise deregisters the kept block with this
     /// key, if there is one, and returns `None`. Also returns `None` if the device failed to revoke the key.
     ///
-    /// The search needs the device, because a key is unique only on one device. The search skips regions to which only the peer of another
-    /// connection has rights.
+    /// A key is unique only on one device. A region to which only the peer of another connection has
+    /// rights is not revoked.
     pub(crate) fn invalidated(
         &mut self,
         providers: &mut Providers,
         (device, by): (usize, ConnectionId),
         remote: RemoteKey,
     ) -> Option<RightsEnded> {
-        let found = self.regions.iter().find(|(_, registration)| {
-            let may = registration.device == device && registration.connection.is_none_or(|owner| owner == by);
-            registration.region.remote_key == remote
-                && registration.peers.is_some()
-                && (may || crate::planted("keys-without-their-device"))
-        });
+        let found = if crate::planted("keys-without-their-device") {
+            self.exposed.iter().find(|((_, key), _)| *key == remote.0).map(|(_, &key)| key)
+        } else {
+            let of_peer = |key: &Key| {
+                self.regions
+                    .get(*key)
+                    .is_some_and(|registration| registration.connection.is_none_or(|owner| owner == by))
+            };
+            self.exposed.get(&(device, remote.0)).copied().filter(of_peer)
+        };
         match found {
             // The local side revokes the key as well, because the peer's message does not prove that the device has
             // invalidated the key.
-            Some((key, _)) => self.revoke(providers, key).unwrap_or(None),
+            Some(key) => self.revoke(providers, key).unwrap_or(None),
             None => {
-                let gone = self.kept.drop_of_key(device, by, remote);
+                let gone = self.kept.take_of_key(device, by, remote);
                 self.drop_blocks(providers, gone);
                 None
             }
@@ -470,7 +490,7 @@ impl Registry {
         Ok(())
     }
 
-    fn drop_blocks(&mut self, providers: &mut Providers, blocks: Vec<Block>) {
+    fn drop_blocks(&mut self, providers: &mut Providers, blocks: impl IntoIterator<Item = Block>) {
         for block in blocks {
             self.deregister(providers, block.purpose.device, block.registered.id);
         }
