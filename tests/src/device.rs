@@ -22,7 +22,7 @@ pub fn config() -> Config {
         .buffer_size(4096)
         .receive_depth(16)
         .send_depth(16)
-        .completions(|c| c.queue = 2048)
+        .completions(|c| c.queue = Some(2048))
         .timeouts(|t| t.connect = PATIENCE)
         .timeouts(|t| t.handshake = PATIENCE)
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(1), Duration::from_secs(6)))

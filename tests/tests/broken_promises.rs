@@ -64,7 +64,7 @@ fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
             let twice = Twice::new(embedded, kind);
             let struck = twice.struck();
             // Completion queues of this length have room for one connection only, so each connection gets its own completion queue.
-            let config = config().completions(|completions| completions.queue = 130);
+            let config = config().completions(|completions| completions.queue = Some(130));
             let poller = Box::new(MioPoller::new().expect("a poller"));
             let parts = Parts { providers: vec![Box::new(twice)], poller, clock: Box::new(SystemClock) };
             p.client = Reactor::with_parts(config, parts).expect("a reactor");

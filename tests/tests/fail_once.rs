@@ -40,7 +40,10 @@ fn port(node: usize) -> SocketAddr {
 }
 
 fn config(shared: Option<u32>) -> Config {
-    life::config().completions(|c| c.queue = 64 + shared.unwrap_or(0)).shared_receives(shared).contain_panics(true)
+    life::config()
+        .completions(|c| c.queue = Some(64 + shared.unwrap_or(0)))
+        .shared_receives(shared)
+        .contain_panics(true)
 }
 
 /// The most that a failed call may cost the program.

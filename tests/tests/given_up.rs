@@ -154,7 +154,8 @@ fn mark(buffer: &mut SendBuffer, number: usize) {
 fn each_way(test: impl Fn(How, Config)) {
     for how in [How::Fails, How::Removed] {
         for shared in [None, Some(64)] {
-            let config = life::config().shared_receives(shared).completions(|c| c.queue = 64 + shared.unwrap_or(0));
+            let config =
+                life::config().shared_receives(shared).completions(|c| c.queue = Some(64 + shared.unwrap_or(0)));
             println!("{how:?}, shared receives: {shared:?}");
             test(how, config);
         }
@@ -288,7 +289,7 @@ fn messages_outlive_their_device() {
             let mut world = World::new(
                 config
                     .receive_depth(32)
-                    .completions(|c| c.queue = 256)
+                    .completions(|c| c.queue = Some(256))
                     .large_messages(|l| l.max_message = 4 << 10)
                     .large_messages(|l| l.memory = transfer_memory),
             );

@@ -51,11 +51,11 @@ fn settings_out_of_range_name_the_range() {
              (buffer_size + 24, rounded up to 64) x (receives + send_depth + 2)",
         ),
         (
-            config(|c| small(c).completions(|c| c.queue = 129)),
+            config(|c| small(c).completions(|c| c.queue = Some(129))),
             "completions.queue is 129: it must be at least 130, the sends, receives and shared receives of one connection",
         ),
         (
-            config(|c| c.completions(|c| c.queue = u32::MAX)),
+            config(|c| c.completions(|c| c.queue = Some(u32::MAX))),
             "completions.queue is 4294967295: it must be 1 to 16,777,216",
         ),
         (

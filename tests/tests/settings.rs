@@ -126,7 +126,7 @@ fn options_out_of_range_are_refused() {
 #[test]
 fn queues_are_cut_to_the_device() {
     with_watchdog("queues_are_cut_to_the_device", || {
-        let settings = config().send_depth(100).receive_depth(200).max_inline(32).completions(|c| c.queue = 5000);
+        let settings = config().send_depth(100).receive_depth(200).max_inline(32).completions(|c| c.queue = Some(5000));
         let cases = [(4096, 256, 32_767, (102, 200, 32, 5000)), (16, 8, 1000, (16, 16, 8, 1000))];
         for (depth, inline, entries, expected) in cases {
             let (mut p, record) = recorded(settings.clone(), |capabilities| {

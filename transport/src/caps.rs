@@ -65,6 +65,10 @@ bitflags! {
         /// completes when TCP has accepted its bytes: only the response to a later operation, such as a Read, proves
         /// that the data was placed.
         const ACKNOWLEDGED_WRITES = 1 << 19;
+        /// The memory of a completion queue grows with the completions that are in the queue, as in
+        /// a provider in software. So one queue of the largest size is enough for all connections,
+        /// and costs no more than a small one.
+        const GROWING_COMPLETION_QUEUES = 1 << 20;
     }
 }
 

@@ -8,8 +8,10 @@ use rdma_transport::caps::Moderation;
 #[non_exhaustive]
 pub struct CompletionSettings {
     /// Number of entries of a completion queue, or the device's limit if that is lower. If the connections of a device
-    /// need more entries, the reactor creates further queues. Default: 16,384.
-    pub queue: u32,
+    /// need more entries, the reactor creates further queues. Each poll looks at all of them. Default: `None`, which is
+    /// the device's limit if the memory of its queues grows with the completions in them, as in the embedded provider,
+    /// and otherwise 16,384.
+    pub queue: Option<u32>,
     /// The completion vector of the completion queues. It selects the interrupt that reports their events, and so the
     /// processor that handles the interrupt. Range: 0 to one less than `Capabilities::completion_vectors`. The first
     /// use of a device fails if the device has several vectors but not this one. If the device has only one vector, the
@@ -31,6 +33,6 @@ pub struct CompletionSettings {
 
 impl Default for CompletionSettings {
     fn default() -> Self {
-        Self { queue: 16 << 10, vector: None, moderation: None, per_turn: 1024 }
+        Self { queue: None, vector: None, moderation: None, per_turn: 1024 }
     }
 }

@@ -186,7 +186,7 @@ impl Config {
             .max_pending(16)
             .max_memory(4 << 20)
             .handle_queue(256)
-            .completions(|completions| completions.queue = 1024)
+            .completions(|completions| completions.queue = Some(1024))
             .large_messages(|large| (large.max_message, large.memory, large.cache) = (1 << 20, 2 << 20, 0))
     }
 
@@ -565,9 +565,10 @@ impl Config {
         )?;
         let shared = self.shared_receives.map_or(0, |receives| receives + self.send_slots());
         let room = u64::from(self.completion_room().max(shared));
-        let queue = u64::from(self.completions.queue);
-        check_least("completions.queue", queue, room, "the sends, receives and shared receives of one connection")?;
-        check("completions.queue", queue, 1, 1 << 24, "1 to 16,777,216")?;
+        if let Some(queue) = self.completions.queue.map(u64::from) {
+            check_least("completions.queue", queue, room, "the sends, receives and shared receives of one connection")?;
+            check("completions.queue", queue, 1, 1 << 24, "1 to 16,777,216")?;
+        }
         if let Some(Moderation { completions, microseconds }) = self.completions.moderation {
             let most = u64::from(u16::MAX);
             check("completions.moderation.completions", completions.into(), 1, most, "1 to 65,535")?;
@@ -625,7 +626,7 @@ mod tests {
         assert!(Config::default().max_memory(130 * 8256).validate().is_ok());
         let error = Config::default().max_memory(130 * 8256 - 1).validate().unwrap_err().to_string();
         assert!(error.starts_with("max_memory is 1073279: it must be at least 1073280, the buffers"), "{error}");
-        assert!(Config::default().completions(|c| c.queue = 10).validate().is_err());
+        assert!(Config::default().completions(|c| c.queue = Some(10)).validate().is_err());
         assert!(
             Config::default()
                 .completions(|c| c.moderation = Some(Moderation { completions: 0, microseconds: 10 }))
@@ -639,9 +640,12 @@ mod tests {
         assert!(Config::default().iwarp(|i| i.max_handshakes = 1023).validate().is_err());
         assert!(Config::default().max_pending(8).iwarp(|i| i.max_handshakes = 8).validate().is_ok());
         assert!(Config::default().max_pending(20_000).validate().is_ok());
-        for wrong in [7, 32_769, 16_384, u32::MAX] {
+        for wrong in [7, 32_769, u32::MAX] {
             assert!(Config::default().shared_receives(Some(wrong)).validate().is_err());
         }
+        let many = Config::default().shared_receives(Some(16_384));
+        assert!(many.clone().validate().is_ok());
+        assert!(many.completions(|c| c.queue = Some(16_384)).validate().is_err(), "no entry is left for sends");
         let second = Duration::from_secs(1);
         assert!(
             Config::default().timeouts(|t| (t.keepalive_interval, t.keepalive) = (second, second)).validate().is_err()

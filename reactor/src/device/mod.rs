@@ -84,8 +84,8 @@ pub(crate) struct Device {
     pub(crate) queues: QpAttr,
     /// The completion vector on which this device's completion queues raise their events.
     vector: u32,
-    /// The device's limit on the number of entries of a completion queue.
-    max_completion_queue: u32,
+    /// The number of entries of a new completion queue, unless a connection needs more.
+    completion_queue: u32,
     /// The features of the device. This field and `max_message` (the length of the device's longest message, in bytes)
     /// are copies, because connections check both values for each operation.
     pub(crate) features: Features,
@@ -128,6 +128,14 @@ pub(crate) fn register(
     Ok((memory, region.local_key))
 }
 
+/// Returns the number of entries of a device's completion queues: the configured one (`asked`), or
+/// as many as the device allows if that costs no memory, up to the device's limit.
+fn completion_queue(asked: Option<u32>, device: Option<&DeviceInfo>) -> u32 {
+    let Some(DeviceInfo { capabilities, .. }) = device else { return asked.unwrap_or(DEFAULT_ENTRIES) };
+    let grows = capabilities.features.contains(Features::GROWING_COMPLETION_QUEUES);
+    asked.unwrap_or(if grows { u32::MAX } else { DEFAULT_ENTRIES }).min(capabilities.max_completion_queue)
+}
+
 /// Returns the completion vector for a device's queues: the configured one (`asked`), or one derived from the number of
 /// the reactor, so that the reactors of a process use different vectors.
 fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 {
@@ -144,6 +152,9 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
         None => reactor % vectors,
     }
 }
+
+/// The number of entries of a completion queue whose memory is allocated with the queue.
+const DEFAULT_ENTRIES: u32 = 16 << 10;
 
 const SHARED_RECEIVES: &str = "shared receive queues on this device";
 
@@ -207,7 +218,7 @@ impl Device {
             buffer_size: config.buffer_size.min(longest),
             queues: info.map_or(queues, |info| queues.clamped(info)),
             vector: vector(config.completions.vector, reactor, info),
-            max_completion_queue: info.map_or(u32::MAX, |info| info.capabilities.max_completion_queue),
+            completion_queue: completion_queue(config.completions.queue, info),
             features: info.map_or(Features::empty(), |info| info.capabilities.features),
             max_message: info.map_or(0, |info| info.capabilities.max_message),
             claims: 0,
@@ -338,7 +349,7 @@ impl Device {
         let index = match self.with_room(provider, entries, false) {
             Some(index) => index,
             None => {
-                let size = config.completions.queue.min(self.max_completion_queue).max(entries);
+                let size = self.completion_queue.max(entries);
                 let attr = CqAttr { entries: size, vector: self.vector, moderation: config.completions.moderation };
                 let id = provider.create_cq(self.id, &attr)?;
                 let new = CompletionQueue::new(id, size);

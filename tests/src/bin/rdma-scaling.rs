@@ -52,9 +52,7 @@ fn config(settings: &str) -> std::result::Result<Config, String> {
     match settings {
         "default" => Ok(usual),
         "small" => Ok(usual.receive_depth(8).send_depth(8).buffer_size(1024)),
-        "shared" => {
-            Ok(usual.send_depth(8).buffer_size(1024).shared_receives(Some(32_768)).completions(|c| c.queue = 1 << 16))
-        }
+        "shared" => Ok(usual.send_depth(8).buffer_size(1024).shared_receives(Some(32_768))),
         "shm" => Ok(usual.receive_depth(8).send_depth(8).buffer_size(1024).provider(ProviderChoice::Shm)),
         other => Err(format!("{other:?} are no settings: say default, small, shared or shm")),
     }

@@ -217,7 +217,7 @@ impl Setup {
         let config = if self.flushes { config.timeouts(|t| t.flush = PATIENCE) } else { config };
         let config = config.completions(|c| c.vector = self.vector);
         let config = match self.completions {
-            Some(entries) => config.completions(|c| c.queue = entries),
+            Some(entries) => config.completions(|c| c.queue = Some(entries)),
             None => config,
         };
         match self.secured {

@@ -18,7 +18,8 @@ pub fn many_connections(setup: &Setup) {
     drop(Pair::new(setup, setup.config(), Probe::default(), Probe::default()));
     let descriptors = open_descriptors();
     {
-        let config = setup.config().receive_depth(8).send_depth(8).buffer_size(256).completions(|c| c.queue = 4096);
+        let config =
+            setup.config().receive_depth(8).send_depth(8).buffer_size(256).completions(|c| c.queue = Some(4096));
         let progress: Rc<RefCell<BTreeMap<usize, u32>>> = Rc::default();
         let counts = Rc::clone(&progress);
         let mut c = Probe::new(move |cx, event| match event {

@@ -189,7 +189,7 @@ fn config(rng: &mut Rng, is_server: bool) -> Config {
         .large_messages(|l| l.memory = rng.pick(&[4 << 10, 1 << 20]))
         .large_messages(|l| l.max_message = 4 << 10)
         .large_messages(|l| l.eager_limit = rng.pick(&[0, 512, 64 << 10]));
-    config.completions(|c| c.queue = 64 + shared.unwrap_or(0))
+    config.completions(|c| c.queue = Some(64 + shared.unwrap_or(0)))
 }
 
 impl World {

@@ -145,7 +145,7 @@ fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>, secured: Sec
         .receive_depth(options.receive_depth)
         .send_depth(options.send_depth)
         .shared_receives(shared)
-        .completions(|c| c.queue = options.per_queue * room + shared.unwrap_or(0))
+        .completions(|c| c.queue = Some(options.per_queue * room + shared.unwrap_or(0)))
         .completions(|c| c.per_turn = options.completions_per_turn)
         .fairness(options.fairness.0, options.fairness.1)
         .max_connections(options.max_connections)

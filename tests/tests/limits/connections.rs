@@ -99,7 +99,7 @@ fn beside_idle(server: Config, tries: usize) -> usize {
 #[test]
 fn idle_connections_of_one_host_leave_slots_for_others() {
     let fair = |config: Config| config.max_connections_per_host(20);
-    let small = fair(Config::small().max_memory(64 << 20).max_pending(1_024)).completions(|c| c.queue = 4_096);
+    let small = fair(Config::small().max_memory(64 << 20).max_pending(1_024)).completions(|c| c.queue = Some(4_096));
     for (server, tries, limit) in [
         (fair(Config::default()), 4_200, 4_001),
         (small.clone().max_connections(400), 420, 400),

@@ -133,6 +133,7 @@ impl<N: Net> Iwarp<N> {
             | Features::SEND_WITH_INVALIDATE
             | Features::REMOTE_INVALIDATION
             | Features::SHARED_RECEIVE_QUEUE
+            | Features::GROWING_COMPLETION_QUEUES
             | if config.extensions { EXTENSIONS | Features::EXTENSIONS_BY_AGREEMENT } else { Features::empty() };
         let has_datagrams = net.has_packets() && config.shared_memory != SharedMemoryPolicy::Require;
         let of_datagrams = if has_datagrams { Features::DATAGRAMS | Features::MULTICAST } else { Features::empty() };

@@ -125,7 +125,7 @@ impl TalkArgs {
             .buffer_size(self.size.map_or(MAX_SIZE, |size| size.saturating_add(1)))
             .receive_depth(depth.max(5))
             .send_depth(depth)
-            .completions(|c| c.queue = (2 * depth + 16).max(16 << 10))
+            .completions(|c| c.queue = Some((2 * depth + 16).max(16 << 10)))
             .iwarp(|i| i.crc = if self.no_crc { CrcPolicy::Off } else { CrcPolicy::default() })
     }
 }

@@ -299,7 +299,7 @@ impl Job {
             .send_depth(send)
             // The program does not wait for send completions: answers and credits show when it may send the next message.
             .quiet_sends(self.op == Op::Send)
-            .completions(|c| c.queue = (receive + send + 2).max(1024))
+            .completions(|c| c.queue = Some((receive + send + 2).max(1024)))
             .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
             .timeouts(|t| t.connect = CONNECT)
             .iwarp(|i| {
