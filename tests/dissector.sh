@@ -118,7 +118,7 @@ text2pcap -q -D -T 40000,5000 hex made-up 2> /dev/null
 # A table of each capture: a line for each packet, with the values of its messages.
 fields=(frame.number tcp.srcport tcp.dstport iwarp_ddp.msn _ws.malformed _ws.col.Info)
 for name in kind following grant length payload sealed transfer offer.length progress.done immediate.value immediate.length \
-    handshake.part handshake.refusal greeting.path greeting.version greeting.buffer greeting.security greeting.fragments short unknown; do
+    handshake.part handshake.refusal greeting.path greeting.version greeting.buffer greeting.security short unknown; do
     fields+=("rdxr.$name")
 done
 for file in capture made-up; do
@@ -157,7 +157,6 @@ p=pingpong
 expect 'versions of greetings' '2 2' "$(show capture $p rdxr.greeting.version | joined)"
 expect 'buffers' '64 64' "$(show capture $p rdxr.greeting.buffer | joined)"
 expect 'plain' '0 0' "$(show capture $p rdxr.greeting.security | joined)"
-expect 'they join fragments' '1 1' "$(show capture $p rdxr.greeting.fragments | joined)"
 expect 'hellos' 1 "$(count capture $p 1)"
 expect 'messages of 64 bytes' 20 "$(show capture $p rdxr.length | grep -cx 64)"
 expect 'their kind, and that of the two that ask for a processor time and say it' 22 "$(count capture $p 0)"

@@ -488,7 +488,7 @@ pub enum RejectReason {
     Limits,
     /// The peer has reached one of its limits.
     Busy,
-    /// The peer's reactor is being drained. Peers with an older version of this library report `Busy` instead.
+    /// The peer's reactor is being drained.
     Draining,
     /// The two sides secure their connections in different ways. The value is the mode that the peer uses.
     Security(SecurityMode),

@@ -55,16 +55,6 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // Types of the reactor.
     ("Config", &["quiet_sends", "contain_panics", "plain_remote_memory"], "settings of the program"),
     ("Connection", &["marked", "corked"], "a corked connection is on the list to be posted, or it is not"),
-    (
-        "Greeting",
-        &["extensions", "fragments", "progress", "parting", "waiting", "landings"],
-        "features that a side has on their own",
-    ),
-    (
-        "Terms",
-        &["progress", "parting", "waiting", "landings", "extensions"],
-        "features that both sides have on their own",
-    ),
     ("RegionOptions", &["any_peer", "direct"], "wishes of the program"),
     ("Keepalive", &["owes_ping", "owes_pong"], "this side may owe the peer a ping and a pong at the same time"),
     (

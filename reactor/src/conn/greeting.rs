@@ -10,16 +10,6 @@ const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
 /// The feature bit of immediate data and atomics on the embedded provider.
 const EXTENSIONS: u8 = 1;
-/// The feature bit of a side that accepts messages in several buffers and joins them.
-const FRAGMENTS: u8 = 2;
-/// The feature bit of a side that wants progress reports from its peer while the peer fetches a large message.
-const PROGRESS: u8 = 4;
-/// The feature bit of a side that ends the connection when it receives a goodbye.
-const PARTING: u8 = 8;
-/// The feature bit of a side that accepts reports that its peer lacks the memory to fetch a message.
-const WAITING: u8 = 64;
-/// The feature bit of a side that accepts tags in offers, and refusals of its own offers.
-const LANDINGS: u8 = 128;
 /// The position of the two feature bits that contain the number of the [`SecurityMode`] of a side.
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
@@ -77,17 +67,6 @@ pub(crate) struct Greeting<'a> {
     /// True if the sender supports immediate data and atomics on the embedded provider. The connection uses them if both sides support
     /// them.
     pub(crate) extensions: bool,
-    /// True if the sender of the greeting accepts messages in several buffers and joins them.
-    pub(crate) fragments: bool,
-    /// True if the sender wants progress reports from its peer while the peer fetches a large message.
-    pub(crate) progress: bool,
-    /// True if the sender ends the connection when it receives a goodbye. A side that has sent a goodbye to such a sender can wait until
-    /// the sender ends the connection.
-    pub(crate) parting: bool,
-    /// True if the sender accepts reports that its peer lacks the memory to fetch a message.
-    pub(crate) waiting: bool,
-    /// True if the sender accepts tags in offers, and refusals of its own offers.
-    pub(crate) landings: bool,
     /// The sender's security mode. `None` if this version of the protocol does not define its number.
     pub(crate) security: Option<SecurityMode>,
     /// The reason of a refusal. Only a reject uses this field.
@@ -104,11 +83,6 @@ impl<'a> Greeting<'a> {
             buffer_size: 0,
             max_message: 0,
             extensions: false,
-            fragments: false,
-            progress: false,
-            parting: false,
-            waiting: false,
-            landings: false,
             security: Some(SecurityMode::Plain),
             reason,
             user,
@@ -121,14 +95,7 @@ impl<'a> Greeting<'a> {
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
         out.extend_from_slice(&MAGIC);
         let mode = self.security.map_or(MODE_MASK, |mode| mode as u8) << MODE_SHIFT;
-        let feature = |has, bit| if has { bit } else { 0 };
-        let features = feature(self.extensions, EXTENSIONS)
-            | feature(self.fragments, FRAGMENTS)
-            | feature(self.progress, PROGRESS)
-            | feature(self.parting, PARTING)
-            | feature(self.waiting, WAITING)
-            | feature(self.landings, LANDINGS)
-            | mode;
+        let features = mode | if self.extensions { EXTENSIONS } else { 0 };
         out.extend_from_slice(&[VERSION, self.user.len() as u8, raw(self.reason), features]);
         out.extend_from_slice(&self.window.to_le_bytes());
         out.extend_from_slice(&self.buffer_size.to_le_bytes());
@@ -161,26 +128,11 @@ impl<'a> Greeting<'a> {
         }
         let user = rest.get(..usize::from(fixed[5])).ok_or(RejectReason::NotOurs)?;
         // Feature bits that this version does not know are ignored.
-        let has = |bit| fixed[7] & bit != 0;
-        let (extensions, fragments) = (has(EXTENSIONS), has(FRAGMENTS));
-        let (progress, parting, waiting, landings) = (has(PROGRESS), has(PARTING), has(WAITING), has(LANDINGS));
+        let extensions = fixed[7] & EXTENSIONS != 0;
         let security = SecurityMode::of((fixed[7] >> MODE_SHIFT) & MODE_MASK);
         let (window, buffer_size, max_message) = (word(8), word(12), word(16));
         let reason = reason(fixed[6]);
-        Ok(Self {
-            window,
-            buffer_size,
-            max_message,
-            extensions,
-            fragments,
-            progress,
-            parting,
-            waiting,
-            landings,
-            security,
-            reason,
-            user,
-        })
+        Ok(Self { window, buffer_size, max_message, extensions, security, reason, user })
     }
 
     /// Returns the bytes of a greeting, without the padding that a transport may have added to the private data.
@@ -203,11 +155,6 @@ mod tests {
             buffer_size: 8192,
             max_message: 9,
             extensions: true,
-            fragments: true,
-            progress: true,
-            parting: true,
-            waiting: true,
-            landings: true,
             security,
             reason,
             user: b"hello",
@@ -217,16 +164,8 @@ mod tests {
         bytes.resize(196, 0);
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without the padding");
-        for (nth, bit) in [EXTENSIONS, FRAGMENTS, PROGRESS, PARTING, WAITING, LANDINGS].into_iter().enumerate() {
-            bytes[7] ^= bit;
-            let Greeting { extensions, fragments, progress, parting, waiting, landings, .. } =
-                Greeting::parse(&bytes).unwrap();
-            assert_eq!(
-                [extensions, fragments, progress, parting, waiting, landings].iter().position(|has| !has),
-                Some(nth)
-            );
-            bytes[7] ^= bit;
-        }
+        bytes[7] ^= EXTENSIONS;
+        assert!(!Greeting::parse(&bytes).unwrap().extensions);
         bytes[7] |= 0x30;
         assert_eq!(Greeting::parse(&bytes).unwrap().security, None, "an unknown mode");
         for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {

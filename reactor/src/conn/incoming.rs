@@ -50,7 +50,7 @@ pub(super) struct IncomingMessage {
     /// The number of bytes that are covered by the Reads posted so far, whether these have ended or not.
     pub(super) asked: u64,
     pub(super) done: u64,
-    /// The number of bytes that were reported to the peer as fetched. Equal to `total` if the peer does not want reports.
+    /// The number of bytes that were reported to the peer as fetched.
     pub(super) told: u64,
     /// The number of bytes to read: the message, and the authentication tags of its segments if the message is encrypted.
     pub(super) total: u64,
@@ -60,11 +60,10 @@ pub(super) struct IncomingMessage {
 
 impl IncomingMessage {
     /// Creates a message of which nothing is fetched yet. `segments` are the numbers of its segments, if the messages of the connection are
-    /// encrypted. `reports` is true if the peer wants progress reports while the message is fetched.
-    pub(super) const fn new(offer: Offer, segments: Option<Segments>, reports: bool) -> Self {
+    /// encrypted.
+    pub(super) const fn new(offer: Offer, segments: Option<Segments>) -> Self {
         let total = offer.region.len + if segments.is_some() { tail(offer.region.len) } else { 0 };
-        let told = if reports { 0 } else { total };
-        Self { offer, asked: 0, done: 0, told, total, segments, sink: Sink::Unanswered }
+        Self { offer, asked: 0, done: 0, told: 0, total, segments, sink: Sink::Unanswered }
     }
 
     pub(super) const fn is_whole(&self) -> bool {

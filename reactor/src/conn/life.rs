@@ -69,11 +69,6 @@ impl Connection {
                 buffer_size,
                 max_message: config.max_message_in_kib(),
                 extensions,
-                fragments: true,
-                progress: true,
-                parting: true,
-                waiting: true,
-                landings: true,
                 security: Some(self.peer.security.mode()),
                 reason: RejectReason::Refused,
                 user: private_data,
@@ -98,10 +93,9 @@ impl Connection {
             Framing::Credits => {
                 let max_message = u64::from(greeting.max_message) << 10;
                 let most = usize::try_from(max_message).unwrap_or(usize::MAX);
-                let eager = if greeting.fragments { config.large.eager_limit.min(most) } else { 0 };
-                let Greeting { progress, parting, waiting, landings, .. } = *greeting;
+                let eager = config.large.eager_limit.min(most);
                 let buffer_size = greeting.buffer_size.min(own) as usize;
-                Terms { buffer_size, max_message, eager, progress, parting, waiting, landings, extensions }
+                Terms { buffer_size, max_message, eager, extensions }
             }
             Framing::Raw => Terms { buffer_size: own as usize, extensions, ..Terms::default() },
         };
@@ -414,7 +408,7 @@ impl Connection {
     /// follows it. The second step disconnects.
     ///
     /// `abrupt` is true if, on this transport, a disconnect may overtake messages that were sent earlier. In this case, the local side
-    /// waits for the peer to disconnect, if the peer does so on receipt of a goodbye.
+    /// waits for the peer to disconnect, which the peer does on receipt of the goodbye.
     pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
@@ -423,7 +417,7 @@ impl Connection {
                     self.push_control(MessageKind::Goodbye, &[], None, env);
                 }
             }
-            (State::Leaving, _) if abrupt && self.terms.parting => {}
+            (State::Leaving, Framing::Credits) if abrupt => {}
             _ => self.flush_after(true, env),
         }
     }

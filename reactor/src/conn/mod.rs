@@ -125,16 +125,8 @@ pub(crate) struct Terms {
     pub(crate) buffer_size: usize,
     /// The largest message that the peer reads from the local side's memory, in bytes.
     pub(crate) max_message: u64,
-    /// The largest message that is sent as fragments, in several buffers of the peer, in bytes. 0 if the peer does not join fragments.
+    /// The largest message that is sent as fragments, in several buffers of the peer, in bytes.
     pub(crate) eager: usize,
-    /// True if the peer wants progress reports while the local side fetches a large message from it.
-    pub(crate) progress: bool,
-    /// True if the peer ends the connection when it receives a goodbye.
-    pub(crate) parting: bool,
-    /// True if the peer accepts reports that the local side waits for memory to fetch a message of the peer.
-    pub(crate) waiting: bool,
-    /// True if the peer accepts tags in offers, and refusals of its own offers.
-    pub(crate) landings: bool,
     /// True if both sides use the extensions of the embedded provider: immediate data and atomics.
     pub(crate) extensions: bool,
 }

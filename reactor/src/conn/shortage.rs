@@ -158,13 +158,11 @@ impl Connection {
         self.watch_transfers(env);
     }
 
-    /// Notes that the next message cannot get memory now. If the peer accepts reports that the local side waits for memory, such a report
-    /// becomes due.
+    /// Notes that the next message cannot get memory now. A report to the peer becomes due.
     pub(crate) fn wait_for_memory(&mut self, env: &mut Env<'_>) {
-        let owed = self.terms.waiting;
         let Some(active) = self.transfers.active_mut() else { return };
         if active.shortage.wait.is_none() {
-            active.shortage.wait = Some(MemoryWait { told: env.now, owed });
+            active.shortage.wait = Some(MemoryWait { told: env.now, owed: true });
             self.want(env, Action::LookBy(env.now + report_interval(env)));
         }
     }
@@ -172,12 +170,12 @@ impl Connection {
     /// If the interval since the last report to the peer has passed, schedules a report and a probe now. Returns the time at which the next
     /// report becomes due. `None` if the local side does not wait for memory.
     pub(super) fn renew_wait(&mut self, env: &mut Env<'_>) -> Option<Instant> {
-        let (tells, every) = (self.terms.waiting, report_interval(env));
+        let every = report_interval(env);
         let wait = self.transfers.active_mut()?.shortage.wait.as_mut()?;
         if env.now < wait.told + every {
             return Some(wait.told + every);
         }
-        *wait = MemoryWait { told: env.now, owed: tells };
+        *wait = MemoryWait { told: env.now, owed: true };
         self.mark(env);
         Some(env.now + every)
     }

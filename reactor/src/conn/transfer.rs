@@ -350,7 +350,7 @@ impl Connection {
         let number = active.next;
         active.next = number.wrapping_add(1);
         active.outgoing.push_back(OutgoingMessage { number, send, source, len: region.len, fetched: 0 });
-        let offer = Offer { number, region, tag: tag.filter(|_| self.terms.landings) };
+        let offer = Offer { number, region, tag };
         self.push_control(MessageKind::Offer, offer.emit(&mut [0; MAX_CONTROL]), None, env);
         env.stats.messages.sent += 1;
         env.stats.messages.bytes_sent += region.len;
@@ -512,7 +512,7 @@ impl Connection {
         // The peer has numbered the segments of this message already. So they are counted here, in the order of the offers, and also if the
         // program refuses the message.
         let segments = self.opener.as_mut().map(|opener| opener.begin(len));
-        let incoming = IncomingMessage::new(offer, segments, self.terms.progress);
+        let incoming = IncomingMessage::new(offer, segments);
         let wraps = offer.region.address.checked_add(incoming.total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
         if len == 0 || full || known || wraps {

@@ -273,9 +273,7 @@ impl Driver {
 
     /// Refuses an offered message.
     pub(crate) fn refuse_offer(&mut self, id: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
-        if !self.open_slot(id)?.conn.terms().landings {
-            return Err(self.lacks(id, "refusals that this peer understands"));
-        }
+        self.open_slot(id)?;
         let refused = self.input(id, |conn, env| conn.refuse_offer(offer, env));
         if refused == Some(true) { Ok(()) } else { Err(SendErrorKind::NoOffer) }
     }

@@ -635,31 +635,25 @@ fn a_connection_that_was_reported_does_not_end_with_a_connect_error() {
 }
 
 /// On some devices, such as iWARP, a disconnect loses everything in flight. On such a device, the side that closes the connection does not
-/// disconnect. It waits until the peer has received everything and disconnects. A peer of an older version would not disconnect, so the
-/// side does not wait for such a peer.
+/// disconnect. It waits until the peer has received everything and disconnects.
 #[test]
 fn an_end_does_not_overtake_what_was_sent() {
-    for (parting, lost) in [(true, 0), (false, 3)] {
-        let mut history = connected(16, 8);
-        let side = &mut history.sides[0];
-        side.device.abrupt = true;
-        side.conn.as_mut().expect("it is up").terms.parting = parting;
-        (0..3).for_each(|_| side.send(4));
-        side.close();
-        // All sends of the side complete, including the goodbye, before any of them has arrived at the peer.
-        for _ in 0..2 {
-            while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
-            side.end();
-        }
-        assert_eq!(side.device.up, parting);
-        history.intact = parting;
-        history.part();
-        assert_eq!(history.sides[0].said.len(), lost);
-        let ended = history.sides.each_ref().map(|side| side.ended.as_ref().and_then(|ended| ended.reason.clone()));
-        let told = if parting { DisconnectReason::Closed } else { DisconnectReason::Lost };
-        assert_eq!(ended, [Some(DisconnectReason::Local { complete: true }), Some(told)]);
-        history.sides.iter_mut().for_each(Side::check_home);
+    let mut history = connected(16, 8);
+    let side = &mut history.sides[0];
+    side.device.abrupt = true;
+    (0..3).for_each(|_| side.send(4));
+    side.close();
+    // All sends of the side complete, including the goodbye, before any of them has arrived at the peer.
+    for _ in 0..2 {
+        while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
+        side.end();
     }
+    assert!(side.device.up);
+    history.part();
+    assert!(history.sides[0].said.is_empty());
+    let ended = history.sides.each_ref().map(|side| side.ended.as_ref().and_then(|ended| ended.reason.clone()));
+    assert_eq!(ended, [Some(DisconnectReason::Local { complete: true }), Some(DisconnectReason::Closed)]);
+    history.sides.iter_mut().for_each(Side::check_home);
 }
 
 /// The program releases the first `gone` messages, and keeps all later ones. The peer must always get the credits that are due. The peer
@@ -1042,29 +1036,22 @@ fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
 /// A large message may take longer than the transfer timeout, as long as the peer reports progress.
 #[test]
 fn a_message_that_moves_slowly_is_not_given_up() {
-    for wants_progress in [true, false] {
-        let mut history = connected(16, 8);
-        for side in &mut history.sides {
-            side.config = side.config.clone().timeouts(|t| t.transfer = Duration::from_secs(2));
-        }
-        history.sides[1].conn.as_mut().expect("it is up").terms.progress &= wants_progress;
-        history.sides[0].offer(20 << 20, false);
-        for _ in 0..30 {
-            history.sides[0].device.answers = true;
-            history.step(HistoryStep::Environment(0, EnvironmentStep::Arrive(1)));
-            history.sides[0].device.answers = false;
-            history.settle();
-            history.sides.iter_mut().for_each(|side| side.advance(Duration::from_millis(200)));
-        }
-        let ended = history.sides[0].ended.as_ref().and_then(|ended| ended.reason.as_ref());
-        if wants_progress {
-            assert!(ended.is_none() && history.sides[0].offers.is_empty(), "{ended:?}");
-        } else {
-            assert!(matches!(ended, Some(DisconnectReason::TransferTimeout)), "{ended:?}");
-        }
-        history.part();
-        history.sides.iter_mut().for_each(Side::check_home);
+    let mut history = connected(16, 8);
+    for side in &mut history.sides {
+        side.config = side.config.clone().timeouts(|t| t.transfer = Duration::from_secs(2));
     }
+    history.sides[0].offer(20 << 20, false);
+    for _ in 0..30 {
+        history.sides[0].device.answers = true;
+        history.step(HistoryStep::Environment(0, EnvironmentStep::Arrive(1)));
+        history.sides[0].device.answers = false;
+        history.settle();
+        history.sides.iter_mut().for_each(|side| side.advance(Duration::from_millis(200)));
+    }
+    let ended = history.sides[0].ended.as_ref().and_then(|ended| ended.reason.as_ref());
+    assert!(ended.is_none() && history.sides[0].offers.is_empty(), "{ended:?}");
+    history.part();
+    history.sides.iter_mut().for_each(Side::check_home);
 }
 
 /// A peer that reports impossible progress violates the protocol. If such reports were accepted, a peer could pretend forever that it is
@@ -1091,20 +1078,6 @@ fn news_of_parts_that_cannot_be_is_refused() {
         let ended = history.sides[1].ended.as_ref().expect(what);
         assert!(matches!(ended.reason, Some(DisconnectReason::PeerViolation(_))), "{what}: {ended:?}");
         history.sides.iter_mut().for_each(Side::check_home);
-    }
-}
-
-/// The greeting of an older peer does not announce that the peer joins fragments. Messages longer than one buffer are offered to such a
-/// peer.
-#[test]
-fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
-    let mut request = connected(16, 8).sides[0].greeting();
-    for (features, parts) in [(2, Some(2)), (0, None)] {
-        request[7] = features;
-        let mut side = Side::new(Role::Passive, &connected(16, 8).terms, start());
-        side.agree(&request);
-        let conn = side.conn.as_ref().expect("it is new");
-        assert_eq!((conn.parts(BUFFER), conn.parts(BUFFER + 1)), (None, parts));
     }
 }
 
