@@ -101,6 +101,34 @@ pub enum Side {
     Server,
 }
 
+/// The settings of both reactors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mode {
+    /// True if no callback reports the end of a send.
+    pub quiet_sends: bool,
+    /// True if the reactors poll and never prepare to sleep, so that nothing is armed.
+    pub spins: bool,
+    /// The number of further connections between both reactors, on which nothing is sent.
+    pub idle: usize,
+}
+
+impl Mode {
+    fn config(self, provider: ProviderChoice) -> Config {
+        let config = Config::default().provider(provider).quiet_sends(self.quiet_sends);
+        let config = if self.spins { config.wait(Wait::Spin(Duration::from_secs(60))) } else { config };
+        if self.idle == 0 {
+            return config;
+        }
+        // No keepalive is due during the measurement.
+        let hours = |hours: u64| Duration::from_secs(hours * 3_600);
+        config
+            .max_connections(self.idle as u32 + 1)
+            .max_connections_per_host(self.idle as u32 + 1)
+            .max_memory(4 << 30)
+            .timeouts(|timeouts| (timeouts.keepalive_interval, timeouts.keepalive) = (hours(12), hours(24)))
+    }
+}
+
 /// The handler of one side, which does its part of the work.
 #[derive(Debug)]
 struct Program {
@@ -123,6 +151,8 @@ struct Program {
     /// The pieces of the list. The vector is empty while the list is in flight.
     list: Vec<Piece>,
     calls: Calls,
+    /// The number of connections that are up. All but the last one are idle.
+    up: usize,
 }
 
 impl Program {
@@ -144,6 +174,7 @@ impl Program {
             remote,
             list: Vec::new(),
             calls: Calls::new(),
+            up: 0,
         }
     }
 
@@ -246,6 +277,7 @@ impl Handler for Program {
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.conn = Some(conn);
+        self.up += 1;
         if self.work.is_one_sided() {
             let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let options = if self.echoes { RegionOptions::new().allow(access) } else { RegionOptions::new() };
@@ -303,46 +335,46 @@ impl Handler for Program {
 pub struct Steady {
     work: Work,
     looks_at: Side,
+    /// True if the reactors do not arm anything at the end of a turn.
+    spins: bool,
     client: (Reactor, Program),
     server: (Reactor, Program),
 }
 
 impl Steady {
-    /// Returns two connected reactors on the embedded provider. The instructions of the side `looks_at` are counted.
-    #[must_use]
-    pub fn new(work: Work, looks_at: Side) -> Self {
-        Self::with(work, looks_at, Config::default())
-    }
-
-    /// Returns two connected reactors whose connection is secured in this mode.
+    /// Returns two connected reactors over TCP whose connection is secured in this mode. The
+    /// instructions of the side `looks_at` are counted.
     #[must_use]
     pub fn secured(work: Work, looks_at: Side, mode: SecurityMode) -> Self {
-        Self::with(work, looks_at, Config::default().security(security(mode)))
+        let config = Config::default().provider(ProviderChoice::Iwarp).security(security(mode));
+        let reactor = || Reactor::new(config.clone()).expect("a reactor");
+        Self::between(work, looks_at, [reactor(), reactor()], Mode::default())
     }
 
-    /// Returns two connected reactors with these settings.
+    /// Returns two reactors on the embedded provider, with one connection whose instructions are
+    /// counted, and the idle ones of `mode`.
     #[must_use]
-    pub fn with(work: Work, looks_at: Side, config: Config) -> Self {
-        let config = config.provider(ProviderChoice::Iwarp);
+    pub fn with(work: Work, looks_at: Side, provider: ProviderChoice, mode: Mode) -> Self {
+        let config = mode.config(provider);
         let reactor = || Reactor::new(config.clone()).expect("a reactor");
-        Self::between(work, looks_at, [reactor(), reactor()])
+        Self::between(work, looks_at, [reactor(), reactor()], mode)
     }
 
     /// Returns two connected reactors on the devices of [`crate::null`], whose operations need almost no instructions.
     #[must_use]
     pub fn on_null(work: Work, looks_at: Side) -> Self {
-        Self::between(work, looks_at, Null::reactors(&Config::default(), || Box::new(SystemClock)).0)
+        Self::between(work, looks_at, Null::reactors(&Config::default(), || Box::new(SystemClock)).0, Mode::default())
     }
 
     /// Runs `times` round trips of one reactor on a device of [`crate::null`] that sends each message back itself. The reactor runs its own
-    /// loop, which polls without sleeping.
+    /// loop, without sleeping if `mode` says so.
     ///
     /// # Panics
     /// Panics if the system has no descriptors left.
-    pub fn alone(times: u64, config: Config) {
-        let config = config.wait(Wait::Spin(Duration::from_secs(60)));
+    pub fn alone(times: u64, mode: Mode) {
+        let config = mode.config(ProviderChoice::Auto);
         let (reactors, mirror) = Null::reactors(&config, || Box::new(Steps::new()));
-        let mut steady = Self::between(Work::RoundTrip, Side::Client, reactors);
+        let mut steady = Self::between(Work::RoundTrip, Side::Client, reactors, Mode::default());
         steady.repeat(10);
         mirror.up();
         let (reactor, program) = &mut steady.client;
@@ -352,24 +384,27 @@ impl Steady {
         measured_turns(reactor, program);
     }
 
-    fn between(work: Work, looks_at: Side, [client, server]: [Reactor; 2]) -> Self {
+    fn between(work: Work, looks_at: Side, [client, server]: [Reactor; 2], mode: Mode) -> Self {
         let client = (client, Program::new(work, false));
         let server = (server, Program::new(work, true));
-        let mut steady = Self { work, looks_at, client, server };
+        let mut steady = Self { work, looks_at, spins: mode.spins, client, server };
         let mut server = steady.server.0.context();
         let listener = server.listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
         let address = server.local_address(listener).expect("it listens");
-        steady.client.0.context().connect(address).expect("connecting");
-        while steady.client.1.conn.is_none() || (work.is_one_sided() && steady.client.1.remote.is_none()) {
-            steady.turn();
+        for up in 1..=mode.idle + 1 {
+            steady.client.0.context().connect(address).expect("connecting");
+            while steady.client.1.up < up || steady.server.1.up < up {
+                steady.prepare();
+            }
+        }
+        while work.is_one_sided() && steady.client.1.remote.is_none() {
+            steady.prepare();
         }
         if work == Work::Timer {
             // An early message to a silent peer has a timer of its own. It expires for the last time 300 ms after the connection came up.
             let end = steady.client.0.context().now() + Duration::from_millis(400);
             while steady.client.0.context().now() < end {
-                for (reactor, program) in [&mut steady.client, &mut steady.server] {
-                    turn(reactor, program);
-                }
+                steady.prepare();
             }
             steady.client.0.context().set_timer(Duration::ZERO, 0);
         }
@@ -394,10 +429,22 @@ impl Steady {
         }
     }
 
+    /// Takes a turn of each side that is not counted.
+    fn prepare(&mut self) {
+        for (reactor, program) in [&mut self.client, &mut self.server] {
+            turn(reactor, program);
+        }
+    }
+
     fn turn(&mut self) {
         for side in [Side::Client, Side::Server] {
             let (reactor, program) = if side == Side::Client { &mut self.client } else { &mut self.server };
-            if side == self.looks_at { measured_turn(reactor, program) } else { turn(reactor, program) }
+            match (side == self.looks_at, self.spins) {
+                (true, true) => measured_turn_of_spinner(reactor, program),
+                (true, false) => measured_turn(reactor, program),
+                (false, true) => spin(reactor, program),
+                (false, false) => turn(reactor, program),
+            }
         }
     }
 }
@@ -406,6 +453,12 @@ impl Steady {
 #[inline(never)]
 fn measured_turn(reactor: &mut Reactor, program: &mut Program) {
     turn(reactor, program);
+}
+
+/// The same as [`measured_turn`], for a reactor that polls without sleeping.
+#[inline(never)]
+fn measured_turn_of_spinner(reactor: &mut Reactor, program: &mut Program) {
+    spin(reactor, program);
 }
 
 /// Runs a reactor until its handler stops it. callgrind counts only the instructions in this function and its callees.
@@ -437,4 +490,8 @@ impl Clock for Steps {
 
 fn turn(reactor: &mut Reactor, program: &mut Program) {
     reactor.turn(program, Some(Duration::ZERO)).expect("a turn");
+}
+
+fn spin(reactor: &mut Reactor, program: &mut Program) {
+    reactor.step(program, Some(Duration::ZERO)).expect("a turn");
 }

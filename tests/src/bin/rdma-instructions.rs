@@ -19,23 +19,30 @@ use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use rdma_reactor::{Config, SecurityMode};
-use rdma_reactor_tests::steady::{Side, Steady, Work};
+use rdma_reactor::{ProviderChoice, SecurityMode};
+use rdma_reactor_tests::steady::{Mode, Side, Steady, Work};
 use rdma_reactor_tests::tasks;
 
 /// The device of a steady state, and its settings.
 #[derive(Clone, Copy)]
 enum Way {
-    Plain,
-    /// The embedded provider, with the setting `quiet_sends`.
-    Quiet,
+    /// The embedded provider over TCP.
+    Tcp(Mode),
+    /// The embedded provider in shared memory.
+    Shm(Mode),
     Tls,
     /// A device whose operations need almost no instructions.
     Null,
-    /// A device that needs almost no instructions and sends each message back. The reactor's own loop runs, and polls without sleeping. The
-    /// value is true if `quiet_sends` is set.
-    Alone(bool),
+    /// A device that needs almost no instructions and sends each message back. The reactor's own
+    /// loop runs, and polls without sleeping.
+    Alone(Mode),
 }
+
+const PLAIN: Mode = Mode { quiet_sends: false, spins: false, idle: 0 };
+const QUIET: Mode = Mode { quiet_sends: true, ..PLAIN };
+const SPINNING: Mode = Mode { spins: true, ..PLAIN };
+const QUIET_SPINNING: Mode = Mode { quiet_sends: true, ..SPINNING };
+const BESIDE_1000: Mode = Mode { idle: 1_000, ..SPINNING };
 
 /// The name of a state in which few tasks send messages. A message in the state [`MANY_SENDERS`] may cost at most [`MOST_FOR_MANY`] times
 /// as much as a message in this state.
@@ -44,38 +51,47 @@ const MANY_SENDERS: &str = "64 B sent by one of 5,000 tasks";
 const MOST_FOR_MANY: f64 = 2.0;
 
 /// The states that are counted. Each has a name, a kind of work, the side that is counted, and its settings.
-const STATES: [(&str, Work, Side, Way); 31] = [
-    ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Plain),
-    ("64 B streamed, sender", Work::Stream, Side::Client, Way::Plain),
-    ("64 B streamed, receiver", Work::Stream, Side::Server, Way::Plain),
-    ("64 B write, sender", Work::Write, Side::Client, Way::Plain),
-    ("timer", Work::Timer, Side::Client, Way::Plain),
-    ("idle turn", Work::Idle, Side::Client, Way::Plain),
-    ("64 B round trip, callbacks that run", Work::Runs, Side::Client, Way::Plain),
-    ("64 B round trip, a task that runs", Work::TaskRuns, Side::Client, Way::Plain),
-    ("64 B round trip, a task of another executor", Work::Task, Side::Client, Way::Plain),
-    (FEW_SENDERS, Work::Senders(10), Side::Client, Way::Plain),
-    (MANY_SENDERS, Work::Senders(5_000), Side::Client, Way::Plain),
+const STATES: [(&str, Work, Side, Way); 40] = [
+    ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tcp(PLAIN)),
+    ("64 B streamed, sender", Work::Stream, Side::Client, Way::Tcp(PLAIN)),
+    ("64 B streamed, receiver", Work::Stream, Side::Server, Way::Tcp(PLAIN)),
+    ("64 B write, sender", Work::Write, Side::Client, Way::Tcp(PLAIN)),
+    ("timer", Work::Timer, Side::Client, Way::Tcp(PLAIN)),
+    ("idle turn", Work::Idle, Side::Client, Way::Tcp(PLAIN)),
+    ("64 B round trip, callbacks that run", Work::Runs, Side::Client, Way::Tcp(PLAIN)),
+    ("64 B round trip, a task that runs", Work::TaskRuns, Side::Client, Way::Tcp(PLAIN)),
+    ("64 B round trip, a task of another executor", Work::Task, Side::Client, Way::Tcp(PLAIN)),
+    (FEW_SENDERS, Work::Senders(10), Side::Client, Way::Tcp(PLAIN)),
+    (MANY_SENDERS, Work::Senders(5_000), Side::Client, Way::Tcp(PLAIN)),
     ("TLS: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tls),
     ("TLS: 64 B streamed, sender", Work::Stream, Side::Client, Way::Tls),
     ("TLS: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Tls),
-    ("quiet: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Quiet),
-    ("quiet: 64 B streamed, sender", Work::Stream, Side::Client, Way::Quiet),
+    ("quiet: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tcp(QUIET)),
+    ("quiet: 64 B streamed, sender", Work::Stream, Side::Client, Way::Tcp(QUIET)),
     ("null: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Null),
     ("null: 64 B streamed, sender", Work::Stream, Side::Client, Way::Null),
     ("null: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Null),
     ("null: 64 B block of a list, written", Work::Blocks { len: 64, reads: false }, Side::Client, Way::Null),
     ("null: 64 B block of a list, read", Work::Blocks { len: 64, reads: true }, Side::Client, Way::Null),
     ("null: 4 KiB block of a list, written", Work::Blocks { len: 4096, reads: false }, Side::Client, Way::Null),
-    ("64 B block of a list, written", Work::Blocks { len: 64, reads: false }, Side::Client, Way::Plain),
-    ("4 KiB block of a list, written", Work::Blocks { len: 4096, reads: false }, Side::Client, Way::Plain),
-    ("4 KiB block of a list, read", Work::Blocks { len: 4096, reads: true }, Side::Client, Way::Plain),
-    ("64 B call and its answer, caller", Work::Call, Side::Client, Way::Plain),
-    ("64 B call and its answer, server", Work::Call, Side::Server, Way::Plain),
+    ("64 B block of a list, written", Work::Blocks { len: 64, reads: false }, Side::Client, Way::Tcp(PLAIN)),
+    ("4 KiB block of a list, written", Work::Blocks { len: 4096, reads: false }, Side::Client, Way::Tcp(PLAIN)),
+    ("4 KiB block of a list, read", Work::Blocks { len: 4096, reads: true }, Side::Client, Way::Tcp(PLAIN)),
+    ("64 B call and its answer, caller", Work::Call, Side::Client, Way::Tcp(PLAIN)),
+    ("64 B call and its answer, server", Work::Call, Side::Server, Way::Tcp(PLAIN)),
     ("null: 64 B call and its answer, caller", Work::Call, Side::Client, Way::Null),
     ("null: 64 B call and its answer, server", Work::Call, Side::Server, Way::Null),
-    ("alone: 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(false)),
-    ("alone: quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(true)),
+    ("alone: 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(SPINNING)),
+    ("alone: quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(QUIET_SPINNING)),
+    ("spinning: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tcp(SPINNING)),
+    ("spinning: quiet 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Tcp(QUIET_SPINNING)),
+    ("spinning: 64 B beside 1,000 idle connections", Work::RoundTrip, Side::Client, Way::Tcp(BESIDE_1000)),
+    ("shm: 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Shm(PLAIN)),
+    ("shm: spinning 64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Shm(SPINNING)),
+    ("shm: spinning quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Shm(QUIET_SPINNING)),
+    ("shm: 64 B streamed, sender", Work::Stream, Side::Client, Way::Shm(PLAIN)),
+    ("shm: quiet 64 B streamed, sender", Work::Stream, Side::Client, Way::Shm(QUIET)),
+    ("shm: 64 B streamed, receiver", Work::Stream, Side::Server, Way::Shm(PLAIN)),
 ];
 /// Each row is measured by two runs: a short one and a long one, with these numbers of rounds. The difference between the counts of the two
 /// runs excludes the instructions for setup.
@@ -119,10 +135,10 @@ fn run(state: &str, times: &str) -> Result<(), String> {
         (Work::TaskRuns, _) => tasks::round_trips_of_run(times),
         (Work::Task, _) => tasks::round_trips(times),
         (Work::Senders(tasks), _) => tasks::sends(tasks, times),
-        (work, Way::Plain) => Steady::new(work, side).repeat(times),
-        (work, Way::Quiet) => Steady::with(work, side, Config::default().quiet_sends(true)).repeat(times),
+        (work, Way::Tcp(mode)) => Steady::with(work, side, ProviderChoice::Iwarp, mode).repeat(times),
+        (work, Way::Shm(mode)) => Steady::with(work, side, ProviderChoice::Shm, mode).repeat(times),
         (work, Way::Null) => Steady::on_null(work, side).repeat(times),
-        (_, Way::Alone(quiet)) => Steady::alone(times, Config::default().quiet_sends(quiet)),
+        (_, Way::Alone(mode)) => Steady::alone(times, mode),
         (work, Way::Tls) => Steady::secured(work, side, SecurityMode::Tls).repeat(times),
     }
     Ok(())
@@ -324,7 +340,7 @@ fn compare(file: &str) -> Result<(), String> {
         let now = total(&costs);
         let (was, functions) = before.get(*name).ok_or_else(|| format!("{file} has no {name:?}"))?;
         let growth = growth(*was, &costs);
-        println!("{name:33} {now:7.0} instructions, {was:.0} before ({growth:+.1} %): {}", by_layer(&costs));
+        println!("{name:45} {now:7.0} instructions, {was:.0} before ({growth:+.1} %): {}", by_layer(&costs));
         if same && growth > GROWTH {
             worse.push(*name);
             for (function, cost) in costs {
