@@ -117,8 +117,10 @@ pub struct IwarpConfig {
     /// The networks that may connect. `None`, the default, admits every address. A connection from any other address is reset before
     /// anything is read from it or allocated for it. A datagram from any other address is dropped.
     pub allowed_peers: Option<Vec<IpNet>>,
-    /// The largest number of sockets that still deliver bytes after their connection has ended. At the limit, the oldest socket is closed,
-    /// and its unsent bytes are lost. With 0, only the bytes that fit into the socket's buffer when the connection ends are sent.
+    /// The largest number of sockets that still deliver bytes after their connection has ended. At
+    /// the limit, or if these sockets have 64 MiB of unsent bytes, the oldest socket is closed, and
+    /// its unsent bytes are lost. With 0, only the bytes that fit into the socket's buffer when the
+    /// connection ends are sent.
     pub max_lingering: usize,
     /// The longest time from the start of a TCP connection until its MPA request has arrived completely. After this time, the connection is
     /// reset.

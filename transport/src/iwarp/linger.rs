@@ -9,6 +9,10 @@ use super::net::{Net, SocketId};
 use crate::mem::{RecvSlice, SendSlice};
 use crate::slab::{Key, Slab};
 
+/// The largest sum of the unsent bytes of the lingering sockets. A connection that ends may have
+/// half a MiB that TCP has not accepted.
+const MAX_BYTES: usize = 64 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Linger {
     pub(crate) socket: SocketId,
@@ -59,11 +63,19 @@ pub(super) struct Lingers {
     sockets: Slab<Linger>,
     /// The keys of the lingering sockets, oldest first. Some of these sockets may already be closed.
     by_age: VecDeque<Key>,
+    /// The sum of the lengths of `rest` of the lingering sockets.
+    bytes: usize,
 }
 
 impl Lingers {
     pub(super) fn len(&self) -> usize {
         self.sockets.len()
+    }
+
+    /// Returns true if `next` may linger only after an older socket was removed. `most` is the largest
+    /// number of sockets.
+    pub(super) fn is_full(&self, next: &Linger, most: usize) -> bool {
+        self.sockets.len() >= most || self.bytes + next.rest.len() > MAX_BYTES
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&Linger> {
@@ -79,19 +91,22 @@ impl Lingers {
             let sockets = &self.sockets;
             self.by_age.retain(|&key| sockets.get(key).is_some());
         }
+        self.bytes += linger.rest.len();
         let key = self.sockets.insert(linger);
         self.by_age.push_back(key);
         key
     }
 
     pub(super) fn remove(&mut self, key: Key) -> Option<Linger> {
-        self.sockets.remove(key)
+        let linger = self.sockets.remove(key)?;
+        self.bytes -= linger.rest.len();
+        Some(linger)
     }
 
     /// Removes and returns the socket that has lingered longest.
     pub(super) fn remove_oldest(&mut self) -> Option<Linger> {
         while let Some(key) = self.by_age.pop_front() {
-            if let Some(linger) = self.sockets.remove(key) {
+            if let Some(linger) = self.remove(key) {
                 return Some(linger);
             }
         }
@@ -121,5 +136,19 @@ mod tests {
         }
         assert_eq!(lingers.remove_oldest().map(|linger| linger.socket), Some(SocketId(Key::new(2, 1))));
         assert!(lingers.remove_oldest().is_none() && lingers.len() == 0);
+    }
+
+    #[test]
+    fn the_unsent_bytes_of_lingering_sockets_are_limited() {
+        #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]
+        let deadline = Instant::now();
+        let linger = |slot| Linger::new(SocketId(Key::new(slot, 1)), vec![0; MAX_BYTES / 4], deadline);
+        let mut lingers = Lingers::default();
+        for slot in 0..4 {
+            assert!(!lingers.is_full(&linger(slot), 100) && lingers.is_full(&linger(slot), slot as usize));
+            lingers.insert(linger(slot));
+        }
+        assert!(lingers.is_full(&linger(4), 100));
+        assert!(lingers.remove_oldest().is_some() && !lingers.is_full(&linger(4), 100));
     }
 }

@@ -213,7 +213,7 @@ impl<N: Net> Iwarp<N> {
             self.close(socket, false);
             return;
         }
-        if self.lingers.len() >= self.config.max_lingering {
+        while self.lingers.is_full(&linger, self.config.max_lingering) {
             let Some(oldest) = self.lingers.remove_oldest() else { return self.close(socket, false) };
             self.close(oldest.socket, false);
         }
