@@ -115,6 +115,7 @@ families! {
     }
     memory: MemoryStats {
         regions: "regions", "Regions registered";
+        direct_regions: "direct_regions", "Regions that peers on this host may map, each with an open descriptor";
         unreleased: "unreleased_registrations_total", "Registrations that a device failed to release";
         unrevoked: "unrevoked_keys_total", "Times that a device failed to invalidate a remote key";
         pool_buffers: "pool_buffers", "Pooled buffers";

@@ -172,6 +172,9 @@ pub struct MessageStats {
 pub struct MemoryStats {
     /// Number of registered regions.
     pub regions: usize,
+    /// Number of registered regions that peers on this host may map ([`crate::RegionOptions::direct`]).
+    /// Each of them keeps a descriptor open.
+    pub direct_regions: usize,
     /// Number of times that a device has failed to deregister a region or buffers since the start of the reactor. The
     /// memory concerned is never freed. If a peer may write to that memory, the program never gets it as a slice again.
     pub unreleased: usize,

@@ -260,6 +260,7 @@ impl Driver {
         let levels = self.devices.levels();
         stats.memory = MemoryStats {
             regions,
+            direct_regions: self.registry.direct(),
             unreleased,
             unrevoked,
             held_receives,

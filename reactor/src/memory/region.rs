@@ -61,11 +61,12 @@ impl RegionOptions {
 
     /// Lets peers on this host map the memory of the region. These peers access the memory directly, without the device, as far as the
     /// rights of the region allow. This option grants these rights to every peer. Peers on other hosts access the region through the
-    /// device. The option has three consequences:
+    /// device. The option has four consequences:
     ///
     /// - A peer **keeps the pages** that it has mapped until the memory is freed. So [`Context::revoke`](crate::Context::revoke) and
     ///   [`RegionOptions::lifetime`] have no effect.
     /// - The program can copy the bytes, but never borrow them.
+    /// - The region keeps a descriptor open ([`crate::MemoryStats::direct_regions`]).
     /// - The region must allocate the memory itself, in [`Context::register`](crate::Context::register) or
     ///   [`Context::register_at`](crate::Context::register_at).
     ///

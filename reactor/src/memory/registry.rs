@@ -94,6 +94,9 @@ pub(crate) struct Registry {
     kept: BlockCache,
     drop_channel: DropChannel,
     dropped: Receiver<Key>,
+    /// The number of direct regions. Each keeps the descriptor of its memory file, because peers may
+    /// map it later.
+    direct: usize,
     /// The number of registrations that a device failed to release.
     unreleased: usize,
     /// The number of times that a device failed to revoke a remote key.
@@ -110,6 +113,7 @@ impl Registry {
             kept: BlockCache::new(keep, page_size()),
             drop_channel,
             dropped,
+            direct: 0,
             unreleased: 0,
             unrevoked: 0,
         }
@@ -118,6 +122,11 @@ impl Registry {
     /// Returns the number of regions that are registered now.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
+    }
+
+    /// Returns the number of direct regions that are registered now.
+    pub(crate) const fn direct(&self) -> usize {
+        self.direct
     }
 
     /// Returns the number of bytes of the blocks that stay registered for later messages.
@@ -267,6 +276,7 @@ impl Registry {
         let (device, len, address) = (target.device, memory.len(), memory.address());
         let peers = memory.expose(access);
         let is_exposed = peers.is_some();
+        self.direct += usize::from(access.contains(Access::DIRECT));
         let key = self.regions.insert(Registration {
             region: registered,
             block: if account == MemoryUse::Program { None } else { memory.share() },
@@ -425,7 +435,8 @@ impl Registry {
         let (region, device) = (region.id, *device);
         let released = self.deregister(providers, device, region);
         let rights = if released { self.rights_ended(key) } else { self.without_peers(key) };
-        let Registration { account, len, of, .. } = self.regions.remove(key)?;
+        let Registration { account, len, of, access, .. } = self.regions.remove(key)?;
+        self.direct -= usize::from(access.contains(Access::DIRECT));
         Some(Removed { rights, account, len, of })
     }
 
@@ -540,6 +551,25 @@ mod tests {
             }
         };
         Iwarp::new(IwarpConfig::default(), TcpNet::new().unwrap(), Box::new(entropy)).unwrap()
+    }
+
+    #[test]
+    fn direct_regions_are_counted_while_they_are_registered() {
+        let mut providers = Providers::new(vec![Box::new(device())]).unwrap();
+        let mut registry = Registry::new(Arc::new(WakeFlag::new(Arc::new(NoWake))), 0);
+        let target = RegistrationTarget { device: device_index(0, DeviceId(0)), connection: None };
+        let readable = || RegionOptions::new().allow(Access::REMOTE_READ);
+        let regions = [readable().direct(), readable().any_peer(), readable().direct()].map(|options| {
+            let memory = options.memory(4096).unwrap();
+            assert_eq!(memory.file().is_some(), options.direct);
+            registry.register(&mut providers, &target, Material::Own(memory, 4096), &options).unwrap()
+        });
+        let counts = regions.map(|region| {
+            let count = registry.direct();
+            registry.remove(&mut providers, region.key()).unwrap();
+            count
+        });
+        assert_eq!((counts, registry.direct()), ([2, 1, 1], 0));
     }
 
     #[test]
