@@ -1,6 +1,7 @@
 //! The work of every rank in a run. A rank connects to other ranks, carries out the measurements that rank 0 orders, and answers the
 //! requests that other ranks send during their measurements. It collects its reports for rank 0 in a list.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -66,8 +67,9 @@ pub struct Member {
     /// The addresses of the ranks. Empty until rank 0 orders to connect.
     addresses: Vec<Option<SocketAddr>>,
     links: Vec<Option<Link>>,
-    /// The all-to-all load from peers whose links have ended: the rank of each peer, and its incoming stream.
-    ended: Vec<(usize, Inbound)>,
+    /// The all-to-all load from peers whose links have ended. If a peer has opened several links, the
+    /// last one counts.
+    ended: BTreeMap<usize, Inbound>,
     storm: Option<Storm>,
     began: Instant,
     reported_at: Instant,
@@ -92,7 +94,7 @@ impl Member {
             counters,
             addresses: Vec::new(),
             links: (0..ranks).map(|_| None).collect(),
-            ended: Vec::new(),
+            ended: BTreeMap::new(),
             storm: None,
             began: now,
             reported_at: now,
@@ -215,7 +217,7 @@ impl Member {
         if let Some(task) = self.task.take_if(|task| task.peer() == peer) {
             self.reports.push(RankReport::Result { task: task.number(), result: Err(why.clone()) });
         }
-        self.ended.push((peer, link.inbound));
+        self.ended.insert(peer, link.inbound);
         if connects(self.rank, peer, self.ranks) {
             self.reports.push(RankReport::Lost { peer, why });
         }
@@ -385,5 +387,30 @@ impl Member {
             }
             LoadPhase::Idle | LoadPhase::Flowing { .. } => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_reactor::{Config, ProviderChoice, Reactor};
+
+    use super::*;
+
+    /// A peer can open a link again and again.
+    #[test]
+    fn the_links_of_a_peer_that_have_ended_count_as_one() {
+        let second = Duration::from_secs(1);
+        let extent = TaskExtent { size: 8, iterations: 1, bandwidth: second };
+        let limits = Limits { connects: 1, patience: second, silence: second, extent, measure: second, load: second };
+        let mut member = Member::new(0, 3, limits, "none".into(), Instant::now());
+        let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap();
+        let mut cx = reactor.context();
+        let peer = (1..3).find(|&peer| connects(peer, 0, 3)).unwrap();
+        for _ in 0..3 {
+            let conn = cx.connect(([127, 0, 0, 1], 9).into()).unwrap();
+            member.link_up(&mut cx, peer, conn, 0);
+            member.link_down(&mut cx, peer, conn, "closed", &mut || 0);
+        }
+        assert_eq!(member.ended.into_keys().collect::<Vec<_>>(), [peer]);
     }
 }
