@@ -413,4 +413,12 @@ mod tests {
         end.done();
         assert_eq!((group.load(0), end.expects()), (Some(2), false), "accepting it has failed");
     }
+
+    #[test]
+    fn requests_on_their_way_are_limited() {
+        let (_, ends) = Reactors::form(vec![(Arc::new(WakeFlag::new(Arc::new(NoWake))), 0, 8)]);
+        assert_eq!((0..20).filter(|_| ends[0].place(Place::LeastLoaded).is_some()).count(), 8);
+        ends[0].unplace(0);
+        assert_eq!((0..20).filter(|_| ends[0].place(Place::Reactor(0)).is_some()).count(), 1);
+    }
 }

@@ -127,3 +127,21 @@ pub(super) struct Links {
     /// True if there may be a link that is not armed. The peer of such a link does not wake this side.
     pub(super) unarmed: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_peer_without_a_hello_gives_way() {
+        #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]
+        let deadline = Instant::now();
+        let mut listener = SetupListener::default();
+        for slot in 0..1000 {
+            let (_, oldest) = listener.add(SocketId(Key::new(slot, 1)), deadline);
+            let expected = slot.checked_sub(MAX_NEW_PEERS as u32).map(|slot| SocketId(Key::new(slot, 1)));
+            assert_eq!(oldest.map(|peer| peer.socket), expected);
+            assert!(listener.by_age.len() <= 4 * MAX_NEW_PEERS + 1);
+        }
+    }
+}

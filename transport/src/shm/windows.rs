@@ -383,4 +383,15 @@ mod tests {
         assert!(!windows.is_still_lent(&table, 0) && windows.has_ended(&table, 0));
         assert!(!windows.is_still_lent(&table, 1) && !windows.has_ended(&table, 1), "no window was mapped");
     }
+
+    #[test]
+    fn what_is_lent_to_a_peer_is_limited() {
+        let table = TableWords((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
+        let (mut lendings, memory) = (Lendings::new(0), Arc::new(Memory::new_shared(4096, Sharing::Read).unwrap()));
+        for key in 0..100 {
+            let slot = lendings.lend(&table, (&memory, 4096, None), key, Access::REMOTE_READ);
+            assert_eq!(slot.is_some(), (key as usize) < SLOTS);
+        }
+        assert_eq!(std::iter::from_fn(|| lendings.next_announcement()).count(), SLOTS);
+    }
 }

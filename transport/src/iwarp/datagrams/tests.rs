@@ -235,6 +235,24 @@ fn accepted_questions_leave_room_for_others() {
     }
 }
 
+/// Queries that the program has not answered are limited. Later ones are dropped.
+#[test]
+fn questions_without_an_answer_are_limited() {
+    let mut active = DatagramNode::new(IwarpConfig::default());
+    let mut passive = DatagramNode::new(IwarpConfig { max_handshakes: 2, ..IwarpConfig::default() });
+    let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let listener = passive.iwarp.listen_datagram(at, &ListenParam::default()).unwrap();
+    let at = passive.iwarp.local_address(listener).unwrap();
+    for _ in 0..3 {
+        let id = active.iwarp.resolve_datagram(at, None, far()).unwrap();
+        active.iwarp.connect(id, &ConnectParam::default()).unwrap();
+    }
+    until(&mut [&mut passive], |sides| (sides[0].events.len() >= 2).then_some(()));
+    (0..10).for_each(|_| passive.turn());
+    let datagrams = &passive.iwarp.datagrams;
+    assert_eq!((passive.events.len(), datagrams.unanswered, datagrams.received_queries.len()), (2, 2, 2));
+}
+
 /// A query that gets no reply is sent again and again. At the deadline of the query, the id fails.
 #[test]
 fn questions_are_asked_again_until_their_deadline() {

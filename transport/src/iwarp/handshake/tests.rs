@@ -343,6 +343,15 @@ fn only_a_socket_that_lingers_takes_the_place_of_another() {
     }
 }
 
+#[test]
+fn replaced_deadlines_do_not_pile_up() {
+    let (mut bench, id, _) = listening(IwarpConfig::default());
+    for later in 0..10_000 {
+        bench.iwarp.set_deadline(id.0, Some(bench.now + Duration::from_millis(later)));
+    }
+    assert!(bench.iwarp.deadlines.len() < 100, "{}", bench.iwarp.deadlines.len());
+}
+
 /// Connects a socket whose own address is `127.0.0.host`.
 fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
