@@ -14,6 +14,7 @@ use crate::security::{SecurityError, SecurityMode};
 /// The error of an operation that creates or runs a reactor, opens a connection, listener or endpoint, or registers memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+// local: the text of one error
 pub enum Error {
     /// A setting is out of its range.
     #[error("{setting} is {value}: it must be {range}")]
@@ -274,6 +275,7 @@ impl Outcome {
 /// The reason why a connection was not established.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+// bound: private-data
 pub enum ConnectError {
     /// The peer rejected the connection.
     Rejected {
@@ -351,6 +353,7 @@ impl From<Error> for ConnectError {
 /// The reason why an open connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+// local: the text of one error
 pub enum DisconnectReason {
     /// The local side closed the connection.
     Local {

@@ -30,6 +30,7 @@
 // includes the page. Labels of pictures are defined as an empty image, and the module includes the pictures after the page. The test
 // `tests/tests/links.rs` checks the definitions and the pictures.
 
+#[doc = "[bounds.md]: self::bounds"]
 #[doc = "[connecting.md]: self::connecting"]
 #[doc = "[credits.md]: self::credits"]
 #[doc = "[datagram-endpoints.md]: self::datagram_endpoints"]
@@ -153,6 +154,8 @@ pub mod writing_a_provider {}
 
 // The pages to which the page `architecture` links.
 
+#[doc = include_str!("../docs/design/bounds.md")]
+pub mod bounds {}
 #[doc = "[connect.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[secured-connections.md]: self::secured_connections"]
 #[doc = "[wire.md]: self::wire"]

@@ -41,7 +41,7 @@ pub(crate) fn check_security(security: &Security, framing: Framing, connects: bo
 /// cannot select the source address or device.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
-    pub(crate) private_data: Vec<u8>,
+    pub(crate) private_data: Vec<u8>, // local: private data of the program
     pub(crate) framing: Framing,
     pub(crate) path: PathOptions,
     pub(crate) exchange: Option<ExchangeOptions>,

@@ -51,7 +51,7 @@ pub(crate) const fn device_of(index: usize) -> (usize, DeviceId) {
 /// The providers of a reactor, see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Providers {
-    all: Vec<Box<dyn Provider>>,
+    all: Vec<Box<dyn Provider>>, // local: the providers
     /// The index of the provider that is polled first for the next connection-manager event. After each poll the next provider is first, so
     /// that no provider starves another.
     first: usize,

@@ -1,6 +1,6 @@
 //! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to an example
 //! that calls the function. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and
-//! its numbers must be true. The names in the table of waits must exist.
+//! its numbers must be true. The names in the tables of waits and of bounds must exist.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -349,12 +349,15 @@ fn the_numbers_on_providers_are_true() {
     }
 }
 
-/// Returns true if a source file declares this name: a function, or a field of the type `of`.
+/// Returns true if a source file declares this name: a function, a constant, or a field of the type `of`.
 fn declares(source: &str, of: Option<&str>, name: &str) -> bool {
     let follows = |text: &str, head: &str, ends: &[char]| {
         text.match_indices(head).any(|(at, _)| text[at + head.len()..].starts_with(ends))
     };
-    let Some(of) = of else { return follows(source, &format!("fn {name}"), &['(', '<']) };
+    let Some(of) = of else {
+        return follows(source, &format!("fn {name}"), &['(', '<'])
+            || follows(source, &format!("const {name}"), &[':']);
+    };
     let fields = source.split_once(&format!("struct {of} {{")).or_else(|| source.split_once(&format!("struct {of}<")));
     let fields = fields.map_or("", |(_, rest)| rest.split("\n}").next().unwrap_or_default());
     follows(fields, &format!(" {name}:"), &[' '])
@@ -372,8 +375,9 @@ fn module(base: &str, path: &str) -> String {
     text
 }
 
-/// Returns false if a name in the table of waits does not exist. `a::b::c` is a function or a
-/// field, `program test` is a test, and `a-b` is a planted defect. Other names are not checked.
+/// Returns false if a name in a table of waits or bounds does not exist. `a::b::c` is a function, a
+/// constant or a field, `program test` is a test, and `a-b` is a planted defect. Other names are not
+/// checked.
 fn is_known(name: &str) -> bool {
     if let Some((program, test)) = name.split_once(' ') {
         return declares(&module("tests/tests", program), None, test);
@@ -381,9 +385,10 @@ fn is_known(name: &str) -> bool {
     let Some((path, last)) = name.rsplit_once("::") else {
         return !name.contains('-') || file("docs/testing.md").contains(&format!("\n| `{name}` |"));
     };
-    let (base, path) = match path.strip_prefix("transport::") {
-        Some(path) => ("transport/src", path),
-        None => ("reactor/src", path),
+    let (base, path) = match path.split_once("::") {
+        Some(("transport", path)) => ("transport/src", path),
+        Some(("tools", path)) => ("examples/tools/src", path),
+        _ => ("reactor/src", path),
     };
     let (path, of) = match path.rsplit_once("::") {
         Some((path, of)) if of.starts_with(char::is_uppercase) => (path, Some(of)),
@@ -404,4 +409,28 @@ fn the_waits_name_what_exists() {
     for unknown in ["conn::send_queue::sen", "conn::Connection::refuse", "limits a_send", "no-such-defect", "none::x"] {
         assert!(!is_known(unknown), "{unknown}");
     }
+}
+
+/// All settings, constants, counters and tests that the table of bounds names exist, and each row
+/// has a cell for each.
+#[test]
+fn the_bounds_name_what_exists() {
+    let page = file("docs/design/bounds.md");
+    let rows: Vec<Vec<_>> = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|row| row.trim_matches('|').split('|').collect())
+        .collect();
+    assert!(rows.len() > 40, "the table was not found");
+    for row in rows {
+        assert_eq!(row.len(), 7, "{row:?}");
+        for cell in &row[4..] {
+            let names: Vec<_> = cell.split('`').skip(1).step_by(2).collect();
+            assert!(!names.is_empty() || cell.trim() == "none", "{}: {cell:?} has no name", row[0]);
+            let unknown: Vec<_> = names.into_iter().filter(|name| !is_known(name)).collect();
+            assert!(unknown.is_empty(), "docs/design/bounds.md:{}: {unknown:?} do not exist", row[0]);
+        }
+    }
+    assert!(is_known("limits::MAX_TRANSFERS") && !is_known("limits::MAX_TRANSFER"));
+    assert!(is_known("tools::rcp::parts::MOST") && !is_known("tools::rcp::parts::LEAST"));
 }

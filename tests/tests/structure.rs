@@ -3,6 +3,7 @@
 //! These tests need no device.
 
 mod structure {
+    pub(crate) mod bounds;
     pub(crate) mod logs;
     pub(crate) mod names;
     pub(crate) mod order;
@@ -21,7 +22,7 @@ use std::path::Path;
 use structure::source::{Module, Source};
 use structure::tables::{Table, table};
 use structure::walks::Ways;
-use structure::{logs, names, order, planted, seam, shape, surface, tables, walks};
+use structure::{bounds, logs, names, order, planted, seam, shape, surface, tables, walks};
 
 const LAYERS_PAGE: &str = "docs/design/layers.md";
 const WALKS_PAGE: &str = "docs/design/walks.md";
@@ -143,6 +144,16 @@ fn written(document: &str, heading: &str) -> Table {
     table(document, &text, heading)
 }
 
+/// Returns the paths and the texts of all files in a folder and in those below it.
+fn files_below(folder: &Path) -> Vec<(String, String)> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let read = |path: std::path::PathBuf| match path.is_dir() {
+        true => files_below(&path),
+        false => vec![(path.display().to_string(), std::fs::read_to_string(&path).expect("a text"))],
+    };
+    entries.flat_map(read).collect()
+}
+
 #[track_caller]
 fn none(violations: &[String]) {
     assert!(violations.is_empty(), "\n{}\n", violations.join("\n"));
@@ -188,6 +199,19 @@ fn each_planted_defect_has_a_row() {
     let planted = [reactor(), transport()].iter().flat_map(planted::names).collect::<BTreeSet<_>>();
     let differs: Vec<_> = planted.symmetric_difference(&listed).collect();
     assert!(differs.is_empty(), "{}: the table and the code differ in {differs:?}", defects.file);
+}
+
+/// `SECURITY.md` and `docs/design/bounds.md` promise that nothing that a peer sends makes the library
+/// allocate without bound.
+#[test]
+fn each_collection_has_a_bound() {
+    let sources = [reactor(), transport()];
+    none(&sources.iter().flat_map(bounds::unmarked).collect::<Vec<_>>());
+    let tools = files_below(&workspace().join("examples/tools/src"));
+    let modules = sources.iter().flat_map(|source| source.modules.values());
+    let files = modules.map(|module| (&*module.file, &*module.text));
+    let files = files.chain(tools.iter().map(|(file, text)| (&**file, &**text)));
+    none(&bounds::differences(files, &written("docs/design/bounds.md", "Bounds")));
 }
 
 #[test]

@@ -159,7 +159,7 @@ impl Capabilities {
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// The name of the device, such as `mlx5_0` or `iwarp0`.
-    pub name: String,
+    pub name: String, // local: the name of a device
     /// The capabilities of the device.
     pub capabilities: Capabilities,
 }

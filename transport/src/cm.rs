@@ -102,7 +102,7 @@ pub enum Source {
     /// The connection uses this local device.
     Device {
         /// The name of the device, such as `mlx5_0`.
-        name: String,
+        name: String, // local: the name of a device
         /// The number of the port, from 1; `None` for any port of the device.
         port: Option<u8>,
     },
@@ -175,7 +175,7 @@ impl ListenParam {
 pub struct ExchangeOptions {
     /// The name of the device, such as `mlx5_0`. Necessary if the stream and the device use different networks, or if
     /// the stream is a Unix socket.
-    pub device: Option<String>,
+    pub device: Option<String>, // local: a setting
     /// The number of the device's port, from 1.
     pub port: Option<u8>,
     /// The index in the port's table of GIDs. On Ethernet the GID must be of the type RoCE version 2, and the default is the GID of the
@@ -317,6 +317,7 @@ pub enum CmEventKind {
 /// The reason why connecting failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+// local: the text of one error
 pub enum ConnectFailure {
     /// No program listens at the address.
     Refused,
@@ -353,6 +354,7 @@ impl fmt::Display for ConnectFailure {
 /// The reason why an established connection ended. A provider reports the most precise reason that it knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+// local: the text of one error
 pub enum DisconnectCause {
     /// The local side disconnected.
     Local,

@@ -12,6 +12,7 @@ pub type Result<T> = std::result::Result<T, TransportError>;
 /// possible.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
+// local: the text of one error
 pub enum TransportError {
     /// The provider or its device does not support the requested feature; see [`crate::Capabilities`].
     #[error("the provider {provider} has no {feature}")]

@@ -107,6 +107,7 @@ pub const fn planted(_: &str) -> bool {
 #[cfg(plantable)]
 #[inline]
 pub fn planted(name: &str) -> bool {
+    // local: a variable of the environment
     static CHOSEN: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         let chosen = std::env::var("PLANTED").unwrap_or_default();
         // Read when the program runs: a change of the page must not build all programs again.

@@ -55,9 +55,9 @@ type LineKey = (Host, Complaint, Level);
 #[derive(Debug, Default)]
 pub struct LogLimit {
     /// The lines that were written within the last `INTERVAL`, the oldest first.
-    lines: VecDeque<(Instant, LineKey)>,
+    lines: VecDeque<(Instant, LineKey)>, // bound: log-lines
     /// The keys of all entries of `lines`, for a fast search.
-    recent: BTreeSet<LineKey>,
+    recent: BTreeSet<LineKey>, // bound: log-lines
     left_out: u64,
 }
 

@@ -159,7 +159,7 @@ pub struct AsyncRequest {
     core: Rc<Core>,
     /// The id of the request; `None` once the request was answered.
     id: Option<RequestId>,
-    payload: Vec<u8>,
+    payload: Vec<u8>, // bound: requests
 }
 
 impl fmt::Debug for AsyncRequest {

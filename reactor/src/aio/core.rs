@@ -40,7 +40,7 @@ pub(super) type Core = OneThreadOnly_UseSpawnLocal;
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
 pub(super) struct OneThreadOnly_UseSpawnLocal {
     inner: RefCell<Inner>,
-    deferred: RefCell<Vec<DropAction>>,
+    deferred: RefCell<Vec<DropAction>>, // local: destructors of the program's values
     /// Makes the reactor's descriptor readable, also while `inner` is borrowed.
     remote: ReactorHandle,
     /// The waker of the task that takes the reactor's turns: `Some` while that task waits in `TurnRequested`, and `None` otherwise.
@@ -67,7 +67,7 @@ impl Drop for WakeOnDrop {
 /// tasks that are left.
 struct Notified<'a> {
     core: &'a Core,
-    ready: Vec<Waker>,
+    ready: Vec<Waker>, // bound: turn
 }
 
 impl Drop for Notified<'_> {

@@ -51,8 +51,9 @@ pub(super) struct WaitState {
     pub(super) up: bool,
     pub(super) end: Option<EndReason>,
     /// The operations whose completions tasks wait for. The key is [`SendId::sequence`].
-    pub(super) operations: BTreeMap<u64, PendingOperation>,
+    pub(super) operations: BTreeMap<u64, PendingOperation>, // local: operations that tasks wait for
     /// The transfers whose end a task waits for. A transfer reads or writes a list of pieces.
+    // local: transfers that tasks wait for
     pub(super) transfers: BTreeMap<TransferId, PendingTransfer>,
     /// The tasks that wait for room to send a message or to post an operation.
     pub(super) room_waiters: RoomWaiters,
@@ -73,11 +74,11 @@ pub(super) struct SharedConnection {
     pub(super) state: RefCell<WaitState>,
     /// The messages that have arrived, and that no task has received yet. Each message occupies a receive buffer of the connection. A
     /// message that is longer than one buffer occupies separate memory instead.
-    pub(super) inbox: RefCell<AsyncQueue<DetachedMessage>>,
+    pub(super) inbox: RefCell<AsyncQueue<DetachedMessage>>, // bound: receives
     /// True if the program uses the connection for calls. The connection then carries no other messages.
     pub(super) carries_calls: Cell<bool>,
     /// The requests that have arrived, and that no task has received. [`crate::call::CallLimits`] limits their number.
-    pub(super) requests: RefCell<AsyncQueue<QueuedRequest>>,
+    pub(super) requests: RefCell<AsyncQueue<QueuedRequest>>, // bound: requests
 }
 
 impl SharedConnection {
@@ -160,15 +161,15 @@ pub(super) enum TimerState {
 #[derive(Debug, Default)]
 pub(super) struct TaskHandler {
     /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
-    connections: Vec<Option<Rc<SharedConnection>>>,
-    pub(super) listeners: BTreeMap<ListenerId, Backlog>,
+    connections: Vec<Option<Rc<SharedConnection>>>, // bound: connections
+    pub(super) listeners: BTreeMap<ListenerId, Backlog>, // bound: accept-queue
     /// The listeners whose peers need approval. Each has the queue of the peers that wait for approval. The queue is `None` once the
     /// program has dropped the `PendingPeers` of the listener: all peers of that listener are then refused.
-    pub(super) pending_peers: BTreeMap<ListenerId, Option<PeerQueue>>,
-    pub(super) timers: BTreeMap<TimerId, TimerState>,
+    pub(super) pending_peers: BTreeMap<ListenerId, Option<PeerQueue>>, // bound: approvals
+    pub(super) timers: BTreeMap<TimerId, TimerState>,    // local: timers of tasks
     pub(super) calls: Calls<Rc<Reply>>,
     /// The wakers of the tasks to wake at the end of the turn.
-    pub(super) ready: Vec<Waker>,
+    pub(super) ready: Vec<Waker>, // bound: turn
 }
 
 impl TaskHandler {

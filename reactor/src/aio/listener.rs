@@ -15,7 +15,7 @@ use crate::ListenerId;
 pub struct AsyncListener {
     core: Rc<Core>,
     id: ListenerId,
-    backlog: Backlog,
+    backlog: Backlog, // bound: accept-queue
 }
 
 impl fmt::Debug for AsyncListener {

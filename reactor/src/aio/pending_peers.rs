@@ -15,7 +15,7 @@ use crate::{ConnectionId, ListenerId, PeerIdentity};
 pub struct PendingPeers {
     core: Rc<Core>,
     listener: ListenerId,
-    peers: PeerQueue,
+    peers: PeerQueue, // bound: approvals
 }
 
 impl fmt::Debug for PendingPeers {

@@ -13,6 +13,7 @@ pub(super) type CallResult = Result<Vec<u8>, CallError>;
 
 /// The state of a call: the result, once the call has ended, and the waker of the task that waits for the result.
 #[derive(Debug, Default)]
+// bound: calls
 pub(super) struct Reply(RefCell<(Option<CallResult>, Option<Waker>)>);
 
 impl Reply {

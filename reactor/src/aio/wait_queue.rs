@@ -26,7 +26,7 @@ struct Waiter {
 /// notifying and removing a task take constant time.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
-    waiters: Vec<Waiter>,
+    waiters: Vec<Waiter>, // local: tasks that wait
     /// The index of the first unused entry of `waiters`. The field `next` of an unused entry is the index of the next unused entry.
     free: u32,
     /// `first` and `last` are the indices of the first and the last task in the chain of the tasks that are not notified.

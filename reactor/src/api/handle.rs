@@ -24,6 +24,7 @@ pub enum HandleError<T> {
 
 /// A message or a send that another thread has queued.
 #[derive(Debug)]
+// bound: commands
 pub(crate) enum HandleCommand<M> {
     Message(M),
     Send(ConnectionId, Vec<u8>),
@@ -195,7 +196,7 @@ impl<T> HandleError<T> {
 /// The receiving end of a reactor's command queue. [`ReactorHandle`]s are the sending ends of the queue.
 pub(crate) struct Commands<M> {
     remote: ReactorHandle<M>,
-    receiver: Receiver<HandleCommand<M>>,
+    receiver: Receiver<HandleCommand<M>>, // bound: commands
 }
 
 impl<M> fmt::Debug for Commands<M> {

@@ -41,6 +41,7 @@ impl<'a> ConnectRequest<'a> {
 
 /// The answer of the program to a connect request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+// local: private data of the program
 pub enum Decision {
     /// Accept the connection.
     #[default]

@@ -161,7 +161,7 @@ impl std::error::Error for PublishError {}
 /// ```
 #[derive(Debug)]
 pub struct Broadcast {
-    receivers: BTreeMap<ConnectionId, BroadcastReceiver>,
+    receivers: BTreeMap<ConnectionId, BroadcastReceiver>, // local: the program adds the receivers
     slots: Slots,
     depth: usize,
 }

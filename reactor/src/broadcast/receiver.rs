@@ -14,10 +14,10 @@ pub(super) struct BroadcastReceiver {
     /// The index of the connection's device in `Slots::devices`.
     device: usize,
     /// The messages that the connection has not accepted yet, the oldest first. While a message is in the queue, its slot is not reused.
-    pub(super) queue: VecDeque<StoredMessage>,
+    pub(super) queue: VecDeque<StoredMessage>, // bound: broadcasts
     /// The messages that the connection has accepted, and whose sends have not completed. Each has the slot from which it is sent; `None`
     /// if it is sent from a copy. Sends complete nearly in the order of this list, so a search from the front is short.
-    in_flight: VecDeque<(SendId, Option<usize>)>,
+    in_flight: VecDeque<(SendId, Option<usize>)>, // bound: sends
     /// The number of messages in flight that are sent from slots.
     held: usize,
     pub(super) tally: Tally,

@@ -17,7 +17,7 @@ pub(super) struct StoredMessage {
 struct MessageSlot {
     memory: Arc<Memory>,
     /// The registrations of `memory`: one for each device, in the order of [`Slots::devices`].
-    regions: Vec<Region>,
+    regions: Vec<Region>, // local: one for each device
     /// The number of users of the slot: the receivers whose queues contain the message, the sends of the message in flight, and the call of
     /// `publish` that stored the message. If this number is 0, the slot is free.
     holders: usize,
@@ -28,17 +28,17 @@ struct MessageSlot {
 #[derive(Debug)]
 pub(super) struct Slots {
     /// The slots. The list is empty until the first receiver joins.
-    slots: Vec<MessageSlot>,
-    free: Vec<usize>,
+    slots: Vec<MessageSlot>, // bound: broadcasts
+    free: Vec<usize>, // bound: broadcasts
     /// The names of the devices with which the memory of all slots is registered.
-    devices: Vec<String>,
+    devices: Vec<String>, // local: the devices
     pub(super) options: RegionOptions,
     /// The number of slots from which a send is in flight.
     sending: usize,
     depth: usize,
     len: usize,
     /// A buffer for a copy of a message. It is used if a connection cannot send the message from its slot.
-    scratch: Vec<u8>,
+    scratch: Vec<u8>, // local: one message of the program
 }
 
 impl Slots {

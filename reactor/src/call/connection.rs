@@ -27,7 +27,7 @@ pub(super) struct Shared {
     pub(super) in_flight: usize,
     pub(super) stats: CallStats,
     /// The frame that is being sent. The header and the payload are in one buffer, because `Context::send` sends one slice.
-    frame: Vec<u8>,
+    frame: Vec<u8>, // local: one message of the program
 }
 
 impl Shared {
@@ -74,7 +74,7 @@ struct HeldRequest {
 #[derive(Debug)]
 struct QueuedFrame {
     frame: Frame,
-    payload: Vec<u8>,
+    payload: Vec<u8>, // bound: requests, calls
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,15 +104,15 @@ pub(super) struct ConnectionCalls<T> {
     pub(super) id: ConnectionId,
     /// The key of the peer's host in `Shared::held`.
     host: Key,
-    calls: Slab<Call<T>>,
-    requests: Slab<HeldRequest>,
+    calls: Slab<Call<T>>,        // bound: calls
+    requests: Slab<HeldRequest>, // bound: requests
     /// The ids and keys of the unanswered requests that are not cancelled. `None` until the peer
     /// cancels a call, so that the requests of peers that cancel none cost nothing here.
-    by_id: Option<BTreeSet<(u64, Key)>>,
+    by_id: Option<BTreeSet<(u64, Key)>>, // bound: requests
     /// The number of unanswered requests and queued answers of this connection, and the sum of the bytes of their payloads.
     held: Load,
     /// The frames that wait for room on the connection, in the order in which they are sent.
-    queue: VecDeque<QueuedFrame>,
+    queue: VecDeque<QueuedFrame>, // bound: requests, refusals, calls
     /// A time before which no answer in `queue` is past its deadline. `None` if there is no answer
     /// in `queue`.
     first_deadline: Option<Instant>,

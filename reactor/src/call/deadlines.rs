@@ -18,7 +18,7 @@ const MAX_STALE: usize = 64;
 /// of the heap, or by [`Deadlines::prune`].
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
-    heap: BinaryHeap<Reverse<CallDeadline>>,
+    heap: BinaryHeap<Reverse<CallDeadline>>, // bound: calls
     /// The time at which the timer expires, and the timer. That time is not later than the first deadline. `None` if no timer is set.
     armed: Option<(Instant, TimerId)>,
 }

@@ -109,7 +109,7 @@ impl Load {
 #[derive(Debug, Default)]
 pub(super) struct HeldRequests {
     all: Load,
-    hosts: Hosts<Load>,
+    hosts: Hosts<Load>, // bound: connections
 }
 
 impl HeldRequests {

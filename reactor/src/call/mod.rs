@@ -120,10 +120,10 @@ use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKin
 #[derive(Debug)]
 pub struct Calls<T = ()> {
     /// The connections that have sent or received a frame. The index is the slot of the [`ConnectionId`].
-    connections: Vec<Option<Box<ConnectionCalls<T>>>>,
+    connections: Vec<Option<Box<ConnectionCalls<T>>>>, // bound: connections
     shared: Shared,
     deadlines: Deadlines,
-    failed: VecDeque<FailedCall<T>>,
+    failed: VecDeque<FailedCall<T>>, // bound: calls
 }
 
 impl<T> Default for Calls<T> {

@@ -99,7 +99,7 @@ pub struct Config {
     pub(crate) fair_bytes: usize,
     pub(crate) handle_queue: u32,
     pub(crate) contain_panics: bool,
-    pub(crate) allowed_peers: Option<Vec<IpNet>>,
+    pub(crate) allowed_peers: Option<Vec<IpNet>>, // local: a setting
     pub(crate) max_handshakes_per_peer: Option<usize>,
     pub(crate) timeouts: Timeouts,
     pub(crate) large: LargeMessageSettings,

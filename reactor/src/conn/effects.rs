@@ -66,7 +66,7 @@ pub(crate) struct Arrived {
 #[derive(Debug)]
 pub(crate) struct Fragments {
     /// For each part, in order: its buffer, and the offset at which the part ends in that buffer, in bytes. Each part begins with a header.
-    pub(crate) parts: Vec<(Buffer, u32)>,
+    pub(crate) parts: Vec<(Buffer, u32)>, // bound: receives
     /// The total length of the parts that have arrived, without their headers, in bytes.
     pub(crate) len: usize,
     /// The number of parts that have not arrived.
@@ -112,18 +112,18 @@ pub(crate) enum Action {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// The pending callbacks in order. If `arrived` is set, the callback for that message is made before all of these.
-    events: VecDeque<(ConnectionId, Event)>,
+    events: VecDeque<(ConnectionId, Event)>, // bound: turn
     /// The number of callbacks in `events` that are for new connections.
     connected: usize,
     /// A message that arrived while no other callback was pending, which is the usual case. Such a message is stored here and not in
     /// `events`, because that costs less time.
     pub(crate) arrived: Option<(ConnectionId, Arrived)>,
     /// The actions in order.
-    pub(crate) actions: VecDeque<(ConnectionId, Action)>,
+    pub(crate) actions: VecDeque<(ConnectionId, Action)>, // bound: turn
     /// Connections with work requests to post, without duplicates.
-    pub(crate) to_post: Vec<ConnectionId>,
+    pub(crate) to_post: Vec<ConnectionId>, // bound: connections
     /// Connections on which a send was refused. The driver checks for each of them if the send would be accepted now.
-    pub(crate) to_ask: VecDeque<ConnectionId>,
+    pub(crate) to_ask: VecDeque<ConnectionId>, // bound: turn
     /// Limits the number of log lines that peers can cause.
     pub(crate) log_limit: LogLimit,
     /// True if no turn of the reactor is running.

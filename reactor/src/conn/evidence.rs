@@ -21,6 +21,7 @@ use crate::error::DisconnectReason;
 
 /// A report of why a connection ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
+// local: the text of one error
 pub(crate) enum Evidence {
     /// A work request was flushed. The connection manager may report the cause.
     Flushed(Failure),

@@ -9,7 +9,7 @@ pub(crate) struct Securing {
     pub(super) setup: Box<Setup>,
     pub(super) handshake: Box<dyn Handshake>,
     /// Handshake bytes for the peer that are not in a message yet.
-    pub(super) outbox: Vec<u8>,
+    pub(super) outbox: Vec<u8>, // bound: handshake-bytes
     /// The number of handshake bytes that the peer has sent.
     pub(super) taken: usize,
     pub(super) progress: SecuringProgress,

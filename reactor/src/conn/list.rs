@@ -68,7 +68,7 @@ pub(crate) enum ListDirection {
 /// The contents of a list that has passed all checks of the driver.
 #[derive(Debug)]
 pub(crate) struct Order {
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<Piece>, // local: a list of the program
     pub(crate) leases: Leases,
     pub(crate) direction: ListDirection,
     pub(crate) deadline: Option<Instant>,
@@ -213,7 +213,7 @@ impl List {
 /// The transfers of lists of one connection, oldest first, and the slots and credits that their pieces use.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
-    pub(super) waiting: VecDeque<List>,
+    pub(super) waiting: VecDeque<List>, // local: lists of the program
     /// The number that identifies the next list.
     pub(super) next: u64,
     /// `pieces` is the number of pieces in the send queue, of all lists. `bytes` is the total length of these pieces.

@@ -138,7 +138,7 @@ struct Peer {
     /// The listener that accepted the peer's connect request. `None` if the local side opened the connection.
     listener: Option<ListenerId>,
     /// The private data of the peer's program.
-    private_data: Vec<u8>,
+    private_data: Vec<u8>, // bound: private-data
     /// The security mode of the connection, with the local keys or certificates.
     security: Security,
     /// The peer's identity. `None` until the peer has proven its identity.
@@ -152,7 +152,7 @@ pub(crate) struct Opening {
     pub(crate) peer: SocketAddr,
     /// The host name of the peer, if the connection was opened by name.
     pub(crate) host: Option<Box<str>>,
-    pub(crate) private_data: Vec<u8>,
+    pub(crate) private_data: Vec<u8>, // local: private data of the program
     /// True if the connection comes up only when the peer's device has acknowledged the hello.
     pub(crate) probes: bool,
     pub(crate) security: Security,

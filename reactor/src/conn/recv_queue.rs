@@ -54,7 +54,7 @@ enum Occupation {
 enum ReceiveSource {
     Own {
         /// The buffers of the posted receives, in the order of posting.
-        posted: VecDeque<Posted>,
+        posted: VecDeque<Posted>, // bound: receives
         depth: u32,
         /// The length of one receive, in bytes.
         size: usize,

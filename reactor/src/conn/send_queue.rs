@@ -105,16 +105,16 @@ pub(crate) struct SendQueue {
     /// The number of slots: the largest number of sends in the queue, including control messages.
     slots: usize,
     /// All sends in the queue, in order: the posted ones, then those whose work requests are in `chain`.
-    entries: VecDeque<SendQueueEntry>,
+    entries: VecDeque<SendQueueEntry>, // bound: sends
     /// The work requests that the next flush posts.
-    chain: Vec<SendWr>,
+    chain: Vec<SendWr>, // bound: sends
     /// The number of work requests at the front of the chain that must not be changed any more. Each of these is already encrypted, or must
     /// stay unencrypted.
     sealed: usize,
     /// The number of entries with `answered` set.
     answers: usize,
     /// The holds that keep the regions of the entries registered, in the order of the entries.
-    holds: VecDeque<(Key, Hold)>,
+    holds: VecDeque<(Key, Hold)>, // bound: sends
     /// The sequence number of the first entry, modulo 2^16.
     first: u16,
     /// The number of ids that were assigned to sends of the program.

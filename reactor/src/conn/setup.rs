@@ -12,11 +12,11 @@ pub(crate) struct Setup {
     /// True if the connection comes up only when the peer's device has acknowledged the hello.
     pub(super) probes: bool,
     /// The private data of the local connect request.
-    pub(super) private_data: Vec<u8>,
+    pub(super) private_data: Vec<u8>, // local: private data of the program
     /// The greetings of the active and of the passive side, as they were sent. Empty if the connection will not be secured.
-    pub(super) greetings: Vec<u8>,
+    pub(super) greetings: Vec<u8>, // bound: private-data
     /// Messages that arrived at the active side before its connection manager reported that the connection is up.
-    pub(super) early: VecDeque<Early>,
+    pub(super) early: VecDeque<Early>, // bound: receives
 }
 
 /// A message without a header that arrived before the connection was reported as up.

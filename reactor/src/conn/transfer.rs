@@ -90,14 +90,14 @@ pub(crate) struct Transfers(Option<Box<Active>>);
 pub(super) struct Active {
     /// The number that identifies the next offer of the local side.
     next: u32,
-    pub(super) outgoing: VecDeque<OutgoingMessage>,
-    pub(super) incoming: VecDeque<IncomingMessage>,
-    held: VecDeque<Held>,
+    pub(super) outgoing: VecDeque<OutgoingMessage>, // bound: copies
+    pub(super) incoming: VecDeque<IncomingMessage>, // bound: large-messages
+    held: VecDeque<Held>,                           // bound: receives, large-messages
     /// The numbers of messages that were fetched or refused, and for which no report was sent to the peer yet.
-    fetched: VecDeque<(u32, MessageKind)>,
+    fetched: VecDeque<(u32, MessageKind)>, // bound: large-messages
     /// Memory of the program for messages that will not arrive. Reads in flight may still write to this memory, so it stays registered
     /// until the end of the connection. `None` if it stays registered forever, because the queue pair could not be destroyed.
-    lost: Vec<(Offered, Option<Landing>)>,
+    lost: Vec<(Offered, Option<Landing>)>, // bound: large-messages
     /// The number of Reads in flight for large messages.
     pub(super) pieces: usize,
     /// The time of the last progress of the Reads: a Read ended, or one was posted while no other was in flight.

@@ -71,11 +71,11 @@ pub(super) enum EndpointState {
 #[derive(Debug)]
 pub(super) struct EndpointQueues {
     pub(super) pool: Pool,
-    pub(super) slabs: Vec<(LocalKey, MrId)>,
-    pub(super) receives: VecDeque<Posted>,
-    pub(super) reposts: Vec<Buffer>,
-    pub(super) sends: VecDeque<DatagramSend>,
-    pub(super) chain: Vec<SendWr>,
+    pub(super) slabs: Vec<(LocalKey, MrId)>,  // bound: pool
+    pub(super) receives: VecDeque<Posted>,    // bound: receives
+    pub(super) reposts: Vec<Buffer>,          // bound: receives
+    pub(super) sends: VecDeque<DatagramSend>, // bound: sends
+    pub(super) chain: Vec<SendWr>,            // bound: sends
     pub(super) send_depth: usize,
     /// The number of datagrams that the endpoint has accepted so far. It is also the sequence number of the next
     /// datagram.
@@ -91,8 +91,8 @@ pub(super) struct Endpoint {
     /// The address handles of peers that the program has forgotten. Each entry consists of a sequence number and a
     /// handle. The number is the sequence number of the first send after the peer was forgotten. Only earlier sends use
     /// the handle, so the handle is destroyed when all earlier sends have completed.
-    pub(super) forgotten: VecDeque<(u64, AddressId)>,
-    pub(super) groups: Vec<MulticastMembership>,
+    pub(super) forgotten: VecDeque<(u64, AddressId)>, // local: peers that the program has forgotten
+    pub(super) groups: Vec<MulticastMembership>, // local: groups of the program
     /// True from the refusal of a send until `on_datagram_writable` is called.
     pub(super) blocked: bool,
     /// True while the endpoint is on the list `Endpoints::to_post`, because it has work requests to post.

@@ -111,17 +111,17 @@ impl EndpointToken {
 /// The endpoints of a reactor, with their peers and lookups.
 #[derive(Debug)]
 pub(crate) struct Endpoints {
-    pub(super) all: Slab<Endpoint>,
-    pub(super) peers: Slab<EndpointPeer>,
-    pub(super) lookups: Slab<PeerLookup>,
-    events: VecDeque<EndpointEvent>,
+    pub(super) all: Slab<Endpoint>,       // local: endpoints of the program
+    pub(super) peers: Slab<EndpointPeer>, // local: peers that the program has looked up
+    pub(super) lookups: Slab<PeerLookup>, // local: lookups of the program
+    events: VecDeque<EndpointEvent>,      // bound: turn
     /// The endpoints that have work requests to post, without duplicates.
-    to_post: Vec<Key>,
+    to_post: Vec<Key>, // local: endpoints of the program
     /// The endpoints that have refused a send, and that may have free slots in their send queues again.
-    maybe_writable: Vec<Key>,
+    maybe_writable: Vec<Key>, // local: endpoints of the program
     /// The endpoints that are closed, and that still have a queue pair.
-    ending: Vec<Key>,
-    receive_chain: Vec<RecvWr>,
+    ending: Vec<Key>, // local: endpoints of the program
+    receive_chain: Vec<RecvWr>,           // bound: receives
 }
 
 impl Default for Endpoints {

@@ -67,11 +67,11 @@ pub(crate) struct DeviceReservation {
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) id: DeviceId,
-    pub(crate) name: String,
+    pub(crate) name: String, // local: the name of a device
     pub(crate) buffers: Buffers,
     /// The registrations of the pool's slabs. A slab is a block of memory that contains buffers.
-    slabs: Vec<(LocalKey, MrId)>,
-    pub(crate) cqs: Vec<CompletionQueue>,
+    slabs: Vec<(LocalKey, MrId)>, // bound: pool
+    pub(crate) cqs: Vec<CompletionQueue>, // bound: completions
     /// True if the completion channel may have events. In that case, the device may have disarmed queues that the
     /// reactor still counts as armed.
     pub(crate) has_events: bool,

@@ -64,7 +64,7 @@ impl Posted {
 /// `Arc<Slabs>`, so its bytes stay valid after the pool was dropped.
 pub(crate) struct Slabs {
     stride: usize,
-    memories: Vec<Arc<Memory>>,
+    memories: Vec<Arc<Memory>>, // bound: pool
 }
 
 impl fmt::Debug for Slabs {
@@ -107,15 +107,15 @@ impl Slabs {
 #[derive(Debug)]
 pub(crate) struct Pool {
     slabs: Arc<Slabs>,
-    keys: Vec<LocalKey>,
+    keys: Vec<LocalKey>, // bound: pool
     /// The free buffers, used as a stack: `take` takes the buffer that was added last, because this buffer is the most
     /// likely to be in a processor's cache.
-    free: Vec<Buffer>,
+    free: Vec<Buffer>, // bound: pool
     /// The numbers of the slabs that were dropped. New slabs reuse these numbers. Until then, a dropped slab has no
     /// buffers, and its entries in `memories` and `keys` are those of the first slab.
-    vacant: Vec<u16>,
+    vacant: Vec<u16>, // bound: pool
     /// Number of buffers in each slab, by the slab's number.
-    sizes: Vec<usize>,
+    sizes: Vec<usize>, // bound: pool
     /// Largest sum of `reserved` and `lent` since the last call of [`Pool::trim`].
     high: usize,
     /// Number of buffers that connections have reserved.
@@ -125,7 +125,7 @@ pub(crate) struct Pool {
     capacity: usize,
     max_buffers: usize,
     /// The mapped slabs, by the slab's number; `None` for an ordinary slab.
-    mapped_slabs: Vec<Option<MappedSlab>>,
+    mapped_slabs: Vec<Option<MappedSlab>>, // bound: pool
     mapped_buffers: usize,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Pool {
 /// receives messages from the slab without a copy. The buffers of the slab do not count towards `capacity`.
 #[derive(Debug)]
 struct MappedSlab {
-    free: Vec<Buffer>,
+    free: Vec<Buffer>, // bound: pool
     size: usize,
     /// True if the connection has ended. The slab is dropped when all its buffers have been returned.
     is_ending: bool,

@@ -40,11 +40,11 @@ pub(crate) enum ReturnedMemory {
 /// A message that arrived in several buffers. Its parts are copied into one piece of separate memory.
 #[derive(Debug)]
 pub(crate) struct JoinedMessage {
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>, // bound: large-messages, receives
     /// The receive buffers in which the message arrived, if `LargeMessageSettings::memory` has no room for `bytes`. In
     /// that case, the peer gets no credits for these buffers until the message is released. If there is room, this list
     /// is empty.
-    pub(crate) receives: Vec<Buffer>,
+    pub(crate) receives: Vec<Buffer>, // bound: receives
 }
 
 /// The sending end of the channel, for memory of one pool.

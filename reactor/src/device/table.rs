@@ -18,25 +18,25 @@ use crate::stats::MemoryStats;
 /// The devices that a reactor uses, by index.
 #[derive(Debug)]
 pub(crate) struct Devices {
-    all: Vec<Option<Device>>,
+    all: Vec<Option<Device>>, // local: the devices
     /// The indexes of new devices. The reactor does not watch their completion channels yet.
-    fresh: Vec<usize>,
+    fresh: Vec<usize>, // local: the devices
     /// The indexes of devices that have failed. The endpoints on these devices have not been ended yet.
-    failed: Vec<usize>,
+    failed: Vec<usize>, // local: the devices
     /// Buffers without memory. They are used for a device that is not in the table.
     nowhere: Buffers,
     /// Number of pools that were created so far. A new pool gets this count as its number, so each pool has a unique
     /// number.
     pools: u64,
     return_to: Sender<Returned>,
-    returned: Receiver<Returned>,
+    returned: Receiver<Returned>, // bound: pool, large-messages
     wake: Arc<WakeFlag>,
     /// The number of the reactor in the process. It selects the reactor's completion vector, so that reactors use
     /// different vectors.
     reactor: u32,
     /// True if a timer is set that will trim the pools.
     pub(crate) trimming: bool,
-    receive_chain: Vec<RecvWr>,
+    receive_chain: Vec<RecvWr>, // bound: receives
 }
 
 impl Devices {

@@ -445,6 +445,7 @@ impl Driver {
         let (host, pending) = (Host::of(request.peer.ip()), &self.table.pending);
         // A handshake takes processor time, so one host may use only a part of the slots. If the host already uses this part, its new
         // connection evicts the oldest of its connections. If that connection is not slow, the new connection is refused.
+        // bound: handshakes
         let most = max_handshakes_per_peer.unwrap_or((max_pending as usize).div_ceil(2));
         if !request.security.is_plain() && pending.count_of(host) >= most {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };

@@ -15,7 +15,7 @@ use crate::providers::device_index;
 pub struct DeviceEvent {
     /// The name of the device, such as `mlx5_0`. If the device was removed before the reactor used it, the name is not known, and this is
     /// `device N`.
-    pub device: String,
+    pub device: String, // local: the name of a device
     /// The kind of the event. Events of a single queue pair or receive queue are not reported: the reactor handles them.
     pub kind: DeviceEventKind,
 }

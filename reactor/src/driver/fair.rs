@@ -34,7 +34,7 @@ pub(crate) struct Allowance {
     turn: u64,
     completions: u32,
     bytes: usize,
-    pub(super) backlog: VecDeque<WorkCompletion>,
+    pub(super) backlog: VecDeque<WorkCompletion>, // bound: completions
 }
 
 impl Allowance {
@@ -79,7 +79,7 @@ impl Allowance {
 pub(crate) struct Fair {
     limits: TurnLimits,
     /// The connections that have a backlog, in the order in which their backlogs began.
-    waiting: VecDeque<ConnectionId>,
+    waiting: VecDeque<ConnectionId>, // bound: connections
 }
 
 impl Fair {

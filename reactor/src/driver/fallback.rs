@@ -17,7 +17,7 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 pub(super) struct Fallback {
     /// The addresses of the peer, in the order of the attempts. The first address stays in the list until one provider has resolved it, or
     /// all providers were tried for it.
-    addresses: VecDeque<SocketAddr>,
+    addresses: VecDeque<SocketAddr>, // local: addresses that the program connects to
     /// The number of providers that were tried for the first address in the list.
     tried: usize,
     /// The deadline of the current attempt after its address is resolved. While the address is being resolved, an earlier deadline applies,

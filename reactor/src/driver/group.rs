@@ -253,7 +253,7 @@ impl fmt::Debug for Reactors {
 pub(crate) struct GroupMembership {
     group: Reactors,
     pub(crate) index: usize,
-    arrivals: Receiver<Arrival>,
+    arrivals: Receiver<Arrival>, // bound: handovers
     handled: HandledRequest,
 }
 

@@ -27,7 +27,7 @@ const PORTS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct ListenerEntry {
     /// A connection-manager id for each provider that listens. Empty while no device has the address.
-    ids: Vec<Handle<CmId>>,
+    ids: Vec<Handle<CmId>>, // local: one for each provider
     /// The address that the listener uses, with the actual port.
     address: SocketAddr,
     pub(super) options: ListenOptions,

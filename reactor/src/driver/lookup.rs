@@ -25,7 +25,7 @@ const THREADS: usize = 4;
 #[derive(Debug)]
 struct HostQuery {
     of: ConnectionId,
-    host: String,
+    host: String, // local: a name of the program
     port: u16,
     path: PathOptions,
     exchange: Option<ExchangeOptions>,
@@ -35,14 +35,14 @@ struct HostQuery {
 #[derive(Debug)]
 struct HostAddresses {
     query: HostQuery,
-    addresses: io::Result<Vec<SocketAddr>>,
+    addresses: io::Result<Vec<SocketAddr>>, // local: addresses of a name of the program
 }
 
 /// The threads that resolve names, and their queues. When this value is dropped, each thread ends after its current name.
 #[derive(Debug)]
 pub(super) struct Lookups {
-    queries: (Sender<HostQuery>, Receiver<HostQuery>),
-    answers: (Sender<HostAddresses>, Receiver<HostAddresses>),
+    queries: (Sender<HostQuery>, Receiver<HostQuery>), // local: names of the program
+    answers: (Sender<HostAddresses>, Receiver<HostAddresses>), // local: names of the program
     threads: usize,
 }
 

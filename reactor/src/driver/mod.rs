@@ -125,7 +125,7 @@ pub(crate) struct Driver {
     queues: Queues,
     table: ConnectionTable,
     fair: Fair,
-    listeners: Slab<ListenerEntry>,
+    listeners: Slab<ListenerEntry>, // local: listeners of the program
     registry: Registry,
     large: LargeMessages,
     timers: Timers<TimerPurpose>,

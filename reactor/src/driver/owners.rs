@@ -22,7 +22,7 @@ pub(crate) enum CmIdOwner {
 pub(crate) struct Owners {
     /// The owners. The first index is that of the provider, and the second index is the slot of the id. A slot is reused for later ids, so
     /// the whole id is stored too.
-    all: Vec<Vec<Option<(CmId, CmIdOwner)>>>,
+    all: Vec<Vec<Option<(CmId, CmIdOwner)>>>, // bound: connections
 }
 
 impl Owners {

@@ -26,8 +26,8 @@ pub(super) enum PendingSlot {
 /// The connections that were accepted and are not up yet. Some of these are ending.
 #[derive(Debug)]
 pub(super) struct PendingConnections {
-    coming: Newcomers<ConnectionId>,
-    ending: Newcomers<ConnectionId>,
+    coming: Newcomers<ConnectionId>, // bound: pending
+    ending: Newcomers<ConnectionId>, // bound: pending
     /// The time up to which the reactor has handled everything that peers have sent.
     seen: Instant,
 }

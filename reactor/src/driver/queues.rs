@@ -31,7 +31,7 @@ pub(crate) const fn is_of_connection_manager(token: usize) -> bool {
 /// The completions that the last poll of a queue has returned, in the order of the queue.
 #[derive(Debug)]
 struct CompletionBatch {
-    completions: Vec<WorkCompletion>,
+    completions: Vec<WorkCompletion>, // bound: completions
     queue: CqIndex,
     /// True if the poll returned as many completions as its limit allowed, so that the queue may have more.
     full: bool,
@@ -44,7 +44,7 @@ struct CompletionBatch {
 pub(crate) struct Queues {
     batch: CompletionBatch,
     /// The queues that stage 7 must still poll, in this order.
-    ready: VecDeque<CqIndex>,
+    ready: VecDeque<CqIndex>, // bound: completions
     /// True during stage 7. If a send is posted during this stage and completes when it is posted, its completion queue is polled again.
     polling: bool,
     /// True if stage 7 found all queues empty, and nothing has happened since that could have added a completion without an event.

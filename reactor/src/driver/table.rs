@@ -81,7 +81,7 @@ pub(crate) struct ConnectionLink {
     /// The key of the host that opened the connection in `ConnectionTable::hosts`.
     host: Option<Key>,
     /// The regions that only this peer can access.
-    pub(super) regions: Vec<Key>,
+    pub(super) regions: Vec<Key>, // local: regions of the program
     /// The number of bytes that are charged to the connection for fetched messages, including the messages that the program keeps.
     pub(super) fetched: usize,
     /// The part of `fetched` that is also charged to the peer's host, in bytes. Messages that count as small in the memory budget are not
@@ -147,17 +147,17 @@ struct TableEntry {
 #[derive(Debug)]
 pub(crate) struct ConnectionTable {
     reactor: ReactorTag,
-    entries: Vec<TableEntry>,
-    vacant: Vec<u32>,
+    entries: Vec<TableEntry>, // bound: connections
+    vacant: Vec<u32>,         // bound: connections
     live: usize,
     /// The connection whose last callback is running. It is not counted any more.
     last: Option<ConnectionId>,
     /// The connections that peers opened and that are not up. A connection that fails to come up stays here until it has ended.
     pub(super) pending: PendingConnections,
     /// The hosts that opened connections, with the number of their connections in any state.
-    pub(super) hosts: Hosts<()>,
+    pub(super) hosts: Hosts<()>, // bound: connections
     /// The list of ending connections, which stage 10 checks.
-    pub(super) ending: Vec<ConnectionId>,
+    pub(super) ending: Vec<ConnectionId>, // bound: connections
 }
 
 impl ConnectionTable {

@@ -45,7 +45,7 @@ pub(super) struct Block {
 #[derive(Debug)]
 pub(super) struct BlockCache {
     /// The blocks, in the order in which they were kept, the oldest at the front.
-    blocks: VecDeque<Block>,
+    blocks: VecDeque<Block>, // bound: kept-blocks
     /// The sum of the lengths of all blocks, in bytes.
     bytes: usize,
     limit: usize,

@@ -86,8 +86,8 @@ pub(crate) struct Budget {
     used_by_small: usize,
     /// The sum of the lengths of the messages above the limit of [`Budget::is_small`], in bytes, by host. A host
     /// without such messages has no entry.
-    hosts: BTreeMap<Host, usize>,
-    line: VecDeque<QueuedClaim>,
+    hosts: BTreeMap<Host, usize>, // bound: connections, large-messages
+    line: VecDeque<QueuedClaim>, // bound: connections
 }
 
 impl Budget {

@@ -8,7 +8,7 @@ const MOST: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Joins {
     /// The vectors, used as a stack: the one that was kept last is taken first.
-    kept: Vec<Vec<u8>>,
+    kept: Vec<Vec<u8>>, // bound: kept-blocks
     /// The sum of the capacities of all vectors, in bytes.
     bytes: usize,
     limit: usize,

@@ -228,7 +228,7 @@ pub struct TransferEnd {
     /// The outcome of the transfer.
     pub outcome: TransferOutcome,
     /// The list of pieces as the program passed it, for reuse.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<Piece>, // local: a list of the program
     /// The number of pieces at the beginning of the list that have arrived. In a read, these pieces are in the local regions. In a write,
     /// they are known to be in the peer's memory.
     pub there: usize,

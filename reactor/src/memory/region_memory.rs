@@ -53,7 +53,7 @@ pub(crate) struct Users {
 /// [`Hold`] removes it.
 #[derive(Debug, Default)]
 struct LentRanges {
-    ranges: VecDeque<(u32, Range<usize>)>,
+    ranges: VecDeque<(u32, Range<usize>)>, // bound: sends, large-messages, copies
     next: u32,
 }
 

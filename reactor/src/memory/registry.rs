@@ -87,16 +87,16 @@ pub(crate) struct Removed {
 /// The regions of a reactor; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Registry {
-    regions: Slab<Registration>,
+    regions: Slab<Registration>, // bound: large-messages, copies
     /// The regions to which a peer has rights, by device and remote key. A peer chooses how often
     /// and with which key it sends a Send with Invalidate.
-    exposed: BTreeMap<(usize, u32), Key>,
+    exposed: BTreeMap<(usize, u32), Key>, // bound: large-messages, copies
     kept: BlockCache,
     drop_channel: DropChannel,
-    dropped: Receiver<Key>,
+    dropped: Receiver<Key>, // bound: large-messages, copies
     /// The number of direct regions. Each keeps the descriptor of its memory file, because peers may
     /// map it later.
-    direct: usize,
+    direct: usize, // bound: direct-regions
     /// The number of registrations that a device failed to release.
     unreleased: usize,
     /// The number of times that a device failed to revoke a remote key.

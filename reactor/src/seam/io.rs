@@ -23,7 +23,7 @@ const GENERATION_BITS: u32 = usize::BITS - 33;
 /// The descriptors that the program has registered.
 #[derive(Debug)]
 pub(crate) struct Registrations {
-    live: Slab<RawFd>,
+    live: Slab<RawFd>, // local: descriptors of the program
 }
 
 impl Default for Registrations {

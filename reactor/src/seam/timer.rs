@@ -22,8 +22,8 @@ pub(crate) struct Expired {
 /// Timers, each with a deadline and a value.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
-    heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
-    live: Slab<T>,
+    heap: BinaryHeap<Reverse<(Instant, u64, Key)>>, // bound: timers
+    live: Slab<T>,                                  // bound: timers
     /// A time that is not later than the earliest deadline. `None` if no timer was set. After timers were cancelled, this time may be too
     /// early.
     earliest: Option<Instant>,

@@ -26,7 +26,7 @@ impl fmt::Debug for UnknownKey {
 /// A verifier that accepts clients and servers which present one of these keys.
 #[derive(Debug)]
 pub(super) struct KnownKeys {
-    keys: Vec<SubjectPublicKeyInfoDer<'static>>,
+    keys: Vec<SubjectPublicKeyInfoDer<'static>>, // local: a setting
     algorithms: WebPkiSupportedAlgorithms,
 }
 

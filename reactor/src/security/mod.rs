@@ -85,6 +85,7 @@ impl fmt::Display for SecurityMode {
 /// The identity of the peer of a secured connection. The peer has proven it in the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+// bound: handshake-bytes
 pub enum PeerIdentity {
     /// The peer has presented no certificate, and the local TLS settings do not require one.
     Anonymous,
@@ -99,6 +100,7 @@ pub enum PeerIdentity {
 /// The reason why a connection could not be secured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+// bound: handshake-bytes
 pub enum SecurityError {
     /// The local side does not accept the peer's certificate, key or handshake.
     #[error("the peer is not accepted here: {0}")]

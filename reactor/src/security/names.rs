@@ -20,6 +20,7 @@ const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 /// A name in a peer's certificate; see [`PeerIdentity::names`]. It is displayed in the format of OpenSSL, such as `DNS:node1.example`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
+// bound: handshake-bytes
 pub enum PeerName {
     /// A host name in the subject alternative names. It may begin with `*.`.
     Dns(String),

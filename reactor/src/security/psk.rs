@@ -38,7 +38,7 @@ type Secret = Box<Zeroizing<[u8; KEY]>>;
 #[derive(Clone)]
 pub struct Psk {
     /// The names and keys. The first one is used to connect.
-    keys: Arc<[(String, Secret)]>,
+    keys: Arc<[(String, Secret)]>, // local: a setting
 }
 
 impl fmt::Debug for Psk {
@@ -172,15 +172,15 @@ impl Drop for Noise {
 /// The progress of a handshake.
 enum PskState {
     /// The local side connects with the key of this name, and waits for the peer's answer.
-    Initiating(String, Noise),
+    Initiating(String, Noise), // local: a setting
     /// The local side accepts, and waits for the name of the peer's key.
     AwaitingKeyName {
         keys: Psk,
-        context: Vec<u8>,
+        context: Vec<u8>, // bound: private-data
     },
     /// The peer has sent the name of this key. The local side waits for the proof that the peer has the key.
-    AwaitingProof(String, Channel),
-    Complete(String, Channel),
+    AwaitingProof(String, Channel), // local: a setting
+    Complete(String, Channel), // local: a setting
     /// The channel and the identity were returned, or the handshake has failed.
     Finished,
 }

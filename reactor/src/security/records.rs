@@ -13,7 +13,7 @@ const MAX_RECORDS: u32 = 64;
 /// The bytes that the peer has sent and that are not consumed yet. The connection limits their number.
 #[derive(Debug, Default)]
 pub(super) struct Records {
-    octets: Vec<u8>,
+    octets: Vec<u8>, // bound: handshake-bytes
     /// The number of bytes at the front of `octets` that belong to consumed records.
     consumed: usize,
     /// The number of consumed records.

@@ -415,7 +415,7 @@ pub(crate) struct TlsHandshake {
     /// The channel. Set once the keys of the channel are known. This may be before the peer has proven its identity.
     channel: Option<Channel>,
     /// The greetings that both sides have exchanged in plaintext.
-    context: Vec<u8>,
+    context: Vec<u8>, // bound: private-data
 }
 
 impl fmt::Debug for TlsHandshake {

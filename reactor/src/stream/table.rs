@@ -72,11 +72,11 @@ impl Record {
 #[derive(Debug)]
 pub(super) struct StreamTable {
     /// The streams whose connections have not ended. The index is the slot of the [`ConnectionId`].
-    live: Vec<Option<Record>>,
+    live: Vec<Option<Record>>, // bound: connections
     /// The stream whose last callback, `on_close` or `on_error`, is running.
     last: Option<Record>,
     /// The `linger` timers of the closed streams that wait for room to send the empty messages that end them.
-    lingering: BTreeMap<TimerId, ConnectionId>,
+    lingering: BTreeMap<TimerId, ConnectionId>, // bound: connections
     /// The longest time that a closed stream may wait for room to send the empty message that ends it.
     pub(super) linger: Duration,
 }

@@ -12,7 +12,7 @@ use crate::DetachedMessage;
 /// read, or when the `Unread` is dropped. An `Unread` may move to another thread, and may outlive the stream and the
 /// reactor.
 pub struct Unread<M = DetachedMessage> {
-    messages: VecDeque<M>,
+    messages: VecDeque<M>, // bound: receives
     /// The number of bytes of the first message that the program has already read.
     read: usize,
 }

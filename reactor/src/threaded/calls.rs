@@ -134,7 +134,7 @@ impl Drop for CancelOnDrop<'_> {
 /// their callers get [`CallError::Unanswered`].
 pub struct Requests {
     handle: Arc<ConnectionHandle>,
-    receiver: mpsc::UnboundedReceiver<ReceivedRequest>,
+    receiver: mpsc::UnboundedReceiver<ReceivedRequest>, // bound: requests
 }
 
 impl fmt::Debug for Requests {

@@ -151,7 +151,7 @@ impl Sender {
 /// The half of a connection that receives.
 pub struct Receiver {
     handle: Arc<ConnectionHandle>,
-    inbox: mpsc::UnboundedReceiver<DetachedMessage>,
+    inbox: mpsc::UnboundedReceiver<DetachedMessage>, // bound: receives
 }
 
 impl fmt::Debug for Receiver {

@@ -39,6 +39,7 @@ pub enum DeliverError {
 /// The reason why the reactor's thread has ended without a drain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+// local: the text of one error
 pub enum ThreadError {
     /// The reactor failed. The string is the text of the [`crate::Error`].
     #[error("the reactor failed: {0}")]

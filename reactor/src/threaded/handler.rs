@@ -33,17 +33,17 @@ struct ConnectionEntry {
     requests: Option<mpsc::UnboundedSender<ReceivedRequest>>,
     /// The requests of the peer that the program has not answered or dropped. Each has the flag that is set when the
     /// peer cancels the call.
-    unanswered: BTreeMap<RequestId, Arc<AtomicBool>>,
+    unanswered: BTreeMap<RequestId, Arc<AtomicBool>>, // bound: requests
     /// The channel to the task that waits until the connection is established; `None` once the connection is
     /// established.
     opening: Option<oneshot::Sender<Result<(), ConnectError>>>,
     /// The messages that wait for room on the connection, in the order in which they are sent.
-    waiting: VecDeque<QueuedMessage>,
+    waiting: VecDeque<QueuedMessage>, // bound: thread-sends
     /// The sends whose completions tasks wait for, in the order of the sends. Each has the channel to the waiting task.
-    reports: VecDeque<(SendId, oneshot::Sender<Outcome>)>,
+    reports: VecDeque<(SendId, oneshot::Sender<Outcome>)>, // bound: sends
     /// The channels to the tasks whose messages the connection has not accepted, because it is ending. They are dropped when the reason of
     /// the end is known: that wakes the tasks, and they read the reason.
-    unsent: Vec<oneshot::Sender<Outcome>>,
+    unsent: Vec<oneshot::Sender<Outcome>>, // local: tasks that wait
     /// True if the connection must be closed when `waiting` is empty.
     closing: bool,
 }
@@ -57,7 +57,7 @@ const MAX_ENDED_IN_BACKLOG: usize = 1024;
 struct ListenerBacklog {
     accepted: mpsc::UnboundedSender<ConnectionParts>,
     /// The connections in `accepted` that have ended. Those that a task has got since are removed when the list is long.
-    ended: Vec<Arc<SharedState>>,
+    ended: Vec<Arc<SharedState>>, // bound: accept-queue
 }
 
 impl ListenerBacklog {
@@ -75,8 +75,8 @@ impl ListenerBacklog {
 pub(super) struct ThreadHandler {
     link: Weak<ThreadLink>,
     /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
-    entries: Vec<Option<ConnectionEntry>>,
-    listeners: BTreeMap<ListenerId, ListenerBacklog>,
+    entries: Vec<Option<ConnectionEntry>>, // bound: connections
+    listeners: BTreeMap<ListenerId, ListenerBacklog>, // local: listeners of the program
     calls: Calls<AnswerSender>,
 }
 

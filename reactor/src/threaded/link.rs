@@ -24,17 +24,19 @@ pub(super) enum ThreadCommand {
     Send(ConnectionId, QueuedMessage),
     Connect(Connect, oneshot::Sender<Result<NewConnection, Error>>),
     Close(ConnectionId),
+    // local: options of the program
     Listen(SocketAddr, ListenOptions, oneshot::Sender<Result<NewListener, Error>>),
     StopListening(ListenerId),
     /// Switches a connection to calls. The first channel contains the messages that have already arrived. They and all later messages are
     /// frames of calls. The reactor's thread sends the requests of the peer to the second channel.
+    // bound: receives
     EnableCalls(ConnectionId, mpsc::UnboundedReceiver<DetachedMessage>, mpsc::UnboundedSender<ReceivedRequest>),
     Call(ConnectionId, QueuedCall),
     CancelCall(Arc<OnceLock<CallId>>),
     Answer(RequestId, Bytes),
     Dismiss(RequestId),
     /// Dismisses the requests in this channel, which no task has received. The program has dropped the `Requests` that had the channel.
-    DismissQueued(mpsc::UnboundedReceiver<ReceivedRequest>),
+    DismissQueued(mpsc::UnboundedReceiver<ReceivedRequest>), // bound: requests
     Run(Act),
     LimitCalls(Box<dyn FnOnce(&mut CallLimits) + Send>),
 }
@@ -79,7 +81,7 @@ pub(super) type ReceivedRequest = (RequestId, Bytes, Instant, Arc<AtomicBool>);
 /// The parts of a new connection. The reactor's thread sends them to the task that gets the connection.
 pub(super) struct ConnectionParts {
     pub(super) handle: Arc<ConnectionHandle>,
-    pub(super) inbox: mpsc::UnboundedReceiver<DetachedMessage>,
+    pub(super) inbox: mpsc::UnboundedReceiver<DetachedMessage>, // bound: receives
 }
 
 /// The state of a connection. The tasks that use the connection and the reactor's thread share this state.

@@ -13,7 +13,7 @@ use super::link::{ConnectionParts, ListenerHandle};
 pub struct ThreadedListener {
     handle: ListenerHandle,
     address: SocketAddr,
-    backlog: mpsc::UnboundedReceiver<ConnectionParts>,
+    backlog: mpsc::UnboundedReceiver<ConnectionParts>, // bound: accept-queue
 }
 
 impl fmt::Debug for ThreadedListener {

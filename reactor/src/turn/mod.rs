@@ -53,7 +53,7 @@ pub struct Parts {
     ///
     /// A listener on an unspecified address uses all of them. A listener on another address uses the first one that has a device with that
     /// address. A connection uses the first one that resolves the peer's address. For loopback addresses, the order is reversed.
-    pub providers: Vec<Box<dyn Provider>>,
+    pub providers: Vec<Box<dyn Provider>>, // local: the providers
     /// The source of readiness.
     pub poller: Box<dyn Poller>,
     /// The source of time.

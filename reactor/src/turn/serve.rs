@@ -16,7 +16,7 @@ const COMMANDS_PER_TURN: usize = 1024;
 pub(super) struct CommandReceiver<M> {
     pub(super) commands: Commands<M>,
     /// The sends that wait for capacity, separately for each connection, in the order of the commands.
-    waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
+    waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>, // bound: commands
     /// The number of commands that may still be handled in this turn.
     left: usize,
 }

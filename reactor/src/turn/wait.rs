@@ -26,9 +26,9 @@ const GIVE_WAY: Duration = Duration::from_micros(50);
 pub(super) struct IdleWait {
     adaptive: Adaptive,
     /// A buffer for the edges that one check returns. The buffer is empty between two checks.
-    edges: Vec<Edge>,
+    edges: Vec<Edge>, // bound: turn
     /// The edges of the program's descriptors that stage 9 has not handled yet.
-    program_edges: Vec<Edge>,
+    program_edges: Vec<Edge>, // local: descriptors of the program
     /// The time at which the next check for edges takes place, even if the reactor has other work.
     look_at: Instant,
     /// The time from the last check for edges to the next one, as long as the reactor has other work.

@@ -61,8 +61,8 @@ pub(crate) struct Conversation {
     /// Request was sent or received.
     goodbye_sent: bool,
     /// The received bytes of a message that is still incomplete.
-    input: Vec<u8>,
-    output: Vec<u8>,
+    input: Vec<u8>, // bound: exchange-messages
+    output: Vec<u8>, // bound: exchange-messages
     /// The number of bytes at the front of `output` that were written to the stream.
     sent: usize,
 }

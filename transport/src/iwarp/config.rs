@@ -54,7 +54,7 @@ pub struct WithinHost {
     /// The TCP congestion control of these connections. The default is `reno`, which every Linux has. `None` leaves the choice to the
     /// system. The system also chooses if it lacks the named algorithm or does not allow it (`net.ipv4.tcp_allowed_congestion_control`).
     /// BBR, the default of some systems, paces traffic even within the host. Pacing costs one timer per chunk of data.
-    pub congestion: Option<String>,
+    pub congestion: Option<String>, // local: a setting
     /// The time in which the peer must send its message of the setup of shared memory. After this time, the connection stays on TCP. With
     /// [`SharedMemoryPolicy::Require`], the active side waits for the answer until the connection attempt times out.
     pub meeting_timeout: Duration,
@@ -116,7 +116,7 @@ pub struct IwarpConfig {
     pub max_handshakes_per_peer: Option<usize>,
     /// The networks that may connect. `None`, the default, admits every address. A connection from any other address is reset before
     /// anything is read from it or allocated for it. A datagram from any other address is dropped.
-    pub allowed_peers: Option<Vec<IpNet>>,
+    pub allowed_peers: Option<Vec<IpNet>>, // local: a setting
     /// The largest number of sockets that still deliver bytes after their connection has ended. At
     /// the limit, or if these sockets have 64 MiB of unsent bytes, the oldest socket is closed, and
     /// its unsent bytes are lost. With 0, only the bytes that fit into the socket's buffer when the

@@ -23,7 +23,7 @@ use crate::slab::Key;
 #[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) terms: StartupTerms,
-    pub(crate) private_data: Vec<u8>,
+    pub(crate) private_data: Vec<u8>, // local: private data of the program
     /// True if the request may contain the hash of the path.
     pub(crate) shows_path: bool,
     pub(crate) reader: FrameReader,
@@ -121,7 +121,7 @@ pub(crate) struct CmEndpoint<S: Segment> {
     pub(super) setup: Option<Box<SegmentSetup<S>>>,
     /// The startup frame that is being sent. Empty after the whole frame was sent. `frame_sent` is the number of bytes of the frame that
     /// are sent.
-    pub(crate) frame: Vec<u8>,
+    pub(crate) frame: Vec<u8>, // bound: private-data
     pub(crate) frame_sent: usize,
     /// True once the event `Established` was raised.
     pub(crate) announced: bool,

@@ -17,14 +17,14 @@ pub(super) struct Handshakes {
     /// The number of unfinished handshakes.
     pub(super) unfinished: usize,
     /// The endpoints of half-open connections.
-    pub(super) half_open: Newcomers<Key>,
+    pub(super) half_open: Newcomers<Key>, // bound: half-open
     /// The connections that wait to start.
     pub(super) starts: StartQueue,
     /// A host with more half-open connections than the limit per host. `None` if no host exceeds the limit.
     pub(super) crowd: Option<Host>,
     /// The listeners that are paused because the limit of handshakes was reached.
-    pub(super) paused: Vec<Key>,
+    pub(super) paused: Vec<Key>, // local: listeners of the program
     /// The listeners that may have more connections to accept. [`Key::NONE`] stands for the Unix listener for peers on this host.
-    pub(super) backlog: VecDeque<Key>,
+    pub(super) backlog: VecDeque<Key>, // local: listeners of the program
     pub(super) log_limit: LogLimit,
 }

@@ -37,7 +37,7 @@ pub(crate) struct PlanStep {
 /// The plan of a receive call and its staging buffer. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Intake {
-    steps: Vec<PlanStep>,
+    steps: Vec<PlanStep>, // bound: receive-call
     /// The largest number of octets to stage behind the last destination.
     tail: usize,
     /// The number of octets for which destinations can still be added to the plan. The rest of the current payload does not count.
@@ -45,7 +45,7 @@ pub(crate) struct Intake {
     /// The staging buffer: a fixed part for each gap, then the part behind the last destination.
     staging: Box<[u8]>,
     /// The octets that were copied out of wrong destinations.
-    spilled: Vec<u8>,
+    spilled: Vec<u8>, // bound: receive-call
 }
 
 impl Intake {

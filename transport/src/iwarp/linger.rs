@@ -17,7 +17,7 @@ const MAX_BYTES: usize = 64 << 20;
 pub(crate) struct Linger {
     pub(crate) socket: SocketId,
     pub(crate) deadline: Instant,
-    rest: Vec<u8>,
+    rest: Vec<u8>, // bound: frames
     sent: usize,
     finished: bool,
 }
@@ -60,9 +60,9 @@ impl Linger {
 /// The lingering sockets of a provider.
 #[derive(Debug, Default)]
 pub(super) struct Lingers {
-    sockets: Slab<Linger>,
+    sockets: Slab<Linger>, // bound: lingering
     /// The keys of the lingering sockets, oldest first. Some of these sockets may already be closed.
-    by_age: VecDeque<Key>,
+    by_age: VecDeque<Key>, // bound: lingering
     /// The sum of the lengths of `rest` of the lingering sockets.
     bytes: usize,
 }

@@ -72,19 +72,20 @@ pub struct Iwarp<N: Net> {
     pub(super) net: N,
     pub(super) entropy: Entropy,
     device: DeviceInfo,
-    pub(super) endpoints: Slab<CmEndpoint<N::Segment>>,
+    pub(super) endpoints: Slab<CmEndpoint<N::Segment>>, // bound: connections, half-open, queries
     pub(super) lingers: Lingers,
     /// The owner of each socket. The slot of a socket's key is the index in this vector.
+    // bound: connections, half-open, lingering, local-newcomers
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) resources: Resources,
-    pub(super) cm_events: VecDeque<CmEvent>,
+    pub(super) cm_events: VecDeque<CmEvent>, // bound: events
     /// Deadlines, the earliest first. Deadlines that were replaced stay in the heap. [`Iwarp::is_due`] returns false for replaced
     /// deadlines.
-    pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
+    pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>, // bound: deadlines
     /// The ready queue: connections that may have something to read or to send.
-    pub(super) ready: VecDeque<Key>,
+    pub(super) ready: VecDeque<Key>, // bound: connections
     pub(super) intake: Intake,
-    pub(super) edges: Vec<(SocketId, Ready)>,
+    pub(super) edges: Vec<(SocketId, Ready)>, // bound: turn
     pub(super) handshakes: Handshakes,
     /// The connection that received most recently. A busy poll reads from this connection first.
     pub(super) hot: Option<Key>,

@@ -70,7 +70,7 @@ pub(crate) struct Receiver {
     small: [u8; SMALL],
     /// The payload of the current Write segment until its CRC is checked. Used if the segment does not arrive in one piece. The buffer is
     /// allocated when it is first used.
-    held: Vec<u8>,
+    held: Vec<u8>, // bound: held-write
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
     request_msn: u32,

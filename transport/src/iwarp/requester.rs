@@ -41,7 +41,7 @@ pub(crate) enum RequestKind {
 
 #[derive(Debug)]
 pub(crate) struct Requester {
-    queue: VecDeque<Outstanding>,
+    queue: VecDeque<Outstanding>, // bound: reads
     /// The largest number of requests that may be outstanding (ORD).
     depth: usize,
     /// The MSN of the next request.

@@ -49,7 +49,7 @@ impl PendingResponse {
 
 #[derive(Debug)]
 pub(crate) struct Responder {
-    queue: VecDeque<PendingResponse>,
+    queue: VecDeque<PendingResponse>, // bound: reads
     limit: usize,
     /// The MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,

@@ -69,10 +69,10 @@ pub(super) struct SetupListener {
     pub(super) shut_until: Option<Instant>,
     /// The length of the last pause.
     pause: Duration,
-    pub(super) new_peers: Slab<NewPeer>,
+    pub(super) new_peers: Slab<NewPeer>, // bound: local-newcomers
     /// The time until which no peer is accepted, because the system had no descriptors left.
     pub(super) paused_until: Option<Instant>,
-    by_age: VecDeque<Key>,
+    by_age: VecDeque<Key>, // bound: local-newcomers
 }
 
 impl SetupListener {
@@ -121,7 +121,7 @@ pub(super) struct Links {
     pub(super) account: Arc<WindowAccount>,
     /// The links whose rings a busy poll checks in every round. The number beside a link's key is the number of rounds since the last input
     /// of the link.
-    pub(super) hot: Vec<(Key, u32)>,
+    pub(super) hot: Vec<(Key, u32)>, // bound: hot-links
     /// The number of rounds of a busy poll.
     pub(super) rounds: u32,
     /// True if there may be a link that is not armed. The peer of such a link does not wake this side.

@@ -11,7 +11,7 @@ use crate::newcomers::Host;
 /// The events, by host and in order.
 #[derive(Debug, Default)]
 pub(super) struct StartQueue {
-    by_host: BTreeMap<Host, VecDeque<CmEvent>>,
+    by_host: BTreeMap<Host, VecDeque<CmEvent>>, // bound: half-open
     /// The host that has had the last turn.
     served: Option<Host>,
 }

@@ -62,10 +62,10 @@ impl Piece {
 pub(crate) struct Stream {
     crc: bool,
     markers: bool,
-    control: Vec<u8>,
+    control: Vec<u8>, // bound: frames
     /// A buffer for an FPDU into which markers are to be inserted.
-    plain: Vec<u8>,
-    pieces: VecDeque<Piece>,
+    plain: Vec<u8>, // bound: frames
+    pieces: VecDeque<Piece>, // bound: frames
     /// TCP has accepted this number of bytes of the first piece.
     head: usize,
     framed: u64,

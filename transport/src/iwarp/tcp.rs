@@ -53,7 +53,7 @@ pub struct TcpConfig {
     pub recv_buffer: Option<usize>,
     /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`). `None` leaves the choice to the system.
     /// The system also chooses if it lacks the named algorithm or does not allow it.
-    pub host_congestion: Option<String>,
+    pub host_congestion: Option<String>, // local: a setting
 }
 
 impl Default for TcpConfig {
@@ -97,14 +97,14 @@ pub struct TcpNet {
     config: TcpConfig,
     cm: EventSet,
     completion: EventSet,
-    sockets: Slab<SocketEntry>,
+    sockets: Slab<SocketEntry>, // bound: connections, half-open, lingering, local-newcomers
     /// The number of sockets with `awaits_room`.
     awaiting_room: usize,
     /// The Unix listener.
     local_listener: Option<SocketId>,
     strangers: Strangers,
     /// The identity of this host and of its network namespace.
-    host: Vec<u8>,
+    host: Vec<u8>, // local: the identity of the host
 }
 
 impl Drop for TcpNet {

@@ -114,8 +114,8 @@ pub(crate) struct Transmitter {
     /// peer's requests are not held.
     held: bool,
     /// The work requests that are completely framed but not completed. The work requests in `queue` were posted after these.
-    framed: VecDeque<FramedSend>,
-    queue: VecDeque<UnframedSend>,
+    framed: VecDeque<FramedSend>, // bound: sends
+    queue: VecDeque<UnframedSend>, // bound: sends
     /// The number of completed work requests. This number is also the sequence number of the oldest work request that is not completed.
     first: u64,
     /// The number of framed payload bytes of the first work request in `queue`.
@@ -123,7 +123,7 @@ pub(crate) struct Transmitter {
     /// True if the data of a Write with Immediate is framed, but its Immediate Data message is not.
     immediate_next: bool,
     msn: u32,
-    inline: Vec<u8>,
+    inline: Vec<u8>, // bound: sends
     inline_max: usize,
     inline_next: usize,
     inline_slots: usize,

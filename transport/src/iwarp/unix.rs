@@ -19,7 +19,7 @@ const OVERFLOW: u32 = 65534;
 /// The largest number of sockets that a provider keeps open because closing them may block, until
 /// [`Net::renew_local`](super::Net::renew_local) is called, and the largest number of those in the
 /// backlog of a listener.
-const MAX_KEPT: usize = 8;
+const MAX_KEPT: usize = 8; // bound: foreign-sockets
 
 /// The peers that are refused, because they belong to other users. Such a peer may send packets with descriptors before it is refused. When
 /// the peer's socket is closed, the kernel also closes these descriptors, on the same thread. This blocks for some descriptors, such as a

@@ -16,13 +16,13 @@ const BATCH: usize = 32;
 /// end.
 #[derive(Debug)]
 pub struct Packets {
-    octets: Vec<u8>,
+    octets: Vec<u8>, // bound: packets
     /// The size of a buffer, in bytes.
     stride: usize,
     /// The offset of a received packet in its buffer, in bytes.
     headroom: usize,
     /// For each packet of the batch, its range in its buffer and the address of the other end.
-    filled: Vec<(Range<usize>, SocketAddr)>,
+    filled: Vec<(Range<usize>, SocketAddr)>, // bound: packets
     /// The number of packets that the next receive call requests. It adapts to the traffic, because a call for several
     /// packets costs more time than a call for one packet, even if no packet arrives.
     wanted: usize,

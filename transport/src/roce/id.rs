@@ -54,7 +54,7 @@ pub(crate) struct DatagramId {
     pub(crate) port: Key,
     pub(crate) qp: Option<Box<DatagramQueuePair>>,
     /// The multicast groups that the id has joined, each with the UDP port that receives its packets.
-    pub(crate) groups: Vec<(IpAddr, Key)>,
+    pub(crate) groups: Vec<(IpAddr, Key)>, // local: groups of the program
 }
 
 impl DatagramId {

@@ -13,10 +13,10 @@ const MOST: usize = 0xff00;
 /// The queue pairs of a provider, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePairNumbers {
-    places: Vec<(u32, Option<Key>)>,
+    places: Vec<(u32, Option<Key>)>, // local: endpoints of the program
     /// Slots without a queue pair, in the order of their release. The slot that was released first is assigned first, so that a number is
     /// reused as late as possible.
-    free: VecDeque<u32>,
+    free: VecDeque<u32>, // local: endpoints of the program
 }
 
 impl QueuePairNumbers {

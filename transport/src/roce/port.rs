@@ -18,10 +18,10 @@ const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
 #[derive(Debug)]
 pub(crate) enum PortKind {
     /// Receives the datagrams to a local address. `services` contains the id that listens at each port. Queries for a port go to this id.
-    Address { services: BTreeMap<u16, Key> },
+    Address { services: BTreeMap<u16, Key> }, // local: endpoints of the program
     /// Receives the datagrams to a multicast group, on the interface with the address `member`. `ids` are the ids that have joined the
     /// group on this interface.
-    Group { member: IpAddr, ids: Vec<Key> },
+    Group { member: IpAddr, ids: Vec<Key> }, // local: groups of the program
 }
 
 /// A UDP port of one provider.
@@ -37,7 +37,7 @@ pub(crate) struct UdpPort {
     /// True if the port is in the ready queue, which contains the ports that may have packets to read.
     pub(crate) queued: bool,
     /// Ids with datagrams to send that did not fit into the socket's buffer.
-    pub(crate) waiting: VecDeque<Key>,
+    pub(crate) waiting: VecDeque<Key>, // local: endpoints of the program
 }
 
 impl UdpPort {

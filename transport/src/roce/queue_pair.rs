@@ -49,7 +49,7 @@ pub(crate) struct DatagramQueuePair {
     is_v4: bool,
     completions: Completions,
     receives: ReceiveQueue,
-    sends: VecDeque<Sending>,
+    sends: VecDeque<Sending>, // bound: sends
     /// The sequence number of the packet that was put into a batch last. A packet that is put into a batch again has a new number.
     sequence: u32,
     phase: SendState,

@@ -21,23 +21,23 @@ fn host(address: SocketAddr) -> (IpAddr, u32) {
 /// The tables that all connection-manager ids for datagrams of a provider share.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    pub(crate) ports: Slab<UdpPort>,
+    pub(crate) ports: Slab<UdpPort>, // local: endpoints of the program
     pub(crate) numbers: QueuePairNumbers,
     /// The addresses of peers and groups to which the program sends datagrams.
-    pub(crate) addresses: Slab<SocketAddr>,
+    pub(crate) addresses: Slab<SocketAddr>, // local: peers that the program has looked up
     /// The ids with a query that has no reply yet, by request id.
-    pub(crate) queries: BTreeMap<u32, Key>,
+    pub(crate) queries: BTreeMap<u32, Key>, // local: lookups of the program
     /// The ids that were created for received queries. A query is in this map while the program has not answered it, or while its reply may
     /// have to be sent again. The map's key is the address of the peer and the request id that the peer has chosen.
-    pub(crate) received_queries: BTreeMap<(SocketAddr, u32), Key>,
+    pub(crate) received_queries: BTreeMap<(SocketAddr, u32), Key>, // bound: queries
     /// The number of received queries that the program has not answered yet.
     pub(crate) unanswered: usize,
     /// The ready queue: the ports that may have packets to read.
-    pub(crate) ready: VecDeque<Key>,
+    pub(crate) ready: VecDeque<Key>, // local: endpoints of the program
     /// The port that received packets most recently. A busy poll reads from this port first.
     pub(crate) hot: Option<Key>,
     /// Ids that have sent a query whose resend time is not set. The call that sent the query did not know the current time.
-    pub(crate) fresh: Vec<Key>,
+    pub(crate) fresh: Vec<Key>, // local: lookups of the program
     pub(crate) received: Packets,
     pub(crate) sending: Packets,
 }

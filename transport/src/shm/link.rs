@@ -52,7 +52,7 @@ pub(crate) struct QueuePairParts {
     pub(crate) extensions: bool,
     /// The work requests that were posted before the move to shared memory. The second value is the copied payload of
     /// an inline send, and `None` for any other work request.
-    pub(crate) sends: Vec<(SendWr, Option<Box<[u8]>>)>,
+    pub(crate) sends: Vec<(SendWr, Option<Box<[u8]>>)>, // bound: sends
 }
 
 /// The queue pair of a connection in shared memory.

@@ -131,7 +131,7 @@ struct StagingBuffer {
     /// The parts in the buffer, oldest first. The first number is the position behind the part's record in the record
     /// ring. Once the peer has consumed the records up to this position, the buffer is free up to the second number,
     /// which is a position in the buffer.
-    parts: VecDeque<(u64, u64)>,
+    parts: VecDeque<(u64, u64)>, // bound: staging
 }
 
 impl StagingBuffer {
@@ -173,10 +173,10 @@ pub(super) struct Outgoing {
     pub(super) ring: Producer,
     /// The work requests that are not done although all their records are written. With each work request is the
     /// condition under which it is done.
-    inflight: VecDeque<(Done, CompletionCondition)>,
+    inflight: VecDeque<(Done, CompletionCondition)>, // bound: sends
     /// The work requests of which at least one record is not written yet, in order. The work requests in `queue` were
     /// posted after those in `inflight`.
-    queue: VecDeque<QueuedSend>,
+    queue: VecDeque<QueuedSend>, // bound: sends
     /// The sequence number of the oldest work request that is not done. Work requests are counted from 0.
     first: u64,
     /// The number of transmitted bytes of the first work request in `queue`.
@@ -187,13 +187,13 @@ pub(super) struct Outgoing {
     /// True if the payload of the first work request in `queue` is transmitted and only its immediate data is missing.
     immediate_next: bool,
     staging: StagingBuffer,
-    awaited: VecDeque<AwaitedAnswer>,
+    awaited: VecDeque<AwaitedAnswer>, // bound: reads
     /// The number of reads and atomic operations that may be outstanding at the peer (ORD).
     depth: usize,
     /// One more than the sequence number of the last work request whose response has arrived. All reads and atomic
     /// operations with smaller sequence numbers have their responses, too.
     answered: u64,
-    requests: VecDeque<PeerRequest>,
+    requests: VecDeque<PeerRequest>, // bound: reads
     /// The number of reads and atomic operations that the peer may have outstanding at the local side: the IRD, rounded up
     /// to a power of two, plus one, as on iWARP.
     limit: usize,
@@ -205,7 +205,7 @@ pub(super) struct Outgoing {
     changes: u64,
     /// The replies to the peer's announcements of memory. Each has the slot and the word from the announcement, and
     /// true if this side has mapped the memory.
-    replies: VecDeque<(u8, u64, bool)>,
+    replies: VecDeque<(u8, u64, bool)>, // bound: lendings
     pub(super) fault: Option<LinkFault>,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{Ordering, fence};
 use crate::mem::{Memory, Sge, Span};
 
 /// The length of a segment in bytes.
-pub const LEN: usize = 2 * HALF;
+pub const LEN: usize = 2 * HALF; // bound: rings
 /// The length of a half in bytes.
 pub const HALF: usize = 16 << 10;
 /// The offset in a half of the position behind the last record that the producer has published. The producer stores

@@ -56,9 +56,9 @@ struct LendingSlot {
 pub(super) struct Lendings {
     /// The offset of the half in which the local side produces.
     half: usize,
-    slots: Vec<LendingSlot>,
+    slots: Vec<LendingSlot>, // bound: lendings
     /// Announcements that the caller has not sent to the peer yet.
-    announcements: Vec<Announcement>,
+    announcements: Vec<Announcement>, // bound: lendings
 }
 
 impl Lendings {
@@ -191,7 +191,7 @@ struct MappedWindow {
 pub(super) struct Windows {
     /// The offset of the half in which the peer produces, with the peer's table.
     half: usize,
-    slots: Vec<Option<MappedWindow>>,
+    slots: Vec<Option<MappedWindow>>, // bound: windows
     /// A bit for each slot, set if its window was unmapped because the lending had ended.
     ended: u32,
     account: Arc<WindowAccount>,

@@ -10,7 +10,7 @@ use crate::wc::WorkCompletion;
 #[derive(Debug)]
 struct CompletionQueue {
     /// The completions in order. The first `polled` of them have been returned by [`CompletionQueues::poll`] and are removed later.
-    ring: Vec<WorkCompletion>,
+    ring: Vec<WorkCompletion>, // bound: completions
     polled: usize,
     entries: usize,
     /// The number of reserved entries: the depths of all work queues that complete on this queue, and the unpolled completions of destroyed
@@ -24,8 +24,8 @@ struct CompletionQueue {
 /// All completion queues of a provider. They are used by one thread.
 #[derive(Debug, Default)]
 pub struct CompletionQueues {
-    queues: Slab<CompletionQueue>,
-    events: VecDeque<CqId>,
+    queues: Slab<CompletionQueue>, // bound: completions
+    events: VecDeque<CqId>,        // bound: completions
     /// True if a queue has raised an event since the last call of [`CompletionQueues::take_edge`].
     edge: bool,
     /// The number of completions that were ever added to any queue, modulo 2^32.

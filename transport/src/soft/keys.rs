@@ -65,10 +65,10 @@ impl RegionEntry {
 /// All memory regions of a provider.
 #[derive(Debug, Default)]
 pub struct KeyTable {
-    regions: Slab<RegionEntry>,
+    regions: Slab<RegionEntry>, // bound: pool, large-messages, copies, kept-blocks
     /// A hash table from STags to regions, at most half full. The hash is the low bits of the STag. On a collision, the next free slot is
     /// used. An STag of 0 marks an empty slot.
-    index: Vec<(u32, Key)>,
+    index: Vec<(u32, Key)>, // bound: pool, large-messages, copies, kept-blocks
     /// The number of regions that peers on this host may map ([`Access::DIRECT`]).
     direct: usize,
 }

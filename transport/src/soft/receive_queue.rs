@@ -19,7 +19,7 @@ pub(crate) struct ReceivedMessage {
 /// The receive queue of a queue pair: the posted receives, and the progress of the message that fills the first of them.
 #[derive(Debug)]
 pub struct ReceiveQueue {
-    posted: VecDeque<RecvWr>,
+    posted: VecDeque<RecvWr>, // bound: receives
     /// The sequence number of the current message. Between two messages, the number of the next one. The first message has the number 1.
     msn: u32,
     /// The number of bytes of the current message that are written to its receive.

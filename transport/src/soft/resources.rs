@@ -20,10 +20,10 @@ pub struct Resources {
     pub cqs: CompletionQueues,
     /// The memory regions.
     pub keys: KeyTable,
-    srqs: Slab<SharedReceiveQueue>,
+    srqs: Slab<SharedReceiveQueue>, // local: one for each device
     /// For each destroyed queue pair: its shared receive queue, the completion queue of its receives, and the number of its receive
     /// completions that are not polled yet.
-    orphans: BTreeMap<Key, (SrqId, CqId, u32)>,
+    orphans: BTreeMap<Key, (SrqId, CqId, u32)>, // bound: completions
 }
 
 impl Resources {

@@ -10,7 +10,7 @@ use crate::wr::RecvWr;
 /// A shared receive queue.
 #[derive(Debug, Default)]
 pub struct SharedReceiveQueue {
-    posted: VecDeque<RecvWr>,
+    posted: VecDeque<RecvWr>, // bound: shared-receives
     depth: u32,
     /// The number of receives that queue pairs have taken and whose completions are not polled yet. These receives still occupy slots of
     /// the queue.
@@ -84,6 +84,7 @@ impl SharedReceiveQueue {
 /// queue pairs that complete their receives on it. A destroyed queue pair may leave unpolled completions. So the entries stay reserved
 /// until the shared queue is destroyed.
 #[derive(Debug, Default)]
+// bound: completions
 struct Targets(Vec<(CqId, usize)>);
 
 impl Targets {

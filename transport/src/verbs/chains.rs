@@ -106,9 +106,9 @@ impl InlineLimits {
 /// Builds chains of work requests. Each chain reuses the memory of the previous one.
 #[derive(Default)]
 pub(super) struct Chains {
-    sends: Vec<ibv_send_wr>,
-    recvs: Vec<ibv_recv_wr>,
-    sges: Vec<ibv_sge>,
+    sends: Vec<ibv_send_wr>, // bound: sends
+    recvs: Vec<ibv_recv_wr>, // bound: receives
+    sges: Vec<ibv_sge>,      // bound: sends, receives
 }
 
 // SAFETY: the pointers in the lists are used only during the call that has built the chain.

@@ -54,12 +54,12 @@ pub(super) struct FailedConnect {
 
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<Job>, // bound: ending-ids
     threads: usize,
     idle: usize,
     /// The threads that are inside a connect call, each with the address of its id.
-    connecting: Vec<(usize, libc::pthread_t)>,
-    failed: Vec<FailedConnect>,
+    connecting: Vec<(usize, libc::pthread_t)>, // local: threads
+    failed: Vec<FailedConnect>, // local: connects of the program
 }
 
 impl Queue {

@@ -57,10 +57,10 @@ pub(super) struct CmEventSet {
     /// True if the event channel of librdmacm may have events.
     pub(super) channel: bool,
     /// The numbers of devices that may have asynchronous events.
-    pub(super) devices: Vec<u32>,
+    pub(super) devices: Vec<u32>, // local: the devices
     /// The ids whose socket epoll has reported as ready: the listening socket of a listener, or the stream of a
     /// connection by out-of-band exchange.
-    pub(super) streams: VecDeque<Key>,
+    pub(super) streams: VecDeque<Key>, // bound: connections, exchange-newcomers
 }
 
 /// A local address and options, and the port and GID that were found for them: an entry of a cache.
@@ -77,14 +77,14 @@ pub(super) struct Exchanges {
     /// The folder in which the kernel lists the devices and their GIDs (sysfs).
     pub(super) sysfs: PathBuf,
     /// Accepted streams on which the peer has not sent a request yet.
-    pub(super) newcomers: Newcomers<Key>,
+    pub(super) newcomers: Newcomers<Key>, // bound: exchange-newcomers
     /// The deadlines of connections that are being set up, and the times at which listeners end their pauses. Each
     /// entry has the key of the connection's or the listener's id.
-    pub(super) deadlines: BTreeSet<(Instant, Key)>,
+    pub(super) deadlines: BTreeSet<(Instant, Key)>, // bound: connections, exchange-newcomers
     /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
-    pub(super) port_gids: VecDeque<CachedPortGid>,
+    pub(super) port_gids: VecDeque<CachedPortGid>, // bound: exchange-searches
     /// The searches for the ports of connect requests that have failed recently.
-    pub(super) failed_searches: VecDeque<FailedSearch>,
+    pub(super) failed_searches: VecDeque<FailedSearch>, // bound: exchange-searches
 }
 
 /// The provider of RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] opens it.
@@ -94,29 +94,29 @@ pub(super) struct Exchanges {
 pub struct Verbs {
     /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect by out-of-band
     /// exchange only.
-    manager: std::result::Result<Arc<EventChannel>, String>,
+    manager: std::result::Result<Arc<EventChannel>, String>, // local: the text of one error
     pub(super) event_set: CmEventSet,
     pub(super) connector: Connector,
-    pub(super) ids: Slab<IdEntry>,
+    pub(super) ids: Slab<IdEntry>, // bound: connections, pending, exchange-newcomers
     pub(super) log_limit: LogLimit,
-    pub(super) cqs: Slab<Cq>,
-    pub(super) srqs: Slab<Srq>,
-    pub(super) regions: Slab<RegisteredRegion>,
-    pub(super) addresses: Slab<Address>,
+    pub(super) cqs: Slab<Cq>,                   // bound: completions
+    pub(super) srqs: Slab<Srq>,                 // local: one for each device
+    pub(super) regions: Slab<RegisteredRegion>, // bound: pool, large-messages, copies, kept-blocks
+    pub(super) addresses: Slab<Address>,        // local: peers that the program has looked up
     /// The number of multicast joins so far, which is also the number of the last join.
     pub(super) joins: usize,
     pub(super) batch: Batch,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<Device>, // local: the devices
     /// Queue pairs that are destroyed when their last shared receive has completed, or when their time limit has
     /// passed. The list is in the order of the time limits.
-    pub(super) retiring: VecDeque<RetiringQp>,
+    pub(super) retiring: VecDeque<RetiringQp>, // bound: ending-ids
     pub(super) exchanges: Exchanges,
     /// Ids that wait until their peer closes the connection, each with its time limit, in the order of the time limits. The list may
     /// contain ids that the program has destroyed.
-    pub(super) closing: VecDeque<(Instant, Key)>,
+    pub(super) closing: VecDeque<(Instant, Key)>, // bound: ending-ids
     /// Events that the program has not read yet.
-    pub(super) events: VecDeque<crate::cm::CmEvent>,
-    pub(super) device_events: VecDeque<AsyncEvent>,
+    pub(super) events: VecDeque<crate::cm::CmEvent>, // bound: events
+    pub(super) device_events: VecDeque<AsyncEvent>, // bound: device-events
     pub(super) chains: Chains,
     pub(super) acknowledgements: u64,
     /// The latest time that the program has passed to the provider.

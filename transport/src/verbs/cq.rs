@@ -200,7 +200,7 @@ pub(super) struct Cq {
     /// The number of shared receive queues whose receives may complete in this queue.
     pub(super) shared: u32,
     /// Completions that the provider has polled for its own purposes, and that the program has not polled yet.
-    pub(super) stash: VecDeque<WorkCompletion>,
+    pub(super) stash: VecDeque<WorkCompletion>, // bound: completions
 }
 
 impl Cq {

@@ -30,9 +30,9 @@ pub(super) struct Device {
     /// The queue pairs of the device, by their numbers.
     pub(super) numbers: QpNumbers,
     /// The ports that ids use or have used. The bool is true if the port was down at its last event or query.
-    ports: Vec<(u8, bool)>,
+    ports: Vec<(u8, bool)>, // local: ports of the device
     /// Ids that are destroyed when their port is up again, each with the number of the port.
-    pub(super) waiting_for_port: Vec<(u8, Arc<RawId>)>,
+    pub(super) waiting_for_port: Vec<(u8, Arc<RawId>)>, // bound: ending-ids
 }
 
 impl Device {

@@ -23,13 +23,13 @@ const MAX_READS: usize = 64;
 struct Subscriber {
     context: usize,
     number: u64,
-    queue: VecDeque<RawAsyncEvent>,
+    queue: VecDeque<RawAsyncEvent>, // bound: device-events
     wake: Arc<OwnedFd>,
 }
 
 #[derive(Debug)]
 struct Subscribers {
-    list: Vec<Subscriber>,
+    list: Vec<Subscriber>, // local: providers of the process
     next_number: u64,
 }
 

@@ -88,7 +88,7 @@ pub(super) struct IdEntry {
     pub(super) removal_reported: bool,
     /// The multicast groups that the id has joined or is joining, each with the number of the join. `None` is a free
     /// slot.
-    pub(super) groups: Vec<Option<(IpAddr, usize)>>,
+    pub(super) groups: Vec<Option<(IpAddr, usize)>>, // local: groups of the program
     /// The listening socket or the stream of an id that connects by out-of-band exchange; `None` for other ids.
     pub(super) exchange: Option<ExchangeSocket>,
 }

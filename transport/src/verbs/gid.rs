@@ -26,7 +26,7 @@ pub(super) const IWARP: TransportError = TransportError::Unsupported {
 /// A port, and the GID from its table that a queue pair uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PortGid {
-    pub(super) device: String,
+    pub(super) device: String, // local: the name of a device
     pub(super) port: u8,
     pub(super) network: Network,
     pub(super) gid_index: u8,

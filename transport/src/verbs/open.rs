@@ -22,6 +22,7 @@ const NODES: &str = "/dev/infiniband";
 
 /// The answer to a question: can an address be used through an RDMA device?
 #[derive(Clone, Debug, PartialEq, Eq)]
+// local: the text of one error
 pub enum Reach {
     /// An RDMA device reaches or has the address.
     Yes {

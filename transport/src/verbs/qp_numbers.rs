@@ -9,7 +9,7 @@ use crate::slab::Key;
 /// Over time a device assigns numbers from its whole range. So the memory of a page is freed when the page has no queue pair any more.
 #[derive(Debug, Default)]
 pub(super) struct QpNumbers {
-    pages: Vec<Option<Box<NumberPage>>>,
+    pages: Vec<Option<Box<NumberPage>>>, // bound: connections
 }
 
 /// The handles of consecutive numbers.

@@ -83,7 +83,7 @@ pub(super) struct Srq {
     /// The completion queues in which this queue's receives may complete. Each of them has reserved entries for all
     /// receives of this queue. The `u32` is the number of queue pairs whose receives come from this queue and complete
     /// in that completion queue.
-    targets: Vec<(CqId, u32)>,
+    targets: Vec<(CqId, u32)>, // bound: completions
 }
 
 impl Srq {

@@ -108,7 +108,7 @@ fn checksum(version: u64, content: &[u8]) -> u64 {
 /// The table, as the server stores and writes it.
 #[derive(Debug)]
 pub struct Table {
-    geometry: Geometry,
+    geometry: Geometry, // bound: tool-kv
     region: Region,
     /// The buffer in which the next entry is assembled.
     draft: Vec<u8>,

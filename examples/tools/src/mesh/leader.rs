@@ -16,7 +16,7 @@ use crate::pingpong::address::resolve;
 /// The time between two lines of progress: the first value on a terminal, the second one otherwise.
 const PROGRESS_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// The largest number of queued orders for one rank. If there are more, rank 0 aborts the connection.
-const MAX_WAITING: usize = 1000;
+const MAX_WAITING: usize = 1000; // bound: tool-mesh
 
 /// The control connection of one rank, with its queued orders.
 #[derive(Debug)]
@@ -130,7 +130,9 @@ impl Leader {
         }
     }
 
-    /// Returns true if `address` is one of those of the rank's host in the list of hosts.
+    /// Returns true if `address` is one of those of the rank's host in the list of hosts. Resolving
+    /// the host may block, at most once for each rank. It is not resolved before the run, because
+    /// Kubernetes does not know the name of a pod until the pod has started.
     fn is_of(&self, rank: usize, address: IpAddr) -> bool {
         let found = self.hosts.get(rank).and_then(|host| resolve(host, 0).ok()).unwrap_or_default();
         found.iter().any(|found| found.ip().to_canonical() == address)

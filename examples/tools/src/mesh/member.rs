@@ -69,7 +69,7 @@ pub struct Member {
     links: Vec<Option<Link>>,
     /// The all-to-all load from peers whose links have ended. If a peer has opened several links, the
     /// last one counts.
-    ended: BTreeMap<usize, Inbound>,
+    ended: BTreeMap<usize, Inbound>, // bound: tool-mesh
     storm: Option<Storm>,
     began: Instant,
     reported_at: Instant,

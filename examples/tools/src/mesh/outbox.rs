@@ -7,7 +7,7 @@ use rdma_reactor::{ConnectionId, Context, SendErrorKind};
 /// The queued messages, the oldest first.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    waiting: VecDeque<Vec<u8>>,
+    waiting: VecDeque<Vec<u8>>, // bound: tool-mesh
 }
 
 impl Outbox {

@@ -143,7 +143,7 @@ struct JobServer {
     /// The parameters that a client has requested and that differ from the current ones.
     next: Option<Job>,
     client: ServedClient,
-    sessions: BTreeMap<ConnectionId, Session>,
+    sessions: BTreeMap<ConnectionId, Session>, // bound: tool-pingpong
     output: Output,
     quiet: bool,
 }

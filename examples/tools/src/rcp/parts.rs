@@ -14,7 +14,7 @@ use super::folder::Folder;
 pub const PART: &str = ".rcp-part";
 
 /// The largest number of partial copies that are kept.
-const MOST: usize = 100;
+const MOST: usize = 100; // bound: tool-rcp
 
 /// The partial copies that no sender is continuing now; see the [module](self).
 #[derive(Debug)]

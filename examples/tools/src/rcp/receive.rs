@@ -91,7 +91,7 @@ struct SenderState {
 struct FileServer {
     options: ServerOptions,
     parts: PartialCopies,
-    senders: BTreeMap<ConnectionId, SenderState>,
+    senders: BTreeMap<ConnectionId, SenderState>, // bound: tool-rcp
     /// The timer for the next check of the senders' time limits.
     looking: Option<TimerId>,
     /// The connections that have something to hash. They are served in turn, one slice each.

@@ -42,7 +42,7 @@ pub(crate) struct Claims {
     free: u32,
     /// The connections that wait, by the number of unclaimed receives that each of them needs, and
     /// then by the order in which they began to wait.
-    waiting: BTreeMap<(u32, u64), ConnectionId>,
+    waiting: BTreeMap<(u32, u64), ConnectionId>, // bound: connections
     /// Number of times that a connection began to wait.
     waits: u64,
 }

@@ -31,15 +31,15 @@ pub(crate) struct SharedReceives {
     /// Length of the buffer that each receive offers, in bytes.
     size: usize,
     /// The buffers of the posted receives, by slot; `None` for a slot without a posted receive.
-    receives: Vec<Option<Posted>>,
-    vacant: Vec<u16>,
+    receives: Vec<Option<Posted>>, // bound: shared-receives
+    vacant: Vec<u16>, // bound: shared-receives
     /// Free buffers, which the reactor will post as receives again.
-    reposts: Vec<Buffer>,
+    reposts: Vec<Buffer>, // bound: shared-receives
     /// The connection of each queue pair, by the slot number of the queue pair's id.
-    owners: Vec<Option<(QpId, ConnectionId)>>,
+    owners: Vec<Option<(QpId, ConnectionId)>>, // bound: connections
     /// The claims of ended connections. Each claim stays until the reactor has handled all completions of its
     /// connection.
-    lingering: Vec<Lingering>,
+    lingering: Vec<Lingering>, // bound: shared-receives
     /// Number of messages of ended connections that the program still holds.
     orphans: u32,
     /// True if the device has reported that the queue has failed. A failed queue delivers no messages, and nothing is

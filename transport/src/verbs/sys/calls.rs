@@ -24,6 +24,7 @@ use libc::sockaddr;
 
 /// The reason why the libraries cannot be used.
 #[derive(Clone, Debug)]
+// local: the text of one error
 pub enum LibraryError {
     /// A library is missing, or the system cannot load it.
     Library {
