@@ -28,3 +28,13 @@ pub(super) struct Handshakes {
     pub(super) backlog: VecDeque<Key>, // local: listeners of the program
     pub(super) log_limit: LogLimit,
 }
+
+impl Handshakes {
+    /// Adds a listener to the backlog, unless the backlog has it already: an edge may report further
+    /// connections of such a listener, which must not be served twice in each round.
+    pub(super) fn accept_later(&mut self, listener: Key) {
+        if !self.backlog.contains(&listener) {
+            self.backlog.push_back(listener);
+        }
+    }
+}

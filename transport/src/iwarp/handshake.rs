@@ -151,7 +151,7 @@ impl<N: Net> Iwarp<N> {
                 },
             }
         }
-        self.handshakes.backlog.push_back(key);
+        self.handshakes.accept_later(key);
         if !self.call.within_cm {
             self.net.wake(NetChannel::Cm);
         }
@@ -172,7 +172,7 @@ impl<N: Net> Iwarp<N> {
         }
         for key in std::mem::take(&mut self.handshakes.paused) {
             self.pause(key, Accepting::Yes, None);
-            self.handshakes.backlog.push_back(key);
+            self.handshakes.accept_later(key);
         }
         self.net.wake(NetChannel::Cm);
     }

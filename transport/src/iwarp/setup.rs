@@ -161,9 +161,7 @@ impl<N: Net> Iwarp<N> {
         // More peers may wait in the backlog of the Unix listener, and they cause no further edge. So the Unix listener, represented by
         // [`Key::NONE`], stays in `handshakes.backlog`, and the channel is woken.
         self.net.wake(NetChannel::Cm);
-        if !self.handshakes.backlog.contains(&Key::NONE) {
-            self.handshakes.backlog.push_back(Key::NONE);
-        }
+        self.handshakes.accept_later(Key::NONE);
         true
     }
 

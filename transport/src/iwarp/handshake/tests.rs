@@ -550,6 +550,9 @@ fn progress_reports_connections_that_wait_behind_a_pause() {
     iwarp.progress(now, Drive::Full);
     assert_eq!((iwarp.net().attempts, iwarp.handshakes.backlog.len()), (1 + ACCEPTS, 1));
     assert!(is_woken(&iwarp));
+    // An edge reports further connections while the listener is in the list.
+    iwarp.accept_some(listener.0, now);
+    assert_eq!((iwarp.net().attempts, iwarp.handshakes.backlog.len()), (1 + 2 * ACCEPTS, 1));
 }
 
 /// Connects sockets from a host. They send their requests, and the provider queues these.
