@@ -202,7 +202,8 @@ pub struct MemoryStats {
     /// peer can send no data.
     pub held_receives: usize,
     /// Number of bytes of received messages that are longer than one buffer. The number includes messages that the
-    /// reactor is still fetching from peers, and messages that the program keeps.
+    /// reactor is still fetching from peers, and messages that the program keeps. A short message counts for more than
+    /// its length, see [`crate::LargeMessageSettings::memory`].
     pub fetched_bytes: usize,
     /// Number of bytes of unused memory that stays registered, so that later messages longer than one buffer can use
     /// it. See [`crate::LargeMessageSettings::cache`].

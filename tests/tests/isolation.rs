@@ -350,6 +350,38 @@ fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
     });
 }
 
+/// A message of one byte that is offered occupies a page, and counts as one. So the number of such
+/// messages that a program keeps is limited, and further ones arrive once it has released some.
+#[test]
+fn short_messages_that_are_offered_and_kept_are_limited() {
+    with_watchdog("short_messages_that_are_offered_and_kept_are_limited", || {
+        const MEMORY: usize = 1 << 20;
+        const PAGE: usize = 4096;
+        let config = patient(Setup::iwarp().config()).large_messages(|l| l.max_message = MEMORY as u64);
+        let server = config.clone().large_messages(|l| l.memory = MEMORY);
+        let mut p = Pair::with_configs(&Setup::iwarp(), server, config, Probe::default(), Probe::default());
+        (p.s.large, p.c.large, p.s.keep) = (true, true, Some(Vec::new()));
+        let conn = p.connect();
+        let readable = RegionOptions::new().allow(Access::REMOTE_READ);
+        let source = p.client.context().register_vec(conn, vec![5; 1], &readable).expect("a region");
+        let (mut offered, mut received, mut most) = (0, 0, 0);
+        while received < 400 {
+            while offered < 400 && p.client.context().offer(conn, &source, 0..1, 1).is_ok() {
+                offered += 1;
+            }
+            p.turn();
+            let kept = p.s.keep.as_mut().expect("it keeps messages");
+            assert!(p.server.stats().memory.fetched_bytes >= kept.len() * PAGE, "{} are kept", kept.len());
+            most = most.max(kept.len());
+            if kept.len() >= MEMORY / 2 / PAGE || offered == 400 {
+                received += kept.drain(..).count();
+            }
+        }
+        assert_eq!(most, MEMORY / 2 / PAGE, "a connection gets half of the memory");
+        p.s.keep = None;
+    });
+}
+
 /// Replaces the client of the pair by a new one. Returns the old one, which therefore runs no more turns.
 fn other_client(p: &mut Pair, config: Config) -> (Reactor, Probe) {
     let client = Reactor::new(config).expect("a reactor");

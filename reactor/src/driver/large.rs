@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use rdma_transport::caps::Features;
+use rdma_transport::mem::page_size;
 use rdma_transport::newcomers::Host;
 
 use super::table::ConnectionSlot;
@@ -34,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct LargeMessages {
     copied: Budget,
     fetched: Budget,
+    /// The number of bytes that a fetched message counts for at least.
+    least: usize,
     /// True if a timer for [`Driver::relieve_shortage`] is set.
     looks: bool,
     /// The memory in which messages that arrive in several buffers are joined.
@@ -41,8 +44,16 @@ pub(crate) struct LargeMessages {
 }
 
 impl LargeMessages {
-    pub(super) const fn new(limit: usize, keep: usize) -> Self {
-        Self { copied: Budget::new(limit), fetched: Budget::new(limit), looks: false, joins: Joins::new(keep) }
+    pub(super) fn new(limit: usize, keep: usize) -> Self {
+        let (copied, fetched) = (Budget::new(limit), Budget::new(limit));
+        let least = page_size().min(fetched.small());
+        Self { copied, fetched, least, looks: false, joins: Joins::new(keep) }
+    }
+
+    /// Returns the number of bytes that a fetched message of `len` bytes counts for. A peer may offer
+    /// single bytes, each of which occupies a page.
+    fn charge(&self, len: usize) -> usize {
+        len.max(self.least)
     }
 
     /// Returns the number of bytes that fetched messages use, and the number of bytes that copies use.
@@ -290,20 +301,20 @@ impl Driver {
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
         while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
             let Some(len) = slot.conn.wants_memory() else { return };
-            let claimant = Self::claimant(slot);
-            if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
+            let (claimant, charge) = (Self::claimant(slot), self.large.charge(len));
+            if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, charge) {
                 // The peer has answered no Read recently. Its connection leaves the queue, so that it does not delay the connections behind
                 // it.
                 self.leave_fetched(id);
                 return self.probe(id);
             }
-            if !self.large.fetched.request(claimant, len) {
+            if !self.large.fetched.request(claimant, charge) {
                 self.input(id, |conn, env| conn.wait_for_memory(env));
                 self.expect_shortage();
                 return self.probe(id);
             }
-            slot.link.fetched += len;
-            slot.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
+            slot.link.fetched += charge;
+            slot.link.fetched_large += if self.large.fetched.is_small(charge) { 0 } else { charge };
             self.leave_fetched(id);
             match self.block(id, len, MemoryUse::Fetched) {
                 Ok(region) => {
@@ -388,25 +399,28 @@ impl Driver {
         }
     }
 
-    /// Charges `len` bytes for an arrived message to a connection. Returns false if the budget does not cover them.
+    /// Charges an arrived message of `len` bytes to a connection. Returns false if the budget does not cover it.
     pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
         let Some(slot) = self.table.get_mut(id) else { return false };
-        let taken = self.large.fetched.take(Self::claimant(slot), len);
+        let charge = self.large.charge(len);
+        let taken = self.large.fetched.take(Self::claimant(slot), charge);
         if taken {
-            slot.link.fetched += len;
-            slot.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
+            slot.link.fetched += charge;
+            slot.link.fetched_large += if self.large.fetched.is_small(charge) { 0 } else { charge };
         }
         taken
     }
 
-    /// Returns the `len` bytes of a message to the budget. If the connection `id` still exists, the bytes are no longer charged to it.
+    /// Returns the memory of a message of `len` bytes to the budget. If the connection `id` still exists, the message is no
+    /// longer charged to it.
     fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
-        self.large.fetched.give_back(len);
+        let charge = self.large.charge(len);
+        self.large.fetched.give_back(charge);
         if let Some(slot) = id.and_then(|id| self.table.get_mut(id)) {
-            slot.link.fetched = slot.link.fetched.saturating_sub(len);
-            if !self.large.fetched.is_small(len) {
-                slot.link.fetched_large = slot.link.fetched_large.saturating_sub(len);
-                self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), len);
+            slot.link.fetched = slot.link.fetched.saturating_sub(charge);
+            if !self.large.fetched.is_small(charge) {
+                slot.link.fetched_large = slot.link.fetched_large.saturating_sub(charge);
+                self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), charge);
             }
         }
     }

@@ -103,10 +103,15 @@ impl Budget {
         self.limit
     }
 
-    /// Returns true if a message is small: at most a 64th of all memory. Small messages do not count towards the share
-    /// of their host.
+    /// Returns the length of the longest small message: a 64th of all memory. Small messages do not
+    /// count towards the share of their host.
+    pub(crate) const fn small(&self) -> usize {
+        self.limit / SMALL
+    }
+
+    /// Returns true if a message is small.
     pub(crate) const fn is_small(&self, bytes: usize) -> bool {
-        bytes <= self.limit / SMALL
+        bytes <= self.small()
     }
 
     /// Returns the largest number of bytes that may be in use after memory for a message of `bytes` bytes is granted.
