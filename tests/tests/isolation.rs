@@ -382,6 +382,22 @@ fn short_messages_that_are_offered_and_kept_are_limited() {
     });
 }
 
+/// A copy of a short message occupies a page, and counts as one. The peer chooses the length up to
+/// which messages need no copy.
+#[test]
+fn copies_of_short_messages_count_as_pages() {
+    let client = Setup::iwarp().config().large_messages(|l| l.eager_limit = 0);
+    let server = client.clone().buffer_size(64);
+    let mut p = Pair::with_configs(&Setup::iwarp(), server, client, Probe::default(), Probe::default());
+    (p.s.large, p.c.large) = (true, true);
+    let conn = p.connect();
+    for nth in 1..=10 {
+        p.client.context().send(conn, &pattern(nth, 100)).expect("room");
+        assert_eq!(p.client.stats().memory.copied_bytes, nth * 4096);
+    }
+    p.until("all of them", |p| p.s.received == 10 && p.client.stats().memory.copied_bytes == 0);
+}
+
 /// Replaces the client of the pair by a new one. Returns the old one, which therefore runs no more turns.
 fn other_client(p: &mut Pair, config: Config) -> (Reactor, Probe) {
     let client = Reactor::new(config).expect("a reactor");

@@ -21,8 +21,7 @@ pub struct LargeMessageSettings {
     /// keeps. It uses up to the same number of bytes in addition for messages to send: copies that peers have yet to
     /// fetch. If the memory for received messages is used up, further ones wait in the memory of their senders. If the
     /// memory for copies is used up, the reactor refuses sends with [`Blocked::Memory`](crate::Blocked::Memory). A
-    /// received message counts for a page (4 KiB) at least, or for a 64th of this setting if that is less. Default: 256
-    /// MiB.
+    /// message counts for a page (4 KiB) at least, or for a 64th of this setting if that is less. Default: 256 MiB.
     pub memory: usize,
     /// Size of the cache of registered memory, in bytes. When a message longer than
     /// [`Config::buffer_size`](crate::Config::buffer_size) does not use its memory any more, the memory stays

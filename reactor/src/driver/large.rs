@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct LargeMessages {
     copied: Budget,
     fetched: Budget,
-    /// The number of bytes that a fetched message counts for at least.
+    /// The number of bytes that a message counts for at least.
     least: usize,
     /// True if a timer for [`Driver::relieve_shortage`] is set.
     looks: bool,
@@ -50,8 +50,8 @@ impl LargeMessages {
         Self { copied, fetched, least, looks: false, joins: Joins::new(keep) }
     }
 
-    /// Returns the number of bytes that a fetched message of `len` bytes counts for. A peer may offer
-    /// single bytes, each of which occupies a page.
+    /// Returns the number of bytes that a message of `len` bytes counts for. A peer may offer single
+    /// bytes, or accept messages of one byte in a buffer. Each message occupies a page.
     fn charge(&self, len: usize) -> usize {
         len.max(self.least)
     }
@@ -157,7 +157,7 @@ impl Driver {
             Ok::<_, SendErrorKind>(conn.copies())
         });
         let claimant = Claimant { who: id, host: None, own: own.ok_or(SendErrorKind::Closed)?? };
-        if !self.large.copied.request(claimant, len) {
+        if !self.large.copied.request(claimant, self.large.charge(len)) {
             self.input(id, |conn, env| conn.refuse_transfer(len, OfferKind::Copied, env));
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
@@ -165,7 +165,7 @@ impl Driver {
         let mut region = match self.block(id, len, MemoryUse::Copied) {
             Ok(region) => Box::new(region),
             Err(error) => {
-                self.large.copied.give_back(len);
+                self.large.copied.give_back(self.large.charge(len));
                 failure_log!(self, id, "memory for a message of {len} bytes: {error}");
                 return Err(SendErrorKind::NoMemory { len });
             }
@@ -440,7 +440,7 @@ impl Driver {
         match account {
             MemoryUse::Program => {}
             MemoryUse::Copied => {
-                self.large.copied.give_back(len);
+                self.large.copied.give_back(self.large.charge(len));
                 self.effects.to_ask.extend(self.large.copied.in_line());
             }
             MemoryUse::Fetched => {
@@ -496,11 +496,12 @@ impl Driver {
                 None => continue,
                 Some(Need::Transfer { copy, .. }) if copy > 0 => {
                     let claimant = Claimant { who: id, host: None, own: slot.conn.copies() };
-                    let granted = self.large.copied.would_grant(claimant, copy);
+                    let charge = self.large.charge(copy);
+                    let granted = self.large.copied.would_grant(claimant, charge);
                     if !granted {
                         // If the send was refused before for lack of something else, its connection is not in the queue for memory yet.
                         // When memory is released, only the connections in this queue are asked again.
-                        let queued = !self.large.copied.request(claimant, copy);
+                        let queued = !self.large.copied.request(claimant, charge);
                         debug_assert!(queued, "memory that would not be granted was granted");
                     }
                     granted
@@ -526,6 +527,6 @@ impl Driver {
             return conn.writable() > 0;
         }
         let claimant = Claimant { who: id, host: None, own: conn.copies() };
-        conn.may_cut(len) || (conn.may_offer(len) && self.large.copied.would_grant(claimant, len))
+        conn.may_cut(len) || (conn.may_offer(len) && self.large.copied.would_grant(claimant, self.large.charge(len)))
     }
 }
