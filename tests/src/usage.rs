@@ -7,9 +7,36 @@ use std::io;
 /// # Errors
 /// `/proc/self/status` cannot be read, or does not report the resident memory.
 pub fn resident_kib() -> io::Result<u64> {
+    status("VmRSS:")
+}
+
+/// Returns the resident memory of this process that is in no file, in KiB.
+///
+/// # Errors
+/// `/proc/self/status` cannot be read, or does not report the resident memory.
+pub fn private_kib() -> io::Result<u64> {
+    status("RssAnon:")
+}
+
+fn status(name: &str) -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
-    line.and_then(|kib| kib.trim().parse().ok()).ok_or_else(|| io::Error::other("/proc/self/status has no VmRSS"))
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB"));
+    let missing = || io::Error::other(format!("/proc/self/status has no {name}"));
+    line.and_then(|kib| kib.trim().parse().ok()).ok_or_else(missing)
+}
+
+/// Returns the lengths of all mappings of a process that are of files whose names contain `name`,
+/// in bytes. The kernel merges neighbouring mappings only if they are of one part of a file.
+///
+/// # Errors
+/// `/proc/PROCESS/maps` cannot be read.
+pub fn mapped(process: &str, name: &str) -> io::Result<Vec<u64>> {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let length = |line: &str| {
+        let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+        Some(u64::from_str_radix(to, 16).ok()? - u64::from_str_radix(from, 16).ok()?)
+    };
+    Ok(maps.lines().filter(|line| line.contains(name)).filter_map(length).collect())
 }
 
 /// Returns the number of open descriptors of this process.

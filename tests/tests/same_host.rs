@@ -1,10 +1,9 @@
 //! Connections in shared memory with another process, which is killed, stopped, or has no shared memory.
 #![allow(clippy::disallowed_methods, reason = "other processes are what is tested")]
 
-use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -13,7 +12,8 @@ use std::time::Duration;
 
 use rdma_reactor::transport::iwarp::net::SocketId;
 use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
-use rdma_reactor::transport::mem::{Sharing, Window};
+use rdma_reactor::transport::mem::Memory;
+use rdma_reactor::transport::mr::Access;
 use rdma_reactor::transport::shm::segment::{self, SLOTS, SegmentSide, TABLE};
 use rdma_reactor::transport::shm::{MappedSegment, Words};
 use rdma_reactor::{
@@ -22,13 +22,12 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::gate::net::{GatedNet, Onlooker};
+use rdma_reactor_tests::hostile_run::lender::{announce, hostile_file};
 use rdma_reactor_tests::patience::{PATIENCE, limited_to};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+use rdma_reactor_tests::usage::mapped;
+use rustix::fs::SealFlags;
 use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, getpeername,
-    sendmsg,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getpeername};
 
 const CONNECTIONS: usize = 3;
 
@@ -141,13 +140,7 @@ impl Peer {
 
     /// Returns the lengths of all mappings of files whose names contain `name`.
     fn mapped(&self, name: &str) -> Vec<u64> {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id())).expect("its mappings");
-        let length = |line: &str| {
-            let (from, to) = line.split_once(' ')?.0.split_once('-')?;
-            Some(u64::from_str_radix(to, 16).ok()? - u64::from_str_radix(from, 16).ok()?)
-        };
-        // The kernel merges neighbouring mappings only if they are of one part of a file.
-        maps.lines().filter(|line| line.contains(name)).filter_map(length).collect()
+        mapped(&self.child.id().to_string(), name).expect("its mappings")
     }
 
     /// Starts a process that listens and echoes. Returns it and its address.
@@ -409,8 +402,8 @@ impl Onlooker for Segments {
     }
 
     fn passing(&self, _: SocketId, _: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd> {
-        let window = Window::map(&file.try_clone_to_owned().ok()?, segment::LEN, Sharing::Write).ok()?;
-        self.0.lock().unwrap().push(MappedSegment::new(window.into_memory().ok()?));
+        let memory = Memory::map_file(file, 0, segment::LEN).ok()?;
+        self.0.lock().unwrap().push(MappedSegment::new(memory));
         None
     }
 
@@ -436,34 +429,6 @@ fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
         }
     }
     found
-}
-
-/// Makes a memory file whose size is sealed, with or without pages.
-fn hostile_file(len: u64, has_pages: bool, seals: SealFlags) -> OwnedFd {
-    let file = memfd_create("rdma-hostile", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a file");
-    ftruncate(&file, len).expect("its length");
-    if has_pages {
-        fallocate(&file, FallocateFlags::empty(), 0, len).expect("its pages");
-    }
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | seals).expect("its seals");
-    file
-}
-
-/// Announces a memory file with the word of its slot, and waits until the socket has room.
-fn announce(doorbell: &OwnedFd, slot: u8, rights: u32, (file, len): (&OwnedFd, u64)) {
-    let mut packet = [0; 40];
-    (packet[0], packet[1]) = (2, slot);
-    packet[4..8].copy_from_slice(&rights.to_le_bytes());
-    packet[8..16].copy_from_slice(&WORD.to_le_bytes());
-    packet[24..32].copy_from_slice(&len.to_le_bytes());
-    let files = [file.as_fd()];
-    let mut room = [MaybeUninit::uninit(); 64];
-    let mut control = SendAncillaryBuffer::new(&mut room);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
-    while let Err(error) = sendmsg(doorbell, &[IoSlice::new(&packet)], &mut control, SendFlags::DONTWAIT) {
-        assert!([rustix::io::Errno::AGAIN, rustix::io::Errno::TOOMANYREFS].contains(&error), "{error}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// The word of each lending of the attacker: a generation, and the key of a region.
@@ -499,8 +464,7 @@ fn a_peer_that_lends_without_end_disturbs_nobody() {
 
         let sparse = hostile_file(1 << 40, false, SealFlags::FUTURE_WRITE);
         let fixed = hostile_file(PIECE, true, SealFlags::FUTURE_WRITE);
-        let removable = hostile_file(PIECE, true, SealFlags::empty());
-        let all = rdma_reactor::transport::mr::Access::REMOTE.bits();
+        let lend = |doorbell: &OwnedFd, slot, file| assert!(announce(doorbell, (slot, WORD), Access::empty(), file));
         let check = |expected: &dyn Fn(u64) -> bool| {
             loop {
                 let mapped = server.mapped("memfd:rdma-hostile");
@@ -513,20 +477,15 @@ fn a_peer_that_lends_without_end_disturbs_nobody() {
             }
         };
         for doorbell in &doorbells {
-            for slot in 0..32 {
-                announce(doorbell, slot, 0, (&sparse, 1 << 40));
-                announce(doorbell, slot, all, (&removable, PIECE));
-            }
-            // The first connection uses up what peers may lend of memory whose pages they can remove.
-            check(&|bytes| bytes == 64 << 20);
+            (0..32).for_each(|slot| lend(doorbell, slot, (&sparse, 1 << 40)));
         }
         for doorbell in &doorbells {
-            (0..32).for_each(|slot| announce(doorbell, slot, 0, (&fixed, PIECE)));
+            (0..32).for_each(|slot| lend(doorbell, slot, (&fixed, PIECE)));
         }
         // A quarter of 1 GiB stays for the staging buffers of others.
         check(&|bytes| bytes == 768 << 20);
         for doorbell in &doorbells {
-            (0..2000).for_each(|_| announce(doorbell, 0, 0, (&fixed, PIECE)));
+            (0..2000).for_each(|_| lend(doorbell, 0, (&fixed, PIECE)));
         }
         echo(Config::default(), ProviderChoice::Shm, address, 4);
         check(&|bytes| bytes == 768 << 20);

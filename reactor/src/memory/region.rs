@@ -61,7 +61,8 @@ impl RegionOptions {
 
     /// Lets peers on this host map the memory of the region. These peers access the memory directly, without the device, as far as the
     /// rights of the region allow. This option grants these rights to every peer. Peers on other hosts access the region through the
-    /// device. The option has four consequences:
+    /// device. So does every peer but the first if peers may write the region, or change it by
+    /// atomic operations. The option has four consequences:
     ///
     /// - A peer **keeps the pages** that it has mapped until the memory is freed. So [`Context::revoke`](crate::Context::revoke) and
     ///   [`RegionOptions::lifetime`] have no effect.

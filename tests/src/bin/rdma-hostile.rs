@@ -5,7 +5,7 @@
 //! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: runs all attacks, or those whose row of the table contains WORDS.
 //!   Prints the table to standard output. `--short` takes about 25 s: it omits the control (see below), and does not wait for memory to be
 //!   released. `--minutes` is the duration of the attack in shared memory;
-//! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `newcomers` and `established` are the other processes.
+//! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `lend`, `newcomers`, `established` and `crowd` are the other processes.
 //!
 //! The control is a second run, in which the attackers attack another server on this machine. In this run, the attackers can slow the
 //! honest clients down only by using processor time. On a real network, attackers use the processors of other machines, so this slowdown
@@ -20,9 +20,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rdma_reactor_tests::hostile_run::process::{answer, may_be_first};
-use rdma_reactor_tests::hostile_run::row::{Row, all, measure, short};
+use rdma_reactor_tests::hostile_run::row::{Attack, Row, all, measure, short};
 use rdma_reactor_tests::hostile_run::verdict::Verdict;
-use rdma_reactor_tests::hostile_run::{Result, attacker, established, flooder, newcomers, scribbler, server, table};
+use rdma_reactor_tests::hostile_run::{
+    Result, attacker, crowd, established, flooder, lender, newcomers, scribbler, server, table,
+};
 
 /// The command line.
 #[derive(Debug, Default)]
@@ -64,7 +66,7 @@ fn attack(program: &Path, options: &Options) -> Result<()> {
             let name = format!("{:?} {}", row.security, row.name()).to_lowercase();
             options.only.iter().flat_map(|words| words.split(' ')).all(|word| name.contains(&word.to_lowercase()))
         })
-        .map(|row| match options.minutes.filter(|_| row.is_within_host()) {
+        .map(|row| match options.minutes.filter(|_| matches!(row.attack, Attack::Scribbles)) {
             Some(minutes) => Row { count: 60_000 * minutes.get(), ..row },
             None => row,
         })
@@ -107,6 +109,8 @@ fn run() -> Result<()> {
         ["attack", settings] => attacker::run(&serde_json::from_str(settings)?),
         ["flood", settings] => flooder::run(&serde_json::from_str(settings)?),
         ["scribble", settings] => scribbler::run(&serde_json::from_str(settings)?),
+        ["lend", settings] => lender::run(serde_json::from_str(settings)?),
+        ["crowd", settings] => answer(&crowd::run(serde_json::from_str(settings)?)?),
         ["established", settings] => answer(&established::run(serde_json::from_str(settings)?)?),
         ["newcomers", settings] => answer(&newcomers::run(serde_json::from_str(settings)?)?),
         _ => attack(&std::env::current_exe()?, &Options::parse(args.into_iter())?),

@@ -92,12 +92,15 @@ pub struct Settings {
 /// The counters of an attacker.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// The number of TCP connections that were opened. In a flood, the number of messages that were sent.
+    /// The number of TCP connections that were opened. In a flood, the number of messages that were
+    /// sent. For memory that is lent, the number of lendings.
     pub opened: u64,
     /// The number of connections that have reached the stage at which the attacker stops.
     pub reached: u64,
     /// The number of MPA requests that the server has refused.
     pub refused: u64,
+    /// The pages of the attacker's memory files that the server was charged for, in KiB.
+    pub charged_kib: u64,
 }
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -369,7 +372,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     std::thread::spawn(|| {
         for line in io::stdin().lock().lines().map_while(std::result::Result::ok) {
             let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
-            let report = Report { opened: now(&OPENED), reached: now(&REACHED), refused: now(&REFUSED) };
+            let (opened, reached, refused) = (now(&OPENED), now(&REACHED), now(&REFUSED));
+            let report = Report { opened, reached, refused, ..Report::default() };
             if line == REPORT && answer(&report).is_err() {
                 break;
             }

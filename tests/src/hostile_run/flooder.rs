@@ -39,7 +39,7 @@ impl Handler<Order> for Flooder {
     }
 
     fn on_wake(&mut self, cx: &mut Context<'_>, order: Order) {
-        let report = Report { opened: self.floods.sent.into(), reached: 0, refused: 0 };
+        let report = Report { opened: self.floods.sent.into(), ..Report::default() };
         let is_alive = match order {
             Order::Go => Floods::connect(cx, self.server).is_ok(),
             Order::Report => answer(&report).is_ok(),

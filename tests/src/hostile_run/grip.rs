@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_transport::iwarp::net::SocketId;
-use rdma_transport::mem::{Memory, Sharing, Window};
+use rdma_transport::mem::{Memory, Sharing};
 use rdma_transport::shm::segment::{self, CALL, CAPACITY, HALF, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
 use rdma_transport::shm::{MappedSegment, Segment, SegmentPayload, Words};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat};
@@ -99,15 +99,16 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Maps the memory of a file, if the file permits writing. Returns the mapping and its length, or `None` if the file cannot be mapped for
+/// Maps the memory of a file, if the file permits writing. Adds no seal that prevents it from
+/// punching holes. Returns the mapping and its length, or `None` if the file cannot be mapped for
 /// writing.
-fn writable(file: &OwnedFd) -> Option<(MappedSegment, usize)> {
+pub(super) fn writable(file: &OwnedFd) -> Option<(MappedSegment, usize)> {
     let len = usize::try_from(fstat(file).ok()?.st_size).ok()?;
-    Some((MappedSegment::new(Window::map(file, len, Sharing::Write).ok()?.into_memory().ok()?), len))
+    Some((MappedSegment::new(Memory::map_file(file.as_fd(), 0, len).ok()?), len))
 }
 
 /// Returns a duplicate of the Unix packet socket that was connected last in this process, or `None` if there is none.
-fn newest_doorbell() -> Option<OwnedFd> {
+pub(super) fn newest_doorbell() -> Option<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut numbers: Vec<i32> = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
@@ -142,9 +143,9 @@ impl Onlooker for Grips {
         if !matches!(locked(&self.plan).means, Means::Octets | Means::Holes | Means::All) {
             return None;
         }
-        // Memory that a side provides to its peer is sealed: nobody can change its size. This attacker sends the file of other memory,
-        // without a seal, instead. It can write to that memory and punch holes into it. Messages that its own reactor sends from the sealed
-        // memory are lost.
+        // Memory that a side provides to its peer is sealed: nobody can remove its pages. This
+        // attacker sends the file of other memory instead, into which it can punch holes. The
+        // server must not map it.
         let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
         let memory = Memory::new_shared(len, Sharing::Write).ok()?;
         let other = memory.file()?.try_clone_to_owned().ok()?;
@@ -177,12 +178,12 @@ impl Onlooker for Grips {
 }
 
 /// Punches a hole into a file. Returns true if the file permitted that.
-fn hole(file: &OwnedFd, at: u64, len: u64) -> bool {
+pub(super) fn hole(file: &OwnedFd, at: u64, len: u64) -> bool {
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).is_ok()
 }
 
 /// Sends a packet with these descriptors.
-fn send_all(socket: BorrowedFd<'_>, packet: &[u8], files: &[BorrowedFd<'_>]) {
+pub(super) fn send_all(socket: BorrowedFd<'_>, packet: &[u8], files: &[BorrowedFd<'_>]) {
     let mut room = [MaybeUninit::uninit(); 16 + 8 * (MOST + 1)];
     let mut control = SendAncillaryBuffer::new(&mut room);
     control.push(SendAncillaryMessage::ScmRights(files));

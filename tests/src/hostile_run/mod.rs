@@ -1,16 +1,20 @@
 //! The parts of `rdma-hostile`: attacks by real processes over the loopback interface.
 //!
-//! The processes run one program in different roles ([`process`]). The roles are a server ([`server`]), attackers, and honest clients.
-//! An [`attacker`] attacks the connection setup; a [`flooder`] attacks over an established connection, and a [`scribbler`] in shared
-//! memory. Honest clients connect repeatedly ([`newcomers`]) or have one connection ([`established`]). [`row`] defines the attacks and
+//! The processes run one program in different roles ([`process`]). The roles are a server
+//! ([`server`]), attackers, and honest clients. An [`attacker`] attacks the connection setup; a
+//! [`flooder`] attacks over an established connection, and a [`scribbler`] and a [`lender`] in
+//! shared memory. Honest clients connect repeatedly ([`newcomers`]), have one connection
+//! ([`established`]), or have many at the same time ([`crowd`]). [`row`] defines the attacks and
 //! runs one of them, [`verdict`] compares the outcome with the targets, and [`table`] prints it.
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
 pub mod attacker;
 pub mod credentials;
+pub mod crowd;
 pub mod established;
 pub mod flooder;
 pub mod grip;
+pub mod lender;
 pub mod newcomers;
 pub mod process;
 pub mod recording;

@@ -12,7 +12,7 @@ use super::attacker::{self, End, Plan, Source, Stage};
 use super::credentials::Credentials;
 use super::newcomers::{self, Outcome};
 use super::process::{GO, Process, until};
-use super::{flooder, scribbler, server};
+use super::{flooder, lender, scribbler, server};
 use crate::floods::Kind;
 
 /// The time limit for the server's pool to shrink to its initial size after the server's last connection has ended. It is twice the default
@@ -37,6 +37,10 @@ pub enum Attack {
     Flood(Kind),
     /// The attackers are connected in shared memory, and overwrite all memory that they map. The honest client also uses shared memory.
     Scribbles,
+    /// The attacker has this number of connections in shared memory, and lends memory of all kinds
+    /// on all of them. The honest clients also use shared memory: one that requests echoes, and as
+    /// many connections as the attacker has, each with a large message.
+    Lendings(usize),
 }
 
 /// An attack, with the honest clients that run at the same time. It is a row of the table.
@@ -67,6 +71,11 @@ pub struct Row {
 pub struct Attacked {
     /// The outcome of the honest clients.
     pub honest: Outcome,
+    /// The outcome of the honest connections with large messages. Empty unless the attack is
+    /// [`Attack::Lendings`].
+    pub crowd: Outcome,
+    /// The server's report when the attackers were connected, and had not begun.
+    pub before: server::Report,
     /// The sum of all attackers' counters.
     pub attackers: attacker::Report,
     /// The server's report at the end of the run.
@@ -125,6 +134,7 @@ impl Row {
             Attack::Connects(plan) => plan,
             Attack::Flood(kind) => return format!("flood of {kind:?}, {} processes", self.attackers).to_lowercase(),
             Attack::Scribbles => return format!("scribbles in shared memory, {} processes", self.attackers),
+            Attack::Lendings(count) => return format!("lendings on {count} connections"),
         };
         let what = match (stage, end) {
             (Stage::Connected, End::Reset) => "TCP, reset",
@@ -152,7 +162,7 @@ impl Row {
     /// Returns true if all connections use shared memory.
     #[must_use]
     pub const fn is_within_host(&self) -> bool {
-        matches!(self.attack, Attack::Scribbles)
+        matches!(self.attack, Attack::Scribbles | Attack::Lendings(_))
     }
 
     /// Returns true if the attack may slow the honest clients down only slightly. For this, the attackers must have established
@@ -162,7 +172,7 @@ impl Row {
     pub const fn is_unnoticed(&self) -> bool {
         let is_elsewhere = match self.attack {
             Attack::Connects(plan) => matches!(plan.source, Source::One),
-            Attack::Flood(_) | Attack::Scribbles => true,
+            Attack::Flood(_) | Attack::Scribbles | Attack::Lendings(_) => true,
         };
         self.is_first && is_elsewhere
     }
@@ -198,6 +208,14 @@ pub const fn scribbles(count: usize) -> Row {
     Row { security, attack, is_first, attackers: 3, warm: 20, least: 0, count, every }
 }
 
+/// Returns the row of an attacker that lends memory `lendings` times on `connections` connections.
+/// The honest client requests `count` echoes.
+#[must_use]
+pub const fn lendings(connections: usize, lendings: u64, count: usize) -> Row {
+    let row = scribbles(count);
+    Row { attack: Attack::Lendings(connections), attackers: 1, warm: 0, least: lendings, ..row }
+}
+
 /// Returns a few attacks with few newcomers. They take about twenty seconds in total.
 #[must_use]
 pub fn short() -> Vec<Row> {
@@ -215,6 +233,7 @@ pub fn short() -> Vec<Row> {
     let mut rows: Vec<_> =
         rows.into_iter().map(|row| Row { count: 50, every: Duration::from_millis(20), ..row }).collect();
     rows.push(scribbles(3000));
+    rows.push(lendings(50, 4000, 1000));
     rows
 }
 
@@ -255,6 +274,7 @@ pub fn all(may_be_first: bool) -> Vec<Row> {
         Row { security: Plain, attack, is_first: false, attackers: 4, warm: 100_000, least: 0, count: 5000, every }
     });
     rows.push(scribbles(60_000));
+    rows.push(lendings(1000, 90_000, 5000));
     if may_be_first {
         rows.extend(floods);
         rows.iter_mut().for_each(|row| row.is_first = true);
@@ -284,15 +304,18 @@ impl Server {
     }
 }
 
-/// Runs attackers that attack the server `of`, and honest clients that connect to the server `to`. In the control, these are two servers;
-/// otherwise they are the same server. Also returns the time at which the attackers have begun.
+/// Runs attackers that attack the server `of`, and honest clients that connect to the server `to`.
+/// In the control, these are two servers; otherwise they are the same server. Calls `ready` when
+/// all attackers are ready. Also returns the outcome of the crowd, and the time at which the
+/// attackers have begun.
 fn phase(
     program: &Path,
     row: &Row,
     credentials: &Credentials,
     of: SocketAddr,
     to: SocketAddr,
-) -> Result<(Outcome, attacker::Report, Instant)> {
+    ready: impl FnOnce() -> Result<()>,
+) -> Result<(Outcome, Outcome, attacker::Report, Instant)> {
     let mut attackers = Vec::new();
     for nth in 0..row.attackers as u64 {
         let mut attacker = match row.attack {
@@ -302,10 +325,15 @@ fn phase(
             }
             Attack::Flood(kind) => Process::start(program, "flood", &flooder::Settings { server: of, kind })?,
             Attack::Scribbles => Process::start(program, "scribble", &scribbler::Settings { server: of, seed: nth })?,
+            Attack::Lendings(connections) => {
+                let settings = lender::Settings { server: of, connections, lendings: row.least };
+                Process::start(program, "lend", &settings)?
+            }
         };
         attacker.answer::<attacker::Report>()?;
         attackers.push(attacker);
     }
+    ready()?;
     let attacked_since = Instant::now();
     for attacker in &mut attackers {
         attacker.order(GO)?;
@@ -317,6 +345,7 @@ fn phase(
                 opened: sum.opened + one.opened,
                 reached: sum.reached + one.reached,
                 refused: sum.refused + one.refused,
+                charged_kib: sum.charged_kib + one.charged_kib,
             })
         })
     };
@@ -330,19 +359,25 @@ fn phase(
     let settings = newcomers::Settings { server: to, credentials, count, every, at_once, patience, within_host };
     let role = match row.attack {
         Attack::Connects(_) => "newcomers",
-        Attack::Flood(_) | Attack::Scribbles => "established",
+        Attack::Flood(_) | Attack::Scribbles | Attack::Lendings(_) => "established",
     };
     let mut clients = Process::start(program, role, &settings)?;
     if row.is_first {
         clients.be_first()?;
     }
     let outcome = clients.answer()?;
+    let crowd = match row.attack {
+        Attack::Lendings(count) if of == to => {
+            Process::start(program, "crowd", &newcomers::Settings { count, ..settings })?.answer()?
+        }
+        _ => Outcome::default(),
+    };
     let begin = Instant::now();
     loop {
         let report = all()?;
         // The control ends when the honest clients have ended, because only the honest clients are measured.
         if report.opened >= row.least || of != to || begin.elapsed() > LEAST_TIME {
-            return Ok((outcome, report, attacked_since));
+            return Ok((outcome, crowd, report, attacked_since));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -359,15 +394,17 @@ pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> 
         let other = Server::start(program, &credentials, &Row { is_first: false, ..row })?;
         let quiet = Server::start(program, &credentials, &row)?;
         let row = Row { count: row.count.min(CONTROL), ..row };
-        Some(phase(program, &row, &credentials, other.address, quiet.address)?.0)
+        Some(phase(program, &row, &credentials, other.address, quiet.address, || Ok(()))?.0)
     } else {
         None
     };
     let mut server = Server::start(program, &credentials, &row)?;
-    let (honest, attackers, since) = phase(program, &row, &credentials, server.address, server.address)?;
+    let (address, mut before) = (server.address, server::Report::default());
+    let ready = || Ok(before = server.process.report()?);
+    let (honest, crowd, attackers, since) = phase(program, &row, &credentials, address, address, ready)?;
     let share = |time: Duration| time.as_secs_f64() / since.elapsed().as_secs_f64();
     let (load, waited) = (share(server.process.processor_time()?), share(server.process.waited()?));
-    let attacked = Attacked { honest, attackers, server: server.process.report()?, load, waited };
+    let attacked = Attacked { honest, crowd, before, attackers, server: server.process.report()?, load, waited };
     // Only attacks on the connection setup use memory of the pool, so the memory is checked only after these attacks.
     let takes = has_control && matches!(row.attack, Attack::Connects(_));
     let left = takes.then(|| std::thread::spawn(move || left(&mut server.process).map_err(|error| error.to_string())));

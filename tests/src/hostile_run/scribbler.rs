@@ -146,7 +146,7 @@ impl Handler<Order> for Scribbler {
     }
 
     fn on_wake(&mut self, cx: &mut Context<'_>, order: Order) {
-        let report = Report { opened: self.opened, reached: self.reached + self.grips.reached(), refused: 0 };
+        let report = Report { opened: self.opened, reached: self.reached + self.grips.reached(), ..Report::default() };
         let is_alive = match order {
             Order::Go => {
                 self.begin(cx);

@@ -11,9 +11,10 @@ use rdma_reactor::{
 use serde::{Deserialize, Serialize};
 
 use super::credentials::Credentials;
+use super::lender::FILE;
 use super::process::{Order, answer, obey};
 use super::{MAX_PENDING, config};
-use crate::usage::{descriptors, resident_kib};
+use crate::usage::{descriptors, mapped, private_kib, resident_kib};
 
 /// The report of the server.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -33,6 +34,10 @@ pub struct Report {
     pub pool_buffers: usize,
     /// The memory of the process now, in KiB.
     pub resident_kib: u64,
+    /// The part of it that is in no file.
+    pub private_kib: u64,
+    /// The sum of the lengths of attackers' memory files that the process has mapped now, in bytes.
+    pub mapped: u64,
     /// The number of open descriptors of the process.
     pub descriptors: usize,
     /// The number of regions that a client has changed although it has no right to write to them. This number must be 0.
@@ -120,6 +125,8 @@ impl Server {
             refused: stats.connections.refused,
             pool_buffers: stats.memory.pool_buffers,
             resident_kib: resident_kib().unwrap_or(0),
+            private_kib: private_kib().unwrap_or(0),
+            mapped: mapped("self", FILE).map_or(0, |lengths| lengths.iter().sum()),
             descriptors: descriptors().unwrap_or(0),
             touched,
         }

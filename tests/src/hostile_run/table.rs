@@ -52,6 +52,18 @@ pub fn row(verdict: &Verdict) -> String {
         verdict.pool_seconds.map_or_else(|| "-".into(), |time| format!("{time:.0}")),
         verdict.resident_kib.map_or_else(|| "-".into(), |kib| (kib >> 10).to_string()),
     );
+    if verdict.crowd.asked > 0 {
+        let (crowd, server) = (&verdict.crowd, &verdict.server);
+        text += &format!(
+            "\n      large messages: {}/{}, p99 {} ms; mapped: {} MiB; charged: {} KiB; private memory: {} MiB",
+            crowd.up,
+            crowd.asked,
+            ms(crowd.p99_us),
+            server.mapped >> 20,
+            verdict.attackers.charged_kib,
+            server.private_kib >> 10,
+        );
+    }
     for missed in &verdict.missed {
         text += &format!("\n      missed: {missed}");
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::newcomers::Outcome;
-use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
+use super::row::{Attack, Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
 /// The fraction of the honest newcomers that must connect. In rows for which [`Row::is_unnoticed`] returns true, all of them must connect.
@@ -15,8 +15,12 @@ pub const SHARE: f64 = 0.9;
 /// The largest accepted ratio of the honest clients' p99 to their p99 in the control. It applies to rows for which [`Row::is_unnoticed`]
 /// returns true.
 pub const RATIO: f64 = 3.0;
-/// The largest accepted ratio of the p99 values, instead of [`RATIO`], if the attackers use shared memory.
+/// The largest accepted ratio of the p99 values, instead of [`RATIO`], if the attackers write over shared memory.
 pub const RATIO_WITHIN_HOST: f64 = 2.0;
+/// The largest accepted memory of attackers that the server has mapped, in bytes. It is the default of the library.
+pub const MAPPED: u64 = 1 << 30;
+/// The largest accepted growth of the server's memory while attackers lend memory, in KiB.
+pub const GROWTH_KIB: u64 = 64 << 10;
 
 /// The largest accepted memory of a server after an attack, in KiB.
 pub const RESIDENT_KIB: u64 = 64 << 10;
@@ -65,6 +69,8 @@ pub struct Verdict {
     pub control: Option<Times>,
     /// The results of honest clients while their own server was attacked.
     pub attacked: Times,
+    /// The results of honest connections with large messages.
+    pub crowd: Times,
     /// The number of honest clients that did not connect, for each reason.
     pub not_up: BTreeMap<String, usize>,
     /// The sum of all attackers' counters.
@@ -85,7 +91,7 @@ pub struct Verdict {
 
 /// Compares the results of a row with its targets. Returns a description of each missed target.
 fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
-    let Attacked { honest, attackers, server, load, waited } = attacked;
+    let Attacked { honest, crowd, before, attackers, server, load, waited } = attacked;
     let mut missed = Vec::new();
     let share = if row.is_unnoticed() { 1.0 } else { SHARE };
     let are_enough = if row.is_saturated(load + waited) { honest.up() > 0 } else { honest.share() >= share };
@@ -93,7 +99,7 @@ fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Optio
         missed.push(format!("{} of {} are up", honest.up(), honest.all()));
     }
     let p99 = |outcome: &Outcome| outcome.quantile(0.99).map(|us| us as f64);
-    let most = if row.is_within_host() { RATIO_WITHIN_HOST } else { RATIO };
+    let most = if matches!(row.attack, Attack::Scribbles) { RATIO_WITHIN_HOST } else { RATIO };
     let ratio = p99(honest).zip(control.and_then(p99)).map(|(own, other)| own / other);
     if let Some(ratio) = ratio.filter(|&ratio| row.is_unnoticed() && ratio > most) {
         missed.push(format!("p99 is {ratio:.1} times that of the control"));
@@ -106,6 +112,19 @@ fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Optio
             "{} regions were written and {} things were done by peers without the right",
             server.touched, attackers.reached
         ));
+    }
+    if attackers.charged_kib > 0 {
+        missed.push(format!("the server is charged for {} KiB of the attackers' memory", attackers.charged_kib));
+    }
+    let growth = server.private_kib.saturating_sub(before.private_kib);
+    if matches!(row.attack, Attack::Lendings(_)) && growth > GROWTH_KIB {
+        missed.push(format!("the server's memory has grown by {} MiB, of {} at most", growth >> 10, GROWTH_KIB >> 10));
+    }
+    if server.mapped > MAPPED {
+        missed.push(format!("{} MiB are mapped, of {} at most", server.mapped >> 20, MAPPED >> 20));
+    }
+    if crowd.share() < 1.0 && crowd.all() > 0 {
+        missed.push(format!("{} of {} large messages came back", crowd.up(), crowd.all()));
     }
     if server.highest_unknown > MAX_PENDING as usize {
         missed.push(format!("{} connections are not up, of {MAX_PENDING} at most", server.highest_unknown));
@@ -140,6 +159,7 @@ impl Verdict {
             missed: missed(&row, &attacked, control.as_ref(), left),
             control: control.as_ref().map(Times::of),
             attacked: Times::of(&attacked.honest),
+            crowd: Times::of(&attacked.crowd),
             not_up: attacked.honest.failed,
             attackers: attacked.attackers,
             server: attacked.server,
@@ -165,6 +185,11 @@ mod tests {
         Outcome { micros: vec![micros; up], failed }
     }
 
+    fn results(honest: Outcome, attackers: attacker::Report, server: server::Report) -> Attacked {
+        let (crowd, before) = (outcome(10, 0, 500), server::Report::default());
+        Attacked { honest, crowd, before, attackers, server, load: 0.5, waited: 0.0 }
+    }
+
     fn judged(source: Source, honest: Outcome, highest_unknown: usize) -> Vec<String> {
         let left = Left { pool: Some(Duration::ZERO), resident_kib: RESIDENT_KIB };
         let plan = Plan { stage: Stage::Started, held: 1, rate: None, source, end: End::Server };
@@ -175,7 +200,7 @@ mod tests {
         let row = Row { attack, is_first: true, least, ..short()[0] };
         let server = server::Report { highest: 2000, highest_unknown, ..server::Report::default() };
         let attackers = attacker::Report { opened: 10, ..attacker::Report::default() };
-        let attacked = Attacked { honest, attackers, server, load: 0.5, waited: 0.0 };
+        let attacked = results(honest, attackers, server);
         missed(&row, &attacked, Some(&outcome(100, 0, 500)), Some(left))
     }
 
@@ -199,15 +224,29 @@ mod tests {
         assert_eq!(judge(flood, good(), 11, left), ["10 connections of attackers, of 11 at least"]);
         assert_eq!(judge(flood, good(), 0, Left { pool: None, ..left }), ["the pool is not small again after 60 s"]);
         let scribbles = |reached, micros| {
-            let attackers = attacker::Report { opened: 10, reached, refused: 0 };
+            let attackers = attacker::Report { opened: 10, reached, ..attacker::Report::default() };
             let row = Row { is_first: true, ..crate::hostile_run::row::scribbles(100) };
             let server = server::Report { touched: reached as usize, ..server::Report::default() };
-            let attacked = Attacked { honest: outcome(100, 0, micros), attackers, server, load: 0.5, waited: 0.0 };
+            let attacked = results(outcome(100, 0, micros), attackers, server);
             missed(&row, &attacked, Some(&outcome(100, 0, 500)), None)
         };
         assert_eq!(scribbles(0, 1000), [""; 0]);
         assert_eq!(scribbles(0, 1001), ["p99 is 2.0 times that of the control"]);
         assert_eq!(scribbles(1, 500), ["1 regions were written and 1 things were done by peers without the right"]);
+        let lendings = |charged_kib, private_kib, mapped, crowd| {
+            let row = crate::hostile_run::row::lendings(10, 10, 100);
+            let attackers = attacker::Report { opened: 10, charged_kib, ..attacker::Report::default() };
+            let server = server::Report { private_kib, mapped, ..server::Report::default() };
+            missed(&row, &Attacked { crowd, ..results(outcome(100, 0, 500), attackers, server) }, None, None)
+        };
+        assert_eq!(lendings(0, GROWTH_KIB, MAPPED, outcome(10, 0, 500)), [""; 0]);
+        let all = [
+            "the server is charged for 4 KiB of the attackers' memory",
+            "the server's memory has grown by 65 MiB, of 64 at most",
+            "1025 MiB are mapped, of 1024 at most",
+            "9 of 10 large messages came back",
+        ];
+        assert_eq!(lendings(4, GROWTH_KIB + 1024, MAPPED + (1 << 20), outcome(9, 1, 500)), all);
         let large = Left { resident_kib: RESIDENT_KIB + 1024, ..left };
         assert_eq!(judge(flood, good(), 0, large), ["65 MiB are resident afterwards, of 64 at most"]);
     }
@@ -218,7 +257,7 @@ mod tests {
     fn a_saturated_server_may_lose_newcomers() {
         let judged = |row: Row, honest, load, waited| {
             let (server, attackers) = (server::Report::default(), attacker::Report::default());
-            missed(&row, &Attacked { honest, attackers, server, load, waited }, None, None)
+            missed(&row, &Attacked { load, waited, ..results(honest, attackers, server) }, None, None)
         };
         let connects = short()[0];
         assert!(matches!(connects.attack, Attack::Connects(_)) && !connects.is_first);

@@ -65,10 +65,6 @@ pub struct WithinHost {
     /// more than 1 KiB arrive in parts of 1 KiB or 64 KiB, and direct regions are accessed like
     /// others. Default: 1 GiB. With 0, nothing is mapped.
     pub window_bytes: u64,
-    /// The part of `window_bytes` for memory whose pages the peer can remove, which is that of
-    /// direct regions with the right to write. This process is charged for a removed page when it
-    /// accesses the page. Past the limit, such memory is not mapped. Default: 64 MiB.
-    pub writable_window_bytes: u64,
     /// The largest number of windows of all connections, 0 to 16,384. One connection has at most
     /// 32. A quarter is reserved as in `window_bytes`. All providers of a process together have at
     /// most 16,384 windows, which is a quarter of the default of `vm.max_map_count`. Past the
@@ -82,7 +78,6 @@ impl Default for WithinHost {
             congestion: Some("reno".into()),
             meeting_timeout: Duration::from_secs(1),
             window_bytes: 1 << 30,
-            writable_window_bytes: 64 << 20,
             max_windows: 8192,
         }
     }
@@ -91,7 +86,7 @@ impl Default for WithinHost {
 impl WithinHost {
     /// Returns the limits of windows.
     pub(super) const fn limits(&self) -> WindowLimits {
-        WindowLimits { bytes: self.window_bytes, removable_bytes: self.writable_window_bytes, count: self.max_windows }
+        WindowLimits { bytes: self.window_bytes, count: self.max_windows }
     }
 }
 

@@ -62,7 +62,6 @@ pub use passing::{peer_user, receive_with_descriptor, send_with_descriptor};
 pub use sge::Sge;
 #[cfg(any(all(test, not(loom_model)), fuzz_targets))]
 pub(crate) use shared::HostileFile;
-pub(crate) use shared::keeps_pages;
 pub use shared::{Sharing, Window};
 pub use span::Span;
 

@@ -3,10 +3,12 @@
 //!
 //! The system kills a process that touches a mapped page if the file has become shorter, or if the page cannot be
 //! allocated. To prevent both, the file's size is sealed, and its pages are allocated before any process maps the file.
-//! A peer that may write can still punch holes in the file. A hole in ordinary pages reads as zeros, which the peer
-//! could also have written. A hole in huge pages may be impossible to fill again, so files in huge pages are refused.
-//! The process that accesses a hole is charged for the new page. So files of peers with missing pages
-//! are refused, and `crate::shm` limits the memory in which holes can be punched later.
+//!
+//! The process that accesses a hole is charged for the new page, for as long as any process has the file. So a process
+//! uses the file of a peer only if it has all its pages and nobody can remove one. The seal for that is
+//! `F_SEAL_FUTURE_WRITE`, which also prevents new mappings that can write. If the peer may only read, the owner of the
+//! file adds this seal. Otherwise the peer adds it after it has mapped the file. So at most one peer maps a file that
+//! it may write.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,7 +26,9 @@ pub enum Sharing {
 }
 
 /// The seals of a file whose size cannot change any more.
-const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+/// The seal of a file whose pages cannot be removed any more.
+const PAGES: libc::c_int = libc::F_SEAL_FUTURE_WRITE;
 
 impl Memory {
     /// Allocates `len` bytes, rounded up to whole pages, in a memory file. The file's descriptor may be sent to another
@@ -52,9 +56,7 @@ impl Memory {
         // SAFETY: the call allocates the pages of a file, and accesses no memory of this process.
         checked(unsafe { libc::fallocate(fd, 0, 0, len as i64) })?;
         let mut memory = map(&file, len, libc::PROT_READ | libc::PROT_WRITE)?;
-        let seals = if sharing == Sharing::Read { SIZE | libc::F_SEAL_FUTURE_WRITE } else { SIZE };
-        // SAFETY: the call seals a file, and accesses no memory.
-        checked(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
+        seal(&file, if sharing == Sharing::Read { SIZE | PAGES | libc::F_SEAL_SEAL } else { SIZE })?;
         memory.file = Some(file);
         Ok(memory)
     }
@@ -82,11 +84,13 @@ pub struct Window {
 
 impl Window {
     /// Maps a whole memory file that another process has made. The file must have `len` bytes, rounded up to whole
-    /// pages, all of which are allocated. The caller may close the descriptor afterwards.
+    /// pages, all of which are allocated. No process can remove pages of the file afterwards, and none can map it for
+    /// writing any more. The caller may close the descriptor afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing, or if it is in huge
-    /// pages; the system's error if the file cannot be mapped.
+    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing or can be removed,
+    /// or if it is in huge pages; the system's error if the file cannot be mapped, or another process maps it already
+    /// with [`Sharing::Write`].
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::map_in_pages(file, len, sharing, page_size())
     }
@@ -104,21 +108,22 @@ impl Window {
         if system.f_type != libc::TMPFS_MAGIC {
             return wrong("a peer's memory file is in huge pages, which may be missing when they are touched".into());
         }
-        // SAFETY: all fields are numbers, for which zeros are valid.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the pointer is to a structure for the result.
-        checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
         let whole = in_pages(len, page);
-        if whole == 0 || u64::try_from(stat.st_size) != Ok(whole as u64) {
-            return wrong(format!("a peer's memory file has {} bytes instead of {len} in whole pages", stat.st_size));
+        let size = stat(file)?.st_size;
+        if whole == 0 || u64::try_from(size) != Ok(whole as u64) {
+            return wrong(format!("a peer's memory file has {size} bytes instead of {len} in whole pages"));
         }
-        // The size is in units of 512 bytes on every file system.
-        let allocated = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        let memory = map(file, whole, libc::PROT_READ | if sharing == Sharing::Write { libc::PROT_WRITE } else { 0 })?;
+        if seals & PAGES == 0 && !crate::planted("pages-of-a-peer-can-be-removed") {
+            seal(file, PAGES)?;
+        }
+        // Nobody can remove a page from here on, so the file has all its pages for good if it has
+        // them now. The size is in units of 512 bytes on every file system.
+        let allocated = u64::try_from(stat(file)?.st_blocks).unwrap_or(0).saturating_mul(512);
         if allocated < whole as u64 {
             return wrong(format!("a peer's memory file has {allocated} bytes in pages instead of {whole}"));
         }
-        let write = if sharing == Sharing::Write { libc::PROT_WRITE } else { 0 };
-        Ok(Self { memory: map(file, whole, libc::PROT_READ | write)?, sharing })
+        Ok(Self { memory, sharing })
     }
 
     /// Converts the window into a `Memory`, which can be read and written.
@@ -154,10 +159,17 @@ fn seals(file: &OwnedFd) -> libc::c_int {
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) }
 }
 
-/// Returns true if nobody can punch holes into the memory file of another process, now or later.
-pub(crate) fn keeps_pages(file: &OwnedFd) -> bool {
-    let seals = seals(file);
-    seals >= 0 && seals & libc::F_SEAL_FUTURE_WRITE != 0
+fn seal(file: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
+    // SAFETY: the call seals a file, and accesses no memory.
+    checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
+}
+
+fn stat(file: &OwnedFd) -> io::Result<libc::stat> {
+    // SAFETY: all fields are numbers, for which zeros are valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a structure for the result.
+    checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
+    Ok(stat)
 }
 
 /// Maps `len` bytes of a memory file. The caller has set or checked the size of the file. The size is sealed already, or
@@ -222,7 +234,7 @@ impl HostileFile {
     /// Makes a file as a correct peer does: its size is sealed, and its pages stay.
     #[cfg(not(loom_model))]
     pub(crate) fn fixed(len: u64) -> OwnedFd {
-        Self::sealed(len, true, SIZE | libc::F_SEAL_FUTURE_WRITE)
+        Self::sealed(len, true, SIZE | PAGES)
     }
 
     /// Makes a file with all pages, whose size can change.
@@ -299,7 +311,7 @@ mod tests {
         let window = Window::map(&file, 4096, Sharing::Read).unwrap();
         assert!(window.sink(0, 8).is_none() && window.into_memory().is_err());
         assert!(Window::map(&file, 4096, Sharing::Write).is_err());
-        assert!(keeps_pages(&file) && !HostileFile::punch(&file, 0, 4096));
+        assert!(!HostileFile::punch(&file, 0, 4096));
         // SAFETY: the call fails, and changes no memory. These are whole pages of `ours`.
         assert_eq!(unsafe { libc::madvise(ours.as_ptr().cast(), 4096, libc::MADV_REMOVE) }, -1);
         assert_eq!(ours.read(0, 10), b"still ours");
@@ -313,7 +325,7 @@ mod tests {
         assert!(said(&file, 8192).contains("not sealed"));
         let ordinary: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
         assert!(said(&ordinary, 4096).contains("not sealed"));
-        let sealed = Memory::new_shared(8192, Sharing::Write).unwrap();
+        let sealed = Memory::new_shared(8192, Sharing::Read).unwrap();
         let file = again(sealed.file().unwrap());
         for len in [0, 4096, 8193, usize::MAX] {
             assert!(said(&file, len).contains("has 8192 bytes"), "{len}");
@@ -349,27 +361,33 @@ mod tests {
     /// reads.
     #[test]
     fn a_file_without_all_its_pages_is_refused() {
-        let said = |file: &OwnedFd, len| Window::map(file, len, Sharing::Read).unwrap_err().to_string();
+        let said = |file: &OwnedFd, len| Window::map(file, len, Sharing::Write).unwrap_err().to_string();
         assert!(said(&HostileFile::sparse(1 << 40), 1 << 40).contains("0 bytes in pages"));
         let file = HostileFile::with_pages(1 << 20);
-        assert!(Window::map(&file, 1 << 20, Sharing::Read).is_ok() && HostileFile::punch(&file, 4 << 10, 64 << 10));
+        assert!(HostileFile::punch(&file, 4 << 10, 64 << 10));
         assert!(said(&file, 1 << 20).contains("983040 bytes in pages instead of 1048576"));
     }
 
-    /// A peer that may write can also free pages. Freed pages read as zeros, on both sides, and the
-    /// process survives.
+    /// Once a process has mapped the file of a peer, the peer can neither remove pages nor make the
+    /// file shorter, with whatever rights it has mapped the file before.
     #[test]
-    fn a_hole_reads_as_zeros() {
-        let ours = Memory::new_shared(8192, Sharing::Write).unwrap();
-        let file = again(ours.file().unwrap());
-        let window = Window::map(&file, 8192, Sharing::Write).unwrap();
-        ours.write(0, &[7; 8192]);
-        assert!(!keeps_pages(&file) && HostileFile::punch(&file, 4096, 4096));
-        let mut seen = Vec::new();
-        window.source(4095, 4097).unwrap().append_to(&mut seen);
-        assert!(seen[0] == 7 && seen[1..] == [0; 4096]);
-        assert_eq!((ours.read(4095, 1), ours.read(4096, 4096)), (vec![7], vec![0; 4096]));
-        window.sink(4096, 8).unwrap().fill(b"written!");
-        assert_eq!(ours.read(4096, 8), b"written!");
+    fn the_pages_of_a_mapped_file_stay() {
+        const LEN: usize = 8192;
+        for sharing in [Sharing::Read, Sharing::Write] {
+            let theirs = Memory::new_shared(LEN, sharing).unwrap();
+            let file = again(theirs.file().unwrap());
+            theirs.write(0, &[7; LEN]);
+            let window = Window::map(&file, LEN, sharing).unwrap();
+            assert!(!HostileFile::punch(&file, 4096, 4096), "{sharing:?}");
+            // SAFETY: the calls fail, and change no memory. These are whole pages of `theirs`.
+            let rc = unsafe {
+                let removed = libc::madvise(theirs.as_ptr().cast(), LEN, libc::MADV_REMOVE);
+                (removed, libc::ftruncate(file.as_raw_fd(), 4096))
+            };
+            assert_eq!(rc, (-1, -1), "{sharing:?}");
+            let mut seen = Vec::new();
+            window.source(0, LEN).unwrap().append_to(&mut seen);
+            assert!(seen == [7; LEN] && Window::map(&file, LEN, Sharing::Write).is_err(), "{sharing:?}");
+        }
     }
 }

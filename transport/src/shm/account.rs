@@ -1,9 +1,8 @@
 //! The account of the windows of a provider: the memory of peers that the provider has mapped.
 //!
 //! A peer chooses the number and the lengths of its windows, and the local process pays for them:
-//! with address space, with mappings, and with pages. The peer has allocated all pages before, so
-//! they cost the local process nothing. But if the peer can remove pages, the local process is
-//! charged for the pages that it gets when it accesses them again.
+//! with address space and with mappings. It does not pay for the pages: the peer has allocated
+//! all of them before, and nobody can remove them ([`Window::map`](crate::mem::Window::map)).
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -26,8 +25,6 @@ static IN_PROCESS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) struct WindowLimits {
     /// The largest sum of the lengths, in bytes.
     pub(crate) bytes: u64,
-    /// The largest sum of the lengths of windows whose pages the peer can remove, in bytes.
-    pub(crate) removable_bytes: u64,
     /// The largest number of windows.
     pub(crate) count: usize,
 }
@@ -37,10 +34,8 @@ pub(crate) struct WindowLimits {
 pub(super) enum WindowKind {
     /// The peer's staging buffer.
     Staging,
-    /// Other memory whose pages stay: the peer can neither write to the file nor punch holes.
-    Fixed,
-    /// Memory whose pages the peer can remove.
-    Removable,
+    /// Other memory: a message, or a direct region.
+    Other,
 }
 
 /// The windows of all connections of a provider. The connections share the account, and one thread
@@ -49,7 +44,6 @@ pub(super) enum WindowKind {
 pub(crate) struct WindowAccount {
     limits: WindowLimits,
     bytes: AtomicU64,
-    removable_bytes: AtomicU64,
     count: AtomicUsize,
     /// True once a window was refused because of a limit.
     is_reported: AtomicBool,
@@ -63,15 +57,12 @@ impl WindowAccount {
     /// Adds a window of `len` bytes of a connection whose windows have `of_connection` bytes.
     /// Returns an error, and adds nothing, if the sum would exceed a limit.
     pub(super) fn add(&self, kind: WindowKind, len: u64, of_connection: u64) -> io::Result<()> {
-        let WindowLimits { bytes, removable_bytes, count } = self.limits;
-        let exceeds = |used: &AtomicU64, most: u64| used.load(Relaxed).saturating_add(len) > most;
+        let WindowLimits { bytes, count } = self.limits;
         let share = |of: u64| if kind == WindowKind::Staging { of } else { of - of / PART };
-        let limit = if exceeds(&self.bytes, share(bytes)) {
+        let limit = if self.bytes.load(Relaxed).saturating_add(len) > share(bytes) {
             "WithinHost::window_bytes is reached"
         } else if kind != WindowKind::Staging && of_connection.saturating_add(len) > bytes / PART {
             "one connection may use a quarter of WithinHost::window_bytes"
-        } else if kind == WindowKind::Removable && exceeds(&self.removable_bytes, removable_bytes) {
-            "WithinHost::writable_window_bytes is reached"
         } else if self.count.load(Relaxed) as u64 >= share(count as u64) {
             "WithinHost::max_windows is reached"
         } else if IN_PROCESS.fetch_add(1, Relaxed) >= MAX_IN_PROCESS {
@@ -79,7 +70,6 @@ impl WindowAccount {
             "the process has 16384 windows"
         } else {
             self.bytes.fetch_add(len, Relaxed);
-            self.removable_bytes.fetch_add(if kind == WindowKind::Removable { len } else { 0 }, Relaxed);
             self.count.fetch_add(1, Relaxed);
             return Ok(());
         };
@@ -89,25 +79,23 @@ impl WindowAccount {
         Err(io::Error::other(format!("{len} bytes are not mapped: {limit}")))
     }
 
-    /// Removes a window that was added with the same kind and length.
-    pub(super) fn remove(&self, kind: WindowKind, len: u64) {
+    /// Removes a window that was added with the same length.
+    pub(super) fn remove(&self, len: u64) {
         self.bytes.fetch_sub(len, Relaxed);
-        self.removable_bytes.fetch_sub(if kind == WindowKind::Removable { len } else { 0 }, Relaxed);
         self.count.fetch_sub(1, Relaxed);
         IN_PROCESS.fetch_sub(1, Relaxed);
     }
 
-    /// Returns the sum of the lengths of all windows, the sum of those whose pages the peer can
-    /// remove, and the number of windows.
+    /// Returns the sum of the lengths of all windows, and the number of windows.
     #[cfg(any(all(test, not(loom_model)), fuzz_targets))]
-    pub(crate) fn used(&self) -> (u64, u64, usize) {
-        (self.bytes.load(Relaxed), self.removable_bytes.load(Relaxed), self.count.load(Relaxed))
+    pub(crate) fn used(&self) -> (u64, usize) {
+        (self.bytes.load(Relaxed), self.count.load(Relaxed))
     }
 }
 
 /// Returns the account of a provider with the default limits.
 #[cfg(test)]
 pub(super) fn account() -> std::sync::Arc<WindowAccount> {
-    let limits = WindowLimits { bytes: 1 << 30, removable_bytes: 64 << 20, count: 8192 };
+    let limits = WindowLimits { bytes: 1 << 30, count: 8192 };
     std::sync::Arc::new(WindowAccount::new(limits))
 }

@@ -251,12 +251,12 @@ fn whatever_a_peer_writes_it_uses_only_what_it_may() {
         victim.turn(0);
         assert!(victim.open.is_empty(), "{:?} are left", victim.open);
         victim.check();
-        mapped += account.used().2;
+        mapped += account.used().1;
         written += usize::from(victim.regions[0].read(0, ROOM) != [KEYS[0] as u8; ROOM]);
         ends += 1;
     }
     println!("{ends} connections, {turns} turns, {mapped} windows, {written} with writes that were allowed");
-    assert!(mapped > 100 && account.used() == (0, 0, 0), "{mapped} windows, {:?} are left", account.used());
+    assert!(mapped > 100 && account.used() == (0, 0), "{mapped} windows, {:?} are left", account.used());
     assert!(written > 300, "the attacks do not get far: {written} writes, {turns} turns");
 }
 
@@ -289,8 +289,8 @@ fn what_peers_lend_is_limited() {
     const PIECE: u64 = 16 << 20;
     let account = account();
     let (large, sparse) = (HostileFile::fixed(PIECE), HostileFile::sparse(1 << 40));
-    let (removable, small) = (HostileFile::with_pages(PIECE), HostileFile::fixed(4096));
-    let staging = HostileFile::fixed(256 << 10);
+    let (staging, small) = (HostileFile::fixed(256 << 10), HostileFile::fixed(4096));
+    let removable = [Access::empty(), Access::REMOTE].map(|rights| (rights, HostileFile::with_pages(PIECE)));
     let mut victims: Vec<_> = (0..6)
         .map(|_| {
             let (ours, theirs) = segments();
@@ -306,36 +306,39 @@ fn what_peers_lend_is_limited() {
         announce(0, slot, 5, Access::REMOTE, 1 << 40, &sparse);
         announce(0, slot, 0, Access::empty(), PIECE, &large);
     }
-    assert_eq!(account.used(), (0, 0, 0), "memory without pages, or a staging buffer that is too long");
-    (0..32).for_each(|slot| announce(0, slot, 5, Access::REMOTE, PIECE, &removable));
-    assert_eq!(account.used(), (64 << 20, 64 << 20, 4), "memory whose pages the peer can remove");
+    assert_eq!(account.used(), (0, 0), "memory without pages, or a staging buffer that is too long");
+    for (rights, file) in &removable {
+        announce(0, 0, 5, *rights, PIECE, file);
+        assert!(account.used() == (PIECE, 1) && !HostileFile::punch(file, 0, PIECE), "{rights:?}");
+        announce(1, 0, 5, Access::REMOTE, PIECE, file);
+        assert_eq!(account.used(), (PIECE, 1), "memory that a second peer can write");
+    }
     for nth in 0..6 {
         (0..32).for_each(|slot| announce(nth, slot, 5, Access::empty(), PIECE, &large));
         let expected = ((nth as u64 + 1) * (256 << 20)).min(768 << 20);
-        assert_eq!(account.used(), (expected, 0, (expected / PIECE) as usize), "connection {nth}");
+        assert_eq!(account.used(), (expected, (expected / PIECE) as usize), "connection {nth}");
     }
     for nth in 0..6 {
         announce(nth, 30, 0, Access::empty(), 256 << 10, &staging);
         announce(nth, 31, 0, Access::empty(), 256 << 10, &staging);
     }
-    let (bytes, _, count) = account.used();
-    assert_eq!((bytes, count), ((768 << 20) + 6 * (256 << 10), 48 + 6), "one staging buffer for each connection");
+    assert_eq!(account.used(), ((768 << 20) + 6 * (256 << 10), 48 + 6), "one staging buffer for each connection");
     // The peers end all lendings but those of the staging buffers.
     for (victim, theirs) in &mut victims {
         (0..30).for_each(|slot| theirs.store(SegmentSide::Passive.incoming() + TABLE + WORD * slot, 2 << 32));
         let refused = ReceivedAnnouncement { slot: 0, word: 2 << 32, rights: Access::empty(), base: 0, len: 1 << 40 };
         lend(theirs, victim, refused, &sparse);
     }
-    assert_eq!(account.used(), (6 * (256 << 10), 0, 6));
+    assert_eq!(account.used(), (6 * (256 << 10), 6));
     drop(victims);
-    assert_eq!(account.used(), (0, 0, 0));
+    assert_eq!(account.used(), (0, 0));
 
-    let few = Arc::new(WindowAccount::new(WindowLimits { bytes: 1 << 30, removable_bytes: 0, count: 8 }));
+    let few = Arc::new(WindowAccount::new(WindowLimits { bytes: 1 << 30, count: 8 }));
     let (ours, theirs) = segments();
     let mut victim = Victim::new(ours, &few);
     for slot in 0..32 {
         let announced = ReceivedAnnouncement { slot, word: 5, rights: Access::empty(), base: 0, len: 4096 };
         lend(&theirs, &mut victim, announced, &small);
     }
-    assert_eq!(few.used().2, 6, "two of eight windows are reserved for staging buffers");
+    assert_eq!(few.used().1, 6, "two of eight windows are reserved for staging buffers");
 }

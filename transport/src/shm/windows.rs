@@ -25,7 +25,7 @@ use super::account::{STAGING, WindowAccount, WindowKind};
 use super::packet::{Announcement, ReceivedAnnouncement};
 use super::record::WORD;
 use super::segment::{SLOTS, TABLE, Words};
-use crate::mem::{Memory, Sge, Sharing, Span, Window, in_pages, keeps_pages, page_size};
+use crate::mem::{Memory, Sge, Sharing, Span, Window, in_pages, page_size};
 use crate::mr::Access;
 
 /// The state of a lending, as the peer has reported it.
@@ -216,11 +216,7 @@ impl Windows {
         self.ended &= !(1 << slot);
         let len = usize::try_from(announced.len).map_or(0, |len| in_pages(len, page_size()));
         let writes = announced.rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let kind = match announced.word as u32 {
-            _ if writes || !keeps_pages(file) => WindowKind::Removable,
-            0 => WindowKind::Staging,
-            _ => WindowKind::Fixed,
-        };
+        let kind = if writes || announced.word as u32 != 0 { WindowKind::Other } else { WindowKind::Staging };
         let is_second = || self.slots.iter().flatten().any(|other| other.kind == WindowKind::Staging);
         if kind == WindowKind::Staging && (len > in_pages(STAGING, page_size()) || is_second()) {
             return wrong("a peer's staging buffer is too long, or is the second one");
@@ -228,14 +224,14 @@ impl Windows {
         let of_connection = self.slots.iter().flatten().map(|other| other.window.len() as u64).sum();
         self.account.add(kind, len as u64, of_connection)?;
         let mapped = Window::map(file, len, if writes { Sharing::Write } else { Sharing::Read });
-        let window = mapped.inspect_err(|_| self.account.remove(kind, len as u64))?;
+        let window = mapped.inspect_err(|_| self.account.remove(len as u64))?;
         self.slots[slot] = Some(MappedWindow { window, announced, kind });
         Ok(())
     }
 
     fn unmap(&mut self, slot: usize) {
-        if let Some(MappedWindow { window, kind, .. }) = self.slots.get_mut(slot).and_then(Option::take) {
-            self.account.remove(kind, window.len() as u64);
+        if let Some(MappedWindow { window, .. }) = self.slots.get_mut(slot).and_then(Option::take) {
+            self.account.remove(window.len() as u64);
         }
     }
 

@@ -49,8 +49,8 @@ const DEPTH: u32 = 8;
 const ROOM: usize = 2048;
 /// The value of the bytes of regions, and of those beside receives.
 const CANARY: u8 = 0xc5;
-/// The limits of windows: their bytes, those of removable ones, and their number.
-const LIMITS: (u64, u64, usize) = (1 << 20, 128 << 10, 8);
+/// The limits of windows: their bytes, and their number.
+const LIMITS: (u64, usize) = (1 << 20, 8);
 /// The largest number of Unix sockets of the peer.
 const MOST: usize = 6;
 /// The address of the listener.
@@ -303,7 +303,7 @@ pub fn within_host(octets: &[u8]) -> (usize, usize) {
     let policies = [SharedMemoryPolicy::Prefer, SharedMemoryPolicy::Require];
     config.shared_memory = policies[usize::from(options & 1)];
     let within = &mut config.within_host;
-    (within.window_bytes, within.writable_window_bytes, within.max_windows) = LIMITS;
+    (within.window_bytes, within.max_windows) = LIMITS;
     let net = HostNet::default();
     let mut counter = 0_u8;
     let entropy =
@@ -695,8 +695,8 @@ impl World<'_> {
                 assert!(self.inbox.read(slot * ROOM + at, ROOM / 4) == [CANARY; ROOM / 4], "beside a receive");
             }
         }
-        let (bytes, removable, count) = self.iwarp.links.account.used();
-        assert!(bytes <= LIMITS.0 && removable <= LIMITS.1 && count <= LIMITS.2, "{bytes} {removable} {count}");
+        let (bytes, count) = self.iwarp.links.account.used();
+        assert!(bytes <= LIMITS.0 && count <= LIMITS.1, "{bytes} {count}");
         let host = self.net.host();
         assert!(host.accepted.len() <= 1 && host.accepted.iter().all(|key| host.entitled.contains(key)));
         heard
@@ -730,7 +730,7 @@ impl World<'_> {
         self.now += Duration::from_secs(60);
         self.turn();
         self.turn();
-        assert_eq!(self.iwarp.links.account.used(), (0, 0, 0), "windows");
+        assert_eq!(self.iwarp.links.account.used(), (0, 0), "windows");
         assert_eq!((self.iwarp.live, self.iwarp.links.count), (0, 0));
         let host = self.net.host();
         let left =

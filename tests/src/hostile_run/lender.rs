@@ -1,0 +1,319 @@
+//! An attacker in shared memory that lends memory to its server without end. The memory has 1 TiB
+//! without pages, or more than one connection may lend, or the attacker removes its pages after the
+//! server has mapped it, and then has the server access them.
+//!
+//! The kernel charges a page to the process that accesses it first, until nobody has its file. So
+//! the attacker keeps each file whose pages it has removed: a page that the file has again is one
+//! that the server pays for.
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
+use rdma_reactor::transport::mr::Access;
+use rdma_reactor::{
+    ConnectError, ConnectionId, Context, DisconnectReason, Handler, MioPoller, Parts, Reactor, Security, SystemClock,
+    Wait, system_entropy,
+};
+use rdma_transport::iwarp::net::SocketId;
+use rdma_transport::shm::segment::{CAPACITY, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
+use rdma_transport::shm::{MappedSegment, Words};
+use rustix::fs::{MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde::{Deserialize, Serialize};
+
+use super::attacker::Report;
+use super::grip::{hole, newest_doorbell, send_all, writable};
+use super::process::{Order, answer, obey};
+use super::{Result, config};
+use crate::gate::net::{GatedNet, Onlooker};
+use crate::sim::rng::Rng;
+
+/// The name of the attacker's memory files, as the server's `/proc/self/maps` has it.
+pub const FILE: &str = "rdma-hostile";
+/// The lower half of the word of each lending: the key of a region.
+const KEY: u64 = 77;
+const PAGE: u64 = 4096;
+/// The length of a file whose pages the attacker removes: one record for each page fits into the
+/// ring.
+const REMOVED: u64 = 512 * PAGE;
+/// The number of such files that are lent on one connection. The server accesses each page for one
+/// byte of one message.
+const FILES: usize = 15;
+/// Of this number of connections, one lends such files, and one removes the pages of its segment.
+const EACH: usize = 64;
+/// The length of a file of which one connection may lend 16.
+const LARGE: u64 = 16 << 20;
+
+/// The settings of the attacker's process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// The address of the server.
+    pub server: SocketAddr,
+    /// The number of connections.
+    pub connections: usize,
+    /// The number of lendings after which the attacker makes no more of them. With 0 it is an
+    /// honest peer.
+    pub lendings: u64,
+}
+
+/// Makes a memory file whose size is sealed, with or without pages.
+///
+/// # Panics
+/// The system has no file or no pages.
+#[must_use]
+pub fn hostile_file(len: u64, has_pages: bool, seals: SealFlags) -> OwnedFd {
+    let file = memfd_create(FILE, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&file, len).expect("its length");
+    if has_pages {
+        fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len).expect("its pages");
+    }
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | seals).expect("its seals");
+    file
+}
+
+/// Announces a memory file with the word of its slot, and waits until the socket has room. Returns
+/// false if the socket has ended.
+#[must_use]
+pub fn announce(doorbell: &OwnedFd, (slot, word): (u8, u64), rights: Access, (file, len): (&OwnedFd, u64)) -> bool {
+    let mut packet = [0; 40];
+    (packet[0], packet[1]) = (2, slot);
+    packet[4..8].copy_from_slice(&rights.bits().to_le_bytes());
+    packet[8..16].copy_from_slice(&word.to_le_bytes());
+    packet[24..32].copy_from_slice(&len.to_le_bytes());
+    let files = [file.as_fd()];
+    loop {
+        let mut room = [MaybeUninit::uninit(); 64];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        match sendmsg(doorbell, &[IoSlice::new(&packet)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(_) => return true,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::TOOMANYREFS) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(_) => return false,
+        }
+    }
+}
+
+/// A connection in shared memory: its segment with the file, and its Unix socket.
+#[derive(Debug)]
+struct Link {
+    segment: MappedSegment,
+    file: OwnedFd,
+    doorbell: OwnedFd,
+}
+
+impl Link {
+    /// Lends a file in a slot.
+    fn lend(&self, slot: usize, generation: u64, rights: Access, file: (&OwnedFd, u64)) -> bool {
+        let word = generation << 32 | KEY;
+        self.segment.store(SegmentSide::Active.outgoing() + TABLE + 8 * slot, word);
+        announce(&self.doorbell, (slot as u8, word), rights, file)
+    }
+
+    /// Waits until the word at `at` has a value that is `right`, but no longer than a second.
+    /// Returns true if it has.
+    fn becomes(&self, at: usize, right: impl Fn(u64) -> bool) -> bool {
+        let begin = Instant::now();
+        while !right(self.segment.load(at)) {
+            if begin.elapsed() > Duration::from_secs(1) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        true
+    }
+
+    /// Lends a file, removes its pages once the server has answered, and sends a message of one
+    /// byte of each page. Returns the file if pages could be removed.
+    fn remove(&self, generation: u64, rights: Access) -> Option<OwnedFd> {
+        let seals = if rights.is_empty() { SealFlags::FUTURE_WRITE } else { SealFlags::empty() };
+        // Every second file that the server may only read lacks the seal.
+        let seals = if generation % 2 == 0 { SealFlags::empty() } else { seals };
+        let file = hostile_file(REMOVED, true, seals);
+        let answers = SegmentSide::Active.incoming() + HEAD;
+        let before = self.segment.load(answers);
+        if !self.lend(0, generation, rights, (&file, REMOVED)) || !self.becomes(answers, |now| now != before) {
+            return None;
+        }
+        let removed = hole(&file, 0, REMOVED);
+        let half = SegmentSide::Active.outgoing();
+        let mut head = self.segment.load(half + HEAD);
+        for page in 0..REMOVED / PAGE {
+            let at = head as usize % CAPACITY;
+            let size = if at + 16 > CAPACITY { CAPACITY - at } else { 16 };
+            // A send with a payload of one byte in the window, or a record that fills the ring up
+            // to its end.
+            let kind = if size == 16 { 3 | 2 << 8 | 1 << 32 } else { 1 | (size as u64) << 32 };
+            self.segment.poke(half + RING + at, kind);
+            if size == 16 {
+                self.segment.poke(half + RING + at + 8, page * PAGE);
+            }
+            head += size as u64;
+        }
+        self.segment.store(half + HEAD, head);
+        send_all(self.doorbell.as_fd(), &[0], &[]);
+        self.becomes(half + TAIL, |tail| tail == head);
+        removed.then_some(file)
+    }
+}
+
+/// The connections of the attacker, and what it has got.
+#[derive(Debug, Default)]
+struct Lender {
+    /// The Unix sockets of connections whose segment was not sent yet.
+    new: Mutex<BTreeMap<SocketId, OwnedFd>>,
+    links: Mutex<BTreeMap<SocketId, Arc<Link>>>,
+    /// The number of lendings.
+    lent: AtomicU64,
+    /// The files whose pages were removed.
+    removed: Mutex<Vec<OwnedFd>>,
+}
+
+fn locked<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Onlooker for Lender {
+    fn met(&self, socket: SocketId, _: &[u8]) {
+        locked(&self.new).extend(newest_doorbell().map(|doorbell| (socket, doorbell)));
+    }
+
+    fn passing(&self, socket: SocketId, _: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd> {
+        let doorbell = locked(&self.new).remove(&socket)?;
+        let file = file.try_clone_to_owned().ok()?;
+        let (segment, _) = writable(&file)?;
+        locked(&self.links).insert(socket, Arc::new(Link { segment, file, doorbell }));
+        None
+    }
+
+    fn took(&self, _: SocketId, _: &[u8], _: BorrowedFd<'_>) {}
+
+    fn closing(&self, socket: SocketId) {
+        locked(&self.new).remove(&socket);
+        locked(&self.links).remove(&socket);
+    }
+}
+
+impl Lender {
+    /// Lends memory on all connections, until `most` lendings are made.
+    fn attack(&self, most: u64) {
+        let sparse = hostile_file(1 << 40, false, SealFlags::FUTURE_WRITE);
+        let large = hostile_file(LARGE, true, SealFlags::FUTURE_WRITE);
+        let small = hostile_file(PAGE, true, SealFlags::FUTURE_WRITE);
+        let mut rng = Rng::new(1, "lendings");
+        let mut generation = 1;
+        while self.lent.load(Ordering::Relaxed) < most {
+            let links: Vec<_> = locked(&self.links).values().cloned().collect();
+            for (nth, link) in links.iter().enumerate() {
+                generation += FILES as u64;
+                let file = [(&sparse, 1 << 40), (&large, LARGE), (&small, PAGE)][rng.index(3)];
+                let rights = if rng.below(2) == 0 { Access::empty() } else { Access::REMOTE };
+                let mut lent = SLOTS as u64;
+                match nth % EACH {
+                    0 => {
+                        let files = (0..FILES as u64).filter_map(|at| link.remove(generation + at, rights));
+                        locked(&self.removed).extend(files);
+                        lent = FILES as u64;
+                    }
+                    1 if hole(&link.file, 0, 32 << 10) => {
+                        send_all(link.doorbell.as_fd(), &[0], &[]);
+                        locked(&self.removed).extend(link.file.try_clone());
+                    }
+                    _ => (0..SLOTS).for_each(|slot| _ = link.lend(slot, generation, Access::empty(), file)),
+                }
+                if self.lent.fetch_add(lent, Ordering::Relaxed) + lent >= most {
+                    break;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Returns the pages that files have got after the attacker has removed all of them, in KiB.
+    fn charged_kib(&self) -> u64 {
+        let removed = locked(&self.removed);
+        removed.iter().filter_map(|file| u64::try_from(fstat(file).ok()?.st_blocks).ok()).sum::<u64>() / 2
+    }
+}
+
+struct Program {
+    settings: Settings,
+    lender: Arc<Lender>,
+    up: usize,
+    opened: u64,
+}
+
+impl Program {
+    fn open(&self, cx: &mut Context<'_>) {
+        let _ = cx.connect(self.settings.server);
+    }
+}
+
+impl Handler<Order> for Program {
+    fn on_connect(&mut self, _: &mut Context<'_>, _: ConnectionId) {
+        (self.up, self.opened) = (self.up + 1, self.opened + 1);
+        if self.opened == self.settings.connections as u64 {
+            let _ = answer(&Report::default());
+        }
+    }
+
+    fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
+        self.up -= 1;
+        self.open(cx);
+    }
+
+    fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: ConnectError) {
+        self.open(cx);
+    }
+
+    fn on_wake(&mut self, cx: &mut Context<'_>, order: Order) {
+        let lent = self.lender.lent.load(Ordering::Relaxed);
+        let report = Report { opened: lent, charged_kib: self.lender.charged_kib(), ..Report::default() };
+        let is_alive = match order {
+            Order::Go => {
+                let (lender, most) = (Arc::clone(&self.lender), self.settings.lendings);
+                std::thread::spawn(move || lender.attack(most));
+                true
+            }
+            Order::Report => answer(&report).is_ok(),
+            Order::End => false,
+        };
+        if !is_alive {
+            cx.stop();
+        }
+    }
+}
+
+/// Connects. Sends the answer that it is ready, and waits for the order to begin. Then attacks
+/// until standard input ends.
+///
+/// # Errors
+/// The reactor fails.
+pub fn run(settings: Settings) -> Result<()> {
+    let lender = Arc::new(Lender::default());
+    let mut shared = IwarpConfig::default();
+    (shared.extensions, shared.shared_memory) = (true, SharedMemoryPolicy::Require);
+    let onlooker = Arc::clone(&lender) as Arc<dyn Onlooker>;
+    let provider = Iwarp::new(shared, GatedNet::seen_by(TcpNet::new()?, onlooker), system_entropy())?;
+    let config = config(Security::Plain, true).wait(Wait::Event).timeouts(|t| t.connect = Duration::from_secs(60));
+    let parts = Parts {
+        providers: vec![Box::new(provider)],
+        poller: Box::new(MioPoller::new()?),
+        clock: Box::new(SystemClock),
+    };
+    let mut reactor: Reactor<Order> = Reactor::with_parts(config, parts)?;
+    obey(reactor.handle());
+    let mut program = Program { settings, lender, up: 0, opened: 0 };
+    for _ in 0..settings.connections {
+        program.open(&mut reactor.context());
+    }
+    Ok(reactor.run(&mut program)?)
+}
