@@ -44,7 +44,8 @@ impl<N: Net> Iwarp<N> {
     /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         self.call.now = Some(now);
-        let more = self.drive_round(now, drive);
+        self.links.account.begin_turn();
+        let more = self.drive_round(now, drive) || self.links.account.unmaps();
         // The caller may sleep after a full call, and after any call if all completion queues are armed. So peers in shared memory must be
         // able to wake the caller.
         let sleeps = self.links.unarmed && (drive == Drive::Full || self.resources.cqs.are_all_armed());

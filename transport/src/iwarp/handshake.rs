@@ -318,6 +318,11 @@ impl<N: Net> Iwarp<N> {
         }
         if let Some(mut link) = endpoint.link {
             link.release_queues(&mut self.resources);
+            drop(link);
+            if self.links.account.unmaps() {
+                // Further windows of the link may wait for the next turn.
+                self.net.wake(NetChannel::Completion);
+            }
         }
         endpoint.socket
     }

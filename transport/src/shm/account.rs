@@ -2,13 +2,20 @@
 //!
 //! A peer chooses the number and the lengths of its windows, and the local process pays for them:
 //! with address space and with mappings. It does not pay for the pages: the peer has allocated
-//! all of them before, and nobody can remove them ([`Window::map`](crate::mem::Window::map)).
+//! all of them before, and nobody can remove them ([`Window::map`]).
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use crate::mem::Window;
 
 /// The length of the staging buffer of a side in bytes.
 pub(super) const STAGING: usize = 256 << 10;
+/// The largest length of a window, and of the windows that are unmapped in one turn, in bytes. If the
+/// peer has ended, the kernel frees all pages of its file while the file is unmapped: about 10 ms.
+pub(super) const SLICE: u64 = 64 << 20;
 /// The largest number of windows of all providers of the process: a quarter of the default of
 /// `vm.max_map_count`. At that number of mappings, the kernel refuses memory to every part of the
 /// process.
@@ -45,6 +52,10 @@ pub(crate) struct WindowAccount {
     limits: WindowLimits,
     bytes: AtomicU64,
     count: AtomicUsize,
+    /// The bytes that were unmapped in this turn.
+    unmapped: AtomicU64,
+    /// Windows that no connection uses any more, and that are unmapped in later turns.
+    ended: Mutex<VecDeque<Window>>,
     /// True once a window was refused because of a limit.
     is_reported: AtomicBool,
 }
@@ -59,7 +70,9 @@ impl WindowAccount {
     pub(super) fn add(&self, kind: WindowKind, len: u64, of_connection: u64) -> io::Result<()> {
         let WindowLimits { bytes, count } = self.limits;
         let share = |of: u64| if kind == WindowKind::Staging { of } else { of - of / PART };
-        let limit = if self.bytes.load(Relaxed).saturating_add(len) > share(bytes) {
+        let limit = if len > SLICE {
+            "a window may have 64 MiB"
+        } else if self.bytes.load(Relaxed).saturating_add(len) > share(bytes) {
             "WithinHost::window_bytes is reached"
         } else if kind != WindowKind::Staging && of_connection.saturating_add(len) > bytes / PART {
             "one connection may use a quarter of WithinHost::window_bytes"
@@ -79,11 +92,44 @@ impl WindowAccount {
         Err(io::Error::other(format!("{len} bytes are not mapped: {limit}")))
     }
 
-    /// Removes a window that was added with the same length.
-    pub(super) fn remove(&self, len: u64) {
+    /// Subtracts a window that was added with this length, and is not mapped.
+    pub(super) fn subtract(&self, len: u64) {
         self.bytes.fetch_sub(len, Relaxed);
         self.count.fetch_sub(1, Relaxed);
         IN_PROCESS.fetch_sub(1, Relaxed);
+    }
+
+    /// Unmaps a window that was added, now or in a later turn. Until then, it counts.
+    pub(super) fn remove(&self, window: Window) {
+        let len = window.len() as u64;
+        if self.unmapped.load(Relaxed) + len > SLICE && !crate::planted("all-windows-are-unmapped-in-one-turn") {
+            self.ended.lock().unwrap_or_else(PoisonError::into_inner).push_back(window);
+            return;
+        }
+        drop(window);
+        self.unmapped.fetch_add(len, Relaxed);
+        self.subtract(len);
+    }
+
+    /// Returns true if windows were unmapped in this turn. Further ones may wait for the next turn.
+    #[inline]
+    pub(crate) fn unmaps(&self) -> bool {
+        self.unmapped.load(Relaxed) > 0
+    }
+
+    /// Begins the next turn, and unmaps windows in it.
+    #[inline]
+    pub(crate) fn begin_turn(&self) {
+        if self.unmaps() {
+            self.unmap_some();
+        }
+    }
+
+    #[inline(never)]
+    fn unmap_some(&self) {
+        let mut ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        self.unmapped.store(0, Relaxed);
+        ended.drain(..).for_each(|window| self.remove(window));
     }
 
     /// Returns the sum of the lengths of all windows, and the number of windows.

@@ -242,6 +242,7 @@ fn whatever_a_peer_writes_it_uses_only_what_it_may() {
                 lend(&theirs, &mut victim, announced, &file);
                 HostileFile::punch(&file, 0, 4096);
             }
+            account.begin_turn();
             turns += 1;
             if !victim.turn(1 + rng.next_u32() as usize % 100_000) {
                 break;
@@ -289,6 +290,7 @@ fn what_peers_lend_is_limited() {
     const PIECE: u64 = 16 << 20;
     let account = account();
     let (large, sparse) = (HostileFile::fixed(PIECE), HostileFile::sparse(1 << 40));
+    let long = HostileFile::fixed(65 << 20);
     let (staging, small) = (HostileFile::fixed(256 << 10), HostileFile::fixed(4096));
     let removable = [Access::empty(), Access::REMOTE].map(|rights| (rights, HostileFile::with_pages(PIECE)));
     let mut victims: Vec<_> = (0..6)
@@ -301,12 +303,13 @@ fn what_peers_lend_is_limited() {
         let (victim, theirs) = &mut victims[nth];
         lend(theirs, victim, ReceivedAnnouncement { slot, word: 1 << 32 | key, rights, base: 0, len }, file);
     };
+    announce(0, 0, 5, Access::empty(), 65 << 20, &long);
     for slot in 0..32 {
         announce(0, slot, 5, Access::empty(), 1 << 40, &sparse);
         announce(0, slot, 5, Access::REMOTE, 1 << 40, &sparse);
         announce(0, slot, 0, Access::empty(), PIECE, &large);
     }
-    assert_eq!(account.used(), (0, 0), "memory without pages, or a staging buffer that is too long");
+    assert_eq!(account.used(), (0, 0), "memory without pages, or a window or a staging buffer that is too long");
     for (rights, file) in &removable {
         announce(0, 0, 5, *rights, PIECE, file);
         assert!(account.used() == (PIECE, 1) && !HostileFile::punch(file, 0, PIECE), "{rights:?}");
@@ -323,13 +326,23 @@ fn what_peers_lend_is_limited() {
         announce(nth, 31, 0, Access::empty(), 256 << 10, &staging);
     }
     assert_eq!(account.used(), ((768 << 20) + 6 * (256 << 10), 48 + 6), "one staging buffer for each connection");
+    account.begin_turn();
     // The peers end all lendings but those of the staging buffers.
     for (victim, theirs) in &mut victims {
         (0..30).for_each(|slot| theirs.store(SegmentSide::Passive.incoming() + TABLE + WORD * slot, 2 << 32));
         let refused = ReceivedAnnouncement { slot: 0, word: 2 << 32, rights: Access::empty(), base: 0, len: 1 << 40 };
         lend(theirs, victim, refused, &sparse);
     }
-    assert_eq!(account.used(), (6 * (256 << 10), 6));
+    // In each turn, 64 MiB are unmapped.
+    for turn in 0.. {
+        let left = (768 - 64 * (turn + 1).min(12)) << 20;
+        assert_eq!(account.used(), (left + 6 * (256 << 10), (left / PIECE) as usize + 6), "turn {turn}");
+        if left == 0 {
+            break;
+        }
+        account.begin_turn();
+    }
+    account.begin_turn();
     drop(victims);
     assert_eq!(account.used(), (0, 0));
 

@@ -224,14 +224,14 @@ impl Windows {
         let of_connection = self.slots.iter().flatten().map(|other| other.window.len() as u64).sum();
         self.account.add(kind, len as u64, of_connection)?;
         let mapped = Window::map(file, len, if writes { Sharing::Write } else { Sharing::Read });
-        let window = mapped.inspect_err(|_| self.account.remove(len as u64))?;
+        let window = mapped.inspect_err(|_| self.account.subtract(len as u64))?;
         self.slots[slot] = Some(MappedWindow { window, announced, kind });
         Ok(())
     }
 
     fn unmap(&mut self, slot: usize) {
         if let Some(MappedWindow { window, .. }) = self.slots.get_mut(slot).and_then(Option::take) {
-            self.account.remove(window.len() as u64);
+            self.account.remove(window);
         }
     }
 
