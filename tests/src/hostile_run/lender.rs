@@ -47,7 +47,9 @@ const REMOVED: u64 = 512 * PAGE;
 /// byte of one message.
 const FILES: usize = 15;
 /// Of this number of connections, one lends such files, and one removes the pages of its segment.
-const EACH: usize = 64;
+const EACH: u64 = 8;
+/// The largest number of files that the attacker keeps.
+const KEPT: usize = 512;
 /// The length of a file of which one connection may lend 16.
 const LARGE: u64 = 16 << 20;
 
@@ -105,6 +107,8 @@ pub fn announce(doorbell: &OwnedFd, (slot, word): (u8, u64), rights: Access, (fi
 /// A connection in shared memory: its segment with the file, and its Unix socket.
 #[derive(Debug)]
 struct Link {
+    /// The number of connections that were made before.
+    nth: u64,
     segment: MappedSegment,
     file: OwnedFd,
     doorbell: OwnedFd,
@@ -118,12 +122,12 @@ impl Link {
         announce(&self.doorbell, (slot as u8, word), rights, file)
     }
 
-    /// Waits until the word at `at` has a value that is `right`, but no longer than a second.
-    /// Returns true if it has.
+    /// Waits until the word at `at` has a value that is `right`, but no longer than 200 ms. Returns
+    /// true if it has.
     fn becomes(&self, at: usize, right: impl Fn(u64) -> bool) -> bool {
         let begin = Instant::now();
         while !right(self.segment.load(at)) {
-            if begin.elapsed() > Duration::from_secs(1) {
+            if begin.elapsed() > Duration::from_millis(200) {
                 return false;
             }
             std::thread::sleep(Duration::from_micros(50));
@@ -132,8 +136,9 @@ impl Link {
     }
 
     /// Lends a file, removes its pages once the server has answered, and sends a message of one
-    /// byte of each page. Returns the file if pages could be removed.
-    fn remove(&self, generation: u64, rights: Access) -> Option<OwnedFd> {
+    /// byte of each page. Adds the file to `removed` if pages could be removed. Returns false if
+    /// the server does not answer.
+    fn remove(&self, generation: u64, rights: Access, removed: &mut Vec<OwnedFd>) -> bool {
         let seals = if rights.is_empty() { SealFlags::FUTURE_WRITE } else { SealFlags::empty() };
         // Every second file that the server may only read lacks the seal.
         let seals = if generation % 2 == 0 { SealFlags::empty() } else { seals };
@@ -141,9 +146,11 @@ impl Link {
         let answers = SegmentSide::Active.incoming() + HEAD;
         let before = self.segment.load(answers);
         if !self.lend(0, generation, rights, (&file, REMOVED)) || !self.becomes(answers, |now| now != before) {
-            return None;
+            return false;
         }
-        let removed = hole(&file, 0, REMOVED);
+        if hole(&file, 0, REMOVED) {
+            removed.push(file);
+        }
         let half = SegmentSide::Active.outgoing();
         let mut head = self.segment.load(half + HEAD);
         for page in 0..REMOVED / PAGE {
@@ -160,8 +167,7 @@ impl Link {
         }
         self.segment.store(half + HEAD, head);
         send_all(self.doorbell.as_fd(), &[0], &[]);
-        self.becomes(half + TAIL, |tail| tail == head);
-        removed.then_some(file)
+        self.becomes(half + TAIL, |tail| tail == head)
     }
 }
 
@@ -171,6 +177,8 @@ struct Lender {
     /// The Unix sockets of connections whose segment was not sent yet.
     new: Mutex<BTreeMap<SocketId, OwnedFd>>,
     links: Mutex<BTreeMap<SocketId, Arc<Link>>>,
+    /// The number of connections that were made.
+    made: AtomicU64,
     /// The number of lendings.
     lent: AtomicU64,
     /// The files whose pages were removed.
@@ -190,7 +198,8 @@ impl Onlooker for Lender {
         let doorbell = locked(&self.new).remove(&socket)?;
         let file = file.try_clone_to_owned().ok()?;
         let (segment, _) = writable(&file)?;
-        locked(&self.links).insert(socket, Arc::new(Link { segment, file, doorbell }));
+        let nth = self.made.fetch_add(1, Ordering::Relaxed);
+        locked(&self.links).insert(socket, Arc::new(Link { nth, segment, file, doorbell }));
         None
     }
 
@@ -203,8 +212,9 @@ impl Onlooker for Lender {
 }
 
 impl Lender {
-    /// Lends memory on all connections, until `most` lendings are made.
-    fn attack(&self, most: u64) {
+    /// Lends memory on all connections, until enough lendings are made.
+    fn attack(&self, Settings { connections, lendings: most, .. }: Settings) {
+        let connections = connections as u64;
         let sparse = hostile_file(1 << 40, false, SealFlags::FUTURE_WRITE);
         let large = hostile_file(LARGE, true, SealFlags::FUTURE_WRITE);
         let small = hostile_file(PAGE, true, SealFlags::FUTURE_WRITE);
@@ -212,15 +222,19 @@ impl Lender {
         let mut generation = 1;
         while self.lent.load(Ordering::Relaxed) < most {
             let links: Vec<_> = locked(&self.links).values().cloned().collect();
-            for (nth, link) in links.iter().enumerate() {
+            for link in &links {
                 generation += FILES as u64;
-                let file = [(&sparse, 1 << 40), (&large, LARGE), (&small, PAGE)][rng.index(3)];
+                // Large files use up what the server maps, so the first half has none.
+                let kinds = if self.lent.load(Ordering::Relaxed) < most / 2 { 2 } else { 3 };
+                let file = [(&sparse, 1 << 40), (&small, PAGE), (&large, LARGE)][rng.index(kinds)];
                 let rights = if rng.below(2) == 0 { Access::empty() } else { Access::REMOTE };
                 let mut lent = SLOTS as u64;
-                match nth % EACH {
-                    0 => {
-                        let files = (0..FILES as u64).filter_map(|at| link.remove(generation + at, rights));
-                        locked(&self.removed).extend(files);
+                // The connections that take the place of others continue with what has ended those.
+                match if link.nth < connections { link.nth % EACH } else { link.nth % 2 } {
+                    0 if locked(&self.removed).len() < KEPT => {
+                        let mut removed = Vec::new();
+                        (0..FILES as u64).all(|at| link.remove(generation + at, rights, &mut removed));
+                        locked(&self.removed).extend(removed);
                         lent = FILES as u64;
                     }
                     1 if hole(&link.file, 0, 32 << 10) => {
@@ -279,8 +293,8 @@ impl Handler<Order> for Program {
         let report = Report { opened: lent, charged_kib: self.lender.charged_kib(), ..Report::default() };
         let is_alive = match order {
             Order::Go => {
-                let (lender, most) = (Arc::clone(&self.lender), self.settings.lendings);
-                std::thread::spawn(move || lender.attack(most));
+                let (lender, settings) = (Arc::clone(&self.lender), self.settings);
+                std::thread::spawn(move || lender.attack(settings));
                 true
             }
             Order::Report => answer(&report).is_ok(),

@@ -74,8 +74,9 @@ pub struct Attacked {
     /// The outcome of the honest connections with large messages. Empty unless the attack is
     /// [`Attack::Lendings`].
     pub crowd: Outcome,
-    /// The server's report when the attackers were connected, and had not begun.
-    pub before: server::Report,
+    /// The report of a server beside honest peers, with as many connections. `None` with `--short`,
+    /// and unless the attack is [`Attack::Lendings`].
+    pub beside: Option<server::Report>,
     /// The sum of all attackers' counters.
     pub attackers: attacker::Report,
     /// The server's report at the end of the run.
@@ -304,17 +305,23 @@ impl Server {
     }
 }
 
+/// Starts a process that lends memory, and waits until it is connected. Without lendings, it is an
+/// honest peer.
+fn lend(program: &Path, server: SocketAddr, connections: usize, lendings: u64) -> Result<Process> {
+    let mut lender = Process::start(program, "lend", &lender::Settings { server, connections, lendings })?;
+    lender.answer::<attacker::Report>()?;
+    Ok(lender)
+}
+
 /// Runs attackers that attack the server `of`, and honest clients that connect to the server `to`.
-/// In the control, these are two servers; otherwise they are the same server. Calls `ready` when
-/// all attackers are ready. Also returns the outcome of the crowd, and the time at which the
-/// attackers have begun.
+/// In the control, these are two servers; otherwise they are the same server. Also returns the
+/// outcome of the crowd, and the time at which the attackers have begun.
 fn phase(
     program: &Path,
     row: &Row,
     credentials: &Credentials,
     of: SocketAddr,
     to: SocketAddr,
-    ready: impl FnOnce() -> Result<()>,
 ) -> Result<(Outcome, Outcome, attacker::Report, Instant)> {
     let mut attackers = Vec::new();
     for nth in 0..row.attackers as u64 {
@@ -326,14 +333,13 @@ fn phase(
             Attack::Flood(kind) => Process::start(program, "flood", &flooder::Settings { server: of, kind })?,
             Attack::Scribbles => Process::start(program, "scribble", &scribbler::Settings { server: of, seed: nth })?,
             Attack::Lendings(connections) => {
-                let settings = lender::Settings { server: of, connections, lendings: row.least };
-                Process::start(program, "lend", &settings)?
+                attackers.push(lend(program, of, connections, row.least)?);
+                continue;
             }
         };
         attacker.answer::<attacker::Report>()?;
         attackers.push(attacker);
     }
-    ready()?;
     let attacked_since = Instant::now();
     for attacker in &mut attackers {
         attacker.order(GO)?;
@@ -367,7 +373,7 @@ fn phase(
     }
     let outcome = clients.answer()?;
     let crowd = match row.attack {
-        Attack::Lendings(count) if of == to => {
+        Attack::Lendings(count) => {
             Process::start(program, "crowd", &newcomers::Settings { count, ..settings })?.answer()?
         }
         _ => Outcome::default(),
@@ -390,21 +396,26 @@ fn phase(
 /// A process fails, or something does not happen within [`crate::patience::PATIENCE`].
 pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> {
     let credentials = Credentials::new(row.security);
+    let mut beside = None;
     let control = if has_control {
         let other = Server::start(program, &credentials, &Row { is_first: false, ..row })?;
-        let quiet = Server::start(program, &credentials, &row)?;
+        let mut quiet = Server::start(program, &credentials, &row)?;
         let row = Row { count: row.count.min(CONTROL), ..row };
-        Some(phase(program, &row, &credentials, other.address, quiet.address, || Ok(()))?.0)
+        let honest = match row.attack {
+            Attack::Lendings(connections) => Some(lend(program, quiet.address, connections, 0)?),
+            _ => None,
+        };
+        let outcome = phase(program, &row, &credentials, other.address, quiet.address)?.0;
+        beside = honest.map(|_| quiet.process.report()).transpose()?;
+        Some(outcome)
     } else {
         None
     };
     let mut server = Server::start(program, &credentials, &row)?;
-    let (address, mut before) = (server.address, server::Report::default());
-    let ready = || Ok(before = server.process.report()?);
-    let (honest, crowd, attackers, since) = phase(program, &row, &credentials, address, address, ready)?;
+    let (honest, crowd, attackers, since) = phase(program, &row, &credentials, server.address, server.address)?;
     let share = |time: Duration| time.as_secs_f64() / since.elapsed().as_secs_f64();
     let (load, waited) = (share(server.process.processor_time()?), share(server.process.waited()?));
-    let attacked = Attacked { honest, crowd, before, attackers, server: server.process.report()?, load, waited };
+    let attacked = Attacked { honest, crowd, beside, attackers, server: server.process.report()?, load, waited };
     // Only attacks on the connection setup use memory of the pool, so the memory is checked only after these attacks.
     let takes = has_control && matches!(row.attack, Attack::Connects(_));
     let left = takes.then(|| std::thread::spawn(move || left(&mut server.process).map_err(|error| error.to_string())));

@@ -55,13 +55,16 @@ pub fn row(verdict: &Verdict) -> String {
     if verdict.crowd.asked > 0 {
         let (crowd, server) = (&verdict.crowd, &verdict.server);
         text += &format!(
-            "\n      large messages: {}/{}, p99 {} ms; mapped: {} MiB; charged: {} KiB; private memory: {} MiB",
+            "\n      large messages: {}/{}, p99 {} ms; mapped: {} MiB; charged: {} KiB; private memory: {} MiB{}",
             crowd.up,
             crowd.asked,
             ms(crowd.p99_us),
             server.mapped >> 20,
             verdict.attackers.charged_kib,
             server.private_kib >> 10,
+            verdict
+                .beside
+                .map_or_else(String::new, |beside| format!(", {} beside honest peers", beside.private_kib >> 10)),
         );
     }
     for missed in &verdict.missed {

@@ -19,8 +19,8 @@ pub const RATIO: f64 = 3.0;
 pub const RATIO_WITHIN_HOST: f64 = 2.0;
 /// The largest accepted memory of attackers that the server has mapped, in bytes. It is the default of the library.
 pub const MAPPED: u64 = 1 << 30;
-/// The largest accepted growth of the server's memory while attackers lend memory, in KiB.
-pub const GROWTH_KIB: u64 = 64 << 10;
+/// The largest accepted memory that the server has more than beside honest peers, in KiB.
+pub const MORE_KIB: u64 = 64 << 10;
 
 /// The largest accepted memory of a server after an attack, in KiB.
 pub const RESIDENT_KIB: u64 = 64 << 10;
@@ -69,6 +69,8 @@ pub struct Verdict {
     pub control: Option<Times>,
     /// The results of honest clients while their own server was attacked.
     pub attacked: Times,
+    /// The report of a server beside honest peers, with as many connections.
+    pub beside: Option<server::Report>,
     /// The results of honest connections with large messages.
     pub crowd: Times,
     /// The number of honest clients that did not connect, for each reason.
@@ -91,7 +93,7 @@ pub struct Verdict {
 
 /// Compares the results of a row with its targets. Returns a description of each missed target.
 fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
-    let Attacked { honest, crowd, before, attackers, server, load, waited } = attacked;
+    let Attacked { honest, crowd, beside, attackers, server, load, waited } = attacked;
     let mut missed = Vec::new();
     let share = if row.is_unnoticed() { 1.0 } else { SHARE };
     let are_enough = if row.is_saturated(load + waited) { honest.up() > 0 } else { honest.share() >= share };
@@ -116,9 +118,9 @@ fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Optio
     if attackers.charged_kib > 0 {
         missed.push(format!("the server is charged for {} KiB of the attackers' memory", attackers.charged_kib));
     }
-    let growth = server.private_kib.saturating_sub(before.private_kib);
-    if matches!(row.attack, Attack::Lendings(_)) && growth > GROWTH_KIB {
-        missed.push(format!("the server's memory has grown by {} MiB, of {} at most", growth >> 10, GROWTH_KIB >> 10));
+    let more = beside.map_or(0, |beside| server.private_kib.saturating_sub(beside.private_kib));
+    if more > MORE_KIB {
+        missed.push(format!("the server has {} MiB more than beside honest peers", more >> 10));
     }
     if server.mapped > MAPPED {
         missed.push(format!("{} MiB are mapped, of {} at most", server.mapped >> 20, MAPPED >> 20));
@@ -159,6 +161,7 @@ impl Verdict {
             missed: missed(&row, &attacked, control.as_ref(), left),
             control: control.as_ref().map(Times::of),
             attacked: Times::of(&attacked.honest),
+            beside: attacked.beside,
             crowd: Times::of(&attacked.crowd),
             not_up: attacked.honest.failed,
             attackers: attacked.attackers,
@@ -186,8 +189,8 @@ mod tests {
     }
 
     fn results(honest: Outcome, attackers: attacker::Report, server: server::Report) -> Attacked {
-        let (crowd, before) = (outcome(10, 0, 500), server::Report::default());
-        Attacked { honest, crowd, before, attackers, server, load: 0.5, waited: 0.0 }
+        let (crowd, beside) = (outcome(10, 0, 500), Some(server::Report::default()));
+        Attacked { honest, crowd, beside, attackers, server, load: 0.5, waited: 0.0 }
     }
 
     fn judged(source: Source, honest: Outcome, highest_unknown: usize) -> Vec<String> {
@@ -239,14 +242,14 @@ mod tests {
             let server = server::Report { private_kib, mapped, ..server::Report::default() };
             missed(&row, &Attacked { crowd, ..results(outcome(100, 0, 500), attackers, server) }, None, None)
         };
-        assert_eq!(lendings(0, GROWTH_KIB, MAPPED, outcome(10, 0, 500)), [""; 0]);
+        assert_eq!(lendings(0, MORE_KIB, MAPPED, outcome(10, 0, 500)), [""; 0]);
         let all = [
             "the server is charged for 4 KiB of the attackers' memory",
-            "the server's memory has grown by 65 MiB, of 64 at most",
+            "the server has 65 MiB more than beside honest peers",
             "1025 MiB are mapped, of 1024 at most",
             "9 of 10 large messages came back",
         ];
-        assert_eq!(lendings(4, GROWTH_KIB + 1024, MAPPED + (1 << 20), outcome(9, 1, 500)), all);
+        assert_eq!(lendings(4, MORE_KIB + 1024, MAPPED + (1 << 20), outcome(9, 1, 500)), all);
         let large = Left { resident_kib: RESIDENT_KIB + 1024, ..left };
         assert_eq!(judge(flood, good(), 0, large), ["65 MiB are resident afterwards, of 64 at most"]);
     }
