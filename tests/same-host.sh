@@ -4,26 +4,31 @@
 # Usage: tests/same-host.sh
 #
 # Each row starts a client that requires shared memory, and one that accepts any provider (ProviderChoice::Auto), against a server with
-# ProviderChoice::Auto; the last rows, against one with ProviderChoice::Shm. After each row another client must connect in shared memory: a row leaves no state in the server. Killed and stopped
-# peers are in tests/tests/same_host.rs.
+# ProviderChoice::Auto; some rows, against one with ProviderChoice::Shm. After each row another client must connect in shared memory: a row
+# leaves no state in the server. In the last rows, a peer lends memory without end to a server whose resources are limited. Killed and
+# stopped peers are in tests/tests/same_host.rs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "same-host: run it as root, for it changes users and namespaces" >&2; exit 1; }
-binary=$(tests/vm/build.sh rdma-peer) || exit 1
+built=$(tests/vm/build.sh rdma-peer rdma-hostile) || exit 1
+read -r -d '' binary hostile <<<"$built"
 
 work=$(mktemp -d) || exit 1
-space=rdma-$$ group=/sys/fs/cgroup/memory/rdma-$$
-[ -d /sys/fs/cgroup/memory ] || group=/sys/fs/cgroup/rdma-$$
+space=rdma-$$ groups=/sys/fs/cgroup/memory
+[ -d $groups ] || groups=/sys/fs/cgroup
+group=$groups/rdma-$$
 servers=()
 finish() {
-    [ ${#servers[@]} = 0 ] || kill "${servers[@]}"
+    [ ${#servers[@]} = 0 ] || kill "${servers[@]}" 2>/dev/null
     ip netns del "$space" 2>/dev/null
-    rmdir "$group" 2>/dev/null
+    wait
+    rmdir "$groups/rdma-$$"* 2>/dev/null
     rm -rf "$work"
 }
 trap finish EXIT
 chmod 755 "$work"
 install -m 755 "$binary" "$work/peer" # where nobody may run it
+install -m 755 "$hostile" "$work/hostile"
 mkfifo "$work/silence"
 chmod 666 "$work/silence"
 
@@ -33,16 +38,16 @@ ip netns add "$space" && ip link add "v$$" type veth peer name "w$$" netns "$spa
     ip -n "$space" addr add 10.214.77.2/24 dev "w$$" && ip -n "$space" link set "w$$" up ||
     { echo "same-host: no second network namespace" >&2; exit 1; }
 
-# Starts a server, and sets `port`. Its output is in the file `served-CHOICE`, and its log in `log-CHOICE`.
-serve() { # CHOICE
-    RUST_LOG=rdma=debug "$work/peer" "$1" serve 0.0.0.0:0 <>"$work/silence" >"$work/served-$1" 2>"$work/log-$1" &
+# Starts a server by a command, and sets `port`. Its output is in the file `served-NAME`, and its log in `log-NAME`.
+serve() { # NAME CHOICE [COMMAND...]
+    RUST_LOG=rdma=debug "${@:3}" "$work/peer" "$2" serve 0.0.0.0:0 <>"$work/silence" >"$work/served-$1" 2>"$work/log-$1" &
     servers+=($!)
     until port=$(sed -n 's/^listening .*:\([0-9]*\)$/\1/p' "$work/served-$1") && [ -n "$port" ]; do
         kill -0 $! || exit 1
         sleep 0.05
     done
 }
-serve auto
+serve auto auto
 
 # Prints the first line of each of COUNT connections, as seen by a client of CHOICE, run by a command; `hangs` after five minutes.
 client() { # CHOICE ADDRESS COUNT COMMAND...
@@ -100,27 +105,27 @@ row "no address space, RLIMIT_AS" 127.0.0.1 40 '^[0-9]+ failed: .*Cannot allocat
     prlimit --as=20000000
 # The kernel ends the process whose group is full. Only its connections are lost.
 in_group() { echo "$BASHPID" >"$group/cgroup.procs" && exec "$@"; }
-# With 16 MiB and without swap, to which the kernel would move the memory of a process instead of ending the process.
-full_group() {
+# Without swap, to which the kernel would move the memory of a process instead of ending the process.
+make_group() { # LIMIT
     local parent=${group%/*}
     if [ -f "$parent/cgroup.subtree_control" ]; then
         # Version 2: a group has the files of its memory only if its parent has enabled them.
         grep -qw memory "$parent/cgroup.subtree_control" || echo +memory >"$parent/cgroup.subtree_control"
-        mkdir "$group" && echo 16M >"$group/memory.max" || return
+        mkdir "$group" && echo "$1" >"$group/memory.max" || return
         # A kernel without swap lacks this file, and version 1's next one.
         [ ! -f "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
     else
-        mkdir "$group" && [ -f "$group/memory.limit_in_bytes" ] && echo 16M >"$group/memory.limit_in_bytes" &&
+        mkdir "$group" && [ -f "$group/memory.limit_in_bytes" ] && echo "$1" >"$group/memory.limit_in_bytes" &&
             echo 0 >"$group/memory.swappiness" || return
-        [ ! -f "$group/memory.memsw.limit_in_bytes" ] || echo 16M >"$group/memory.memsw.limit_in_bytes"
+        [ ! -f "$group/memory.memsw.limit_in_bytes" ] || echo "$1" >"$group/memory.memsw.limit_in_bytes"
     fi
 }
-full_group || { echo "same-host: no control group with a limit of its memory: $group" >&2; exit 1; }
+make_group 16M || { echo "same-host: no control group with a limit of its memory: $group" >&2; exit 1; }
 row "a full control group" 127.0.0.1 800 '^ended with status 137' '^ended with status 137' in_group
 
 # A server that requires shared memory: no connection of these clients comes up there, not even for the time of a message, and each client
 # gets the reason.
-serve shm
+serve shm shm
 only='^1000 failed: rejected: the peer accepts only peers in shared memory'
 row "required there, another user" 127.0.0.1 1000 '^1000 failed: .*no shared memory' "$only" $other
 # A process that may write no file has its output in a pipe.
@@ -165,4 +170,35 @@ for _ in $(seq 120); do
     sleep 0.5
 done
 [ "$said" = "up shm" ] || { echo "FAILED  after the pause: $said" && failed=$((failed + 1)); }
+
+# A peer lends memory on 8 connections to a server, 5,000 times: files of 1 TiB, files without pages, and more than it may. The server
+# runs under a limit. Other clients are served meanwhile and afterwards, and the server is charged for no page of that memory.
+limited() { # NAME COMMAND...
+    local name=$1 said= report= verdict=ok most server from to lender
+    shift
+    serve "limited-${#servers[@]}" shm "$@"
+    server=${servers[-1]}
+    coproc LENDER { exec "$work/hostile" lend "{\"server\":\"127.0.0.1:$port\",\"connections\":8,\"lendings\":5000}"; }
+    from=${LENDER[0]} to=${LENDER[1]} lender=$LENDER_PID
+    servers+=("$lender")
+    read -r -t 300 report <&"$from" && echo go >&"$to"
+    for _ in $(seq 300); do
+        said=$(client shm 127.0.0.1 10)
+        [ "$said" = "10 up shm" ] || break
+        kill -0 "$lender" && echo report >&"$to" && read -r -t 300 report <&"$from" || break
+        [[ $report =~ \"opened\":[5-9][0-9]{3} ]] && break
+    done
+    [ "$said" = "10 up shm" ] && [[ $report =~ \"opened\":[5-9][0-9]{3} && $report =~ \"charged_kib\":0 ]] &&
+        kill -0 "$server" || { verdict=FAILED failed=$((failed + 1)); }
+    most=$(cat "$group"/memory.{max_usage_in_bytes,peak} 2>/dev/null)
+    printf '%-7s %-34s %-5s %s\n' $verdict "$name" shm "$said; $report${most:+; $((most >> 20)) MiB at most}"
+    kill "$lender" "$server"
+    wait "$lender" "$server"
+} 2>/dev/null
+group=$groups/rdma-$$-none
+limited "lent to a server: 64 descriptors" prlimit --nofile=64
+limited "lent to a server: RLIMIT_AS 1.5 GiB" prlimit --as=$((1536 << 20))
+group=$groups/rdma-$$-limited
+make_group 256M || { echo "same-host: no control group with a limit of its memory: $group" >&2; exit 1; }
+limited "lent to a server: 256 MiB" in_group
 [ $failed = 0 ] || { echo "same-host: $failed of the rows are not as they have to be" >&2; exit 1; }
