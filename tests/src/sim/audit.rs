@@ -7,7 +7,7 @@ use rdma_reactor::transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_reactor::transport::wc::WcStatus;
 use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason};
 
-use super::fabric::{Fabric, disturbed};
+use super::fabric::{Dropped, Fabric, disturbed};
 use super::flow::Flow;
 use super::memory::{Shared, Who};
 use super::one_sided::Operation;
@@ -243,7 +243,7 @@ impl Pair {
     /// a newer one.
     #[must_use]
     pub fn may_have_given_way(&self, fabric: &Fabric) -> bool {
-        fabric.evicted_since(self.ends[PASSIVE].node, self.opened.0)
+        fabric.dropped_since(self.ends[PASSIVE].node, Dropped::Evicted, self.opened.0)
     }
 
     /// Returns true if both ends have called `on_connect` and neither end has ended.
@@ -319,7 +319,8 @@ impl Pair {
         match error {
             ConnectError::Cancelled => self.ends[ACTIVE].closed.is_some(),
             ConnectError::Rejected { private_data, .. } => {
-                let unsaid = private_data.is_empty() && (faults || deaf || fabric.refused_since(listener, since));
+                let unsaid = private_data.is_empty()
+                    && (faults || deaf || fabric.dropped_since(listener, Dropped::Refused, since));
                 unsaid || self.answers.contains(private_data)
             }
             // The time of a connect is a promise to the program. A node that was absent itself meanwhile keeps it, too.

@@ -3,8 +3,8 @@
 use std::os::fd::AsRawFd;
 
 use rdma_reactor::{
-    ConnectError, ConnectRequest, ConnectionId, ConnectionStats, Context, Decision, DisconnectReason, Handler,
-    Immediate, IoId, Message, Outcome, Readiness, SendErrorKind, SendId, SendKind, TimerId,
+    ConnectError, ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Handler, Immediate, IoId, Message,
+    Outcome, Readiness, SendErrorKind, SendId, SendKind, TimerId,
 };
 
 use super::audit::payload;
@@ -222,9 +222,7 @@ impl Handler<Said> for Program<'_> {
         let kept = side == ACTIVE && !announced;
         self.state.check(kept, format_args!("{conn}: on_connect_error, side {side}, announced: {announced}"));
         // On a connection of the node to itself, the passive end may have given way in this turn.
-        let ConnectionStats { evicted, refused, .. } = cx.stats().connections;
-        lock(&self.state.fabric).note_evictions(self.state.node, evicted);
-        lock(&self.state.fabric).note_refusals(self.state.node, refused);
+        lock(&self.state.fabric).note_dropped(self.state.node, &cx.stats().connections);
         let pair = &self.audit.pairs[&cookie];
         let just = pair.judge_error(&error, &lock(&self.state.fabric));
         self.state.check(just, format_args!("{conn}: could not be connected: {error:?}, of {pair:?}"));

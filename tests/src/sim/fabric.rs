@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rdma_reactor::ConnectionStats;
 use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::slab::{Key, Slab};
 
@@ -155,6 +156,15 @@ pub mod disturbed {
     }
 }
 
+/// The way in which a node drops connections that its peers have opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Dropped {
+    /// A connection that was not established is dropped in favour of a newer one.
+    Evicted,
+    /// A connection is refused, or was not established within the time limit.
+    Refused,
+}
+
 /// The simulated network, see the [module](self).
 #[derive(Debug)]
 pub struct Fabric {
@@ -184,11 +194,9 @@ pub struct Fabric {
     pub(super) silent: BTreeSet<(usize, usize)>,
     /// The long pauses of nodes so far: the node, and the times at which the pause begins and ends.
     pauses: Vec<(usize, u64, u64)>,
-    /// For each node: the number of connections that it has dropped in favour of newer ones, and the time at which it dropped the last of
+    /// For each node and way: the number of connections that the node has dropped in this way, and the time at which it dropped the last of
     /// them.
-    evictions: BTreeMap<usize, (u64, u64)>,
-    /// For each node, like `evictions`: the number of incoming connections that the node has refused.
-    refusals: BTreeMap<usize, (u64, u64)>,
+    dropped: BTreeMap<(usize, Dropped), (u64, u64)>,
     /// For each node that has stopped listening: the time at which it listened again, or `u64::MAX`.
     deaf: BTreeMap<usize, u64>,
     /// The slowness of nodes, in a world whose only fault it is.
@@ -265,8 +273,7 @@ impl Fabric {
             links: BTreeMap::new(),
             silent: BTreeSet::new(),
             pauses: Vec::new(),
-            evictions: BTreeMap::new(),
-            refusals: BTreeMap::new(),
+            dropped: BTreeMap::new(),
             deaf: BTreeMap::new(),
             slowness: None,
             limits: Vec::new(),
@@ -575,30 +582,20 @@ impl Fabric {
         absence > 0 && (self.slowness.is_none() || node != by && absence >= self.limits[by].silence / 2)
     }
 
-    /// Records the number of connections that a node has dropped in favour of newer ones so far.
-    pub fn note_evictions(&mut self, node: usize, count: u64) {
-        if count > self.evictions.get(&node).map_or(0, |known| known.0) {
-            self.evictions.insert(node, (count, self.now));
+    /// Records the numbers of connections that a node has dropped so far.
+    pub fn note_dropped(&mut self, node: usize, stats: &ConnectionStats) {
+        for (how, count) in [(Dropped::Evicted, stats.evicted), (Dropped::Refused, stats.refused)] {
+            let known = self.dropped.entry((node, how)).or_default();
+            if count > known.0 {
+                *known = (count, self.now);
+            }
         }
     }
 
-    /// Returns true if a node has dropped a connection in favour of a newer one since this time.
+    /// Returns true if a node has dropped a connection in this way since this time.
     #[must_use]
-    pub fn evicted_since(&self, node: usize, since: u64) -> bool {
-        self.evictions.get(&node).is_some_and(|&(_, last)| last >= since)
-    }
-
-    /// Records the number of incoming connections that a node has refused so far.
-    pub fn note_refusals(&mut self, node: usize, count: u64) {
-        if count > self.refusals.get(&node).map_or(0, |known| known.0) {
-            self.refusals.insert(node, (count, self.now));
-        }
-    }
-
-    /// Returns true if a node has refused a connection since this time.
-    #[must_use]
-    pub fn refused_since(&self, node: usize, since: u64) -> bool {
-        self.refusals.get(&node).is_some_and(|&(_, last)| last >= since)
+    pub fn dropped_since(&self, node: usize, how: Dropped, since: u64) -> bool {
+        self.dropped.get(&(node, how)).is_some_and(|&(count, last)| count > 0 && last >= since)
     }
 
     /// Records that a node listens, or does not listen any more.

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::{Config, ConnectionStats, Context, Parts, Reactor, SecurityMode, Stats, Wait};
+use rdma_reactor::{Config, Context, Parts, Reactor, SecurityMode, Stats, Wait};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, SharedMemoryPolicy};
 use rdma_transport::provider::Provider;
 
@@ -495,11 +495,10 @@ impl World {
         // A loop that watches the descriptor edge-triggered may ignore `more`, because a reactor that returns `more` also makes its
         // descriptor readable.
         *more = turn.more && options.level;
-        let ConnectionStats { evicted, refused, .. } = reactor.stats().connections;
+        let dropped = reactor.stats().connections;
         let mut fabric = lock(&self.fabric);
         fabric.running = None;
-        fabric.note_evictions(node, evicted);
-        fabric.note_refusals(node, refused);
+        fabric.note_dropped(node, &dropped);
         fabric.note(node, format_args!("{turn:?}"));
         drop(fabric);
         self.futile = if turn.progressed { 0 } else { self.futile + 1 };
