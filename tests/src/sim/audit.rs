@@ -261,6 +261,15 @@ impl Pair {
         !is_stream(cookie) && self.is_open() && self.ends.iter().all(done)
     }
 
+    /// Returns true if both programs have closed the connection, with messages in flight in both directions. If each side waits until the
+    /// other one has fetched a large message, the closes last for `Timeouts::close`, which some nodes in worlds with slow nodes have set
+    /// to a day.
+    #[must_use]
+    pub fn waits_for_its_closes(&self) -> bool {
+        let unsent = |side: usize| !self.ends[side].sends.is_empty() || !self.ends[1 - side].coming.is_empty();
+        self.ends.iter().all(|end| end.closed.is_some()) && [ACTIVE, PASSIVE].into_iter().all(unsent)
+    }
+
     /// Returns true if no further callback may follow at either end.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -389,8 +398,8 @@ impl Audit {
 
     /// Returns a description of the connections for which `settled` returns false.
     #[must_use]
-    pub fn unsettled(&self, settled: fn(&(&u64, &Pair)) -> bool) -> String {
-        let unsettled = self.pairs.iter().filter(|entry| !settled(entry));
+    pub fn unsettled(&self, settled: impl Fn(&(&u64, &Pair)) -> bool) -> String {
+        let unsettled = self.pairs.iter().filter(|&entry| !settled(&entry));
         unsettled.fold(String::new(), |text, (cookie, pair)| text + &format!("\n  {cookie:x}: {pair:?}"))
     }
 }

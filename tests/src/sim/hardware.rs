@@ -520,7 +520,17 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         self.harvest_cm(now)?;
         self.harvest();
-        Ok(lock(&self.fabric).ports[self.node].hardware.cm_visible.pop_front())
+        let hardware = &mut lock(&self.fabric).ports[self.node].hardware;
+        while let Some(event) = hardware.cm_visible.pop_front() {
+            let is_failure =
+                |other: &CmEvent| other.id == event.id && matches!(other.kind, CmEventKind::ConnectFailed(_));
+            let mut later = hardware.cm_visible.iter().chain(hardware.cm_late.iter().map(|late| &late.item));
+            // An attempt that has failed since is not reported as resolved.
+            if !matches!(event.kind, CmEventKind::Resolved { .. }) || !later.any(is_failure) {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
     }
 
     fn register(

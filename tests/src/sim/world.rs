@@ -291,7 +291,10 @@ impl World {
             self.settle_streams(node);
         }
         let end = self.now() + PATIENCE;
-        let settled = |&(&cookie, pair): &(&u64, &Pair)| pair.is_over() || pair.is_settled(cookie);
+        let slow = self.options.slowness.is_some();
+        let settled = |&(&cookie, pair): &(&u64, &Pair)| {
+            pair.is_over() || pair.is_settled(cookie) || slow && pair.waits_for_its_closes()
+        };
         if !self.until("settling", end, |world| world.audit.pairs.iter().all(|entry| settled(&entry)))? {
             return Err(format!("no progress: {}", self.audit.unsettled(settled)));
         }
@@ -356,6 +359,7 @@ impl World {
     }
 
     fn close_all(&mut self) {
+        let slow = self.options.slowness.is_some();
         for node in 0..self.nodes.len() {
             let both = self.rng.chance(400);
             let live: Vec<_> =
@@ -367,6 +371,9 @@ impl World {
                     let mine = (cookie >> 4) % 2 == side as u64;
                     if both || mine || !pair.is_open() {
                         program.close(cx, id);
+                    }
+                    if slow && program.audit.pairs[&cookie].waits_for_its_closes() {
+                        cx.abort(id);
                     }
                 }
             });
