@@ -28,8 +28,23 @@ pub(crate) struct Silence {
     pub(crate) heard: Option<Instant>,
     /// True if the reactor has processed everything that the peer has sent so far.
     pub(crate) caught_up: bool,
-    /// The number of times that the reactor has looked for input since the peer was first suspected to be silent.
-    pub(crate) looks: u64,
+    /// The time at which the peer was first suspected to be silent, later by all times for which the local side was absent since. `None` if
+    /// the peer is not suspected yet.
+    pub(crate) since: Option<Instant>,
+    /// The time by which the timeout is handled late, because the local side took no turn.
+    pub(crate) late: Duration,
+}
+
+impl Silence {
+    /// If the time `limit` of the peer has expired, but the local side may not blame the peer yet, returns the time until the next check.
+    /// The local side has not processed everything that had arrived when the time expired, or was absent so long that the peer may wait
+    /// for an answer. The peer gets the time of the absence in addition, at most as long as the limit. A peer that sends more and more
+    /// cannot delay the end by more than twice the limit.
+    fn forbearance(&self, limit: Duration, now: Instant) -> Option<Duration> {
+        let is_early = !self.caught_up || self.late >= limit;
+        let may_wait = self.since.is_none_or(|since| now < since + 2 * limit);
+        (is_early && may_wait).then(|| self.late.clamp(LOOK_AGAIN, limit.max(LOOK_AGAIN)))
+    }
 }
 
 impl Config {
@@ -108,7 +123,10 @@ impl Connection {
         match (&self.state, self.framing) {
             // The connection will be secured. The first handshake message of the peer changes the state.
             (State::Accepting(_), Framing::Credits) if self.is_secured() => {}
-            (State::Accepting(_), Framing::Credits) => _ = self.state.greet(),
+            (State::Accepting(_), Framing::Credits) => {
+                self.state.greet();
+                self.renew_handshake(env);
+            }
             (State::Accepting(_), Framing::Raw) => self.announce(env),
             (State::Connecting(_), Framing::Raw) => {
                 self.agree(&Greeting::reject(RejectReason::Refused, private_data), own, false, env.config);
@@ -208,12 +226,23 @@ impl Connection {
 
     // Timeouts.
 
+    /// Starts the time limit of a handshake again on the passive side, which has just taken a step. The
+    /// peer could not continue before. So if the local side was absent meanwhile, its absence is not
+    /// held against the peer. The local side takes few steps, so a peer gains little by being slow.
+    pub(super) fn renew_handshake(&self, env: &mut Env<'_>) {
+        if !self.is_active() {
+            self.want(env, Action::Deadline(Some(env.now + env.config.timeouts.handshake)));
+        }
+    }
+
     /// Handles the timeout that [`Action::Deadline`] or [`Action::LookBy`] has scheduled. Returns true if the peer has exceeded the timeout
     /// of its handshake or keepalive, but may have sent something that the reactor has not processed yet.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
-        // The message that completes a handshake may need two turns: one establishes the connection, and one reads the message.
-        if self.state.is_handshake() && silence.looks < 2 {
-            self.want(env, Action::Deadline(Some(env.now + LOOK_AGAIN)));
+        let wait = silence.forbearance(env.config.timeouts.handshake, env.now);
+        if let Some(wait) = wait.filter(|_| self.state.is_handshake()) {
+            // The time of an attempt to connect is a promise to the program, which the local side keeps even if it was absent.
+            let wait = if self.is_active() { LOOK_AGAIN } else { wait };
+            self.want(env, Action::Deadline(Some(env.now + wait)));
             return true;
         }
         match self.state {
@@ -222,6 +251,13 @@ impl Connection {
             }
             State::Securing(_) if self.is_active() => {
                 self.end(Ending::ConnectError(ConnectError::Timeout), env);
+            }
+            // The peer's part of the setup of shared memory was read late. The peer could not continue without an answer.
+            State::Accepting(_)
+                if silence.heard.is_some_and(|heard| heard + env.config.timeouts.handshake > env.now) =>
+            {
+                let until = silence.heard.map(|heard| heard + env.config.timeouts.handshake);
+                self.want(env, Action::Deadline(until));
             }
             State::Accepting(_) | State::Securing(_) | State::Greeting => {
                 let (peer, limit) = (self.peer.address, &mut env.effects.log_limit);
@@ -248,8 +284,12 @@ impl Connection {
 
     fn check_silence(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         let limit = env.config.timeouts.transfer;
-        let stands = self.transfers.ends_at(limit, env.now);
-        if stands.is_some_and(|end| end <= env.now) {
+        let mut stands = self.transfers.ends_at(limit, env.now);
+        let has_expired = stands.is_some_and(|end| end <= env.now);
+        let mut suspects = has_expired && silence.forbearance(limit, env.now).is_some();
+        if suspects {
+            stands = Some(env.now + LOOK_AGAIN);
+        } else if has_expired {
             if self.transfers.peer_waits() {
                 let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
                 peer_log!(
@@ -264,7 +304,7 @@ impl Connection {
             self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
             return false;
         }
-        let (mut next, mut suspects) = (stands, false);
+        let mut next = stands;
         if let Some(again) = self.renew_wait(env) {
             next = Some(next.map_or(again, |next| next.min(again)));
         }

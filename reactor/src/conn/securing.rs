@@ -230,6 +230,7 @@ impl Connection {
                 _ => None,
             };
             self.push_control(MessageKind::Handshake, &octets, None, env);
+            self.renew_handshake(env);
             if let Some(sealer) = sealer {
                 // The messages that are in the chain now stay unencrypted. Later ones are encrypted.
                 self.sends.seal_from_here();

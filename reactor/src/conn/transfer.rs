@@ -268,16 +268,20 @@ impl Transfers {
     ///
     /// If that time has passed, the local side has noticed it late, because it took no turn meanwhile. So it has not read what the peer has
     /// sent, and the peer has waited for its answers. The peer gets the time by which the local side was late, at most `limit`, in
-    /// addition. It gets this time once in each wait, so that there is an end however late all turns are.
+    /// addition. It gets this time once in each wait, so that there is an end if all turns are late, and again if the local side was
+    /// absent for longer than `limit` once more.
     pub(crate) fn ends_at(&mut self, limit: Duration, now: Instant) -> Option<Instant> {
         let since = self.stands_since(limit)?;
-        let end = since + limit;
+        let mut end = since + limit;
         if end > now {
             return Some(end);
         }
         let active = self.active_mut()?;
         if let Some((_, until)) = active.overdue.filter(|&(of, _)| of == since) {
-            return Some(until);
+            if now < until + limit {
+                return Some(until);
+            }
+            end = until;
         }
         let until = now + (now - end).clamp(LOOK_AGAIN, limit.max(LOOK_AGAIN));
         active.overdue = Some((since, until));

@@ -1,6 +1,6 @@
 //! The end of connections: deadlines, the flush of the queues, and stage 10, which releases connections that have ended.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_transport::caps::Features;
 use rdma_transport::cm::DisconnectCause;
@@ -116,13 +116,21 @@ impl Driver {
     /// Handles the expired timer of a connection: the timeout of the connection's state, or the timeout of the flush of its queues.
     fn connection_due(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
-        slot.link.timer = None;
+        let due = slot.link.timer.take().map_or(self.now, |(_, at)| at);
         if matches!(slot.conn.state(), State::Closing(_)) {
             return self.flush_due(id);
         }
-        let silence = self.silence(id);
+        let late = self.now.saturating_duration_since(due);
+        let mut suspicion = slot.link.suspect.take();
+        if let Some(suspicion) = &mut suspicion {
+            suspicion.since += late;
+        }
+        let silence = self.silence(id, suspicion.as_mut(), late);
         let suspects = self.input(id, |conn, env| conn.timeout(&silence, env));
-        self.suspect(id, suspects == Some(true));
+        if let (Some(true), Some(slot)) = (suspects, self.table.get_mut(id)) {
+            let new = Suspicion { since: self.now, waits: self.stats.turns.waits, mark: None };
+            slot.link.suspect = suspicion.or(Some(new));
+        }
     }
 
     /// Handles the end of the time that [`Driver::limit_close`] has set.
@@ -141,36 +149,21 @@ impl Driver {
     /// Returns the facts about the silence of a peer. `caught_up` is false when the peer is first suspected to be lost. It becomes true
     /// when everything was handled that had arrived in the completion queue and in the operating system at the time of that first
     /// suspicion.
-    fn silence(&self, id: ConnectionId) -> Silence {
-        let unknown = Silence { heard: None, caught_up: true, looks: u64::MAX };
-        let Some(slot) = self.table.get(id) else { return unknown };
+    fn silence(&mut self, id: ConnectionId, suspicion: Option<&mut Suspicion>, late: Duration) -> Silence {
+        let since = suspicion.as_ref().map(|suspicion| suspicion.since);
+        let unknown = Silence { heard: None, caught_up: true, since, late };
+        let Self { table, devices, providers, stats, .. } = self;
+        let Some(slot) = table.get(id) else { return unknown };
         let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return unknown };
-        let liveness = self.providers.get(slot.link.cm.provider).liveness();
-        let cq = self.devices.get(place.device).and_then(|device| device.cqs.get(place.room.cq));
-        let (passed, looks) = match (slot.link.suspect, cq) {
-            (Some(Suspicion { mark, waits }), Some(cq)) => {
-                let looks = self.stats.turns.waits - waits;
-                (cq.has_passed(mark) && looks > 0, looks)
-            }
-            (None, Some(_)) => (false, 0),
-            (_, None) => (true, u64::MAX),
-        };
-        let unread = liveness.is_some_and(|liveness| liveness.has_unread(qp)) || !slot.allowance.backlog.is_empty();
+        let liveness = providers.get(slot.link.cm.provider).liveness();
         let heard = liveness.and_then(|liveness| liveness.last_heard(qp));
-        Silence { heard, caught_up: passed && !unread, looks }
-    }
-
-    /// Records whether a peer is suspected to be lost. If `suspects` is false, removes an earlier suspicion. The first suspicion stores the
-    /// position in the completion queue up to which completions must be handled before the peer counts as lost.
-    fn suspect(&mut self, id: ConnectionId, suspects: bool) {
-        let Self { table, devices, stats, .. } = self;
-        let Some(slot) = table.get_mut(id) else { return };
-        let cq = slot.link.place.and_then(|place| devices.cq(place.queue()));
-        slot.link.suspect = match (suspects, slot.link.suspect, cq) {
-            (true, None, Some(cq)) => Some(Suspicion { mark: cq.mark(), waits: stats.turns.waits }),
-            (true, suspect, _) => suspect,
-            (false, ..) => None,
-        };
+        let Some(cq) = devices.cq(place.queue()) else { return Silence { heard, ..unknown } };
+        let Some(suspicion) = suspicion else { return Silence { heard, caught_up: false, since, late } };
+        let unread = liveness.is_some_and(|liveness| liveness.has_unread(qp)) || !slot.allowance.backlog.is_empty();
+        let looked = stats.turns.waits > suspicion.waits && !unread;
+        let caught_up = looked && suspicion.mark.is_some_and(|mark| cq.has_passed(mark));
+        suspicion.mark = looked.then(|| suspicion.mark.unwrap_or_else(|| cq.mark()));
+        Silence { heard, caught_up, since, late }
     }
 
     // Flushing.
@@ -204,14 +197,13 @@ impl Driver {
     /// Handles the end of the flush timeout. If completions that arrived before the end of the timeout are still unhandled, the connection
     /// waits for these completions, but not for later ones.
     fn flush_due(&mut self, id: ConnectionId) {
-        let behind = self.has_unseen() || self.fair.is_behind() || self.is_noted(Stages::PROVIDERS);
         let Some(slot) = self.table.get_mut(id) else { return };
         // The queues of a failed or removed device are not polled any more, so no completion will arrive.
         let cq = slot.link.place.and_then(|place| {
             self.devices.get_mut(place.device).filter(|device| !device.removed)?.cqs.get_mut(place.room.cq)
         });
         let waits = match (slot.link.flush, cq) {
-            (Flush::Waiting(begun), Some(cq)) if behind => {
+            (Flush::Waiting(begun), Some(cq)) => {
                 slot.link.flush = Flush::Late(begun, cq.mark());
                 true
             }

@@ -597,6 +597,7 @@ impl Driver {
     /// Schedules `Connection::timeout` for `at`, and cancels the call that was scheduled before. `None` only cancels that call.
     fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
         let Some(slot) = self.table.get_mut(id) else { return };
+        slot.link.suspect = None;
         if let Some((timer, _)) = slot.link.timer.take() {
             self.timers.cancel(timer);
         }

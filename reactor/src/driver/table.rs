@@ -91,7 +91,8 @@ pub(crate) struct ConnectionLink {
     pub(super) ending: bool,
     /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set while the peer is suspected to be lost. Cleared by the next check which shows that the peer is alive or lost.
+    /// Set while the peer is suspected to be lost. Cleared by the next check which shows that the peer is alive or lost, and by another
+    /// deadline.
     pub(super) suspect: Option<Suspicion>,
     /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
@@ -126,14 +127,19 @@ pub(super) enum Flush {
     Over,
 }
 
-/// The state of the reactor at the time when a peer was first suspected to be lost.
+/// The progress of the reactor since a peer was first suspected to be lost. The peer counts as lost
+/// only when the reactor has processed everything that had arrived at that time. This takes two
+/// steps: what the operating system has becomes completions, and these are handled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspicion {
-    /// The end of the completion queue at the time of the suspicion.
-    pub(super) mark: CqPosition,
+    /// The time of the suspicion, later by all times for which the local side was absent since.
+    pub(super) since: Instant,
     /// The number of checks for readiness that the reactor had made at the time of the suspicion. After one more check, the reactor knows
     /// of everything that had arrived at the time of the suspicion.
     pub(super) waits: u64,
+    /// The end of the completion queue when the provider had no unprocessed data of the peer. `None`
+    /// before that.
+    pub(super) mark: Option<CqPosition>,
 }
 
 #[derive(Debug)]

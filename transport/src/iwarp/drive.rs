@@ -148,7 +148,7 @@ impl<N: Net> Iwarp<N> {
                 None => {}
             },
             Some(Owner::SetupListener) => _ = self.accept_local_peers(now),
-            Some(Owner::NewPeer(key)) => self.read_hello(key),
+            Some(Owner::NewPeer(key)) => self.read_hello(key, now),
             Some(Owner::Setup(key)) => self.continue_setup(key, now),
             Some(Owner::Port(key)) => self.port_edge(key, ready),
             Some(Owner::Linger(key)) => {
@@ -383,13 +383,13 @@ impl<N: Net> Iwarp<N> {
                 continue;
             }
             match owner {
-                Owner::Endpoint(key) => self.expire(key, now),
+                Owner::Endpoint(key) => self.expire(key, at, now),
                 Owner::Linger(key) => {
                     if let Some(linger) = self.lingers.remove(key) {
                         self.close(linger.socket, false);
                     }
                 }
-                Owner::NewPeer(key) => self.close_new_peer(key),
+                Owner::NewPeer(key) => self.close_new_peer(key, now),
                 Owner::SetupListener => _ = self.accept_local_peers(now),
                 Owner::Setup(_) | Owner::Port(_) => {}
             }
@@ -398,7 +398,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Handles the deadline of an endpoint. The process may not have run for some time: a client's part of the handshake may have arrived
     /// in time without being read. It is read before the client's connection ends.
-    fn expire(&mut self, key: Key, now: Instant) {
+    fn expire(&mut self, key: Key, due: Instant, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
         match &endpoint.state {
@@ -419,7 +419,9 @@ impl<N: Net> Iwarp<N> {
                 self.fail(key, Some(ConnectFailure::Timeout), None, now);
             }
             EndpointState::SettingUp(_) => self.expire_setup(key, now),
-            EndpointState::Live if !endpoint.announced => self.expire_unannounced(key, now),
+            EndpointState::Live if !endpoint.announced => {
+                self.expire_unannounced(key, now.saturating_duration_since(due), now)
+            }
             EndpointState::Live => {
                 let acknowledged = endpoint.socket.is_none_or(|socket| self.net.all_acknowledged(socket));
                 if !endpoint.frame.is_empty() || !acknowledged {
@@ -434,10 +436,11 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a connection whose client has not sent its first message in time, neither on the stream
-    /// nor in shared memory. If its hello has arrived, but is only read now, the client has the
-    /// same time again, because it could not continue without an answer.
-    fn expire_unannounced(&mut self, key: Key, now: Instant) {
+    /// Ends a connection whose client has not sent its first message in time, neither on the stream nor in shared memory. If its hello has
+    /// arrived, but is only read now, the client has the same time again, because it could not continue without an answer. The same holds
+    /// if the deadline, which was `late` ago, was handled late by half of the limit: the client may be in this process, which did not
+    /// run.
+    fn expire_unannounced(&mut self, key: Key, late: Duration, now: Instant) {
         let waits = self.awaits_hello(key);
         if waits {
             self.read_waiting_hellos(now);
@@ -449,7 +452,7 @@ impl<N: Net> Iwarp<N> {
             self.enqueue(key);
         }
         if let Some(CmEndpoint { state: EndpointState::Live, announced: false, .. }) = self.endpoints.get(key) {
-            if waits && !self.awaits_hello(key) {
+            if waits && !self.awaits_hello(key) || late >= self.config.ready_timeout / 2 {
                 return self.set_deadline(key, Some(now + self.config.ready_timeout));
             }
             self.transition(key, EndpointState::Dead);

@@ -137,7 +137,7 @@ impl<N: Net> Iwarp<N> {
                     if let Some(oldest) = oldest {
                         self.close(oldest.socket, false);
                     }
-                    self.read_hello(key);
+                    self.read_hello(key, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 // No descriptor is free for the peer. The peer stays in the backlog of the listener and causes no further edge, so a
@@ -177,7 +177,7 @@ impl<N: Net> Iwarp<N> {
     /// anything else cannot prolong this without end.
     pub(super) fn read_waiting_hellos(&mut self, now: Instant) {
         for key in self.links.listener.new_peers.keys() {
-            self.read_hello(key);
+            self.read_hello(key, now);
         }
         for _ in 0..=self.live / MAX_ACCEPTS {
             if !self.accept_local_peers(now) {
@@ -187,7 +187,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Reads the hello of an accepted peer. If the hello is valid, accepts the peer's segment.
-    pub(super) fn read_hello(&mut self, key: Key) {
+    pub(super) fn read_hello(&mut self, key: Key, now: Instant) {
         let Some(&NewPeer { socket, .. }) = self.links.listener.new_peers.get(key) else { return };
         let mut room = [0; HELLO_LEN + 1];
         let heard = match self.net.take(socket, &mut room) {
@@ -197,7 +197,7 @@ impl<N: Net> Iwarp<N> {
         };
         self.links.listener.new_peers.remove(key);
         let result = heard.ok_or_else(|| "it sent no valid hello".to_owned()).and_then(|(hello, file)| {
-            self.accept_segment(&hello, socket, file).map_err(|why| format!("connection {}: {why}", hello.key))
+            self.accept_segment(&hello, socket, file, now).map_err(|why| format!("connection {}: {why}", hello.key))
         });
         if let Err(why) = result {
             log::debug!("a peer of this host stays on TCP: {why}");
@@ -207,15 +207,15 @@ impl<N: Net> Iwarp<N> {
 
     /// Closes the socket of a peer that has not sent its hello in time. The process may not have run for some time: the hello may have
     /// arrived in time without being read, so it is read first.
-    pub(super) fn close_new_peer(&mut self, key: Key) {
-        self.read_hello(key);
+    pub(super) fn close_new_peer(&mut self, key: Key, now: Instant) {
+        self.read_hello(key, now);
         if let Some(peer) = self.links.listener.new_peers.remove(key) {
             self.close(peer.socket, false);
         }
     }
 
     /// Checks the hello of a peer, maps the peer's segment, and accepts the segment.
-    fn accept_segment(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
+    fn accept_segment(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd, now: Instant) -> Result<(), String> {
         let Some(endpoint) = self.endpoints.get_mut(hello.key) else { return Err("it has ended".into()) };
         match endpoint.setup.as_deref() {
             Some(SegmentSetup::Offered(secret)) if is_same_secret(&hello.secret, secret) => {}
@@ -231,6 +231,7 @@ impl<N: Net> Iwarp<N> {
         self.net.pass(socket, &ACCEPTED_PACKET, None).map_err(|error| error.to_string())?;
         self.own(socket, Owner::Setup(hello.key));
         if let Some(endpoint) = self.endpoints.get_mut(hello.key) {
+            endpoint.last_heard = Some(now);
             endpoint.setup = Some(Box::new(SegmentSetup::Accepted(socket, segment)));
         }
         Ok(())

@@ -221,7 +221,7 @@ fn a_reply_grace_of_nothing_does_not_keep_the_timers_busy() {
     let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, reply_grace, ..IwarpConfig::default() });
     let (qp, _peer) = connected(&mut bench);
     bench.iwarp.endpoints.get_mut(qp.0).unwrap().frame = vec![0];
-    bench.iwarp.expire(qp.0, bench.now);
+    bench.iwarp.expire(qp.0, bench.now, bench.now);
     assert!(bench.iwarp.next_deadline().is_some_and(|at| at > bench.now));
 }
 

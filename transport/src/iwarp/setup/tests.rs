@@ -147,7 +147,7 @@ fn a_connection_that_fails_while_it_moves_was_never_up() {
 }
 
 /// The server does not run for longer than `ready_timeout`. A connection whose hello has arrived
-/// meanwhile comes up, and one without a hello ends.
+/// meanwhile comes up, and one without a hello ends after the same time.
 #[test]
 fn a_hello_that_has_arrived_keeps_its_connection() {
     for (tag, says_hello) in [(8, true), (9, false)] {
@@ -164,6 +164,9 @@ fn a_hello_that_has_arrived_keeps_its_connection() {
             let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
             world.until("the connection", |world| world.server.events.iter().any(is_up));
         } else {
+            // The client may be in this process, so it has the same time again.
+            assert!(world.server.events.is_empty());
+            world.server.now += Duration::from_secs(10);
             let ended = world.server.event().kind;
             assert!(matches!(ended, CmEventKind::ConnectFailed(ConnectFailure::Timeout)), "{ended:?}");
         }

@@ -479,7 +479,7 @@ impl Side {
             self.drained = false;
         }
         let caught_up = self.device.completions.is_empty();
-        let silence = Silence { heard: None, caught_up, looks: if caught_up { 2 } else { 0 } };
+        let silence = Silence { heard: None, caught_up, since: None, late: Duration::ZERO };
         self.tell(|conn, env| conn.timeout(&silence, env));
     }
 
