@@ -430,7 +430,9 @@ impl Driver {
     pub(super) fn relieve(&mut self, slot: &ConnectionSlot) {
         if slot.link.fetched_large > 0 {
             self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
-            self.ask_for_memory();
+            if !crate::planted("an-ended-connection-gives-its-share-to-nobody") {
+                self.ask_for_memory();
+            }
         }
     }
 

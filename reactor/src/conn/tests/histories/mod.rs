@@ -914,8 +914,7 @@ fn a_tagged_offer_does_not_wait_for_fragments() {
     history.end();
 }
 
-/// A list that waits for a credit ends. The credit that was reserved for it is free now, so the driver must check if the program's refused
-/// send would be accepted.
+/// A ping waits for a credit. A message of the peer brings one, so the connection must be flushed.
 #[test]
 fn a_message_of_the_peer_posts_a_ping_that_waits_for_a_credit() {
     let mut history = connected(16, 40);
@@ -930,6 +929,8 @@ fn a_message_of_the_peer_posts_a_ping_that_waits_for_a_credit() {
     assert!(history.sides[0].conn.as_ref().is_some_and(Connection::is_marked), "nothing posts the ping");
 }
 
+/// A list that waits for a credit ends. The credit that was reserved for it is free now, so the driver must check if the program's refused
+/// send would be accepted.
 #[test]
 fn the_end_of_a_list_wakes_a_refused_send() {
     let mut history = connected(16, 40);
