@@ -1134,7 +1134,10 @@ impl Connection {
         }
         self.ask_writable(env);
         if !self.is_marked()
-            && (self.sends.is_chained() || self.feeds_itself() || self.owes_control() || self.state.is_securing())
+            && (self.sends.is_chained() && !crate::planted("a-refused-chain-is-forgotten")
+                || self.feeds_itself()
+                || self.owes_control()
+                || self.state.is_securing())
         {
             // Slots are free now. A control message, or a Read of a large message or of a list, may wait for one.
             self.mark(env);

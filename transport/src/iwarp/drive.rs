@@ -152,7 +152,7 @@ impl<N: Net> Iwarp<N> {
             Some(Owner::Setup(key)) => self.continue_setup(key, now),
             Some(Owner::Port(key)) => self.port_edge(key, ready),
             Some(Owner::Linger(key)) => {
-                let linger = self.lingers.get_mut(key);
+                let linger = self.lingers.get_mut(key).filter(|_| !crate::planted("a-closed-socket-sends-no-more"));
                 if linger.is_some_and(|linger| linger.serve(&mut self.net, self.intake.scratch())) {
                     self.lingers.remove(key);
                     self.close(socket, false);
@@ -405,7 +405,9 @@ impl<N: Net> Iwarp<N> {
             EndpointState::Listening(_) => {
                 endpoint.state = EndpointState::Listening(Accepting::Yes);
                 self.handshakes.paused.retain(|&paused| paused != key);
-                self.accept_some(key, now);
+                if !crate::planted("a-listener-without-descriptors-is-forgotten") {
+                    self.accept_some(key, now);
+                }
             }
             EndpointState::Requesting { .. } => self.expire_request(key, now),
             EndpointState::Offered(asked) => {

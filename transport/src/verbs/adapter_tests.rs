@@ -627,6 +627,62 @@ fn a_queue_that_fails_in_a_poll_wakes_the_program() {
     assert!(matches!(events[..], [CmEventKind::Disconnected(DisconnectCause::Path(_))]), "{events:?}");
 }
 
+/// On iWARP, a private thread calls `rdma_connect`. If the call fails, the connection manager reports no event, so the provider must wake
+/// the program itself. More connects than there are threads wait for a thread, and each of them fails.
+#[test]
+fn a_connect_that_fails_on_a_thread_wakes_the_program() {
+    const CONNECTS: usize = 200;
+    let mut world = AdapterTest::new(Personality { iwarp: true, ..Personality::default() });
+    let mut channel = Poll::new().unwrap();
+    let fd = world.verbs.channel(Channel::ConnectionManager).unwrap();
+    channel.registry().register(&mut SourceFd(&fd), Token(0), Interest::READABLE).unwrap();
+    let ids: Vec<_> = (0..CONNECTS).map(|_| world.resolved(1)).collect();
+    let cq = world.verbs.create_cq(ids[0].1, &CqAttr::new(8 * CONNECTS as u32)).unwrap();
+    for &(id, _) in &ids {
+        world.verbs.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
+    }
+    let mut edges = Events::with_capacity(1);
+    assert!(world.events().is_empty());
+    channel.poll(&mut edges, Some(Duration::ZERO)).unwrap();
+    world.fake.fail("connect", libc::ENETUNREACH);
+    for &(id, _) in &ids {
+        world.verbs.connect(id, &ConnectParam::default()).unwrap();
+    }
+    // The loop reads events only after an edge, as a program does.
+    let mut failed = 0;
+    until("each connect has failed", || {
+        channel.poll(&mut edges, Some(Duration::from_millis(10))).unwrap();
+        if !edges.is_empty() {
+            let events = world.events();
+            assert!(events.iter().all(|event| matches!(event, CmEventKind::ConnectFailed(_))), "{events:?}");
+            failed += events.len();
+        }
+        (failed == CONNECTS).then_some(())
+    });
+}
+
+/// On rxe, an id whose port is down is destroyed when the port is up again, or when the provider is dropped (`port.rs`).
+#[test]
+fn on_rxe_an_id_waits_for_its_port_and_not_for_ever() {
+    for comes_up in [true, false] {
+        let mut world = AdapterTest::new(Personality { rxe: true, ..Personality::default() });
+        let (pair, _) = world.pair();
+        world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
+        world.events();
+        world.verbs.destroy_id(pair.id, world.now).unwrap();
+        let fake = world.fake;
+        assert!(!fake.qp(&pair.handle, |qp| qp.destroyed), "it waits for the port");
+        if comes_up {
+            fake.port_event(ev::IBV_EVENT_PORT_ACTIVE, 1);
+            world.device_events();
+            assert!(fake.qp(&pair.handle, |qp| qp.destroyed));
+        } else {
+            drop(world);
+            until("a thread destroys it", || fake.qp(&pair.handle, |qp| qp.destroyed).then_some(()));
+        }
+    }
+}
+
 /// The failure of a queue pair, and the overrun of a completion queue, end only the connections that use the failed queue. The provider
 /// reports the end of each of these connections once, with the reason. The completion queue is marked as failed.
 #[test]

@@ -132,7 +132,7 @@ impl Subscription {
             };
             for subscriber in all.list.iter_mut().filter(|subscriber| subscriber.context == self.context) {
                 subscriber.push(event);
-                if subscriber.number != self.number {
+                if subscriber.number != self.number && !crate::planted("an-event-wakes-only-its-reader") {
                     signal(&subscriber.wake);
                 }
             }
@@ -176,6 +176,21 @@ mod tests {
     }
 
     #[test]
+    /// The system makes no edge for a provider whose event another one has read. So the other one must make it.
+    #[test]
+    fn an_event_wakes_the_providers_that_have_not_read_it() {
+        let readable = |subscription: &Subscription| {
+            let mut descriptor = libc::pollfd { fd: subscription.wake_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: the pointer is to one descriptor, and the call does not wait.
+            unsafe { libc::poll(&raw mut descriptor, 1, 0) == 1 }
+        };
+        let (reads, sleeps) = (Subscription::new(112).unwrap(), Subscription::new(112).unwrap());
+        let mut event = Some(RawAsyncEvent::Other(1));
+        assert!(reads.next(|| Ok(event.take())).unwrap().is_some());
+        assert_eq!([&reads, &sleeps].map(readable), [false, true]);
+        assert!(!reads.end() && sleeps.end());
+    }
+
     fn a_subscriber_that_never_asks_costs_bounded_memory() {
         let (idle, busy) = (Subscription::new(48).unwrap(), Subscription::new(48).unwrap());
         for code in 0..3 * MAX_QUEUED as u32 {

@@ -593,6 +593,9 @@ unsafe extern "C" fn create_cm_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *m
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller passes live objects.
     let (fake, param) = unsafe { (of_id(id), *param) };
+    if fake.returns("connect") != 0 {
+        return errno(fake.returns("connect"));
+    }
     fake.note(format!("connect retry {} rnr {}", param.retry_count, param.rnr_retry_count));
     fake.event(id, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED);
     0
