@@ -135,7 +135,7 @@ impl GroupMember {
     fn no_longer_coming(&self) {
         self.coming.fetch_sub(1, Ordering::SeqCst);
         // While the request was counted, this reactor may have found that its drain must wait for the request. So it must check again.
-        if !self.open.load(Ordering::SeqCst) {
+        if !self.open.load(Ordering::SeqCst) && !crate::planted("a-drain-waits-for-a-request-that-does-not-come") {
             self.wake.wake();
         }
     }
@@ -327,7 +327,8 @@ impl GroupMembership {
 
     /// Notes that a request that was sent to this reactor has become a connection or was refused.
     pub(crate) fn done(&mut self) {
-        if std::mem::take(&mut self.handled) != HandledRequest::Accepted {
+        let accepted = std::mem::take(&mut self.handled) == HandledRequest::Accepted;
+        if !accepted && !crate::planted("a-refused-request-stays-in-the-load") {
             self.own().load.fetch_sub(1, Ordering::Relaxed);
         }
         self.own().coming.fetch_sub(1, Ordering::SeqCst);
@@ -374,10 +375,10 @@ impl Drop for GroupMembership {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seam::wake::NoWake;
     use crate::id::ReactorTag;
-
+    use crate::seam::wake::NoWake;
     use rdma_transport::slab::Key;
+
     /// A reactor that drains waits for the requests on their way to it. If such a request is not sent after all, no other event may follow,
     /// so the reactor must be woken.
     #[test]
@@ -393,7 +394,6 @@ mod tests {
         assert!(!ends[1].expects() && flags[1].take(), "the request was counted for a moment");
     }
 
-    /// A request counts in the load of the reactor to which it was assigned until it is refused, or until its connection has ended.
     /// A reactor that sleeps is woken by the request that another one sends to it.
     #[test]
     fn a_request_wakes_the_reactor_to_which_it_is_sent() {
@@ -414,6 +414,7 @@ mod tests {
         assert!(flags[1].take() && ends[1].next_arrival().is_some());
     }
 
+    /// A request counts in the load of the reactor to which it was assigned until it is refused, or until its connection has ended.
     #[test]
     fn a_refused_request_leaves_the_load() {
         let (group, mut ends) = Reactors::form(vec![(Arc::new(WakeFlag::new(Arc::new(NoWake))), 0, 8)]);

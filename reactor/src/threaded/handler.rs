@@ -103,6 +103,9 @@ impl ConnectionEntry {
     /// the peer accepts none of the waiting messages for `Timeouts::close`, the connection is aborted.
     fn close(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         self.closing = true;
+        if crate::planted("a-dropped-connection-drops-its-messages") {
+            self.waiting.clear();
+        }
         self.send_queued(cx, calls);
         if !self.waiting.is_empty() {
             cx.limit_close(self.id);
@@ -393,7 +396,9 @@ impl Handler<ThreadCommand> for ThreadHandler {
         self.report_failed_calls();
         if let Some(entry) = self.take(conn) {
             let _ = entry.state.end.set(reason);
-            entry.state.room.close();
+            if !crate::planted("an-ended-connection-wakes-no-task") {
+                entry.state.room.close();
+            }
             if let Some(backlog) = self.backlog(cx, conn).filter(|_| !entry.state.taken.load(Ordering::Relaxed)) {
                 backlog.ended.push(entry.state);
             }

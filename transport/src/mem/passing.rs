@@ -79,7 +79,10 @@ pub fn receive_with_descriptor(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::R
                 let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                 for index in 0..bytes / size_of::<libc::c_int>() {
                     let file = OwnedFd::from_raw_fd(data.add(index).read_unaligned());
-                    first.get_or_insert(file);
+                    match &first {
+                        Some(_) if crate::planted("a-second-descriptor-stays-open") => std::mem::forget(file),
+                        _ => _ = first.get_or_insert(file),
+                    }
                 }
             }
             header = libc::CMSG_NXTHDR(&raw const message, header);

@@ -134,7 +134,8 @@ unsafe fn merge(to: NonNull<u8>, from: *const u8, len: usize) {
     // SAFETY: the word that contains `to` fulfils the requirements of `word`, because `to` fulfils those of `store`.
     let (word, within) = unsafe { word(to) };
     let (mut value, mut mask) = ([0; WORD], [0; WORD]);
-    mask[within..within + len].fill(0xff);
+    let whole = crate::planted("a-part-overwrites-its-word");
+    mask[if whole { 0..WORD } else { within..within + len }].fill(0xff);
     // SAFETY: the caller may read `len` bytes at `from`. `value` has room for them, because they are within one word.
     unsafe { value.as_mut_ptr().add(within).copy_from_nonoverlapping(from, len) };
     let (value, mask) = (u64::from_ne_bytes(value), u64::from_ne_bytes(mask));

@@ -47,7 +47,9 @@ impl QueuePairNumbers {
         let place = Self::place(number);
         if let Some((of, owner)) = self.places.get_mut(place).filter(|(of, owner)| *of == number && owner.is_some()) {
             *owner = None;
-            *of = of.wrapping_add(1 << 16) & 0x00ff_ffff;
+            if !crate::planted("a-queue-pair-number-returns-at-once") {
+                *of = of.wrapping_add(1 << 16) & 0x00ff_ffff;
+            }
             self.free.push_back(place as u32);
         }
     }

@@ -83,7 +83,7 @@ impl WindowAccount {
             "the process has 16384 windows"
         } else {
             self.bytes.fetch_add(len, Relaxed);
-            self.count.fetch_add(1, Relaxed);
+            self.count.fetch_add(usize::from(!crate::planted("windows-are-not-counted")), Relaxed);
             return Ok(());
         };
         if !self.is_reported.swap(true, Relaxed) {

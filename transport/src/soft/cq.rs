@@ -80,6 +80,7 @@ impl CompletionQueues {
     /// completion queue. These completions keep their entries.
     pub fn release(&mut self, cq: CqId, depth: u32, unpolled: u32) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
+            let unpolled = if crate::planted("an-unpolled-completion-has-no-entry") { 0 } else { unpolled };
             queue.reserved = queue.reserved.saturating_sub(depth.saturating_sub(unpolled) as usize);
             queue.users = queue.users.saturating_sub(1);
         }

@@ -55,7 +55,7 @@ impl RegionEntry {
     fn span(&self, offset: u64, len: usize) -> std::result::Result<Span<'_>, Miss> {
         let end = offset.checked_add(len as u64).ok_or(Miss::Wrap)?;
         let limit = self.base.saturating_add(self.len as u64);
-        if offset < self.base || end > limit {
+        if offset < self.base || end > limit && !crate::planted("a-region-ends-with-its-memory") {
             return Err(Miss::Bounds);
         }
         self.memory.span(self.start + (offset - self.base) as usize, len).ok_or(Miss::Bounds)
@@ -182,7 +182,7 @@ impl KeyTable {
         loop {
             at = (at + 1) & mask;
             let stag = self.index[at].0;
-            if stag == 0 {
+            if stag == 0 || crate::planted("a-hole-hides-the-keys-behind-it") {
                 break;
             }
             // If the hole stayed empty, a search for this entry would end at the hole. So the entry moves into the hole, and the old slot

@@ -55,7 +55,8 @@ impl Subscriber {
     fn push(&mut self, event: RawAsyncEvent) {
         if self.queue.len() >= MAX_QUEUED {
             let oldest = |wanted| self.queue.iter().position(|event| rank(event) == wanted);
-            let place = (0..=2).find_map(oldest).unwrap_or(0);
+            let lowest = if crate::planted("an-event-displaces-a-failure") { 2 } else { 0 };
+            let place = (lowest..=2).find_map(oldest).unwrap_or(0);
             self.queue.remove(place);
         }
         self.queue.push_back(event);
@@ -175,7 +176,6 @@ mod tests {
         assert!(elsewhere.end());
     }
 
-    #[test]
     /// The system makes no edge for a provider whose event another one has read. So the other one must make it.
     #[test]
     fn an_event_wakes_the_providers_that_have_not_read_it() {
@@ -191,6 +191,7 @@ mod tests {
         assert!(!reads.end() && sleeps.end());
     }
 
+    #[test]
     fn a_subscriber_that_never_asks_costs_bounded_memory() {
         let (idle, busy) = (Subscription::new(48).unwrap(), Subscription::new(48).unwrap());
         for code in 0..3 * MAX_QUEUED as u32 {

@@ -38,7 +38,8 @@ impl Verbs {
             while let Some(event) = self.events.pop_front() {
                 // The program may have destroyed the id since the event was queued, or an attempt that was resolved may have failed.
                 let Some(id) = self.ids.get(event.id.0) else { continue };
-                if id.state != IdState::Closed || !matches!(event.kind, CmEventKind::Resolved { .. }) {
+                let known = crate::planted("a-failed-attempt-is-resolved") || id.state != IdState::Closed;
+                if known || !matches!(event.kind, CmEventKind::Resolved { .. }) {
                     return Ok(Some(event));
                 }
             }

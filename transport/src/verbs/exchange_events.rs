@@ -378,7 +378,9 @@ impl Verbs {
                 self.set_deadline(key, None);
                 match self.ids.get(key).map(|id| id.state) {
                     Some(IdState::AwaitingRequest) => self.discard(key),
-                    Some(IdState::Resolved | IdState::Connecting | IdState::Accepting) => {
+                    Some(IdState::Resolved | IdState::Connecting | IdState::Accepting)
+                        if !crate::planted("an-exchange-without-an-end") =>
+                    {
                         self.fail_attempt(key, ConnectFailure::Timeout);
                     }
                     _ => continue,

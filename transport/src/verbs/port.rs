@@ -23,7 +23,7 @@ impl Verbs {
     /// connection instead.
     fn is_down(&mut self, device: DeviceId, port: u8) -> bool {
         let device = self.devices.get_mut(device.0 as usize).filter(|device| !device.limits.iwarp);
-        device.is_some_and(|device| device.is_down(port))
+        !crate::planted("a-request-through-a-port-that-is-down") && device.is_some_and(|device| device.is_down(port))
     }
 
     /// Returns an error if the port is down and the connection manager would send through it.

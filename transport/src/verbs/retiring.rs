@@ -30,7 +30,11 @@ impl Verbs {
         );
         let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
         let device = id.device.map(|device| &self.devices[device.0 as usize]);
-        connected && on_shared && device.is_some_and(|device| device.limits.reports_last_receive() && !device.removed)
+        let planted = crate::planted("a-shared-receive-ends-with-its-queue-pair");
+        !planted
+            && connected
+            && on_shared
+            && device.is_some_and(|device| device.limits.reports_last_receive() && !device.removed)
     }
 
     /// Keeps the queue pair of an id that the program has destroyed, until its last shared receive has completed. The queue pair is in the
@@ -53,7 +57,8 @@ impl Verbs {
 
     /// Destroys the kept queue pairs whose time limit has passed.
     pub(super) fn retire_overdue(&mut self, now: Instant) {
-        while self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
+        let never = crate::planted("a-last-receive-is-awaited-for-ever");
+        while !never && self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
             if let Some(retiring) = self.retiring.pop_front() {
                 log::debug!("{}: no event of a last receive", self.devices[retiring.device.0 as usize].info.name);
                 self.destroy_retiring(retiring);
