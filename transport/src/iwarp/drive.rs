@@ -216,7 +216,8 @@ impl<N: Net> Iwarp<N> {
                 }
             };
             // The check precedes `input`, which completes receives and answers Reads.
-            if qp.is_held() && self.config.shared_memory == SharedMemoryPolicy::Require {
+            let refuses = qp.is_held() && self.config.shared_memory == SharedMemoryPolicy::Require;
+            if refuses && !crate::planted("a-refused-stream-is-read") {
                 self.refuse_stream(key, now);
                 return false;
             }
