@@ -239,7 +239,8 @@ impl Connection {
     /// of its handshake or keepalive, but may have sent something that the reactor has not processed yet.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         let wait = silence.forbearance(env.config.timeouts.handshake, env.now);
-        if let Some(wait) = wait.filter(|_| self.state.is_handshake()) {
+        let blames = crate::planted("an-absence-is-held-against-the-peer");
+        if let Some(wait) = wait.filter(|_| self.state.is_handshake() && !blames) {
             // The time of an attempt to connect is a promise to the program, which the local side keeps even if it was absent.
             let wait = if self.is_active() { LOOK_AGAIN } else { wait };
             self.want(env, Action::Deadline(Some(env.now + wait)));
