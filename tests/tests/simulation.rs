@@ -162,15 +162,18 @@ const FAILED: [(u64, Variant); 14] = [
     // A node that was absent for longer than `ready_timeout` ended a connection whose hello had
     // arrived.
     (0x2516_a84f_ba92_a7fa, Variant { one_host: true, ..SLOW }),
-    // A node that was absent for longer than `Timeouts::handshake` ended a connection whose hello it had not handled yet.
+    // A node that was absent for longer than `Timeouts::handshake` ended a connection whose hello
+    // it had not handled yet.
     (0x809c_e965_eeef_35c5, Variant { one_host: true, ..SLOW }),
-    // The same, when the peer could send its next message of the handshake only after the answer of the node.
+    // The same, when the peer could send its next message of the handshake only after the answer of
+    // the node.
     (0xeb74_1d40_11f5_4b59, Variant { secured: SecurityMode::Tls, ..SLOW }),
     (0x4476_7c29_2bb1_c26a, Variant { secured: SecurityMode::Psk, ..SLOW }),
     (0x903f_c84b_3046_bdec, Variant { secured: SecurityMode::Tls, ..SLOW }),
     // A node that was absent for longer than `ready_timeout` ended a connection to itself.
     (0xa813_9721_247b_0cac, Variant { secured: SecurityMode::Tls, ..SLOW }),
-    // A node that was absent for longer than `Timeouts::flush` did not look for the completions that had arrived meanwhile.
+    // A node that was absent for longer than `Timeouts::flush` did not look for the completions
+    // that had arrived meanwhile.
     (0x753c_ea5e_67ba_2260, Variant { one_host: true, ..SLOW }),
     // A node that was absent several times while its peer fetched a message ended the connection.
     (0xe0ba_e235_1d2c_d3aa, SLOW),

@@ -1,5 +1,5 @@
-//! Waits of `docs/design/waits.md` that no other program tests, on virtual time. Each wait must end when
-//! the resource is available, and not only with the next ping.
+//! Waits of `docs/design/waits.md` that no other program tests, on virtual time. Each wait must end
+//! when the resource is available, and not only with the next ping.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -22,8 +22,8 @@ impl Handler for Counts {
     }
 }
 
-/// The device has no room for the last message of a chain. It is posted again when a message before it
-/// has completed, which makes room. With this depth, the third message has a completion.
+/// The device has no room for the last message of a chain. It is posted again when a message before
+/// it has completed, which makes room. With this depth, the third message has a completion.
 #[test]
 fn a_chain_that_the_device_refuses_is_posted_when_there_is_room() {
     let (fabric, gate, up, counts) = (network(2), Gate::default(), Attempts::default(), Counts::default());
@@ -50,8 +50,8 @@ fn a_chain_that_the_device_refuses_is_posted_when_there_is_room() {
     assert_eq!((gate.failed_of(Call::PostSend), counts.0.get()), (1, 4));
 }
 
-/// The device of a listener is removed and comes back. No event reports that, so the listener looks for
-/// it from time to time, and accepts connections again.
+/// The device of a listener is removed and comes back. No event reports that, so the listener looks
+/// for it from time to time, and accepts connections again.
 #[test]
 fn a_listener_finds_its_device_again() {
     let (fabric, gate, client) = (network(2), Gate::default(), Attempts::default());

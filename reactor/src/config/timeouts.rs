@@ -21,11 +21,12 @@ pub struct Timeouts {
     /// address. For the last address, `Timeouts::connect` applies instead. A longer `attempt` than `Timeouts::connect`
     /// has no effect. Default: 2 s, in which TCP sends two SYNs.
     pub attempt: Duration,
-    /// Longest time that the peer of an incoming connection may take for each step from the acceptance of the connection
-    /// to `on_connect`. A plain connection has one step, or two in shared memory. A secured one has one for each
-    /// message of its handshake that the local side sends. The time of a step begins when the local side has sent its part of
-    /// it. If the local side takes no turn when the time expires, the peer gets the time by which the next turn is late in addition,
-    /// at most as long again. Default: 5 s.
+    /// Longest time that the peer of an incoming connection may take for each step from the
+    /// acceptance of the connection to `on_connect`. A plain connection has one step, or two in
+    /// shared memory. A secured one has one for each message of its handshake that the local side
+    /// sends. The time of a step begins when the local side has sent its part of it. If the local
+    /// side takes no turn when the time expires, the peer gets the time by which the next turn is
+    /// late in addition, at most as long again. Default: 5 s.
     pub handshake: Duration,
     /// The reactor sends the peer a keepalive ping when the peer has sent nothing for this time. Default: 5 s.
     pub keepalive_interval: Duration,
@@ -52,7 +53,8 @@ pub struct Timeouts {
     /// - If the peer has reported that it has no memory for the message yet, the timeout is four times as long.
     /// - A message that arrives in several buffers must be complete within this timeout.
     /// - If the local side takes no turn when the timeout expires, the peer gets the time by which the next turn is late
-    ///   in addition, at most as long again. If that turn is late by more than the timeout, this holds again.
+    ///   in addition, at most as long again. If that turn is late by more than the timeout, this
+    ///   holds again.
     ///
     /// While the receiver fetches a message, it sends a report to the sender for every 4 MiB that it has fetched. Each
     /// report counts as progress. So the timeout may be short even for long messages. Default: 30 s.

@@ -28,18 +28,19 @@ pub(crate) struct Silence {
     pub(crate) heard: Option<Instant>,
     /// True if the reactor has processed everything that the peer has sent so far.
     pub(crate) caught_up: bool,
-    /// The time at which the peer was first suspected to be silent, later by all times for which the local side was absent since. `None` if
-    /// the peer is not suspected yet.
+    /// The time at which the peer was first suspected to be silent, later by all times for which
+    /// the local side was absent since. `None` if the peer is not suspected yet.
     pub(crate) since: Option<Instant>,
     /// The time by which the timeout is handled late, because the local side took no turn.
     pub(crate) late: Duration,
 }
 
 impl Silence {
-    /// If the time `limit` of the peer has expired, but the local side may not blame the peer yet, returns the time until the next check.
-    /// The local side has not processed everything that had arrived when the time expired, or was absent so long that the peer may wait
-    /// for an answer. The peer gets the time of the absence in addition, at most as long as the limit. A peer that sends more and more
-    /// cannot delay the end by more than twice the limit.
+    /// If the time `limit` of the peer has expired, but the local side may not blame the peer yet,
+    /// returns the time until the next check. The local side has not processed everything that had
+    /// arrived when the time expired, or was absent so long that the peer may wait for an answer.
+    /// The peer gets the time of the absence in addition, at most as long as the limit. A peer that
+    /// sends more and more cannot delay the end by more than twice the limit.
     fn forbearance(&self, limit: Duration, now: Instant) -> Option<Duration> {
         let is_early = !self.caught_up || self.late >= limit;
         let may_wait = self.since.is_none_or(|since| now < since + 2 * limit);
@@ -226,9 +227,10 @@ impl Connection {
 
     // Timeouts.
 
-    /// Starts the time limit of a handshake again on the passive side, which has just taken a step. The
-    /// peer could not continue before. So if the local side was absent meanwhile, its absence is not
-    /// held against the peer. The local side takes few steps, so a peer gains little by being slow.
+    /// Starts the time limit of a handshake again on the passive side, which has just taken a step.
+    /// The peer could not continue before. So if the local side was absent meanwhile, its absence
+    /// is not held against the peer. The local side takes few steps, so a peer gains little by
+    /// being slow.
     pub(super) fn renew_handshake(&self, env: &mut Env<'_>) {
         if !self.is_active() {
             self.want(env, Action::Deadline(Some(env.now + env.config.timeouts.handshake)));
@@ -241,7 +243,8 @@ impl Connection {
         let wait = silence.forbearance(env.config.timeouts.handshake, env.now);
         let blames = crate::planted("an-absence-is-held-against-the-peer");
         if let Some(wait) = wait.filter(|_| self.state.is_handshake() && !blames) {
-            // The time of an attempt to connect is a promise to the program, which the local side keeps even if it was absent.
+            // The time of an attempt to connect is a promise to the program, which the local side
+            // keeps even if it was absent.
             let wait = if self.is_active() { LOOK_AGAIN } else { wait };
             self.want(env, Action::Deadline(Some(env.now + wait)));
             return true;
@@ -253,7 +256,8 @@ impl Connection {
             State::Securing(_) if self.is_active() => {
                 self.end(Ending::ConnectError(ConnectError::Timeout), env);
             }
-            // The peer's part of the setup of shared memory was read late. The peer could not continue without an answer.
+            // The peer's part of the setup of shared memory was read late. The peer could not
+            // continue without an answer.
             State::Accepting(_)
                 if silence.heard.is_some_and(|heard| heard + env.config.timeouts.handshake > env.now) =>
             {

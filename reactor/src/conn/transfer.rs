@@ -268,8 +268,8 @@ impl Transfers {
     ///
     /// If that time has passed, the local side has noticed it late, because it took no turn meanwhile. So it has not read what the peer has
     /// sent, and the peer has waited for its answers. The peer gets the time by which the local side was late, at most `limit`, in
-    /// addition. It gets this time once in each wait, so that there is an end if all turns are late, and again if the local side was
-    /// absent for longer than `limit` once more.
+    /// addition. It gets this time once in each wait, so that there is an end if all turns are
+    /// late, and again if the local side was absent for longer than `limit` once more.
     pub(crate) fn ends_at(&mut self, limit: Duration, now: Instant) -> Option<Instant> {
         let since = self.stands_since(limit)?;
         let mut end = since + limit;

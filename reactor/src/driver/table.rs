@@ -91,8 +91,8 @@ pub(crate) struct ConnectionLink {
     pub(super) ending: bool,
     /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set while the peer is suspected to be lost. Cleared by the next check which shows that the peer is alive or lost, and by another
-    /// deadline.
+    /// Set while the peer is suspected to be lost. Cleared by the next check which shows that the
+    /// peer is alive or lost, and by another deadline.
     pub(super) suspect: Option<Suspicion>,
     /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
@@ -137,8 +137,8 @@ pub(super) struct Suspicion {
     /// The number of checks for readiness that the reactor had made at the time of the suspicion. After one more check, the reactor knows
     /// of everything that had arrived at the time of the suspicion.
     pub(super) waits: u64,
-    /// The end of the completion queue when the provider had no unprocessed data of the peer. `None`
-    /// before that.
+    /// The end of the completion queue when the provider had no unprocessed data of the peer.
+    /// `None` before that.
     pub(super) mark: Option<CqPosition>,
 }
 

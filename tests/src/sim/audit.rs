@@ -261,9 +261,9 @@ impl Pair {
         !is_stream(cookie) && self.is_open() && self.ends.iter().all(done)
     }
 
-    /// Returns true if both programs have closed the connection, with messages in flight in both directions. If each side waits until the
-    /// other one has fetched a large message, the closes last for `Timeouts::close`, which some nodes in worlds with slow nodes have set
-    /// to a day.
+    /// Returns true if both programs have closed the connection, with messages in flight in both
+    /// directions. If each side waits until the other one has fetched a large message, the closes
+    /// last for `Timeouts::close`, which some nodes in worlds with slow nodes have set to a day.
     #[must_use]
     pub fn waits_for_its_closes(&self) -> bool {
         let unsent = |side: usize| !self.ends[side].sends.is_empty() || !self.ends[1 - side].coming.is_empty();

@@ -194,7 +194,8 @@ pub struct Fabric {
     pub(super) silent: BTreeSet<(usize, usize)>,
     /// The long pauses of nodes so far: the node, and the times at which the pause begins and ends.
     pauses: Vec<(usize, u64, u64)>,
-    /// For each node and way: the number of connections that the node has dropped in this way, and the time at which it dropped the last of
+    /// For each node and way: the number of connections that the node has dropped in this way, and
+    /// the time at which it dropped the last of
     /// them.
     dropped: BTreeMap<(usize, Dropped), (u64, u64)>,
     /// For each node that has stopped listening: the time at which it listened again, or `u64::MAX`.

@@ -439,10 +439,11 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a connection whose client has not sent its first message in time, neither on the stream nor in shared memory. If its hello has
-    /// arrived, but is only read now, the client has the same time again, because it could not continue without an answer. The same holds
-    /// if the deadline, which was `late` ago, was handled late by half of the limit: the client may be in this process, which did not
-    /// run.
+    /// Ends a connection whose client has not sent its first message in time, neither on the stream
+    /// nor in shared memory. If its hello has arrived, but is only read now, the client has the
+    /// same time again, because it could not continue without an answer. The same holds if the
+    /// deadline, which was `late` ago, was handled late by half of the limit: the client may be in
+    /// this process, which did not run.
     fn expire_unannounced(&mut self, key: Key, late: Duration, now: Instant) {
         let waits = self.awaits_hello(key);
         if waits {

@@ -627,8 +627,9 @@ fn a_queue_that_fails_in_a_poll_wakes_the_program() {
     assert!(matches!(events[..], [CmEventKind::Disconnected(DisconnectCause::Path(_))]), "{events:?}");
 }
 
-/// On iWARP, a private thread calls `rdma_connect`. If the call fails, the connection manager reports no event, so the provider must wake
-/// the program itself. More connects than there are threads wait for a thread, and each of them fails.
+/// On iWARP, a private thread calls `rdma_connect`. If the call fails, the connection manager
+/// reports no event, so the provider must wake the program itself. More connects than there are
+/// threads wait for a thread, and each of them fails.
 #[test]
 fn a_connect_that_fails_on_a_thread_wakes_the_program() {
     const CONNECTS: usize = 200;
@@ -661,7 +662,8 @@ fn a_connect_that_fails_on_a_thread_wakes_the_program() {
     });
 }
 
-/// On rxe, an id whose port is down is destroyed when the port is up again, or when the provider is dropped (`port.rs`).
+/// On rxe, an id whose port is down is destroyed when the port is up again, or when the provider is
+/// dropped (`port.rs`).
 #[test]
 fn on_rxe_an_id_waits_for_its_port_and_not_for_ever() {
     for comes_up in [true, false] {

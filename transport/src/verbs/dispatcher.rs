@@ -176,7 +176,8 @@ mod tests {
         assert!(elsewhere.end());
     }
 
-    /// The system makes no edge for a provider whose event another one has read. So the other one must make it.
+    /// The system makes no edge for a provider whose event another one has read. So the other one
+    /// must make it.
     #[test]
     fn an_event_wakes_the_providers_that_have_not_read_it() {
         let readable = |subscription: &Subscription| {

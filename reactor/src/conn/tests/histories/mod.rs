@@ -929,8 +929,8 @@ fn a_message_of_the_peer_posts_a_ping_that_waits_for_a_credit() {
     assert!(history.sides[0].conn.as_ref().is_some_and(Connection::is_marked), "nothing posts the ping");
 }
 
-/// A list that waits for a credit ends. The credit that was reserved for it is free now, so the driver must check if the program's refused
-/// send would be accepted.
+/// A list that waits for a credit ends. The credit that was reserved for it is free now, so the
+/// driver must check if the program's refused send would be accepted.
 #[test]
 fn the_end_of_a_list_wakes_a_refused_send() {
     let mut history = connected(16, 40);
