@@ -55,7 +55,7 @@ pub(crate) struct WindowAccount {
     /// The bytes that were unmapped in this turn.
     unmapped: AtomicU64,
     /// Windows that no connection uses any more, and that are unmapped in later turns.
-    ended: Mutex<VecDeque<Window>>,
+    ended: Mutex<VecDeque<Window>>, // bound: windows
     /// True once a window was refused because of a limit.
     is_reported: AtomicBool,
 }

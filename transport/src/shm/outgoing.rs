@@ -1020,7 +1020,7 @@ mod tests {
 
     /// A sender of short messages does not wait for a work request to complete, so nothing else
     /// loads the position up to which the peer has released records. A ring that has room again
-    /// takes the next message at once.
+    /// takes the next message immediately.
     #[test]
     fn a_full_ring_is_looked_at_again() {
         let here = SegmentSide::Active.outgoing();
