@@ -347,17 +347,19 @@ impl Steady {
     #[must_use]
     pub fn secured(work: Work, looks_at: Side, mode: SecurityMode) -> Self {
         let config = Config::default().provider(ProviderChoice::Iwarp).security(security(mode));
-        let reactor = || Reactor::new(config.clone()).expect("a reactor");
-        Self::between(work, looks_at, [reactor(), reactor()], Mode::default())
+        Self::on(work, looks_at, &config, Mode::default())
     }
 
     /// Returns two reactors on the embedded provider, with one connection whose instructions are
     /// counted, and the idle ones of `mode`.
     #[must_use]
     pub fn with(work: Work, looks_at: Side, provider: ProviderChoice, mode: Mode) -> Self {
-        let config = mode.config(provider);
-        let reactor = || Reactor::new(config.clone()).expect("a reactor");
-        Self::between(work, looks_at, [reactor(), reactor()], mode)
+        Self::on(work, looks_at, &mode.config(provider), mode)
+    }
+
+    fn on(work: Work, looks_at: Side, config: &Config, mode: Mode) -> Self {
+        let reactors = [(); 2].map(|()| Reactor::new(config.clone()).expect("a reactor"));
+        Self::between(work, looks_at, reactors, mode)
     }
 
     /// Returns two connected reactors on the devices of [`crate::null`], whose operations need almost no instructions.

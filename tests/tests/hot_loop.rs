@@ -16,7 +16,7 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::null::Null;
 use rdma_reactor_tests::patience::patient;
-use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Counts, Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::steady::Steps;
 
@@ -258,15 +258,6 @@ impl Handler for Ticks {
     }
 }
 
-/// The server: counts the messages that arrive.
-struct Count(Rc<Cell<u32>>);
-
-impl Handler for Count {
-    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
-        self.0.set(self.0.get() + 1);
-    }
-}
-
 /// A message that is completed when it is posted leaves with its turn. It does not wait for a later message of its connection: the first
 /// ping of the keepalive follows after an hour.
 #[test]
@@ -274,7 +265,7 @@ fn a_message_that_ends_with_its_post_leaves_with_its_turn() {
     let fabric = network(2);
     let arrived = Rc::new(Cell::new(0));
     let handlers: [Box<dyn Handler>; 2] =
-        [Box::new(Count(Rc::clone(&arrived))), Box::new(Ticks { conn: None, sent: 0, arrived: Rc::clone(&arrived) })];
+        [Box::new(Counts(Rc::clone(&arrived))), Box::new(Ticks { conn: None, sent: 0, arrived: Rc::clone(&arrived) })];
     let mut nodes = Vec::new();
     for (node, handler) in handlers.into_iter().enumerate() {
         let config = patient(Config::default().quiet_sends(true).receive_depth(64));

@@ -1,26 +1,13 @@
 //! Waits of `docs/design/waits.md` that no other program tests, on virtual time. Each wait must end
 //! when the resource is available, and not only with the next ping.
 
-use std::cell::Cell;
-use std::rc::Rc;
-
-use rdma_reactor::{Config, ConnectOptions, ConnectionId, Context, Framing, Handler, ListenOptions, Message};
+use rdma_reactor::{Config, ConnectOptions, Framing, ListenOptions};
 use rdma_reactor_tests::gate::{Call, Failure, Gate, Said};
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::sim::fabric::lock;
-use rdma_reactor_tests::sim::quiet::{Attempts, Node, gated, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Attempts, Counts, Node, gated, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
-
-/// A program that counts its messages.
-#[derive(Clone, Default)]
-struct Counts(Rc<Cell<u32>>);
-
-impl Handler for Counts {
-    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
-        self.0.set(self.0.get() + 1);
-    }
-}
 
 /// The device has no room for the last message of a chain. It is posted again when a message before
 /// it has completed, which makes room. With this depth, the third message has a completion.

@@ -6,9 +6,11 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rdma_reactor::{Config, MioPoller, Parts, Reactor, SystemClock, system_entropy};
 use rdma_transport::iwarp::net::SocketId;
+use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
 use rdma_transport::mem::{Memory, Sharing};
 use rdma_transport::shm::segment::{self, CALL, CAPACITY, HALF, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
 use rdma_transport::shm::{MappedSegment, Segment, SegmentPayload, Words};
@@ -19,7 +21,9 @@ use rustix::net::{
     SocketType, connect, recv, sendmsg, socket_with,
 };
 
-use crate::gate::net::Onlooker;
+use super::Result;
+use super::process::Order;
+use crate::gate::net::{GatedNet, Onlooker};
 use crate::sim::rng::Rng;
 
 /// The largest number of descriptors that one packet can carry (`SCM_MAX_FD` of the kernel).
@@ -95,7 +99,7 @@ pub struct Grips {
     reached: AtomicU64,
 }
 
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -182,14 +186,27 @@ pub(super) fn hole(file: &OwnedFd, at: u64, len: u64) -> bool {
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).is_ok()
 }
 
-/// Sends a packet with these descriptors.
-pub(super) fn send_all(socket: BorrowedFd<'_>, packet: &[u8], files: &[BorrowedFd<'_>]) {
+/// Sends a packet with these descriptors. Attacks ignore the result: a peer that does not read, or
+/// has ended, accepts no packets.
+pub(super) fn send_all(socket: BorrowedFd<'_>, packet: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
     let mut room = [MaybeUninit::uninit(); 16 + 8 * (MOST + 1)];
     let mut control = SendAncillaryBuffer::new(&mut room);
     control.push(SendAncillaryMessage::ScmRights(files));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    // The result is ignored: a peer that does not read, or has ended, accepts no packets.
-    let _ = sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags);
+    sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags)
+}
+
+/// Returns a reactor of an attacker that connects in shared memory only. `onlooker` sees its
+/// sockets and files.
+pub(super) fn reactor(onlooker: Arc<dyn Onlooker>, config: Config) -> Result<Reactor<Order>> {
+    let mut settings = IwarpConfig::default();
+    (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
+    let provider = Iwarp::new(settings, GatedNet::seen_by(TcpNet::new()?, onlooker), system_entropy())?;
+    let poller = Box::new(MioPoller::new()?);
+    Ok(Reactor::with_parts(
+        config,
+        Parts { providers: vec![Box::new(provider)], poller, clock: Box::new(SystemClock) },
+    )?)
 }
 
 fn octets(rng: &mut Rng, most: usize) -> Vec<u8> {
@@ -243,7 +260,7 @@ impl Grip {
                     packet[24..32]
                         .copy_from_slice(&[4096, 32 << 10, 256 << 10, rng.bits()][rng.index(4)].to_le_bytes());
                 }
-                send_all(doorbell.as_fd(), &packet, &self.many(rng));
+                let _ = send_all(doorbell.as_fd(), &packet, &self.many(rng));
             }
             Means::Strangers => {
                 let _ = self.come(rng);
@@ -277,7 +294,7 @@ impl Grip {
                 }
             }
         }
-        send_all(stranger.as_fd(), &hello, &self.many(rng));
+        let _ = send_all(stranger.as_fd(), &hello, &self.many(rng));
         Ok(())
     }
 
@@ -308,7 +325,7 @@ impl Grip {
         }
         segment.store(half + HEAD, head.wrapping_add(body as u64));
         if let Some(doorbell) = &self.doorbell {
-            send_all(doorbell.as_fd(), &[0], &[]);
+            let _ = send_all(doorbell.as_fd(), &[0], &[]);
         }
     }
 }

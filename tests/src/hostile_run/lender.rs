@@ -7,32 +7,25 @@
 //! that the server pays for.
 
 use std::collections::BTreeMap;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
 use rdma_reactor::transport::mr::Access;
-use rdma_reactor::{
-    ConnectError, ConnectionId, Context, DisconnectReason, Handler, MioPoller, Parts, Reactor, Security, SystemClock,
-    Wait, system_entropy,
-};
+use rdma_reactor::{ConnectError, ConnectionId, Context, DisconnectReason, Handler, Security, Wait};
 use rdma_transport::iwarp::net::SocketId;
 use rdma_transport::shm::segment::{CAPACITY, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
 use rdma_transport::shm::{MappedSegment, Words};
 use rustix::fs::{MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use super::attacker::Report;
-use super::grip::{hole, newest_doorbell, send_all, writable};
+use super::grip::{hole, locked, newest_doorbell, reactor, send_all, writable};
 use super::process::{Order, answer, obey};
 use super::{Result, config};
-use crate::gate::net::{GatedNet, Onlooker};
+use crate::gate::net::Onlooker;
 use crate::sim::rng::Rng;
 
 /// The name of the attacker's memory files, as the server's `/proc/self/maps` has it.
@@ -89,12 +82,8 @@ pub fn announce(doorbell: &OwnedFd, (slot, word): (u8, u64), rights: Access, (fi
     packet[4..8].copy_from_slice(&rights.bits().to_le_bytes());
     packet[8..16].copy_from_slice(&word.to_le_bytes());
     packet[24..32].copy_from_slice(&len.to_le_bytes());
-    let files = [file.as_fd()];
     loop {
-        let mut room = [MaybeUninit::uninit(); 64];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        match sendmsg(doorbell, &[IoSlice::new(&packet)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        match send_all(doorbell.as_fd(), &packet, &[file.as_fd()]) {
             Ok(_) => return true,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::TOOMANYREFS) => {
                 std::thread::sleep(Duration::from_millis(1));
@@ -166,7 +155,7 @@ impl Link {
             head += size as u64;
         }
         self.segment.store(half + HEAD, head);
-        send_all(self.doorbell.as_fd(), &[0], &[]);
+        let _ = send_all(self.doorbell.as_fd(), &[0], &[]);
         self.becomes(half + TAIL, |tail| tail == head)
     }
 }
@@ -183,10 +172,6 @@ struct Lender {
     lent: AtomicU64,
     /// The files whose pages were removed.
     removed: Mutex<Vec<OwnedFd>>,
-}
-
-fn locked<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Onlooker for Lender {
@@ -238,7 +223,7 @@ impl Lender {
                         lent = FILES as u64;
                     }
                     1 if hole(&link.file, 0, 32 << 10) => {
-                        send_all(link.doorbell.as_fd(), &[0], &[]);
+                        let _ = send_all(link.doorbell.as_fd(), &[0], &[]);
                         locked(&self.removed).extend(link.file.try_clone());
                     }
                     _ => (0..SLOTS).for_each(|slot| _ = link.lend(slot, generation, Access::empty(), file)),
@@ -313,17 +298,8 @@ impl Handler<Order> for Program {
 /// The reactor fails.
 pub fn run(settings: Settings) -> Result<()> {
     let lender = Arc::new(Lender::default());
-    let mut shared = IwarpConfig::default();
-    (shared.extensions, shared.shared_memory) = (true, SharedMemoryPolicy::Require);
-    let onlooker = Arc::clone(&lender) as Arc<dyn Onlooker>;
-    let provider = Iwarp::new(shared, GatedNet::seen_by(TcpNet::new()?, onlooker), system_entropy())?;
     let config = config(Security::Plain, true).wait(Wait::Event).timeouts(|t| t.connect = Duration::from_secs(60));
-    let parts = Parts {
-        providers: vec![Box::new(provider)],
-        poller: Box::new(MioPoller::new()?),
-        clock: Box::new(SystemClock),
-    };
-    let mut reactor: Reactor<Order> = Reactor::with_parts(config, parts)?;
+    let mut reactor = reactor(Arc::clone(&lender) as _, config)?;
     obey(reactor.handle());
     let mut program = Program { settings, lender, up: 0, opened: 0 };
     for _ in 0..settings.connections {

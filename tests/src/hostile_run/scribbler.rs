@@ -6,19 +6,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_reactor::transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
 use rdma_reactor::{
-    ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, MioPoller, Outcome, Parts, Reactor,
-    Region, RegionOptions, RemoteRegion, Security, SendId, SystemClock, TimerId, system_entropy,
+    ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, Region, RegionOptions,
+    RemoteRegion, Security, SendId, TimerId,
 };
 use serde::{Deserialize, Serialize};
 
 use super::attacker::Report;
-use super::grip::{Grips, Means, Plan};
+use super::grip::{Grips, Means, Plan, reactor};
 use super::process::{Order, answer, obey};
 use super::server::{KEYS, READABLE, REGION, WRITABLE};
 use super::{Result, config};
-use crate::gate::net::GatedNet;
 use crate::sim::rng::Rng;
 
 /// The settings of the attacker's process.
@@ -161,27 +159,14 @@ impl Handler<Order> for Scribbler {
     }
 }
 
-/// Returns a reactor whose shared-memory connections are added to `grips`.
-fn reactor(grips: &Arc<Grips>) -> Result<Reactor<Order>> {
-    let mut settings = IwarpConfig::default();
-    (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
-    let onlooker = Arc::clone(grips) as Arc<dyn crate::gate::net::Onlooker>;
-    let provider = Iwarp::new(settings, GatedNet::seen_by(TcpNet::new()?, onlooker), system_entropy())?;
-    let config = config(Security::Plain, true).timeouts(|t| t.connect = Duration::from_secs(2));
-    let poller = Box::new(MioPoller::new()?);
-    Ok(Reactor::with_parts(
-        config,
-        Parts { providers: vec![Box::new(provider)], poller, clock: Box::new(SystemClock) },
-    )?)
-}
-
 /// Sends the answer that it is ready, and waits for the order to begin. Then attacks until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.
 pub fn run(settings: &Settings) -> Result<()> {
     let grips = Arc::new(Grips::default());
-    let mut reactor = reactor(&grips)?;
+    let config = config(Security::Plain, true).timeouts(|t| t.connect = Duration::from_secs(2));
+    let mut reactor = reactor(Arc::clone(&grips) as _, config)?;
     obey(reactor.handle());
     answer(&Report::default())?;
     let mut rng = Rng::new(settings.seed, "scribbles");

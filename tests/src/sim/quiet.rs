@@ -1,13 +1,13 @@
 //! A simulated network without faults, for tests that decide themselves what happens. Nodes run on virtual time. Each node gets a turn when
 //! it is due.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdma_reactor::aio::AsyncReactor;
-use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Error, Handler, Parts, Reactor};
+use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Error, Handler, Message, Parts, Reactor};
 use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy};
 
 use super::fabric::{Fabric, Shared, lock};
@@ -210,6 +210,16 @@ pub fn step_futures(fabric: &Shared, nets: &[AsyncReactor]) -> bool {
 pub fn settle(fabric: &Shared, nets: &[AsyncReactor]) {
     let steps = (0..STEPS).take_while(|_| step_futures(fabric, nets)).count() as u64;
     assert!(steps < STEPS, "not settled in {STEPS} steps");
+}
+
+/// A handler that counts its messages. Clones share the same number.
+#[derive(Clone, Debug, Default)]
+pub struct Counts(pub Rc<Cell<u32>>);
+
+impl Handler for Counts {
+    fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
+        self.0.set(self.0.get() + 1);
+    }
 }
 
 /// A handler that records the results of connects. Clones share the same records.
