@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # coverage.sh FLAG...: line coverage of both libraries by the tests of `make test-host`, which the
 # Makefile names as flags of cargo. Lines of tests do not count. Prints the files with the most
-# lines that never run, and fails if a part is below `LEAST` per cent (92), or the part that talks to
-# devices below 80 per cent: the tests in the guest run the rest of it.
+# lines that never run, and fails if a part is below `LEAST` per cent (92), or the part that talks
+# to devices below 80 per cent: the tests in the guest run the rest of it.
 # `target/coverage/lcov.info` has all lines.
 set -euo pipefail
 cd "$(dirname "$0")/.."

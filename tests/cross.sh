@@ -30,8 +30,8 @@ for machine; do
     export "CARGO_TARGET_${upper}_RUNNER=qemu-$machine-static -L /usr/$machine-linux-gnu"
     say "$(rustc --version), $triple"
     cargo check --target "$triple" -p rdma-transport -p rdma-reactor
-    # qemu-user does not forward advice about pages to the kernel (four tests), does not map a file of
-    # 1 TiB, reserves the highest real-time signals, takes the name of a congestion control for a
+    # qemu-user does not forward advice about pages to the kernel (four tests), does not map a file
+    # of 1 TiB, reserves the highest real-time signals, takes the name of a congestion control for a
     # number, and knows no option for the interface of multicast packets, which each UDP socket of
     # datagrams sets.
     cargo test --target "$triple" -p rdma-transport --lib -- \

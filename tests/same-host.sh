@@ -3,10 +3,11 @@
 #
 # Usage: tests/same-host.sh
 #
-# Each row starts a client that requires shared memory, and one that accepts any provider (ProviderChoice::Auto), against a server with
-# ProviderChoice::Auto; some rows, against one with ProviderChoice::Shm. After each row another client must connect in shared memory: a row
-# leaves no state in the server. In the last rows, a peer lends memory without end to a server whose resources are limited. Killed and
-# stopped peers are in tests/tests/same_host.rs.
+# Each row starts a client that requires shared memory, and one that accepts any provider
+# (ProviderChoice::Auto), against a server with ProviderChoice::Auto; some rows, against one with
+# ProviderChoice::Shm. After each row another client must connect in shared memory: a row leaves no
+# state in the server. In the last rows, a peer lends memory without end to a server whose resources
+# are limited. Killed and stopped peers are in tests/tests/same_host.rs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "same-host: run it as root, for it changes users and namespaces" >&2; exit 1; }
@@ -38,7 +39,8 @@ ip netns add "$space" && ip link add "v$$" type veth peer name "w$$" netns "$spa
     ip -n "$space" addr add 10.214.77.2/24 dev "w$$" && ip -n "$space" link set "w$$" up ||
     { echo "same-host: no second network namespace" >&2; exit 1; }
 
-# Starts a server by a command, and sets `port`. Its output is in the file `served-NAME`, and its log in `log-NAME`.
+# Starts a server by a command, and sets `port`. Its output is in the file `served-NAME`, and its
+# log in `log-NAME`.
 serve() { # NAME CHOICE [COMMAND...]
     RUST_LOG=rdma=debug "${@:3}" "$work/peer" "$2" serve 0.0.0.0:0 <>"$work/silence" >"$work/served-$1" 2>"$work/log-$1" &
     servers+=($!)
@@ -105,7 +107,8 @@ row "no address space, RLIMIT_AS" 127.0.0.1 40 '^[0-9]+ failed: .*Cannot allocat
     prlimit --as=20000000
 # The kernel ends the process whose group is full. Only its connections are lost.
 in_group() { echo "$BASHPID" >"$group/cgroup.procs" && exec "$@"; }
-# Without swap, to which the kernel would move the memory of a process instead of ending the process.
+# Without swap, to which the kernel would move the memory of a process instead of ending the
+# process.
 make_group() { # LIMIT
     local parent=${group%/*}
     if [ -f "$parent/cgroup.subtree_control" ]; then
@@ -171,8 +174,9 @@ for _ in $(seq 120); do
 done
 [ "$said" = "up shm" ] || { echo "FAILED  after the pause: $said" && failed=$((failed + 1)); }
 
-# A peer lends memory on 8 connections to a server, 5,000 times: files of 1 TiB, files without pages, and more than it may. The server
-# runs under a limit. Other clients are served meanwhile and afterwards, and the server is charged for no page of that memory.
+# A peer lends memory on 8 connections to a server, 5,000 times: files of 1 TiB, files without
+# pages, and more than it may. The server runs under a limit. Other clients are served meanwhile and
+# afterwards, and the server is charged for no page of that memory.
 limited() { # NAME COMMAND...
     local name=$1 said= report= verdict=ok most server from to lender
     shift

@@ -172,8 +172,8 @@ pub struct MessageStats {
 pub struct MemoryStats {
     /// Number of registered regions.
     pub regions: usize,
-    /// Number of registered regions that peers on this host may map ([`crate::RegionOptions::direct`]).
-    /// Each of them keeps a descriptor open.
+    /// Number of registered regions that peers on this host may map
+    /// ([`crate::RegionOptions::direct`]). Each of them keeps a descriptor open.
     pub direct_regions: usize,
     /// Number of times that a device has failed to deregister a region or buffers since the start of the reactor. The
     /// memory concerned is never freed. If a peer may write to that memory, the program never gets it as a slice again.
@@ -201,9 +201,10 @@ pub struct MemoryStats {
     /// messages ([`crate::Message::detach`]). When it occupies all receives of a connection, the
     /// peer can send no data.
     pub held_receives: usize,
-    /// Number of bytes of received messages that are longer than one buffer. The number includes messages that the
-    /// reactor is still fetching from peers, and messages that the program keeps. A short message counts for more than
-    /// its length, see [`crate::LargeMessageSettings::memory`].
+    /// Number of bytes of received messages that are longer than one buffer. The number includes
+    /// messages that the reactor is still fetching from peers, and messages that the program keeps.
+    /// A short message counts for more than its length, see
+    /// [`crate::LargeMessageSettings::memory`].
     pub fetched_bytes: usize,
     /// Number of bytes of unused memory that stays registered, so that later messages longer than one buffer can use
     /// it. See [`crate::LargeMessageSettings::cache`].

@@ -349,7 +349,8 @@ fn the_numbers_on_providers_are_true() {
     }
 }
 
-/// Returns true if a source file declares this name: a function, a constant, or a field of the type `of`.
+/// Returns true if a source file declares this name: a function, a constant, or a field of the type
+/// `of`.
 fn declares(source: &str, of: Option<&str>, name: &str) -> bool {
     let follows = |text: &str, head: &str, ends: &[char]| {
         text.match_indices(head).any(|(at, _)| text[at + head.len()..].starts_with(ends))
@@ -376,8 +377,8 @@ fn module(base: &str, path: &str) -> String {
 }
 
 /// Returns false if a name in a table of waits or bounds does not exist. `a::b::c` is a function, a
-/// constant or a field, `program test` is a test, and `a-b` is a planted defect. Other names are not
-/// checked.
+/// constant or a field, `program test` is a test, and `a-b` is a planted defect. Other names are
+/// not checked.
 fn is_known(name: &str) -> bool {
     if let Some((program, test)) = name.split_once(' ') {
         return declares(&module("tests/tests", program), None, test);

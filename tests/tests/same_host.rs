@@ -488,7 +488,8 @@ fn a_peer_that_lends_without_end_disturbs_nobody() {
             (0..2000).for_each(|_| lend(doorbell, 0, (&fixed, PIECE)));
         }
         echo(Config::default(), ProviderChoice::Shm, address, 4);
-        // Windows that wait to be unmapped count, so memory may be missing in a slot that was lent again.
+        // Windows that wait to be unmapped count, so memory may be missing in a slot that was lent
+        // again.
         check(&|bytes| (720 << 20..=768 << 20).contains(&bytes));
     });
 }

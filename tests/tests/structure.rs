@@ -201,8 +201,8 @@ fn each_planted_defect_has_a_row() {
     assert!(differs.is_empty(), "{}: the table and the code differ in {differs:?}", defects.file);
 }
 
-/// `SECURITY.md` and `docs/design/bounds.md` promise that nothing that a peer sends makes the library
-/// allocate without bound.
+/// `SECURITY.md` and `docs/design/bounds.md` promise that nothing that a peer sends makes the
+/// library allocate without bound.
 #[test]
 fn each_collection_has_a_bound() {
     let sources = [reactor(), transport()];

@@ -7,10 +7,11 @@ use rdma_transport::caps::Moderation;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompletionSettings {
-    /// Number of entries of a completion queue, or the device's limit if that is lower. If the connections of a device
-    /// need more entries, the reactor creates further queues. Each poll looks at all of them. Default: `None`, which is
-    /// the device's limit if the memory of its queues grows with the completions in them, as in the embedded provider,
-    /// and otherwise 16,384.
+    /// Number of entries of a completion queue, or the device's limit if that is lower. If the
+    /// connections of a device need more entries, the reactor creates further queues. Each poll
+    /// looks at all of them. Default: `None`, which is the device's limit if the memory of its
+    /// queues grows with the completions in them, as in the embedded provider, and otherwise
+    /// 16,384.
     pub queue: Option<u32>,
     /// The completion vector of the completion queues. It selects the interrupt that reports their events, and so the
     /// processor that handles the interrupt. Range: 0 to one less than `Capabilities::completion_vectors`. The first

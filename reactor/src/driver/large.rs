@@ -50,8 +50,8 @@ impl LargeMessages {
         Self { copied, fetched, least, looks: false, joins: Joins::new(keep) }
     }
 
-    /// Returns the number of bytes that a message of `len` bytes counts for. A peer may offer single
-    /// bytes, or accept messages of one byte in a buffer. Each message occupies a page.
+    /// Returns the number of bytes that a message of `len` bytes counts for. A peer may offer
+    /// single bytes, or accept messages of one byte in a buffer. Each message occupies a page.
     fn charge(&self, len: usize) -> usize {
         len.max(self.least)
     }
@@ -399,7 +399,8 @@ impl Driver {
         }
     }
 
-    /// Charges an arrived message of `len` bytes to a connection. Returns false if the budget does not cover it.
+    /// Charges an arrived message of `len` bytes to a connection. Returns false if the budget does
+    /// not cover it.
     pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
         let Some(slot) = self.table.get_mut(id) else { return false };
         let charge = self.large.charge(len);
@@ -411,8 +412,8 @@ impl Driver {
         taken
     }
 
-    /// Returns the memory of a message of `len` bytes to the budget. If the connection `id` still exists, the message is no
-    /// longer charged to it.
+    /// Returns the memory of a message of `len` bytes to the budget. If the connection `id` still
+    /// exists, the message is no longer charged to it.
     fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
         let charge = self.large.charge(len);
         self.large.fetched.give_back(charge);

@@ -94,8 +94,8 @@ pub(crate) struct Registry {
     kept: BlockCache,
     drop_channel: DropChannel,
     dropped: Receiver<Key>, // bound: large-messages, copies
-    /// The number of direct regions. Each keeps the descriptor of its memory file, because peers may
-    /// map it later.
+    /// The number of direct regions. Each keeps the descriptor of its memory file, because peers
+    /// may map it later.
     direct: usize, // bound: direct-regions
     /// The number of registrations that a device failed to release.
     unreleased: usize,
@@ -379,8 +379,8 @@ impl Registry {
     /// region with this key, revokes them and returns the state that the caller cleans up. Otherwise deregisters the kept block with this
     /// key, if there is one, and returns `None`. Also returns `None` if the device failed to revoke the key.
     ///
-    /// A key is unique only on one device. A region to which only the peer of another connection has
-    /// rights is not revoked.
+    /// A key is unique only on one device. A region to which only the peer of another connection
+    /// has rights is not revoked.
     pub(crate) fn invalidated(
         &mut self,
         providers: &mut Providers,

@@ -5,7 +5,8 @@
 //! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: runs all attacks, or those whose row of the table contains WORDS.
 //!   Prints the table to standard output. `--short` takes about 25 s: it omits the control (see below), and does not wait for memory to be
 //!   released. `--minutes` is the duration of the attack in shared memory;
-//! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `lend`, `newcomers`, `established` and `crowd` are the other processes.
+//! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `lend`, `newcomers`, `established` and
+//!   `crowd` are the other processes.
 //!
 //! The control is a second run, in which the attackers attack another server on this machine. In this run, the attackers can slow the
 //! honest clients down only by using processor time. On a real network, attackers use the processors of other machines, so this slowdown

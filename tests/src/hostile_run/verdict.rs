@@ -15,9 +15,11 @@ pub const SHARE: f64 = 0.9;
 /// The largest accepted ratio of the honest clients' p99 to their p99 in the control. It applies to rows for which [`Row::is_unnoticed`]
 /// returns true.
 pub const RATIO: f64 = 3.0;
-/// The largest accepted ratio of the p99 values, instead of [`RATIO`], if the attackers write over shared memory.
+/// The largest accepted ratio of the p99 values, instead of [`RATIO`], if the attackers write over
+/// shared memory.
 pub const RATIO_WITHIN_HOST: f64 = 2.0;
-/// The largest accepted memory of attackers that the server has mapped, in bytes. It is the default of the library.
+/// The largest accepted memory of attackers that the server has mapped, in bytes. It is the default
+/// of the library.
 pub const MAPPED: u64 = 1 << 30;
 /// The largest accepted memory that the server has more than beside honest peers, in KiB.
 pub const MORE_KIB: u64 = 64 << 10;

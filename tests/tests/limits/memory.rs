@@ -435,7 +435,8 @@ impl Handler for Offerer {
 fn a_peer_is_told_of_a_wait_for_memory() {
     let (fabric, log, got) = (network(3), Log::default(), Rc::<RefCell<Vec<Vec<u8>>>>::default());
     let answers = Answers { keeps: 1, ..Answers::default() };
-    // With one message of 4 MiB, the memory has no room for another one, because the last eighth is reserved for shorter messages.
+    // With one message of 4 MiB, the memory has no room for another one, because the last eighth is
+    // reserved for shorter messages.
     let small = short_of_memory().large_messages(|l| l.memory = 8 * MIB);
     let offerer = Offerer { region: None, got: Rc::clone(&got) };
     let mut nodes = [

@@ -1,6 +1,7 @@
-//! Compares the collections of a crate with the table of bounds. Each field whose type can grow has a comment:
-//! `// bound: KEY` names a row of the table, and `// local: REASON` says that no peer can make it grow. The comment is on
-//! the line of the field or above the field. One above a type applies to all its fields.
+//! Compares the collections of a crate with the table of bounds. Each field whose type can grow has
+//! a comment: `// bound: KEY` names a row of the table, and `// local: REASON` says that no peer
+//! can make it grow. The comment is on the line of the field or above the field. One above a type
+//! applies to all its fields.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,8 @@ use syn::{Attribute, Field, Item, ItemStatic, ItemType, Type};
 use super::source::{Module, Source, attributes, is_for_tests};
 use super::tables::{Table, code};
 
-/// The types whose values can grow. For those of this crate, the fields that use them have the comments.
+/// The types whose values can grow. For those of this crate, the fields that use them have the
+/// comments.
 const GROWING: [&str; 13] = [
     "AsyncQueue",
     "BTreeMap",
@@ -89,7 +91,8 @@ fn comment(line: &str) -> Option<(&str, &str)> {
     ["bound", "local"].contains(&kind).then(|| (kind, text.trim()))
 }
 
-/// Returns the first line of an item or field whose last line is `last`: that of its first attribute.
+/// Returns the first line of an item or field whose last line is `last`: that of its first
+/// attribute.
 fn first_line(attributes: &[Attribute], last: usize) -> usize {
     use syn::spanned::Spanned;
     attributes.iter().map(|attribute| attribute.span().start().line).min().unwrap_or(last)
@@ -154,8 +157,8 @@ pub(crate) fn unmarked(source: &Source) -> Vec<String> {
     faults
 }
 
-/// Returns the keys that comments name without a row, and the rows that no comment names. `files` has
-/// the path and the text of each file.
+/// Returns the keys that comments name without a row, and the rows that no comment names. `files`
+/// has the path and the text of each file.
 pub(crate) fn differences<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>, bounds: &Table) -> Vec<String> {
     let rows: BTreeSet<_> = bounds.rows.iter().flat_map(|row| code(&row.cells[0])).collect();
     let (mut named, mut faults) = (BTreeSet::new(), Vec::new());

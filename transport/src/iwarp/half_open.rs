@@ -30,8 +30,8 @@ pub(super) struct Handshakes {
 }
 
 impl Handshakes {
-    /// Adds a listener to the backlog, unless the backlog has it already: an edge may report further
-    /// connections of such a listener, which must not be served twice in each round.
+    /// Adds a listener to the backlog, unless the backlog has it already: an edge may report
+    /// further connections of such a listener, which must not be served twice in each round.
     pub(super) fn accept_later(&mut self, listener: Key) {
         if !self.backlog.contains(&listener) {
             self.backlog.push_back(listener);

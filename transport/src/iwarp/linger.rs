@@ -72,8 +72,8 @@ impl Lingers {
         self.sockets.len()
     }
 
-    /// Returns true if `next` may linger only after an older socket was removed. `most` is the largest
-    /// number of sockets.
+    /// Returns true if `next` may linger only after an older socket was removed. `most` is the
+    /// largest number of sockets.
     pub(super) fn is_full(&self, next: &Linger, most: usize) -> bool {
         self.sockets.len() >= most || self.bytes + next.rest.len() > MAX_BYTES
     }

@@ -4,11 +4,11 @@
 //! The system kills a process that touches a mapped page if the file has become shorter, or if the page cannot be
 //! allocated. To prevent both, the file's size is sealed, and its pages are allocated before any process maps the file.
 //!
-//! The process that accesses a hole is charged for the new page, for as long as any process has the file. So a process
-//! uses the file of a peer only if it has all its pages and nobody can remove one. The seal for that is
-//! `F_SEAL_FUTURE_WRITE`, which also prevents new mappings that can write. If the peer may only read, the owner of the
-//! file adds this seal. Otherwise the peer adds it after it has mapped the file. So at most one peer maps a file that
-//! it may write.
+//! The process that accesses a hole is charged for the new page, for as long as any process has the
+//! file. So a process uses the file of a peer only if it has all its pages and nobody can remove
+//! one. The seal for that is `F_SEAL_FUTURE_WRITE`, which also prevents new mappings that can
+//! write. If the peer may only read, the owner of the file adds this seal. Otherwise the peer adds
+//! it after it has mapped the file. So at most one peer maps a file that it may write.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -83,14 +83,15 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a whole memory file that another process has made. The file must have `len` bytes, rounded up to whole
-    /// pages, all of which are allocated. No process can remove pages of the file afterwards, and none can map it for
-    /// writing any more. The caller may close the descriptor afterwards.
+    /// Maps a whole memory file that another process has made. The file must have `len` bytes,
+    /// rounded up to whole pages, all of which are allocated. No process can remove pages of the
+    /// file afterwards, and none can map it for writing any more. The caller may close the
+    /// descriptor afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing or can be removed,
-    /// or if it is in huge pages; the system's error if the file cannot be mapped, or another process maps it already
-    /// with [`Sharing::Write`].
+    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing
+    /// or can be removed, or if it is in huge pages; the system's error if the file cannot be
+    /// mapped, or another process maps it already with [`Sharing::Write`].
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::map_in_pages(file, len, sharing, page_size())
     }

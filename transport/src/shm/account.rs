@@ -13,8 +13,9 @@ use crate::mem::Window;
 
 /// The length of the staging buffer of a side in bytes.
 pub(super) const STAGING: usize = 256 << 10;
-/// The largest length of a window, and of the windows that are unmapped in one turn, in bytes. If the
-/// peer has ended, the kernel frees all pages of its file while the file is unmapped: about 10 ms.
+/// The largest length of a window, and of the windows that are unmapped in one turn, in bytes. If
+/// the peer has ended, the kernel frees all pages of its file while the file is unmapped: about 10
+/// ms.
 pub(super) const SLICE: u64 = 64 << 20;
 /// The largest number of windows of all providers of the process: a quarter of the default of
 /// `vm.max_map_count`. At that number of mappings, the kernel refuses memory to every part of the

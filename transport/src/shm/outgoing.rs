@@ -275,9 +275,9 @@ impl Outgoing {
         self.queue.push_back(QueuedSend { wr, len, inline });
     }
 
-    /// Writes the record of a whole Send to the ring. `put` writes the payload. The payload has `len` bytes, at most
-    /// [`INLINE`]. Returns false if the ring is full, although the peer's position was loaded again.
-    /// The caller has checked [`Outgoing::is_clear`].
+    /// Writes the record of a whole Send to the ring. `put` writes the payload. The payload has
+    /// `len` bytes, at most [`INLINE`]. Returns false if the ring is full, although the peer's
+    /// position was loaded again. The caller has checked [`Outgoing::is_clear`].
     #[inline]
     pub(super) fn message<S: Segment>(&mut self, segment: &S, len: usize, put: impl FnOnce(&S, usize)) -> bool {
         let header = RecordHeader { flags: LAST, ..RecordHeader::new(RecordKind::Send, len as u32) };

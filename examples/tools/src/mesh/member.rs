@@ -67,8 +67,8 @@ pub struct Member {
     /// The addresses of the ranks. Empty until rank 0 orders to connect.
     addresses: Vec<Option<SocketAddr>>,
     links: Vec<Option<Link>>,
-    /// The all-to-all load from peers whose links have ended. If a peer has opened several links, the
-    /// last one counts.
+    /// The all-to-all load from peers whose links have ended. If a peer has opened several links,
+    /// the last one counts.
     ended: BTreeMap<usize, Inbound>, // bound: tool-mesh
     storm: Option<Storm>,
     began: Instant,

@@ -643,7 +643,8 @@ fn an_end_does_not_overtake_what_was_sent() {
     side.device.abrupt = true;
     (0..3).for_each(|_| side.send(4));
     side.close();
-    // All sends of the side complete, including the goodbye, before any of them has arrived at the peer.
+    // All sends of the side complete, including the goodbye, before any of them has arrived at the
+    // peer.
     for _ in 0..2 {
         while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
         side.end();
