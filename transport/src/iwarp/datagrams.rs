@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use super::NAME;
 use super::endpoint::{CmEndpoint, EndpointState};
+use super::hub::Owner;
 use super::net::{Net, NetChannel, SocketId};
-use super::provider::{DEVICE, Iwarp, Owner, STALE_ID, STALE_QP};
+use super::provider::{DEVICE, Iwarp, STALE_ID, STALE_QP};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, ReadDepth};
 use crate::datagram::{AddressId, DatagramPeer, GRH_LEN, Route};
 use crate::error::{Result, TransportError};
@@ -55,18 +56,20 @@ impl<N: Net> Iwarp<N> {
     /// `address` on the interface with the address `at`.
     fn open_port(&mut self, address: SocketAddr, at: Option<SocketAddr>) -> Result<Key> {
         let listen = |source| TransportError::Listen { address, source };
-        let interface = self.net.interface(at.unwrap_or(address)).map_err(listen)?;
+        let interface = self.hub.net.interface(at.unwrap_or(address)).map_err(listen)?;
         let (socket, kind) = match at.map(|at| at.ip()) {
             Some(member) => {
-                let socket = self.net.open_group(address, member, interface).map_err(listen)?;
+                let socket = self.hub.net.open_group(address, member, interface).map_err(listen)?;
                 (socket, PortKind::Group { member, ids: Vec::new() })
             }
-            None => (self.net.open_packets(address).map_err(listen)?, PortKind::Address { services: BTreeMap::new() }),
+            None => {
+                (self.hub.net.open_packets(address).map_err(listen)?, PortKind::Address { services: BTreeMap::new() })
+            }
         };
-        let bound = self.net.local_address(socket);
-        let bound = bound.inspect_err(|_| self.net.close(socket, false)).map_err(listen)?;
+        let bound = self.hub.net.local_address(socket);
+        let bound = bound.inspect_err(|_| self.hub.net.close(socket, false)).map_err(listen)?;
         let key = self.datagrams.add(UdpPort::new(socket.0, bound, interface, kind));
-        self.own(socket, Owner::Port(key));
+        self.hub.own(socket, Owner::Port(key));
         self.live += 1;
         Ok(key)
     }
@@ -86,13 +89,13 @@ impl<N: Net> Iwarp<N> {
             let socket = SocketId(port.socket);
             self.datagrams.ports.remove(key);
             self.live -= 1;
-            self.close(socket, false);
+            self.hub.close(socket, false);
         }
     }
 
     /// Returns the UDP port that the ids at a local address share. Opens the port if necessary. Ignores the port number in `local`.
     fn port_at(&mut self, mut local: SocketAddr) -> Result<Key> {
-        let common = self.config.roce.port;
+        let common = self.hub.config.roce.port;
         match self.datagrams.shared(local, common) {
             Some(port) => Ok(port),
             None => {
@@ -131,12 +134,12 @@ impl<N: Net> Iwarp<N> {
     /// entries.
     pub(super) fn add_datagram_qp(&mut self, key: Key, attr: &QpAttr) -> Result<()> {
         let mut salt = [0];
-        (self.entropy)(&mut salt);
+        (self.hub.entropy)(&mut salt);
         let made = self.make_queue_pair(key, attr, salt[0]);
         match (made, self.datagram_mut(key)) {
             (Ok(queue_pair), Some(id)) => id.qp = Some(queue_pair),
             (made, _) => {
-                Completions::new(QpId(key), *attr).release(&mut ReceiveQueue::new(0), &mut self.resources);
+                Completions::new(QpId(key), *attr).release(&mut ReceiveQueue::new(0), &mut self.hub.resources);
                 return made.map(drop);
             }
         }
@@ -169,7 +172,7 @@ impl<N: Net> Iwarp<N> {
         }
         if let Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) = self.endpoints.get_mut(key) {
             if let Some(qp) = &mut id.qp {
-                qp.flush(&mut self.resources.cqs);
+                qp.flush(&mut self.hub.resources.cqs);
             }
         }
         Ok(())
@@ -188,7 +191,7 @@ impl<N: Net> Iwarp<N> {
         }
         if let Some(qp) = &mut id.qp {
             self.datagrams.numbers.remove(qp.number);
-            qp.release(&mut self.resources);
+            qp.release(&mut self.hub.resources);
         }
         if let (DatagramPhase::Listening(service), Some(port)) = (&id.phase, self.datagrams.ports.get_mut(id.port)) {
             if let PortKind::Address { services } = &mut port.kind {
@@ -225,7 +228,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Changes the phase of an id and clears its deadline. Returns the previous phase.
     pub(super) fn set_phase(&mut self, key: Key, phase: DatagramPhase) -> Option<DatagramPhase> {
-        self.set_deadline(key, None);
+        self.hub.deadlines.clear(Owner::Endpoint(key));
         let before = std::mem::replace(&mut self.datagram_mut(key)?.phase, phase);
         self.forget_query(key, &before);
         Some(before)
@@ -235,13 +238,13 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn fail_datagram(&mut self, key: Key, failure: Option<ConnectFailure>) {
         self.set_phase(key, DatagramPhase::Dead);
         if let Some(failure) = failure {
-            self.raise(key, CmEventKind::ConnectFailed(failure));
+            self.hub.raise(key, CmEventKind::ConnectFailed(failure));
         }
     }
 
     /// Returns the UDP port of a peer to which queries for a service are sent.
     fn port_of_service(&self, service: u16) -> u16 {
-        self.config.roce.port.unwrap_or(service)
+        self.hub.config.roce.port.unwrap_or(service)
     }
 
     /// Queries a peer for the number of the queue pair that receives datagrams at its address.
@@ -253,7 +256,7 @@ impl<N: Net> Iwarp<N> {
         check_private_data(private_data, mad::REQUEST_DATA)?;
         let from = self.datagrams.ports.get(id.port).ok_or(STALE_ID)?.address;
         let mut octets = [0; 12];
-        (self.entropy)(&mut octets);
+        (self.hub.entropy)(&mut octets);
         let [a, b, c, d, transaction @ ..] = octets;
         let mut request = u32::from_ne_bytes([a, b, c, d]);
         while self.datagrams.queries.contains_key(&request) {
@@ -269,10 +272,10 @@ impl<N: Net> Iwarp<N> {
             key,
             DatagramPhase::Querying(Box::new(PendingQuery { query, to, until, wait: super::ports::FIRST_WAIT })),
         );
-        self.set_deadline(key, Some(until));
+        self.hub.deadlines.set(Owner::Endpoint(key), until);
         self.datagrams.queries.insert(request, key);
         self.datagrams.fresh.push(key);
-        self.net.wake(NetChannel::Completion);
+        self.hub.net.wake(NetChannel::Completion);
         self.send_query(key);
         Ok(())
     }
@@ -293,7 +296,7 @@ impl<N: Net> Iwarp<N> {
         check_private_data(private_data, mad::REPLY_DATA)?;
         let without = TransportError::InvalidState { call, state: "without a queue pair" };
         let number = self.datagram(owner)?.qp.as_ref().ok_or(without)?.number;
-        let status = SidrStatus::Known { number, queue_key: self.config.roce.queue_key };
+        let status = SidrStatus::Known { number, queue_key: self.hub.config.roce.queue_key };
         let (request, to, port) = (query.request, *to, id.port);
         let reply = query.reply(status, private_data).emit();
         self.send_mad(port, to, &reply);
@@ -301,7 +304,7 @@ impl<N: Net> Iwarp<N> {
         self.datagrams.received_queries.insert((to, request), asked);
         if asked == owner {
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
-            self.raise(asked, CmEventKind::Established { private_data, read_depth });
+            self.hub.raise(asked, CmEventKind::Established { private_data, read_depth });
         }
         Ok(())
     }
@@ -341,7 +344,7 @@ fn check_private_data(private_data: &[u8], max: usize) -> Result<()> {
 impl<N: Net> Datagrams for Iwarp<N> {
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)> {
         Self::is_of_a_device(address)?;
-        let port = match (self.config.roce.port, address.port()) {
+        let port = match (self.hub.config.roce.port, address.port()) {
             (None, 1..) => self.open_port(address, None)?,
             _ => self.port_at(address)?,
         };
@@ -360,7 +363,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         Self::is_of_a_device(address)?;
         options.note_ignored(NAME)?;
-        let common = self.config.roce.port;
+        let common = self.hub.config.roce.port;
         let key = match common {
             None => self.open_port(address, None)?,
             Some(_) => self.port_at(address)?,
@@ -390,7 +393,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         let from = match from {
             Some(from) => from,
             None => {
-                let source = self.net.source(peer);
+                let source = self.hub.net.source(peer);
                 let source = source.map_err(|source| TransportError::io("finding a route to the peer", source))?;
                 // The address is on the interface of the peer, so it has the peer's scope.
                 let mut from = peer;
@@ -410,9 +413,9 @@ impl<N: Net> Datagrams for Iwarp<N> {
         let port = self.port_at(from)?;
         let id = self.add_datagram(DatagramPhase::Resolved(peer, deadline), port);
         if !peer.ip().is_multicast() {
-            self.set_deadline(id.0, Some(deadline));
+            self.hub.deadlines.set(Owner::Endpoint(id.0), deadline);
         }
-        self.raise(id.0, CmEventKind::Resolved { device: DEVICE });
+        self.hub.raise(id.0, CmEventKind::Resolved { device: DEVICE });
         Ok(id)
     }
 
@@ -441,7 +444,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         }
         let UdpPort { address: at, interface, .. } = self.datagrams.ports.get(of.port).ok_or(STALE_ID)?;
         let (at, interface) = (*at, interface.index);
-        let address = SocketAddr::new(group, self.config.roce.group_port);
+        let address = SocketAddr::new(group, self.hub.config.roce.group_port);
         let port = match self.datagrams.group(group, at.ip(), interface) {
             Some(port) => port,
             None => self.open_port(address, Some(at))?,
@@ -453,9 +456,9 @@ impl<N: Net> Datagrams for Iwarp<N> {
         if let Some(of) = self.datagram_mut(id.0) {
             of.groups.push((group, port));
         }
-        let queue_key = self.config.roce.queue_key;
+        let queue_key = self.hub.config.roce.queue_key;
         let peer = DatagramPeer { route: self.route_to(address), qp_number: GROUP, queue_key };
-        self.raise(id.0, CmEventKind::Joined { group, peer });
+        self.hub.raise(id.0, CmEventKind::Joined { group, peer });
         Ok(())
     }
 
@@ -465,7 +468,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         let place = of.groups.iter().position(|(in_it, _)| *in_it == group);
         let place = place.ok_or(TransportError::InvalidState { call: "leave", state: "not in that group" })?;
         let (_, port) = of.groups.swap_remove(place);
-        self.cm_events.retain(|event| {
+        self.hub.events.retain(|event| {
             event.id != id || !matches!(event.kind, CmEventKind::Joined { group: joined, .. } if joined == group)
         });
         self.leave_group(id.0, port);
@@ -481,7 +484,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
         if !route.is_global {
             return Err(TransportError::Unsupported { provider: NAME, feature: "routes without an IP address" });
         }
-        let port = if route.lid == 0 { self.config.roce.port.unwrap_or(ROCE_PORT) } else { route.lid };
+        let port = if route.lid == 0 { self.hub.config.roce.port.unwrap_or(ROCE_PORT) } else { route.lid };
         let address = SocketAddr::new(Ipv6Addr::from(route.gid).to_canonical(), port);
         Ok(AddressId(self.datagrams.addresses.insert(address)))
     }

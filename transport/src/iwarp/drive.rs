@@ -1,15 +1,15 @@
 //! The implementation of `progress`: receives and sends bytes, ends connections, and handles deadlines.
 
-use std::cmp::Reverse;
 use std::io;
 use std::time::{Duration, Instant};
 
 use super::config::SharedMemoryPolicy;
 use super::endpoint::{Accepting, CmEndpoint, EndpointState, lost, never_up};
 use super::fault::Fault;
+use super::hub::Owner;
 use super::intake::Intake;
 use super::net::{Net, NetChannel, Ready, SocketId};
-use super::provider::{Iwarp, Owner};
+use super::provider::Iwarp;
 use super::queue_pair::QueuePair;
 use super::startup;
 use super::transmit::Sent;
@@ -43,23 +43,23 @@ enum ReceiveResult {
 impl<N: Net> Iwarp<N> {
     /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
-        self.call.now = Some(now);
+        self.hub.now = Some(now);
         self.links.account.begin_turn();
         let more = self.drive_round(now, drive) || self.links.account.unmaps();
         // The caller may sleep after a full call, and after any call if all completion queues are armed. So peers in shared memory must be
         // able to wake the caller.
-        let sleeps = self.links.unarmed && (drive == Drive::Full || self.resources.cqs.are_all_armed());
+        let sleeps = self.links.unarmed && (drive == Drive::Full || self.hub.resources.cqs.are_all_armed());
         (sleeps && self.arm_links()) || more
     }
 
     #[inline]
     fn drive_round(&mut self, now: Instant, drive: Drive) -> bool {
-        if drive == Drive::Spin && self.links.count > 0 && self.ready.is_empty() {
+        if drive == Drive::Spin && self.links.count > 0 && self.hub.ready.is_empty() {
             if let Some(more) = self.spin_links(now) {
                 return more;
             }
         }
-        let spins = drive == Drive::Spin && self.ready.is_empty();
+        let spins = drive == Drive::Spin && self.hub.ready.is_empty();
         // If the send buffer of a connection's socket is full, only an edge reports that the socket is writable again. So the edges must be
         // read.
         let blocked = |hot| self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked());
@@ -70,7 +70,7 @@ impl<N: Net> Iwarp<N> {
                 if self.receive(hot, now) {
                     self.enqueue(hot);
                 }
-                return !(self.ready.is_empty() && self.datagrams.ready.is_empty());
+                return !(self.hub.ready.is_empty() && self.datagrams.ready.is_empty());
             }
         }
         if spins && self.hot.is_none() && self.datagrams.ready.is_empty() {
@@ -80,7 +80,7 @@ impl<N: Net> Iwarp<N> {
         }
         // Without a connection, a busy poll has nothing to read. It need not send either: an edge wakes the caller when a closed connection
         // can send its unsent bytes. The caller also wakes up at the next deadline.
-        if drive == Drive::Spin && self.live == 0 && self.ready.is_empty() {
+        if drive == Drive::Spin && self.live == 0 && self.hub.ready.is_empty() {
             return false;
         }
         // Read all edges, because `has_unread` is only correct if no edge is left unread. Each socket has at most one edge, which bounds
@@ -95,27 +95,27 @@ impl<N: Net> Iwarp<N> {
                 break;
             }
         }
-        for _ in 0..self.ready.len().min(SERVED) {
-            let Some(key) = self.ready.pop_front() else { break };
+        for _ in 0..self.hub.ready.len().min(SERVED) {
+            let Some(key) = self.hub.ready.pop_front() else { break };
             if self.receive(key, now) {
                 self.enqueue(key);
             }
         }
         self.serve_ports(now);
         self.timers(now);
-        more || !(self.ready.is_empty() && self.datagrams.ready.is_empty())
+        more || !(self.hub.ready.is_empty() && self.datagrams.ready.is_empty())
     }
 
     pub(super) fn enqueue(&mut self, key: Key) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
-            endpoint.enqueue(key, &mut self.ready);
+            self.hub.enqueue(key, &mut endpoint.queued);
         }
     }
 
     /// Reads edges of a channel and handles them. Returns true if more edges remain.
     pub(super) fn collect(&mut self, channel: NetChannel, now: Instant) -> io::Result<bool> {
         let mut edges = std::mem::take(&mut self.edges);
-        let more = self.net.poll(channel, &mut edges);
+        let more = self.hub.net.poll(channel, &mut edges);
         for (socket, ready) in edges.drain(..) {
             self.edge(socket, ready, now);
         }
@@ -124,13 +124,13 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn edge(&mut self, socket: SocketId, ready: Ready, now: Instant) {
-        match self.owner(socket) {
+        match self.hub.owner(socket) {
             Some(Owner::Endpoint(key)) => match self.endpoints.get_mut(key) {
                 Some(endpoint @ CmEndpoint { state: EndpointState::Live, .. }) => {
                     endpoint.closed |= ready.closed;
                     endpoint.readable |= ready.readable;
                     if ready.readable {
-                        endpoint.enqueue(key, &mut self.ready);
+                        self.hub.enqueue(key, &mut endpoint.queued);
                     }
                     if ready.writable && endpoint.is_blocked() && !crate::planted("writable-edge-ignored") {
                         self.transmit(key);
@@ -152,10 +152,8 @@ impl<N: Net> Iwarp<N> {
             Some(Owner::Setup(key)) => self.continue_setup(key, now),
             Some(Owner::Port(key)) => self.port_edge(key, ready),
             Some(Owner::Linger(key)) => {
-                let linger = self.lingers.get_mut(key).filter(|_| !crate::planted("a-closed-socket-sends-no-more"));
-                if linger.is_some_and(|linger| linger.serve(&mut self.net, self.intake.scratch())) {
-                    self.lingers.remove(key);
-                    self.close(socket, false);
+                if !crate::planted("a-closed-socket-sends-no-more") {
+                    self.hub.serve_linger(key);
                 }
             }
             None => {}
@@ -165,7 +163,7 @@ impl<N: Net> Iwarp<N> {
     /// Serves a live connection that was removed from the ready queue: continues an unfinished transmission, and receives until the
     /// connection has used its budget. Returns true if the connection must be queued again, because bytes may remain or sending has failed.
     fn receive(&mut self, key: Key, now: Instant) -> bool {
-        let mut budget = self.config.receive_budget;
+        let mut budget = self.hub.config.receive_budget;
         for round in 0..RECEIVES {
             let Some(endpoint @ CmEndpoint { state: EndpointState::Live, .. }) = self.endpoints.get_mut(key) else {
                 if self.hot == Some(key) {
@@ -189,8 +187,9 @@ impl<N: Net> Iwarp<N> {
                 return false;
             }
             let room = endpoint.pace.room();
-            let net = &mut self.net;
-            let (octets, drained) = match receive_once(qp, &mut self.intake, room, &self.resources, net, socket) {
+            let net = &mut self.hub.net;
+            let (octets, drained) = match receive_once(qp, &mut self.hub.intake, room, &self.hub.resources, net, socket)
+            {
                 ReceiveResult::Bytes(octets, drained) => {
                     (octets, drained && (!endpoint.closed || crate::planted("short-read-before-the-end")))
                 }
@@ -216,18 +215,18 @@ impl<N: Net> Iwarp<N> {
                 }
             };
             // The check precedes `input`, which completes receives and answers Reads.
-            let refuses = qp.is_held() && self.config.shared_memory == SharedMemoryPolicy::Require;
+            let refuses = qp.is_held() && self.hub.config.shared_memory == SharedMemoryPolicy::Require;
             if refuses && !crate::planted("a-refused-stream-is-read") {
                 self.refuse_stream(key, now);
                 return false;
             }
             let fpdus = qp.fpdus();
-            let result = qp.input(&mut self.intake, octets, &mut self.resources);
+            let result = qp.input(&mut self.hub.intake, octets, &mut self.hub.resources);
             let fpdus = qp.fpdus().wrapping_sub(fpdus) as usize;
             if endpoint.pace.is_sign_of_life(octets, fpdus) {
                 endpoint.last_heard = Some(now);
             }
-            let cost = endpoint.pace.cost(octets, fpdus, self.config.receive_budget);
+            let cost = endpoint.pace.cost(octets, fpdus, self.hub.config.receive_budget);
             endpoint.readable = !drained;
             // If `transmit` fails below, `transmit` itself queues the connection again. If sending had already failed before this call,
             // this function must queue the connection again.
@@ -236,7 +235,7 @@ impl<N: Net> Iwarp<N> {
                 qp.release();
                 self.end_setup(key, "the peer has started on the stream", now);
                 self.announce(key);
-                self.set_deadline(key, None);
+                self.hub.deadlines.clear(Owner::Endpoint(key));
                 self.transmit(key);
             } else if qp.has_output() {
                 self.transmit(key);
@@ -270,17 +269,17 @@ impl<N: Net> Iwarp<N> {
             return;
         }
         let mut accepts = false;
-        let result = match endpoint.send_frame(&mut self.net) {
+        let result = match endpoint.send_frame(&mut self.hub.net) {
             Ok(true) => {
                 let (Some(socket), Some(qp)) = (endpoint.socket, endpoint.qp.as_mut()) else { return };
                 endpoint.transmissions = endpoint.transmissions.wrapping_add(1);
                 if endpoint.transmissions % 1024 == 16 {
-                    if let Ok(max_segment) = self.net.max_segment(socket) {
+                    if let Ok(max_segment) = self.hub.net.max_segment(socket) {
                         qp.set_max_segment(max_segment);
                     }
                 }
-                let net = &mut self.net;
-                qp.transmit(&mut |bufs| net.send(socket, bufs).inspect(|_| accepts = true), &mut self.resources)
+                let net = &mut self.hub.net;
+                qp.transmit(&mut |bufs| net.send(socket, bufs).inspect(|_| accepts = true), &mut self.hub.resources)
             }
             Ok(false) => Ok(Sent::Blocked),
             Err(error) => Err(error),
@@ -290,11 +289,11 @@ impl<N: Net> Iwarp<N> {
                 // A full socket accepts bytes again only after the peer's TCP has acknowledged some. On a slow link, the answer to a ping
                 // arrives late, because the ping waits behind the data that is still unsent.
                 if std::mem::replace(&mut endpoint.sent, sent) == Sent::Blocked && accepts {
-                    endpoint.last_heard = endpoint.last_heard.max(self.call.now);
+                    endpoint.last_heard = endpoint.last_heard.max(self.hub.now);
                 }
                 if sent == Sent::More || endpoint.qp.as_ref().is_some_and(|qp| qp.has_fault()) {
                     self.enqueue(key);
-                    self.net.wake(NetChannel::Completion);
+                    self.hub.net.wake(NetChannel::Completion);
                 }
                 return;
             }
@@ -305,7 +304,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.closed = true;
         endpoint.sent = Sent::All;
         self.enqueue(key);
-        self.net.wake(NetChannel::Completion);
+        self.hub.net.wake(NetChannel::Completion);
     }
 
     /// Ends a connection because of a fault in its stream. Sends a Terminate if the RFCs require one.
@@ -331,7 +330,7 @@ impl<N: Net> Iwarp<N> {
             endpoint.announced = true;
             let of_link = endpoint.link.as_ref().map(|link| link.read_depth);
             let read_depth = of_link.or(endpoint.qp.as_ref().map(|qp| qp.read_depth)).unwrap_or_default();
-            self.raise(key, CmEventKind::Established { private_data: Box::default(), read_depth });
+            self.hub.raise(key, CmEventKind::Established { private_data: Box::default(), read_depth });
         }
     }
 
@@ -348,8 +347,8 @@ impl<N: Net> Iwarp<N> {
         let Some(EndpointState::Live) = self.transition(key, EndpointState::Dead) else { return };
         self.end_link(key);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        endpoint.deadline = None;
-        let rest = endpoint.qp.as_mut().map(|qp| qp.end(terminate, &mut self.resources.cqs)).unwrap_or_default();
+        self.hub.deadlines.clear(Owner::Endpoint(key));
+        let rest = endpoint.qp.as_mut().map(|qp| qp.end(terminate, &mut self.hub.resources.cqs)).unwrap_or_default();
         let rest = endpoint.unsent(rest);
         let (announced, socket) = (endpoint.announced, endpoint.socket.take());
         if self.hot == Some(key) {
@@ -358,38 +357,25 @@ impl<N: Net> Iwarp<N> {
         if let Some(socket) = socket {
             match cause {
                 DisconnectCause::Peer | DisconnectCause::Truncated | DisconnectCause::Path(_) => {
-                    self.close(socket, false);
+                    self.hub.close(socket, false);
                 }
-                _ => self.linger(socket, rest, now),
+                _ => self.hub.linger(socket, rest, now),
             }
         }
         let kind = match cause {
             cause if announced || cause == DisconnectCause::Local => CmEventKind::Disconnected(cause),
             cause => CmEventKind::ConnectFailed(never_up(cause)),
         };
-        self.raise(key, kind);
+        self.hub.raise(key, kind);
     }
 
     /// Handles the deadlines that have passed.
     pub(super) fn timers(&mut self, now: Instant) {
         self.time_queries(now);
-        while let Some(&Reverse((at, owner))) = self.deadlines.peek() {
-            let due = self.is_due(at, owner);
-            if due && at > now {
-                break;
-            }
-            // Deadlines that were replaced are removed even if their time has not passed, so that they do not wake the caller.
-            self.deadlines.pop();
-            if !due {
-                continue;
-            }
+        while let Some((at, owner)) = self.hub.deadlines.pop_passed(now) {
             match owner {
                 Owner::Endpoint(key) => self.expire(key, at, now),
-                Owner::Linger(key) => {
-                    if let Some(linger) = self.lingers.remove(key) {
-                        self.close(linger.socket, false);
-                    }
-                }
+                Owner::Linger(key) => self.hub.end_linger(key),
                 Owner::NewPeer(key) => self.close_new_peer(key, now),
                 Owner::SetupListener => _ = self.accept_local_peers(now),
                 Owner::Setup(_) | Owner::Port(_) => {}
@@ -401,7 +387,6 @@ impl<N: Net> Iwarp<N> {
     /// in time without being read. It is read before the client's connection ends.
     fn expire(&mut self, key: Key, due: Instant, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        endpoint.deadline = None;
         match &endpoint.state {
             EndpointState::Listening(_) => {
                 endpoint.state = EndpointState::Listening(Accepting::Yes);
@@ -426,9 +411,9 @@ impl<N: Net> Iwarp<N> {
                 self.expire_unannounced(key, now.saturating_duration_since(due), now)
             }
             EndpointState::Live => {
-                let acknowledged = endpoint.socket.is_none_or(|socket| self.net.all_acknowledged(socket));
+                let acknowledged = endpoint.socket.is_none_or(|socket| self.hub.net.all_acknowledged(socket));
                 if !endpoint.frame.is_empty() || !acknowledged {
-                    self.set_deadline(key, Some(now + self.config.reply_grace.max(RETRY)));
+                    self.hub.deadlines.set(Owner::Endpoint(key), now + self.hub.config.reply_grace.max(RETRY));
                 } else if let Some(qp) = endpoint.qp.as_mut().filter(|qp| qp.is_held()) {
                     qp.release();
                     self.transmit(key);
@@ -456,8 +441,8 @@ impl<N: Net> Iwarp<N> {
             self.enqueue(key);
         }
         if let Some(CmEndpoint { state: EndpointState::Live, announced: false, .. }) = self.endpoints.get(key) {
-            if waits && !self.awaits_hello(key) || late >= self.config.ready_timeout / 2 {
-                return self.set_deadline(key, Some(now + self.config.ready_timeout));
+            if waits && !self.awaits_hello(key) || late >= self.hub.config.ready_timeout / 2 {
+                return self.hub.deadlines.set(Owner::Endpoint(key), now + self.hub.config.ready_timeout);
             }
             self.transition(key, EndpointState::Dead);
             self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);

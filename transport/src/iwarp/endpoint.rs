@@ -1,6 +1,5 @@
 //! Endpoints: the objects behind connection-manager ids. An endpoint is a listener, one end of a connection, or an id for datagrams.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -17,7 +16,6 @@ use crate::newcomers::{Host, Ticket};
 use crate::roce::id::DatagramId;
 use crate::shm::Segment;
 use crate::shm::link::Link;
-use crate::slab::Key;
 
 /// An attempt to connect to a peer. It exists until the MPA reply has arrived or the attempt has failed.
 #[derive(Debug)]
@@ -113,7 +111,6 @@ impl EndpointState {
 pub(crate) struct CmEndpoint<S: Segment> {
     pub(crate) state: EndpointState,
     pub(crate) socket: Option<SocketId>,
-    pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
     /// The queue pair of a connection in shared memory. If `link` is `Some`, `qp` is `None`, and `socket` is the Unix socket.
     pub(super) link: Option<Box<Link<S>>>,
@@ -150,7 +147,6 @@ impl<S: Segment> CmEndpoint<S> {
         Self {
             state,
             socket,
-            deadline: None,
             qp: None,
             link: None,
             setup: None,
@@ -165,15 +161,6 @@ impl<S: Segment> CmEndpoint<S> {
             transmissions: 0,
             last_heard: None,
             pace: Pace::new(),
-        }
-    }
-
-    /// Appends the connection to the ready queue, unless the queue contains it. `key` is the key of this endpoint.
-    #[inline]
-    pub(crate) fn enqueue(&mut self, key: Key, ready: &mut VecDeque<Key>) {
-        if !self.queued {
-            self.queued = true;
-            ready.push_back(key);
         }
     }
 

@@ -6,20 +6,17 @@
 
 use std::collections::VecDeque;
 
-use super::start_queue::StartQueue;
 use crate::log_limit::LogLimit;
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
 
-/// The handshakes that peers have started with a provider, and the connections that wait to start.
+/// The handshakes that peers have started with a provider.
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
     /// The number of unfinished handshakes.
     pub(super) unfinished: usize,
     /// The endpoints of half-open connections.
     pub(super) half_open: Newcomers<Key>, // bound: half-open
-    /// The connections that wait to start.
-    pub(super) starts: StartQueue,
     /// A host with more half-open connections than the limit per host. `None` if no host exceeds the limit.
     pub(super) crowd: Option<Host>,
     /// The listeners that are paused because the limit of handshakes was reached.

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use super::NAME;
 use super::endpoint::{CmEndpoint, EndpointState};
+use super::hub::Owner;
 use super::net::Net;
-use super::provider::{DEVICE, Iwarp, Owner, STALE_ID};
+use super::provider::{DEVICE, Iwarp, STALE_ID};
 use super::startup::{self, RequestTerms};
 use crate::cm::{CmId, Detached};
 use crate::error::{Result, TransportError};
@@ -44,13 +45,13 @@ impl<N: Net> Iwarp<N> {
             return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
         }
         let asked = *asked;
-        let released = self.net.release(socket).map_err(|error| match error.kind() {
+        let released = self.hub.net.release(socket).map_err(|error| match error.kind() {
             io::ErrorKind::Unsupported => {
                 TransportError::Unsupported { provider: NAME, feature: "sockets to hand over" }
             }
             _ => TransportError::io("detaching a socket", error),
         })?;
-        self.disown(socket);
+        self.hub.disown(socket);
         self.remove(id.0);
         Ok(Detached::new(self.name(), DetachedRequest { socket: Some(released), asked }))
     }
@@ -61,11 +62,11 @@ impl<N: Net> Iwarp<N> {
             feature: "connect requests of other providers",
         })?;
         let (socket, asked) = (request.socket.take().ok_or(STALE_ID)?, request.asked);
-        let socket = self.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
+        let socket = self.hub.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
         let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Dead, Some(socket)));
         self.transition(key, EndpointState::Offered(asked));
-        self.own(socket, Owner::Endpoint(key));
-        self.set_deadline(key, Some(now + self.config.accept_timeout));
+        self.hub.own(socket, Owner::Endpoint(key));
+        self.hub.deadlines.set(Owner::Endpoint(key), now + self.hub.config.accept_timeout);
         Ok((CmId(key), DEVICE))
     }
 }

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::endpoint::{Accepting, Attempt, CmEndpoint, EndpointState, connect_failure};
+use super::hub::Owner;
 use super::net::{Net, NetChannel, SocketId};
-use super::provider::{Iwarp, Owner};
+use super::provider::Iwarp;
 use super::queue_pair::Role;
 use super::startup::{self, Agreement, FrameReader, Judgement, Verdict};
 use super::stream::Stream;
@@ -42,7 +43,7 @@ impl<N: Net> Iwarp<N> {
                 }
             }
             more |= !self.handshakes.backlog.is_empty();
-            if self.cm_events.is_empty() {
+            if self.hub.events.is_empty() {
                 // Edges are read before each start of a connection. So connections that have started do not wait for all others to start,
                 // and the queue has the requests of all hosts, and none that was taken back.
                 if let Some(start) = self.next_start(now) {
@@ -54,14 +55,14 @@ impl<N: Net> Iwarp<N> {
             }
         }
         // Edges may remain unread. Wake the channel, so that the caller calls this function again.
-        self.net.wake(NetChannel::Cm);
+        self.hub.net.wake(NetChannel::Cm);
         Ok(self.pop_event().or_else(|| self.next_start(now)))
     }
 
     /// Returns the next event. Drops the events of ids that were destroyed after the event.
     fn pop_event(&mut self) -> Option<CmEvent> {
         loop {
-            let event = self.cm_events.pop_front()?;
+            let event = self.hub.events.pop_front()?;
             if self.endpoints.get(event.id.0).is_some() {
                 return Some(event);
             }
@@ -71,12 +72,12 @@ impl<N: Net> Iwarp<N> {
     /// Takes the next event from the queue of connections that wait to start. The time that the program has for its decision about a
     /// connect request starts here: a program that is slow to take requests refuses nobody.
     fn next_start(&mut self, now: Instant) -> Option<CmEvent> {
-        let event = self.handshakes.starts.pop()?;
+        let event = self.hub.starts.pop()?;
         let CmId(key) = event.id;
         match self.endpoints.get(key).map(|endpoint| &endpoint.state) {
             Some(&EndpointState::Queued(asked, _)) => {
                 self.transition(key, EndpointState::Offered(asked));
-                self.set_deadline(key, Some(now + self.config.accept_timeout));
+                self.hub.deadlines.set(Owner::Endpoint(key), now + self.hub.config.accept_timeout);
             }
             Some(&EndpointState::Resolving(peer)) => _ = self.transition(key, EndpointState::Resolved(peer)),
             _ => {}
@@ -84,17 +85,11 @@ impl<N: Net> Iwarp<N> {
         Some(event)
     }
 
-    /// Adds an event to the queue of connections that wait to start.
-    pub(super) fn enqueue_start(&mut self, host: Host, key: Key, kind: CmEventKind) {
-        self.wake_for_event();
-        self.handshakes.starts.push(host, CmEvent { id: CmId(key), kind });
-    }
-
     /// Removes the event of a connection that waits to start. `state` is the state in which the connection waited.
     fn drop_start(&mut self, key: Key, state: Option<&EndpointState>) {
         match state {
-            Some(EndpointState::Queued(_, host)) => self.handshakes.starts.remove(*host, CmId(key)),
-            Some(EndpointState::Resolving(peer)) => self.handshakes.starts.remove(Host::of(peer.ip()), CmId(key)),
+            Some(EndpointState::Queued(_, host)) => self.hub.starts.remove(*host, CmId(key)),
+            Some(EndpointState::Resolving(peer)) => self.hub.starts.remove(Host::of(peer.ip()), CmId(key)),
             _ => {}
         }
     }
@@ -103,7 +98,7 @@ impl<N: Net> Iwarp<N> {
     /// removed. The request of such a connection may still be readable, but an answer would reach nobody.
     pub(super) fn drop_if_reset(&mut self, key: Key) -> bool {
         let Some(CmEndpoint { state, socket: Some(socket), .. }) = self.endpoints.get(key) else { return false };
-        let is_reset = state.is_unknown() && self.net.connected(*socket).is_err();
+        let is_reset = state.is_unknown() && self.hub.net.connected(*socket).is_err();
         if is_reset {
             self.drop_socket(key);
         }
@@ -124,10 +119,10 @@ impl<N: Net> Iwarp<N> {
                 self.handshakes.paused.push(key);
                 return self.pause(key, Accepting::WhenThereIsRoom, until);
             }
-            match self.net.accept(listener) {
-                Ok((socket, peer)) if !self.config.admits(peer.ip()) => {
+            match self.hub.net.accept(listener) {
+                Ok((socket, peer)) if !self.hub.config.admits(peer.ip()) => {
                     log::debug!("{peer}: reset: it is in none of the allowed networks");
-                    self.net.close(socket, true);
+                    self.hub.net.close(socket, true);
                 }
                 Ok((socket, peer)) => self.requested(CmId(key), socket, peer, now),
                 Err(error) => match error.kind() {
@@ -137,7 +132,7 @@ impl<N: Net> Iwarp<N> {
                     // accept is tried again.
                     _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
-                        let (after, limit) = (self.config.accept_backoff, &mut self.handshakes.log_limit);
+                        let (after, limit) = (self.hub.config.accept_backoff, &mut self.handshakes.log_limit);
                         peer_log!(
                             limit,
                             now,
@@ -152,8 +147,8 @@ impl<N: Net> Iwarp<N> {
             }
         }
         self.handshakes.accept_later(key);
-        if !self.call.within_cm {
-            self.net.wake(NetChannel::Cm);
+        if !self.hub.within_cm {
+            self.hub.net.wake(NetChannel::Cm);
         }
     }
 
@@ -162,7 +157,10 @@ impl<N: Net> Iwarp<N> {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.state = EndpointState::Listening(accepting);
         }
-        self.set_deadline(key, until);
+        match until {
+            Some(until) => self.hub.deadlines.set(Owner::Endpoint(key), until),
+            None => self.hub.deadlines.clear(Owner::Endpoint(key)),
+        }
     }
 
     /// Resumes the listeners that are paused because the limit of handshakes was reached.
@@ -174,7 +172,7 @@ impl<N: Net> Iwarp<N> {
             self.pause(key, Accepting::Yes, None);
             self.handshakes.accept_later(key);
         }
-        self.net.wake(NetChannel::Cm);
+        self.hub.net.wake(NetChannel::Cm);
     }
 
     /// Evicts the oldest half-open connections until one more handshake is within the limits. If too few connections can be evicted now,
@@ -182,13 +180,13 @@ impl<N: Net> Iwarp<N> {
     /// connection.
     fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
         while let Some(host) = self.handshakes.crowd {
-            if self.handshakes.half_open.count_of(host) <= self.config.handshakes_per_peer() {
+            if self.handshakes.half_open.count_of(host) <= self.hub.config.handshakes_per_peer() {
                 self.handshakes.crowd = None;
             } else {
                 self.evict(Some(host), now)?;
             }
         }
-        while self.handshakes.unfinished >= self.config.max_handshakes {
+        while self.handshakes.unfinished >= self.hub.config.max_handshakes {
             self.evict(None, now)?;
         }
         Ok(())
@@ -199,13 +197,13 @@ impl<N: Net> Iwarp<N> {
     /// no half-open connection.
     fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
         let oldest = self.handshakes.half_open.oldest(host).ok_or(None)?;
-        let due = oldest.since + self.config.request_grace;
+        let due = oldest.since + self.hub.config.request_grace;
         if due > now {
             return Err(Some(due));
         }
         log::debug!("a connection without an MPA request gives way to a new one");
         if let Some(socket) = self.remove(oldest.id) {
-            self.close(socket, true);
+            self.hub.close(socket, true);
         }
         Ok(())
     }
@@ -217,10 +215,10 @@ impl<N: Net> Iwarp<N> {
         let host = Host::of(peer.ip());
         let ticket = self.handshakes.half_open.add(key, host, now);
         self.transition(key, EndpointState::Requesting { reader, listener, peer, ticket });
-        self.own(socket, Owner::Endpoint(key));
-        self.set_deadline(key, Some(now + self.config.request_timeout));
+        self.hub.own(socket, Owner::Endpoint(key));
+        self.hub.deadlines.set(Owner::Endpoint(key), now + self.hub.config.request_timeout);
         self.read_request(key, now);
-        if self.handshakes.half_open.count_of(host) > self.config.handshakes_per_peer() {
+        if self.handshakes.half_open.count_of(host) > self.hub.config.handshakes_per_peer() {
             self.handshakes.crowd = Some(host);
         }
     }
@@ -246,7 +244,7 @@ impl<N: Net> Iwarp<N> {
             return;
         };
         let (socket, listener, peer) = (*socket, *listener, *peer);
-        let header = match read_frame(&mut self.net, socket, reader) {
+        let header = match read_frame(&mut self.hub.net, socket, reader) {
             Ok(Some(header)) => header,
             Ok(None) => return,
             Err(failure) => {
@@ -256,29 +254,29 @@ impl<N: Net> Iwarp<N> {
         };
         let (enhanced, private_data) = reader.body();
         let (private_data, path) = startup::split_path(&header, private_data);
-        match startup::judge_request(&header, enhanced, self.config.markers) {
+        match startup::judge_request(&header, enhanced, self.hub.config.markers) {
             Judgement::Acceptable(mut asked) => {
                 asked.path = path;
                 let private_data = private_data.into();
-                let read_depth = asked.read_depth(self.config.read_depth);
+                let read_depth = asked.read_depth(self.hub.config.read_depth);
                 if self.endpoints.get(listener.0).is_none() {
                     let reply = startup::reject(&asked, &[]);
                     if let Some(socket) = self.remove(key) {
-                        self.linger(socket, reply, now);
+                        self.hub.linger(socket, reply, now);
                     }
                     return;
                 }
-                self.set_deadline(key, None);
+                self.hub.deadlines.clear(Owner::Endpoint(key));
                 let (host, device) = (Host::of(peer.ip()), DeviceId(0));
                 self.transition(key, EndpointState::Queued(asked, host));
                 let kind = CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth };
-                self.enqueue_start(host, key, kind);
+                self.hub.enqueue_start(host, key, kind);
             }
             Judgement::Refused(why, asked) => {
                 peer_log!(self.handshakes.log_limit, now, Refused, Warn, peer, "{peer}: rejected: {why}");
                 let reply = startup::reject(&asked, &[]);
                 if let Some(socket) = self.remove(key) {
-                    self.linger(socket, reply, now);
+                    self.hub.linger(socket, reply, now);
                 }
             }
             Judgement::Unknown(why) => {
@@ -294,7 +292,7 @@ impl<N: Net> Iwarp<N> {
         if let Some(CmEndpoint { state: EndpointState::Requesting { peer, .. }, .. }) = self.endpoints.get(key) {
             log::debug!("{peer}: sent no MPA request in time");
             if let Some(socket) = self.remove(key) {
-                self.close(socket, true);
+                self.hub.close(socket, true);
             }
         }
     }
@@ -302,7 +300,7 @@ impl<N: Net> Iwarp<N> {
     /// Removes an endpoint of which the program was not notified, and closes its socket.
     fn drop_socket(&mut self, key: Key) {
         if let Some(socket) = self.remove(key) {
-            self.close(socket, false);
+            self.hub.close(socket, false);
         }
     }
 
@@ -312,16 +310,17 @@ impl<N: Net> Iwarp<N> {
             Some(EndpointState::Datagram(id)) => self.release_datagram(key, *id),
             state => self.drop_start(key, state.as_ref()),
         }
+        self.hub.deadlines.clear(Owner::Endpoint(key));
         let endpoint = self.endpoints.remove(key)?;
         if let Some(mut qp) = endpoint.qp {
-            qp.release_queues(&mut self.resources);
+            qp.release_queues(&mut self.hub.resources);
         }
         if let Some(mut link) = endpoint.link {
-            link.release_queues(&mut self.resources);
+            link.release_queues(&mut self.hub.resources);
             drop(link);
             if self.links.account.unmaps() {
                 // Further windows of the link may wait for the next turn.
-                self.net.wake(NetChannel::Completion);
+                self.hub.net.wake(NetChannel::Completion);
             }
         }
         endpoint.socket
@@ -329,9 +328,9 @@ impl<N: Net> Iwarp<N> {
 
     /// Opens the TCP connection of a connection attempt.
     pub(super) fn open(&mut self, key: Key, attempt: Box<Attempt>, peer: SocketAddr) {
-        match self.net.connect(peer) {
+        match self.hub.net.connect(peer) {
             Ok(socket) => {
-                self.own(socket, Owner::Endpoint(key));
+                self.hub.own(socket, Owner::Endpoint(key));
                 self.transition(key, EndpointState::Connecting(attempt, peer));
                 if let Some(endpoint) = self.endpoints.get_mut(key) {
                     endpoint.socket = Some(socket);
@@ -344,13 +343,13 @@ impl<N: Net> Iwarp<N> {
     /// Fails a connection attempt that has no socket yet.
     fn fail_now(&mut self, key: Key, failure: ConnectFailure) {
         self.transition(key, EndpointState::Dead);
+        self.hub.deadlines.clear(Owner::Endpoint(key));
         if let Some(endpoint) = self.endpoints.get_mut(key) {
-            endpoint.deadline = None;
             if let Some(qp) = &mut endpoint.qp {
-                qp.end(None, &mut self.resources.cqs);
+                qp.end(None, &mut self.hub.resources.cqs);
             }
         }
-        self.raise(key, CmEventKind::ConnectFailed(failure));
+        self.hub.raise(key, CmEventKind::ConnectFailed(failure));
     }
 
     /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is given, sends these bytes to the peer before
@@ -359,18 +358,18 @@ impl<N: Net> Iwarp<N> {
         let state = self.transition(key, EndpointState::Dead);
         self.drop_start(key, state.as_ref());
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        endpoint.deadline = None;
+        self.hub.deadlines.clear(Owner::Endpoint(key));
         let socket = endpoint.socket.take();
         if let Some(qp) = &mut endpoint.qp {
-            qp.end(None, &mut self.resources.cqs);
+            qp.end(None, &mut self.hub.resources.cqs);
         }
         match (socket, rest) {
-            (Some(socket), Some(rest)) => self.linger(socket, rest, now),
-            (Some(socket), None) => self.close(socket, false),
+            (Some(socket), Some(rest)) => self.hub.linger(socket, rest, now),
+            (Some(socket), None) => self.hub.close(socket, false),
             (None, _) => {}
         }
         if let Some(failure) = failure {
-            self.raise(key, CmEventKind::ConnectFailed(failure));
+            self.hub.raise(key, CmEventKind::ConnectFailed(failure));
         }
     }
 
@@ -381,7 +380,7 @@ impl<N: Net> Iwarp<N> {
         else {
             return;
         };
-        match self.net.connected(*socket) {
+        match self.hub.net.connected(*socket) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
@@ -390,8 +389,8 @@ impl<N: Net> Iwarp<N> {
             }
         }
         // A peer that cannot know the path gets a CRC: there may be a proxy in front of it.
-        let path = self.net.local_path(*socket).filter(|_| attempt.shows_path);
-        let (asks, crc) = (self.requests_offer(*socket), self.config.crc.is_requested(path.is_some()));
+        let path = self.hub.net.local_path(*socket).filter(|_| attempt.shows_path);
+        let (asks, crc) = (self.requests_offer(*socket), self.hub.config.crc.is_requested(path.is_some()));
         let Some(EndpointState::Connecting(mut attempt, peer)) = self.transition(key, EndpointState::Dead) else {
             return;
         };
@@ -407,12 +406,12 @@ impl<N: Net> Iwarp<N> {
 
     fn read_reply(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        let sent = endpoint.send_frame(&mut self.net);
+        let sent = endpoint.send_frame(&mut self.hub.net);
         let (EndpointState::Replying(attempt, peer), Some(socket)) = (&mut endpoint.state, endpoint.socket) else {
             return;
         };
         let peer = *peer;
-        let header = match read_frame(&mut self.net, socket, &mut attempt.reader) {
+        let header = match read_frame(&mut self.hub.net, socket, &mut attempt.reader) {
             Ok(Some(header)) => header,
             Ok(None) => {
                 // If sending the request had failed, no reply will arrive. The failure is reported only after all received bytes were read,
@@ -424,7 +423,7 @@ impl<N: Net> Iwarp<N> {
                 return;
             }
             Err(ConnectFailure::PeerClosed)
-                if self.config.retry_v1 && attempt.terms.revision > 1 && attempt.reader.is_untouched() =>
+                if self.hub.config.retry_v1 && attempt.terms.revision > 1 && attempt.reader.is_untouched() =>
             {
                 return self.retry(key, socket, peer);
             }
@@ -436,7 +435,7 @@ impl<N: Net> Iwarp<N> {
             Verdict::Accepted(agreement) => self.accepted(key, peer, agreement, &private_data, now),
             Verdict::Rejected => {
                 self.fail(key, None, Some(Vec::new()), now);
-                self.raise(key, CmEventKind::Rejected { private_data });
+                self.hub.raise(key, CmEventKind::Rejected { private_data });
             }
             Verdict::Failed(why, terminate) => {
                 let rest = match terminate {
@@ -451,7 +450,7 @@ impl<N: Net> Iwarp<N> {
     /// Tries again with MPA revision 1 over a new TCP connection, because some peers close a connection that requests revision 2.
     fn retry(&mut self, key: Key, socket: SocketId, peer: SocketAddr) {
         log::debug!("{peer}: no answer to MPA revision 2, trying revision 1");
-        self.close(socket, false);
+        self.hub.close(socket, false);
         let Some(EndpointState::Replying(mut attempt, peer)) = self.transition(key, EndpointState::Dead) else {
             return;
         };
@@ -467,10 +466,10 @@ impl<N: Net> Iwarp<N> {
 
     /// Starts the stream of a connection whose handshake is complete. Moves the socket of the connection to the completion channel.
     pub(super) fn begin(&mut self, key: Key, socket: SocketId, role: Role, agreement: &Agreement, now: Instant) {
-        if let Err(error) = self.net.promote(socket) {
+        if let Err(error) = self.hub.net.promote(socket) {
             return self.end(key, super::endpoint::lost(&error), None, now);
         }
-        let max_segment = self.net.max_segment(socket).unwrap_or(536);
+        let max_segment = self.hub.net.max_segment(socket).unwrap_or(536);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.last_heard = Some(now);
             if let Some(qp) = endpoint.qp.as_mut() {
@@ -481,12 +480,12 @@ impl<N: Net> Iwarp<N> {
             // An initiator that has agreed to send a first message gets `ready_timeout` to send it. Any other initiator gets `reply_grace`
             // to read the reply, before this side sends FPDUs.
             let wait = if agreement.rtr.is_some() {
-                self.config.ready_timeout
+                self.hub.config.ready_timeout
             } else {
                 self.announce(key);
-                self.config.reply_grace
+                self.hub.config.reply_grace
             };
-            self.set_deadline(key, Some(now + wait));
+            self.hub.deadlines.set(Owner::Endpoint(key), now + wait);
         }
         self.transmit(key);
     }

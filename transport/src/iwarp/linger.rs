@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::time::Instant;
 
 use super::net::{Net, SocketId};
 use crate::mem::{RecvSlice, SendSlice};
@@ -16,7 +15,6 @@ const MAX_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct Linger {
     pub(crate) socket: SocketId,
-    pub(crate) deadline: Instant,
     rest: Vec<u8>, // bound: frames
     sent: usize,
     finished: bool,
@@ -24,8 +22,8 @@ pub(crate) struct Linger {
 
 impl Linger {
     /// Creates the lingering state of `socket`; `rest` is still to be sent.
-    pub(crate) fn new(socket: SocketId, rest: Vec<u8>, deadline: Instant) -> Self {
-        Self { socket, deadline, rest, sent: 0, finished: false }
+    pub(crate) fn new(socket: SocketId, rest: Vec<u8>) -> Self {
+        Self { socket, rest, sent: 0, finished: false }
     }
 
     /// Sends `rest`, then ends the local stream, and discards received bytes, as far as possible without blocking. Returns true if the
@@ -78,10 +76,6 @@ impl Lingers {
         self.sockets.len() >= most || self.bytes + next.rest.len() > MAX_BYTES
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&Linger> {
-        self.sockets.get(key)
-    }
-
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Linger> {
         self.sockets.get_mut(key)
     }
@@ -103,11 +97,11 @@ impl Lingers {
         Some(linger)
     }
 
-    /// Removes and returns the socket that has lingered longest.
-    pub(super) fn remove_oldest(&mut self) -> Option<Linger> {
+    /// Removes and returns the socket that has lingered longest, and its key.
+    pub(super) fn remove_oldest(&mut self) -> Option<(Key, Linger)> {
         while let Some(key) = self.by_age.pop_front() {
             if let Some(linger) = self.remove(key) {
-                return Some(linger);
+                return Some((key, linger));
             }
         }
         None
@@ -121,28 +115,22 @@ mod tests {
     /// The oldest open socket is removed first, even if older sockets were closed before. The keys of closed sockets do not accumulate.
     #[test]
     fn the_oldest_lingering_socket_gives_way() {
-        #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]
-        let deadline = Instant::now();
         let mut lingers = Lingers::default();
-        let add = |lingers: &mut Lingers, slot| {
-            lingers.insert(Linger::new(SocketId(Key::new(slot, 1)), Vec::new(), deadline))
-        };
+        let add = |lingers: &mut Lingers, slot| lingers.insert(Linger::new(SocketId(Key::new(slot, 1)), Vec::new()));
         let keys: Vec<_> = (0..3).map(|slot| add(&mut lingers, slot)).collect();
         assert!(lingers.remove(keys[0]).is_some());
-        assert_eq!(lingers.remove_oldest().map(|linger| linger.socket), Some(SocketId(Key::new(1, 1))));
+        assert_eq!(lingers.remove_oldest().map(|(_, linger)| linger.socket), Some(SocketId(Key::new(1, 1))));
         for slot in 3..10_000 {
             let key = add(&mut lingers, slot);
             assert!(lingers.remove(key).is_some() && lingers.by_age.len() < 100);
         }
-        assert_eq!(lingers.remove_oldest().map(|linger| linger.socket), Some(SocketId(Key::new(2, 1))));
+        assert_eq!(lingers.remove_oldest().map(|(_, linger)| linger.socket), Some(SocketId(Key::new(2, 1))));
         assert!(lingers.remove_oldest().is_none() && lingers.len() == 0);
     }
 
     #[test]
     fn the_unsent_bytes_of_lingering_sockets_are_limited() {
-        #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]
-        let deadline = Instant::now();
-        let linger = |slot| Linger::new(SocketId(Key::new(slot, 1)), vec![0; MAX_BYTES / 4], deadline);
+        let linger = |slot| Linger::new(SocketId(Key::new(slot, 1)), vec![0; MAX_BYTES / 4]);
         let mut lingers = Lingers::default();
         for slot in 0..4 {
             assert!(!lingers.is_full(&linger(slot), 100) && lingers.is_full(&linger(slot), slot as usize));

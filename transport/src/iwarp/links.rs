@@ -62,7 +62,8 @@ impl<N: Net> Iwarp<N> {
             at += 1;
         }
         let every = if self.live > self.links.count { ROUNDS.1 } else { ROUNDS.0 };
-        (found || self.links.rounds % every != 0).then_some(!(self.ready.is_empty() && self.datagrams.ready.is_empty()))
+        (found || self.links.rounds % every != 0)
+            .then_some(!(self.hub.ready.is_empty() && self.datagrams.ready.is_empty()))
     }
 
     /// Makes a link hot, so that a busy poll checks its ring in every round.
@@ -84,7 +85,7 @@ impl<N: Net> Iwarp<N> {
         let (key, _) = self.links.hot.swap_remove(at);
         if self.arm_link(key) {
             self.enqueue(key);
-            self.net.wake(NetChannel::Completion);
+            self.hub.net.wake(NetChannel::Completion);
         }
     }
 
@@ -124,7 +125,7 @@ impl<N: Net> Iwarp<N> {
     /// ended.
     #[inline]
     fn call(&mut self, socket: SocketId) {
-        let _ = self.net.pass(socket, &CALL_PACKET, None);
+        let _ = self.hub.net.pass(socket, &CALL_PACKET, None);
     }
 
     /// Serves a link: reads packets, consumes records until the budget is used up, and writes pending output. Returns true if work may
@@ -192,9 +193,9 @@ impl<N: Net> Iwarp<N> {
 
     #[inline]
     fn consume(&mut self, key: Key) -> std::result::Result<ReceiveProgress, LinkFault> {
-        let budget = self.config.receive_budget;
+        let budget = self.hub.config.receive_budget;
         match self.endpoints.get_mut(key) {
-            Some(CmEndpoint { link: Some(link), .. }) => link.receive(budget, &mut self.resources),
+            Some(CmEndpoint { link: Some(link), .. }) => link.receive(budget, &mut self.hub.resources),
             _ => Err(LinkFault::Violation(Refusal::Malformed)),
         }
     }
@@ -205,7 +206,7 @@ impl<N: Net> Iwarp<N> {
         let (Some(socket), Some(link)) = (endpoint.socket, endpoint.link.as_mut()) else { return };
         for _ in 0..PACKETS {
             let mut room = [0; MAX_PACKET];
-            match self.net.take(socket, &mut room) {
+            match self.hub.net.take(socket, &mut room) {
                 Ok((0, _)) => {
                     endpoint.closed = true;
                     return;
@@ -230,16 +231,16 @@ impl<N: Net> Iwarp<N> {
             return;
         };
         let (Some(link), Some(socket)) = (endpoint.link.as_mut(), endpoint.socket) else { return };
-        let sent = link.transmit(&mut self.resources);
+        let sent = link.transmit(&mut self.hub.resources);
         if link.has_announcements() {
-            announce(&mut self.net, socket, link);
+            announce(&mut self.hub.net, socket, link);
         }
         let calls = link.publish() | link.release();
         let more = sent == TransmitProgress::More || link.has_fault();
         // After `Link::transmit`, output may wait for room in the ring. In that case, a link that is armed only for incoming records must
         // also be armed for room. If all completion queues are armed, the caller may sleep without another call, so every link must be
         // armed.
-        let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
+        let arms = !link.is_armed() && (link.is_armed_at_all() || self.hub.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
         endpoint.sent = if more { Sent::More } else { Sent::All };
         if calls {
@@ -251,7 +252,7 @@ impl<N: Net> Iwarp<N> {
         }
         if more || news {
             self.enqueue(key);
-            self.net.wake(NetChannel::Completion);
+            self.hub.net.wake(NetChannel::Completion);
         }
     }
 
@@ -285,24 +286,24 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn end_link(&mut self, key: Key) {
         let Some(endpoint @ CmEndpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(link), socket) = (endpoint.link.as_mut(), endpoint.socket.take()) else { return };
-        let calls = link.end(&mut self.resources.cqs);
+        let calls = link.end(&mut self.hub.resources.cqs);
         if let Some(socket) = socket {
             if calls {
                 self.call(socket);
             }
-            self.close(socket, false);
+            self.hub.close(socket, false);
         }
     }
 
     /// Ends the lendings of a region. No correct peer begins an access to the region through shared memory afterwards, but a peer that has
     /// mapped the region keeps its pages ([`Access::DIRECT`](crate::Access::DIRECT)). Called before the region is deregistered.
     pub(super) fn revoke(&mut self, region: MrId) -> Result<()> {
-        let (key, memory, access) = self.resources.keys.memory(region)?;
+        let (key, memory, access) = self.hub.resources.keys.memory(region)?;
         if crate::planted("a-lending-outlives-its-file") && memory.file().is_none() {
             return Ok(());
         }
         let all = if access.contains(Access::DIRECT) { self.endpoints.keys() } else { Vec::new() };
-        for id in all.into_iter().chain(self.resources.keys.lent_to(region)) {
+        for id in all.into_iter().chain(self.hub.resources.keys.lent_to(region)) {
             if let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get_mut(id) {
                 link.take_back(key);
             }
@@ -331,17 +332,17 @@ impl<N: Net> roles::SharedMemory for Iwarp<N> {
     }
 
     fn lend(&mut self, qp: QpId, region: MrId, file: Option<OwnedFd>) -> Result<bool> {
-        let (key, memory, access) = self.resources.keys.memory(region)?;
+        let (key, memory, access) = self.hub.resources.keys.memory(region)?;
         let lent = match self.endpoints.get_mut(qp.0) {
             Some(CmEndpoint { state: EndpointState::Live, link: Some(link), .. })
-                if self.resources.keys.lent_to(region).is_none() =>
+                if self.hub.resources.keys.lent_to(region).is_none() =>
             {
                 link.lend((memory, file), key, access & Access::REMOTE_READ)
             }
             _ => false,
         };
         if lent {
-            self.resources.keys.lend(region, qp.0)?;
+            self.hub.resources.keys.lend(region, qp.0)?;
         }
         self.pump(qp.0);
         Ok(lent)

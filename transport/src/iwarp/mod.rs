@@ -40,6 +40,7 @@ pub mod fuzz;
 mod half_open;
 mod handover;
 mod handshake;
+mod hub;
 mod intake;
 mod linger;
 mod links;

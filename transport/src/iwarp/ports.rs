@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::drive::SPIN_FULL;
 use super::endpoint::{CmEndpoint, EndpointState, connect_failure};
+use super::hub::Owner;
 use super::net::{Net, Ready, SocketId};
 use super::provider::{DEVICE, Iwarp};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ReadDepth};
@@ -44,10 +45,10 @@ impl<N: Net> Iwarp<N> {
             qp.fill(port.address, batch);
             let (mut done, mut again) = (0, true);
             while done < batch.len() {
-                match self.net.send_packets(SocketId(port.socket), batch, done) {
+                match self.hub.net.send_packets(SocketId(port.socket), batch, done) {
                     Ok(count) if count > 0 => (done, again) = (done + count, true),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        qp.sent(done, &mut self.resources.cqs);
+                        qp.sent(done, &mut self.hub.resources.cqs);
                         qp.wait();
                         port.waiting.push_back(key);
                         return;
@@ -60,7 +61,7 @@ impl<N: Net> Iwarp<N> {
                     }
                 }
             }
-            qp.sent(done, &mut self.resources.cqs);
+            qp.sent(done, &mut self.hub.resources.cqs);
         }
     }
 
@@ -84,7 +85,7 @@ impl<N: Net> Iwarp<N> {
             frame::seal(buffer, len, port.address, to)
         });
         for _ in 0..2 {
-            match self.net.send_packets(SocketId(port.socket), batch, 0) {
+            match self.hub.net.send_packets(SocketId(port.socket), batch, 0) {
                 Ok(_) => return,
                 Err(error) => log::debug!("{to}: a query or a reply is not sent: {error}"),
             }
@@ -116,7 +117,7 @@ impl<N: Net> Iwarp<N> {
     fn read_network_errors(&mut self, key: Key) {
         let Some(socket) = self.datagrams.ports.get(key).map(|port| SocketId(port.socket)) else { return };
         for _ in 0..REFUSALS {
-            let Ok((Some(peer), why)) = self.net.take_refusal(socket) else { return };
+            let Ok((Some(peer), why)) = self.hub.net.take_refusal(socket) else { return };
             let failure = connect_failure(&why);
             if !matches!(failure, ConnectFailure::Refused | ConnectFailure::Unreachable(_)) {
                 continue;
@@ -190,7 +191,7 @@ impl<N: Net> Iwarp<N> {
     fn read_port(&mut self, key: Key, now: Instant) -> Option<(usize, bool)> {
         let socket = SocketId(self.datagrams.ports.get(key)?.socket);
         let mut received = std::mem::take(&mut self.datagrams.received);
-        let result = self.net.receive_packets(socket, &mut received);
+        let result = self.hub.net.receive_packets(socket, &mut received);
         if let Ok((count, _)) = result {
             (0..count).for_each(|nth| self.take_packet(key, &mut received, nth, now));
         }
@@ -212,7 +213,7 @@ impl<N: Net> Iwarp<N> {
     /// Processes the received packet with the index `nth`. An invalid packet is dropped silently.
     fn take_packet(&mut self, at: Key, received: &mut Packets, nth: usize, now: Instant) {
         let Some((buffer, place, from)) = received.get(nth) else { return };
-        if !self.config.admits(from.ip()) {
+        if !self.hub.config.admits(from.ip()) {
             return;
         }
         let Some(port) = self.datagrams.ports.get_mut(at) else { return };
@@ -229,7 +230,7 @@ impl<N: Net> Iwarp<N> {
                     }
                 }
             }
-            _ if header.queue_key != self.config.roce.queue_key => {}
+            _ if header.queue_key != self.hub.config.roce.queue_key => {}
             PortKind::Address { .. } => {
                 let Some(key) = self.datagrams.numbers.find(header.destination) else { return };
                 // The datagram is only delivered if it was sent to the address of the queue pair.
@@ -259,7 +260,7 @@ impl<N: Net> Iwarp<N> {
     fn arrival(&self, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
         // The LID of the source is the UDP port to which the program replies. If all ids of a provider share one UDP port, replies go to
         // the shared port, even if the datagram came from another port.
-        let lid = self.config.roce.port.unwrap_or(from.port());
+        let lid = self.hub.config.roce.port.unwrap_or(from.port());
         let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
         Arrival {
             route: frame::route_header(from.ip(), to.ip(), len),
@@ -271,7 +272,7 @@ impl<N: Net> Iwarp<N> {
     fn deliver(&mut self, key: Key, arrival: &Arrival, payload: &[u8]) {
         if let Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) = self.endpoints.get_mut(key) {
             if let Some(qp) = &mut id.qp {
-                qp.deliver(arrival, payload, &mut self.resources);
+                qp.deliver(arrival, payload, &mut self.hub.resources);
             }
         }
     }
@@ -279,7 +280,7 @@ impl<N: Net> Iwarp<N> {
     /// Handles a query from a peer. A reply is as long as its query, so that nobody can use this host to amplify traffic.
     fn handle_query(&mut self, at: Key, from: SocketAddr, query: Box<SidrRequest>, now: Instant) {
         let mut to = from;
-        to.set_port(self.config.roce.port.unwrap_or(from.port()));
+        to.set_port(self.hub.config.roce.port.unwrap_or(from.port()));
         if let Some(&known) = self.datagrams.received_queries.get(&(to, query.request)) {
             // The peer has repeated a known query. If the program has already accepted the query, send the same reply again.
             let id = self.datagram_mut(known);
@@ -293,7 +294,7 @@ impl<N: Net> Iwarp<N> {
             let reply = query.reply(SidrStatus::Unsupported, &[]).emit();
             return self.send_mad(at, to, &reply);
         };
-        if self.datagrams.unanswered >= self.config.max_handshakes {
+        if self.datagrams.unanswered >= self.hub.config.max_handshakes {
             log::debug!("{to}: too many unanswered queries: dropped");
             return;
         }
@@ -302,16 +303,16 @@ impl<N: Net> Iwarp<N> {
         let id = self.add_datagram(DatagramPhase::Offered(query, to), at);
         self.datagrams.received_queries.insert((to, request), id.0);
         self.datagrams.unanswered += 1;
-        self.set_deadline(id.0, Some(now + self.config.accept_timeout));
+        self.hub.deadlines.set(Owner::Endpoint(id.0), now + self.hub.config.accept_timeout);
         let (listener, read_depth) = (CmId(listener), ReadDepth::default());
-        self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
+        self.hub.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
     }
 
     /// Handles a reply from a peer. Ignores the reply unless the reply matches a local query and comes from the address to which that query
     /// was sent.
     fn handle_reply(&mut self, from: SocketAddr, reply: &SidrReply) {
         let Some(&key) = self.datagrams.queries.get(&reply.request) else { return };
-        let shared = self.config.roce.port.is_some();
+        let shared = self.hub.config.roce.port.is_some();
         let Some(DatagramPhase::Querying(pending)) = self.datagram_mut(key).map(|id| &id.phase) else { return };
         let to = pending.to;
         let is_there = from.ip() == to.ip() && (shared || from.port() == to.port());
@@ -322,7 +323,7 @@ impl<N: Net> Iwarp<N> {
             SidrStatus::Known { number: number @ 2..GROUP, queue_key } => {
                 self.set_phase(key, DatagramPhase::Reached);
                 let peer = DatagramPeer { route: self.route_to(to), qp_number: number, queue_key };
-                self.raise(key, CmEventKind::Reached { private_data: reply.data.into(), peer });
+                self.hub.raise(key, CmEventKind::Reached { private_data: reply.data.into(), peer });
             }
             SidrStatus::Known { number, .. } => {
                 let failure = ConnectFailure::Protocol(format!("{number:#x} is no queue pair for datagrams"));
@@ -331,7 +332,7 @@ impl<N: Net> Iwarp<N> {
             SidrStatus::Unsupported => self.fail_datagram(key, Some(ConnectFailure::Refused)),
             SidrStatus::Rejected => {
                 self.fail_datagram(key, None);
-                self.raise(key, CmEventKind::Rejected { private_data: reply.data.into() });
+                self.hub.raise(key, CmEventKind::Rejected { private_data: reply.data.into() });
             }
             SidrStatus::Other(status) => {
                 self.fail_datagram(key, Some(ConnectFailure::Protocol(format!("the reply has status {status}"))));
@@ -360,7 +361,7 @@ impl<N: Net> Iwarp<N> {
     fn set_resend_time(&mut self, key: Key, now: Instant) {
         if let Some(DatagramPhase::Querying(pending)) = self.datagram_mut(key).map(|id| &id.phase) {
             let again = (now + pending.wait).min(pending.until);
-            self.set_deadline(key, Some(again));
+            self.hub.deadlines.set(Owner::Endpoint(key), again);
         }
     }
 

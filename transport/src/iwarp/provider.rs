@@ -1,7 +1,5 @@
 //! [`Iwarp`]: the embedded implementation of [`Provider`].
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -12,8 +10,7 @@ use std::time::Instant;
 use super::config::{IwarpConfig, MAX_READ_DEPTH, SharedMemoryPolicy};
 use super::endpoint::{Accepting, Attempt, CmEndpoint, EndpointState};
 use super::half_open::Handshakes;
-use super::intake::Intake;
-use super::linger::{Linger, Lingers};
+use super::hub::{Hub, Owner};
 use super::net::{Net, NetChannel, Ready, SocketId};
 use super::queue_pair::{MAX_QUEUE_DEPTH, QueuePair, Role};
 use super::setup_listener::{Links, SegmentSetup};
@@ -42,7 +39,6 @@ use crate::roles::{
 use crate::shm::account::WindowAccount;
 use crate::slab::{Key, Slab};
 use crate::soft::checks::{EXTENSIONS, MAX_MESSAGE};
-use crate::soft::resources::Resources;
 use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, RemoteAddress, SendWr};
@@ -51,41 +47,13 @@ pub(super) const DEVICE: DeviceId = DeviceId(0);
 pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
 pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
 
-/// The object to which a socket or a deadline belongs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Owner {
-    Endpoint(Key),
-    Linger(Key),
-    /// The Unix listener to which peers on this host connect for shared memory.
-    SetupListener,
-    /// A peer that has connected to the Unix listener and has sent no hello.
-    NewPeer(Key),
-    /// The Unix socket of a connection that is still on its TCP stream.
-    Setup(Key),
-    /// A UDP port for datagrams.
-    Port(Key),
-}
-
 /// The embedded provider: iWARP in user space. The provider has no thread: all its work is done during the calls of its methods.
 pub struct Iwarp<N: Net> {
-    pub(super) config: IwarpConfig,
-    pub(super) net: N,
-    pub(super) entropy: Entropy,
+    /// What the engines share.
+    pub(super) hub: Hub<N>,
     device: DeviceInfo,
     pub(super) endpoints: Slab<CmEndpoint<N::Segment>>, // bound: connections, half-open, queries
-    pub(super) lingers: Lingers,
-    /// The owner of each socket. The slot of a socket's key is the index in this vector.
-    // bound: connections, half-open, lingering, local-newcomers
-    owners: Vec<Option<(SocketId, Owner)>>,
-    pub(super) resources: Resources,
-    pub(super) cm_events: VecDeque<CmEvent>, // bound: events
-    /// Deadlines, the earliest first. Deadlines that were replaced stay in the heap. [`Iwarp::is_due`] returns false for replaced
-    /// deadlines.
-    pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>, // bound: deadlines
-    /// The ready queue: connections that may have something to read or to send.
-    pub(super) ready: VecDeque<Key>, // bound: connections
-    pub(super) intake: Intake,
-    pub(super) edges: Vec<(SocketId, Ready)>, // bound: turn
+    pub(super) edges: Vec<(SocketId, Ready)>,           // bound: turn
     pub(super) handshakes: Handshakes,
     /// The connection that received most recently. A busy poll reads from this connection first.
     pub(super) hot: Option<Key>,
@@ -94,27 +62,16 @@ pub struct Iwarp<N: Net> {
     /// The number of live connections and open UDP ports.
     pub(super) live: usize,
     pub(super) spins: u32,
-    pub(super) call: CallState,
-}
-
-/// The state that depends on the calls of the program.
-#[derive(Debug, Default)]
-pub(super) struct CallState {
-    /// The `now` of the last call of `progress` or `next_cm_event`, for calls that have no `now`. `None` before the first of these calls.
-    pub(super) now: Option<Instant>,
-    /// True during [`Iwarp::next_event`]. An event that is raised during that call need not wake the CM channel, because the call returns
-    /// it.
-    pub(super) within_cm: bool,
 }
 
 impl<N: Net> fmt::Debug for Iwarp<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Iwarp")
-            .field("net", &self.net)
+            .field("net", &self.hub.net)
             .field("endpoints", &self.endpoints.len())
             .field("live", &self.live)
             .field("handshakes", &self.handshakes.unfinished)
-            .field("lingering", &self.lingers.len())
+            .field("lingering", &self.hub.lingers.len())
             .finish_non_exhaustive()
     }
 }
@@ -149,18 +106,9 @@ impl<N: Net> Iwarp<N> {
         capabilities.max_read_depth = MAX_READ_DEPTH;
         let account = Arc::new(WindowAccount::new(config.within_host.limits()));
         Ok(Self {
-            config,
-            net,
-            entropy,
+            hub: Hub::new(config, net, entropy),
             device: DeviceInfo { name: "iwarp0".into(), capabilities },
             endpoints: Slab::default(),
-            lingers: Lingers::default(),
-            owners: Vec::new(),
-            resources: Resources::default(),
-            cm_events: VecDeque::new(),
-            deadlines: BinaryHeap::new(),
-            ready: VecDeque::new(),
-            intake: Intake::new(),
             edges: Vec::with_capacity(256),
             handshakes: Handshakes::default(),
             hot: None,
@@ -168,103 +116,17 @@ impl<N: Net> Iwarp<N> {
             datagrams: Tables::default(),
             live: 0,
             spins: 0,
-            call: CallState::default(),
         })
     }
 
     /// Returns the sockets.
     pub const fn net(&self) -> &N {
-        &self.net
+        &self.hub.net
     }
 
     /// Returns the sockets, so that the caller can change their settings.
     pub const fn net_mut(&mut self) -> &mut N {
-        &mut self.net
-    }
-
-    pub(super) fn owner(&self, socket: SocketId) -> Option<Owner> {
-        let (id, owner) = (*self.owners.get(socket.0.slot() as usize)?)?;
-        (id == socket).then_some(owner)
-    }
-
-    pub(super) fn own(&mut self, socket: SocketId, owner: Owner) {
-        let slot = socket.0.slot() as usize;
-        if slot >= self.owners.len() {
-            self.owners.resize(slot + 1, None);
-        }
-        self.owners[slot] = Some((socket, owner));
-    }
-
-    pub(super) fn disown(&mut self, socket: SocketId) {
-        let owner = self.owners.get_mut(socket.0.slot() as usize);
-        if let Some(owner) = owner.filter(|owner| owner.is_some_and(|(id, _)| id == socket)) {
-            *owner = None;
-        }
-    }
-
-    pub(super) fn close(&mut self, socket: SocketId, reset: bool) {
-        self.disown(socket);
-        self.net.close(socket, reset);
-    }
-
-    /// Sends the bytes `rest` and then closes the socket. The connection itself has already ended.
-    pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
-        let mut linger = Linger::new(socket, rest, now + self.config.linger);
-        if linger.serve(&mut self.net, self.intake.scratch()) {
-            self.close(socket, false);
-            return;
-        }
-        while self.lingers.is_full(&linger, self.config.max_lingering) {
-            let Some(oldest) = self.lingers.remove_oldest() else { return self.close(socket, false) };
-            self.close(oldest.socket, false);
-        }
-        let deadline = linger.deadline;
-        let owner = Owner::Linger(self.lingers.insert(linger));
-        self.own(socket, owner);
-        self.push_deadline(deadline, owner);
-    }
-
-    /// Sets or clears the deadline of an endpoint. An endpoint has at most one deadline.
-    pub(super) fn set_deadline(&mut self, key: Key, deadline: Option<Instant>) {
-        if let Some(endpoint) = self.endpoints.get_mut(key) {
-            endpoint.deadline = deadline;
-            if let Some(deadline) = deadline {
-                self.push_deadline(deadline, Owner::Endpoint(key));
-            }
-        }
-    }
-
-    pub(super) fn push_deadline(&mut self, deadline: Instant, owner: Owner) {
-        if self.deadlines.len() > 64 + 4 * (self.endpoints.len() + self.lingers.len()) {
-            let mut deadlines = std::mem::take(&mut self.deadlines);
-            deadlines.retain(|&Reverse((at, owner))| self.is_due(at, owner));
-            self.deadlines = deadlines;
-        }
-        self.deadlines.push(Reverse((deadline, owner)));
-    }
-
-    /// Returns true if `at` is the current deadline of `owner`. Returns false if that deadline was replaced or cleared.
-    pub(super) fn is_due(&self, at: Instant, owner: Owner) -> bool {
-        match owner {
-            Owner::Endpoint(key) => self.endpoints.get(key).is_some_and(|endpoint| endpoint.deadline == Some(at)),
-            Owner::Linger(key) => self.lingers.get(key).is_some_and(|linger| linger.deadline == at),
-            Owner::NewPeer(key) => self.links.listener.is_due(key, at),
-            Owner::SetupListener => self.links.listener.paused_until == Some(at),
-            Owner::Setup(_) | Owner::Port(_) => false,
-        }
-    }
-
-    /// Queues an event of the CM channel, and wakes the channel if necessary.
-    pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
-        self.wake_for_event();
-        self.cm_events.push_back(CmEvent { id: CmId(key), kind });
-    }
-
-    /// Wakes the CM channel for an event, unless another event is queued or a call of [`Iwarp::next_event`] is in progress.
-    pub(super) fn wake_for_event(&mut self) {
-        if self.cm_events.is_empty() && self.handshakes.starts.is_empty() && !self.call.within_cm {
-            self.net.wake(NetChannel::Cm);
-        }
+        &mut self.hub.net
     }
 
     /// Changes the state of an endpoint, and updates the numbers of unfinished handshakes and of live connections. Returns the previous
@@ -286,17 +148,9 @@ impl<N: Net> Iwarp<N> {
             self.resume();
         }
         if let Some(socket) = setup.and_then(|setup| setup.socket()) {
-            self.close(socket, false);
+            self.hub.close(socket, false);
         }
         Some(previous)
-    }
-
-    /// Wakes the completion channel if an armed completion queue has a new completion. Used by every call that may add completions, except
-    /// `progress`.
-    pub(super) fn wake_completions(&mut self) {
-        if self.resources.cqs.take_edge() {
-            self.net.wake(NetChannel::Completion);
-        }
     }
 
     pub(super) fn endpoint(&self, id: CmId) -> Result<&CmEndpoint<N::Segment>> {
@@ -308,19 +162,19 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
-        let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
+        let or_default = |depth| if depth == 0 { self.hub.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
         // An id may have no socket yet, so these terms treat the peer as remote. The caller applies the CRC policy again after TCP has
         // connected.
-        StartupTerms::new(self.config.crc.is_requested(false), ird, ord, self.config.markers)
+        StartupTerms::new(self.hub.config.crc.is_requested(false), ird, ord, self.hub.config.markers)
     }
 
     fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
         if access.contains(Access::ON_DEMAND) {
             return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging" });
         }
-        let entropy = &mut self.entropy;
-        let (id, stag) = self.resources.keys.register(memory, range, access, || {
+        let entropy = &mut self.hub.entropy;
+        let (id, stag) = self.hub.resources.keys.register(memory, range, access, || {
             let mut bytes = [0; 4];
             entropy(&mut bytes);
             u32::from_ne_bytes(bytes)
@@ -339,13 +193,13 @@ impl<N: Net> Iwarp<N> {
             return Err(TransportError::InvalidState { call: "create_qp", state: "with a queue pair" });
         }
         attr.check(&self.device.capabilities)?;
-        self.resources.cqs.reserve(attr.send_cq, attr.max_send_wr)?;
+        self.hub.resources.cqs.reserve(attr.send_cq, attr.max_send_wr)?;
         let receives = match attr.srq {
-            Some(srq) => self.resources.attach(srq, attr.recv_cq),
-            None => self.resources.cqs.reserve(attr.recv_cq, attr.max_recv_wr),
+            Some(srq) => self.hub.resources.attach(srq, attr.recv_cq),
+            None => self.hub.resources.cqs.reserve(attr.recv_cq, attr.max_recv_wr),
         };
         if let Err(error) = receives {
-            self.resources.cqs.release(attr.send_cq, attr.max_send_wr, 0);
+            self.hub.resources.cqs.release(attr.send_cq, attr.max_send_wr, 0);
             return Err(error);
         }
         match self.endpoints.get_mut(id.0) {
@@ -373,7 +227,7 @@ impl<N: Net> Iwarp<N> {
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
-        if self.requires_shared_memory() { WITHIN_HOST } else { NAME }
+        if self.hub.requires_shared_memory() { WITHIN_HOST } else { NAME }
     }
 
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
@@ -386,43 +240,41 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn channel(&self, channel: provider::Channel) -> Result<RawFd> {
         match channel {
-            provider::Channel::ConnectionManager => Ok(self.net.channel(NetChannel::Cm)),
+            provider::Channel::ConnectionManager => Ok(self.hub.net.channel(NetChannel::Cm)),
             provider::Channel::Completions(device) => {
                 Self::is_device(device)?;
-                Ok(self.net.channel(NetChannel::Completion))
+                Ok(self.hub.net.channel(NetChannel::Completion))
             }
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let Reverse((at, owner)) = *self.deadlines.peek()?;
-        if self.is_due(at, owner) {
-            return Some(at);
-        }
-        // The deadline at the top of the heap was replaced. Search for the earliest deadline that is still valid.
-        self.deadlines.iter().filter(|Reverse((at, owner))| self.is_due(*at, *owner)).map(|Reverse((at, _))| *at).min()
+        self.hub.deadlines.next()
     }
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive(now, drive);
         // The caller polls for completion events after `progress`, so `progress` need not wake the completion channel.
-        self.resources.cqs.take_edge();
+        self.hub.resources.cqs.take_edge();
         more
     }
 
     fn listen(&mut self, address: SocketAddr, options: &ListenParam) -> Result<CmId> {
         options.note_ignored(NAME)?;
-        let socket =
-            self.net.listen(address, options.backlog).map_err(|source| TransportError::Listen { address, source })?;
+        let socket = self
+            .hub
+            .net
+            .listen(address, options.backlog)
+            .map_err(|source| TransportError::Listen { address, source })?;
         let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Listening(Accepting::Yes), Some(socket)));
-        self.own(socket, Owner::Endpoint(key));
+        self.hub.own(socket, Owner::Endpoint(key));
         Ok(CmId(key))
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
         match self.endpoint(id).ok()? {
             CmEndpoint { state: EndpointState::Datagram(id), .. } => self.address_of(id),
-            endpoint => self.net.local_address(endpoint.socket?).ok(),
+            endpoint => self.hub.net.local_address(endpoint.socket?).ok(),
         }
     }
 
@@ -436,8 +288,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         }
         options.note_ignored(NAME);
         let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Resolving(peer), None));
-        self.set_deadline(key, Some(deadline));
-        self.enqueue_start(Host::of(peer.ip()), key, CmEventKind::Resolved { device: DEVICE });
+        self.hub.deadlines.set(Owner::Endpoint(key), deadline);
+        self.hub.enqueue_start(Host::of(peer.ip()), key, CmEventKind::Resolved { device: DEVICE });
         Ok(CmId(key))
     }
 
@@ -461,7 +313,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             reader: FrameReader::new(StartupKind::Reply),
         };
         self.open(id.0, Box::new(attempt), peer);
-        self.wake_completions();
+        self.hub.wake_completions();
         Ok(())
     }
 
@@ -481,10 +333,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let asked = *asked;
-        let path = self.net.local_path(socket);
-        let crc = self.config.crc.is_requested(path.is_some() && path == asked.path);
+        let path = self.hub.net.local_path(socket);
+        let crc = self.hub.config.crc.is_requested(path.is_some() && path == asked.path);
         let offer = self.offer(key, path, &asked, now);
-        if offer.is_none() && self.requires_shared_memory() {
+        if offer.is_none() && self.hub.requires_shared_memory() {
             let (why, is_temporary) = match path {
                 None => ("the peer is on another host", false),
                 Some(_) if !asked.local => ("the peer uses no shared memory", false),
@@ -503,7 +355,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             endpoint.setup = offer.map(|offer| Box::new(SegmentSetup::Offered(offer.secret)));
         }
         self.begin(key, socket, Role::Responder, &agreement, now);
-        self.wake_completions();
+        self.hub.wake_completions();
         Ok(())
     }
 
@@ -520,7 +372,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         };
         let reply = startup::reject(&asked, private_data);
         if let Some(socket) = self.remove(id.0) {
-            self.linger(socket, reply, now);
+            self.hub.linger(socket, reply, now);
         }
         Ok(())
     }
@@ -545,7 +397,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 self.fail(key, Some(failure), None, now);
             }
         }
-        self.wake_completions();
+        self.hub.wake_completions();
         Ok(())
     }
 
@@ -571,18 +423,18 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         };
         if let Some(socket) = self.remove(key) {
             match rest {
-                Some(rest) => self.linger(socket, rest, now),
-                None => self.close(socket, false),
+                Some(rest) => self.hub.linger(socket, rest, now),
+                None => self.hub.close(socket, false),
             }
         }
         Ok(())
     }
 
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
-        self.call = CallState { now: Some(now), within_cm: true };
+        (self.hub.now, self.hub.within_cm) = (Some(now), true);
         let event = self.next_event(now);
-        self.call.within_cm = false;
-        self.wake_completions();
+        self.hub.within_cm = false;
+        self.hub.wake_completions();
         event
     }
 
@@ -599,17 +451,17 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
         self.revoke(region)?;
-        self.resources.keys.deregister(region)
+        self.hub.resources.keys.deregister(region)
     }
 
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
         Self::is_device(device)?;
         attr.check(NAME, &self.device.capabilities)?;
-        Ok(self.resources.cqs.create(attr.entries as usize))
+        Ok(self.hub.resources.cqs.create(attr.entries as usize))
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<()> {
-        self.resources.cqs.destroy(cq)
+        self.hub.resources.cqs.destroy(cq)
     }
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
@@ -618,39 +470,39 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         let result = match self.endpoints.get_mut(qp.0) {
-            Some(CmEndpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.resources.cqs),
-            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.resources.cqs),
+            Some(CmEndpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.hub.resources.cqs),
+            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.hub.resources.cqs),
             Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
-                id.queue_pair().and_then(|qp| qp.post_recv(chain, &mut self.resources.cqs))
+                id.queue_pair().and_then(|qp| qp.post_recv(chain, &mut self.hub.resources.cqs))
             }
             _ => return Err(PostError { posted: 0, error: STALE_QP }),
         };
-        self.wake_completions();
+        self.hub.wake_completions();
         result
     }
 
     fn post_send(&mut self, id: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
-        let before = self.resources.cqs.pushed();
+        let before = self.hub.resources.cqs.pushed();
         let result = match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.resources),
-            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.resources),
+            Some(CmEndpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.hub.resources),
+            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.hub.resources),
             Some(CmEndpoint { state: EndpointState::Datagram(datagrams), .. }) => {
-                let (addresses, cqs) = (&self.datagrams.addresses, &mut self.resources.cqs);
+                let (addresses, cqs) = (&self.datagrams.addresses, &mut self.hub.resources.cqs);
                 let result = datagrams.queue_pair().and_then(|qp| qp.post_send(chain, addresses, cqs));
                 self.send_datagrams(id.0);
-                self.wake_completions();
-                return result.map(|()| Posted::of(self.resources.cqs.pushed() != before));
+                self.hub.wake_completions();
+                return result.map(|()| Posted::of(self.hub.resources.cqs.pushed() != before));
             }
             _ => return Err(PostError { posted: 0, error: STALE_QP }),
         };
         self.transmit(id.0);
-        self.wake_completions();
-        result.map(|()| Posted::of(self.resources.cqs.pushed() != before))
+        self.hub.wake_completions();
+        result.map(|()| Posted::of(self.hub.resources.cqs.pushed() != before))
     }
 
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
-        let count = self.resources.cqs.poll(cq, max, out)?;
+        let count = self.hub.resources.cqs.poll(cq, max, out)?;
         if count == 0 {
             return Ok(0);
         }
@@ -663,12 +515,12 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                     Some(CmEndpoint { qp: Some(qp), .. }) => qp.polled(completion.opcode),
                     Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => id.polled(completion.opcode),
                     _ => {
-                        self.resources.orphan_polled(cq, id, completion.opcode.is_receive());
+                        self.hub.resources.orphan_polled(cq, id, completion.opcode.is_receive());
                         None
                     }
                 };
                 if let Some(srq) = shared {
-                    self.resources.receive_polled(srq);
+                    self.hub.resources.receive_polled(srq);
                 }
             }
         }
@@ -676,16 +528,16 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn req_notify(&mut self, cq: CqId, _: Notify) -> Result<()> {
-        self.resources.cqs.arm(cq)?;
+        self.hub.resources.cqs.arm(cq)?;
         if self.links.unarmed && self.arm_links() {
-            self.net.wake(NetChannel::Completion);
+            self.hub.net.wake(NetChannel::Completion);
         }
         Ok(())
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         Self::is_device(device)?;
-        Ok(self.resources.cqs.next_event())
+        Ok(self.hub.resources.cqs.next_event())
     }
 
     fn shared_receives(&mut self) -> Option<&mut dyn SharedReceives> {
@@ -733,7 +585,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
-        (self.config.shared_memory != SharedMemoryPolicy::Off).then_some(self)
+        (self.hub.config.shared_memory != SharedMemoryPolicy::Off).then_some(self)
     }
 
     fn exchange(&mut self) -> Option<&mut dyn Exchange> {
@@ -764,10 +616,10 @@ impl<N: Net> ImmediateSends for Iwarp<N> {
     }
 
     fn ring(&mut self, id: QpId) -> Posted {
-        let before = self.resources.cqs.pushed();
+        let before = self.hub.resources.cqs.pushed();
         self.transmit(id.0);
-        self.wake_completions();
-        Posted::of(self.resources.cqs.pushed() != before)
+        self.hub.wake_completions();
+        Posted::of(self.hub.resources.cqs.pushed() != before)
     }
 }
 
@@ -775,16 +627,16 @@ impl<N: Net> SharedReceives for Iwarp<N> {
     fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
         Self::is_device(device)?;
         attr.check(&self.device.capabilities)?;
-        Ok(self.resources.create_srq(attr.max_wr))
+        Ok(self.hub.resources.create_srq(attr.max_wr))
     }
 
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
-        self.resources.destroy_srq(srq)
+        self.hub.resources.destroy_srq(srq)
     }
 
     fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         for (posted, wr) in chain.iter().enumerate() {
-            let result = self.resources.srq(srq).and_then(|queue| queue.post(*wr));
+            let result = self.hub.resources.srq(srq).and_then(|queue| queue.post(*wr));
             result.map_err(|error| PostError { posted, error })?;
         }
         Ok(())
@@ -793,11 +645,11 @@ impl<N: Net> SharedReceives for Iwarp<N> {
 
 impl<N: Net> RemoteKeys for Iwarp<N> {
     fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool> {
-        self.resources.keys.restrict(region, qp.0).map(|()| true)
+        self.hub.resources.keys.restrict(region, qp.0).map(|()| true)
     }
 
     fn invalidate(&mut self, region: MrId) -> Result<()> {
-        self.resources.keys.invalidate(region)
+        self.hub.resources.keys.invalidate(region)
     }
 }
 
@@ -816,7 +668,7 @@ impl<N: Net> Liveness for Iwarp<N> {
 
 impl<N: Net> Extensions for Iwarp<N> {
     fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
-        if !self.config.extensions {
+        if !self.hub.config.extensions {
             return Err(TransportError::Unsupported {
                 provider: NAME,
                 feature: "extensions: see IwarpConfig::extensions",

@@ -18,8 +18,9 @@ use std::time::Instant;
 use super::config::SharedMemoryPolicy;
 use super::endpoint::{CmEndpoint, EndpointState};
 use super::handshake::is_exhaustion;
+use super::hub::Owner;
 use super::net::{Net, NetChannel, SocketId};
-use super::provider::{Iwarp, Owner};
+use super::provider::Iwarp;
 use super::queue_pair::Role;
 use super::setup_listener::{NewPeer, SegmentSetup, SentSegment};
 use super::startup::{Agreement, RequestTerms};
@@ -40,20 +41,14 @@ impl<N: Net> Iwarp<N> {
     /// Creates the offer of shared memory for a connection that the program is accepting. Returns `None` if shared memory cannot be used
     /// with the peer.
     pub(super) fn offer(&mut self, key: Key, path: Option<u32>, asked: &RequestTerms, now: Instant) -> Option<Offer> {
-        let is_possible = self.config.shared_memory != SharedMemoryPolicy::Off && asked.local && path.is_some();
+        let is_possible = self.hub.config.shared_memory != SharedMemoryPolicy::Off && asked.local && path.is_some();
         if !is_possible || !asked.is_direct(path) {
             return None;
         }
         let name = self.listener_name(now)?;
         let mut secret = [0; 16];
-        (self.entropy)(&mut secret);
-        Some(Offer { name, secret, key, required: self.requires_shared_memory() })
-    }
-
-    /// Returns true if connections may use no TCP stream after their handshake.
-    #[inline]
-    pub(super) fn requires_shared_memory(&self) -> bool {
-        self.config.shared_memory == SharedMemoryPolicy::Require
+        (self.hub.entropy)(&mut secret);
+        Some(Offer { name, secret, key, required: self.hub.requires_shared_memory() })
     }
 
     /// Returns true unless the setup of shared memory pauses ([`Iwarp::pause_setup`]). After a
@@ -63,7 +58,7 @@ impl<N: Net> Iwarp<N> {
             Some(until) if now < until => false,
             Some(_) => {
                 self.links.listener.shut_until = None;
-                self.net.renew_local();
+                self.hub.net.renew_local();
                 true
             }
             None => true,
@@ -77,13 +72,13 @@ impl<N: Net> Iwarp<N> {
         let pause = self.links.listener.shut(now).as_secs();
         local_log!(Warn, "{why}: for {pause} s, connections within the host stay on TCP, or fail if they must not");
         if let Some((listener, _)) = self.links.listener.open.take() {
-            self.close(listener, false);
+            self.hub.close(listener, false);
         }
         for key in self.endpoints.keys() {
             if !self.awaits_hello(key) {
                 continue;
             }
-            if self.requires_shared_memory() {
+            if self.hub.requires_shared_memory() {
                 let failure = ConnectFailure::Unreachable(format!("no shared memory with the peer: {why}"));
                 self.fail(key, Some(failure), Some(Vec::new()), now);
             } else {
@@ -102,14 +97,14 @@ impl<N: Net> Iwarp<N> {
             return Some(name);
         }
         let mut name = [0; NAME_LEN];
-        (self.entropy)(&mut name[NAME.len()..]);
+        (self.hub.entropy)(&mut name[NAME.len()..]);
         for digit in &mut name[NAME.len()..] {
             *digit = b"0123456789abcdef"[usize::from(*digit % 16)];
         }
         name[..NAME.len()].copy_from_slice(NAME);
-        match self.net.listen_local(&name) {
+        match self.hub.net.listen_local(&name) {
             Ok(socket) => {
-                self.own(socket, Owner::SetupListener);
+                self.hub.own(socket, Owner::SetupListener);
                 self.links.listener.open = Some((socket, name));
                 Some(name)
             }
@@ -123,19 +118,21 @@ impl<N: Net> Iwarp<N> {
     /// Accepts the peers that have connected to the Unix listener. Returns true if more may wait.
     pub(super) fn accept_local_peers(&mut self, now: Instant) -> bool {
         let Some((listener, _)) = self.links.listener.open else { return false };
-        if self.links.listener.paused_until.is_some_and(|until| now < until) {
+        // After a lack of descriptors, a deadline is set for the next attempt.
+        if self.hub.deadlines.of(Owner::SetupListener).is_some_and(|until| now < until) {
             return false;
         }
-        self.links.listener.paused_until = None;
+        self.hub.deadlines.clear(Owner::SetupListener);
         for _ in 0..MAX_ACCEPTS {
-            match self.net.accept_local(listener) {
+            match self.hub.net.accept_local(listener) {
                 Ok(socket) => {
-                    let deadline = now + self.config.within_host.meeting_timeout;
-                    let (key, oldest) = self.links.listener.add(socket, deadline);
-                    self.own(socket, Owner::NewPeer(key));
-                    self.push_deadline(deadline, Owner::NewPeer(key));
-                    if let Some(oldest) = oldest {
-                        self.close(oldest.socket, false);
+                    let deadline = now + self.hub.config.within_host.meeting_timeout;
+                    let (key, oldest) = self.links.listener.add(socket);
+                    self.hub.own(socket, Owner::NewPeer(key));
+                    self.hub.deadlines.set(Owner::NewPeer(key), deadline);
+                    if let Some((key, oldest)) = oldest {
+                        self.hub.deadlines.clear(Owner::NewPeer(key));
+                        self.hub.close(oldest.socket, false);
                     }
                     self.read_hello(key, now);
                 }
@@ -144,9 +141,8 @@ impl<N: Net> Iwarp<N> {
                 // deadline is set for the next attempt to accept the peer.
                 Err(error) if is_exhaustion(&error) => {
                     log::debug!("cannot accept peers within the host for now: {error}");
-                    let until = now + self.config.accept_backoff;
-                    self.links.listener.paused_until = Some(until);
-                    self.push_deadline(until, Owner::SetupListener);
+                    let until = now + self.hub.config.accept_backoff;
+                    self.hub.deadlines.set(Owner::SetupListener, until);
                     return false;
                 }
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
@@ -160,7 +156,7 @@ impl<N: Net> Iwarp<N> {
         }
         // More peers may wait in the backlog of the Unix listener, and they cause no further edge. So the Unix listener, represented by
         // [`Key::NONE`], stays in `handshakes.backlog`, and the channel is woken.
-        self.net.wake(NetChannel::Cm);
+        self.hub.net.wake(NetChannel::Cm);
         self.handshakes.accept_later(Key::NONE);
         true
     }
@@ -190,18 +186,19 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn read_hello(&mut self, key: Key, now: Instant) {
         let Some(&NewPeer { socket, .. }) = self.links.listener.new_peers.get(key) else { return };
         let mut room = [0; HELLO_LEN + 1];
-        let heard = match self.net.take(socket, &mut room) {
+        let heard = match self.hub.net.take(socket, &mut room) {
             Ok((len, file)) => Hello::parse(room.get(..len).unwrap_or_default()).zip(file),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(_) => None,
         };
         self.links.listener.new_peers.remove(key);
+        self.hub.deadlines.clear(Owner::NewPeer(key));
         let result = heard.ok_or_else(|| "it sent no valid hello".to_owned()).and_then(|(hello, file)| {
             self.accept_segment(&hello, socket, file, now).map_err(|why| format!("connection {}: {why}", hello.key))
         });
         if let Err(why) = result {
             log::debug!("a peer of this host stays on TCP: {why}");
-            self.close(socket, false);
+            self.hub.close(socket, false);
         }
     }
 
@@ -210,7 +207,7 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn close_new_peer(&mut self, key: Key, now: Instant) {
         self.read_hello(key, now);
         if let Some(peer) = self.links.listener.new_peers.remove(key) {
-            self.close(peer.socket, false);
+            self.hub.close(peer.socket, false);
         }
     }
 
@@ -221,15 +218,15 @@ impl<N: Net> Iwarp<N> {
             Some(SegmentSetup::Offered(secret)) if is_same_secret(&hello.secret, secret) => {}
             _ => return Err("the secret is not that of its offer".into()),
         }
-        let path = endpoint.socket.and_then(|stream| self.net.local_path(stream));
+        let path = endpoint.socket.and_then(|stream| self.hub.net.local_path(stream));
         if path != Some(hello.path) && !crate::planted("a-proxy-is-not-noticed") {
             return Err("there is a proxy between it and this process".into());
         }
         let window = Window::map(&file, segment::LEN, Sharing::Write).map_err(|error| error.to_string())?;
         let memory = window.into_memory().map_err(|_| "its segment cannot be written")?;
-        let segment = self.net.segment(memory);
-        self.net.pass(socket, &ACCEPTED_PACKET, None).map_err(|error| error.to_string())?;
-        self.own(socket, Owner::Setup(hello.key));
+        let segment = self.hub.net.segment(memory);
+        self.hub.net.pass(socket, &ACCEPTED_PACKET, None).map_err(|error| error.to_string())?;
+        self.hub.own(socket, Owner::Setup(hello.key));
         if let Some(endpoint) = self.endpoints.get_mut(hello.key) {
             endpoint.last_heard = Some(now);
             endpoint.setup = Some(Box::new(SegmentSetup::Accepted(socket, segment)));
@@ -249,7 +246,7 @@ impl<N: Net> Iwarp<N> {
             self.enter_segment(key, socket, segment, SegmentSide::Passive, now);
             // If the Unix socket could not move to the completion channel, the connection has already failed.
             if self.endpoints.get(key).is_some_and(|endpoint| matches!(endpoint.state, EndpointState::Live)) {
-                self.set_deadline(key, None);
+                self.hub.deadlines.clear(Owner::Endpoint(key));
                 self.announce(key);
             }
         }
@@ -258,7 +255,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Returns true if the MPA request on this socket tells the peer that this side can use shared memory.
     pub(super) fn requests_offer(&self, socket: SocketId) -> bool {
-        self.config.shared_memory != SharedMemoryPolicy::Off && self.net.local_path(socket).is_some()
+        self.hub.config.shared_memory != SharedMemoryPolicy::Off && self.hub.net.local_path(socket).is_some()
     }
 
     /// Continues after an MPA reply that accepts the connection. If the reply contains an offer, sets up shared memory. Otherwise the
@@ -266,23 +263,25 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn accepted(&mut self, key: Key, peer: SocketAddr, agreement: Agreement, data: &[u8], now: Instant) {
         let socket = self.endpoints.get(key).and_then(|endpoint| endpoint.socket);
         let asked = socket.is_some_and(|socket| self.requests_offer(socket));
-        let path = socket.and_then(|socket| self.net.local_path(socket));
+        let path = socket.and_then(|socket| self.hub.net.local_path(socket));
         let offer = if asked { Offer::split(data) } else { None };
         let private_data: Box<[u8]> = offer.as_ref().map_or(data, |(data, _)| *data).into();
-        let required = self.requires_shared_memory() || offer.as_ref().is_some_and(|(_, offer)| offer.required);
+        let required = self.hub.requires_shared_memory() || offer.as_ref().is_some_and(|(_, offer)| offer.required);
         let why = match offer {
             Some((_, offer)) => match self.send_hello(&offer, path.unwrap_or_default(), now) {
                 Ok((socket, segment)) => {
                     self.transition(key, EndpointState::SettingUp(peer));
-                    self.own(socket, Owner::Setup(key));
+                    self.hub.own(socket, Owner::Setup(key));
                     if let Some(endpoint) = self.endpoints.get_mut(key) {
-                        let until = endpoint.deadline;
+                        let until = self.hub.deadlines.of(Owner::Endpoint(key));
                         let sent = SentSegment { socket, segment, agreement, private_data, until, required };
                         endpoint.setup = Some(Box::new(SegmentSetup::Sent(Box::new(sent))));
                         // A connection that may not stay on TCP waits until the deadline of the attempt.
                         if !required {
-                            let at_most = now + self.config.within_host.meeting_timeout;
-                            self.set_deadline(key, Some(until.map_or(at_most, |until| until.min(at_most))));
+                            let at_most = now + self.hub.config.within_host.meeting_timeout;
+                            self.hub
+                                .deadlines
+                                .set(Owner::Endpoint(key), until.map_or(at_most, |until| until.min(at_most)));
                         }
                     }
                     return;
@@ -305,16 +304,16 @@ impl<N: Net> Iwarp<N> {
         }
         let mut memory = Memory::new_shared(segment::LEN, Sharing::Write)?;
         let file = memory.take_file();
-        let socket = self.net.connect_local(&offer.name).inspect_err(|error| {
+        let socket = self.hub.net.connect_local(&offer.name).inspect_err(|error| {
             if error.kind() == io::ErrorKind::ResourceBusy {
                 self.pause_setup(error, now);
             }
         })?;
         let hello = Hello { secret: offer.secret, key: offer.key, path };
-        match self.net.pass(socket, &hello.emit(), file.as_ref().map(std::os::fd::AsFd::as_fd)) {
-            Ok(()) => Ok((socket, self.net.segment(memory))),
+        match self.hub.net.pass(socket, &hello.emit(), file.as_ref().map(std::os::fd::AsFd::as_fd)) {
+            Ok(()) => Ok((socket, self.hub.net.segment(memory))),
             Err(error) => {
-                self.net.close(socket, false);
+                self.hub.net.close(socket, false);
                 Err(error)
             }
         }
@@ -328,7 +327,7 @@ impl<N: Net> Iwarp<N> {
         let Some(CmEndpoint { setup: Some(setup), .. }) = self.endpoints.get_mut(key) else { return };
         let Some(socket) = setup.socket() else { return };
         let mut room = [0; 8];
-        let why = match self.net.take(socket, &mut room) {
+        let why = match self.hub.net.take(socket, &mut room) {
             Ok((0, _)) => "the peer has refused".to_owned(),
             Ok((len, _)) => {
                 let accepted = Packet::parse(room.get(..len).unwrap_or_default()) == Packet::Accepted;
@@ -353,8 +352,8 @@ impl<N: Net> Iwarp<N> {
             qp.read_depth = agreement.read_depth();
         }
         self.transition(key, EndpointState::Live);
-        self.set_deadline(key, None);
-        self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
+        self.hub.deadlines.clear(Owner::Endpoint(key));
+        self.hub.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
         self.enter_segment(key, socket, segment, SegmentSide::Active, now);
     }
 
@@ -385,7 +384,7 @@ impl<N: Net> Iwarp<N> {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(setup) = endpoint.setup.take() else { return };
         if let Some(socket) = setup.socket() {
-            self.close(socket, false);
+            self.hub.close(socket, false);
         }
         match (*setup, self.endpoints.get(key).map(|endpoint| &endpoint.state)) {
             (SegmentSetup::Sent(sent), Some(&EndpointState::SettingUp(peer))) if sent.required => {
@@ -394,14 +393,14 @@ impl<N: Net> Iwarp<N> {
             (SegmentSetup::Sent(sent), Some(&EndpointState::SettingUp(peer))) => {
                 self.stay_on_stream(key, peer, &sent.agreement, sent.private_data, why, now);
             }
-            _ if self.requires_shared_memory() => self.refuse_stream(key, now),
+            _ if self.hub.requires_shared_memory() => self.refuse_stream(key, now),
             _ => log::debug!("connection {key} stays on TCP: {why}"),
         }
     }
 
     /// Fails a connection attempt that may not stay on TCP, because shared memory cannot be used, for the reason `why`.
     fn fail_without_segment(&mut self, key: Key, peer: SocketAddr, why: &str, now: Instant) {
-        let failure = if self.requires_shared_memory() {
+        let failure = if self.hub.requires_shared_memory() {
             ConnectFailure::Unreachable(format!("no shared memory with {peer}: {why}"))
         } else {
             ConnectFailure::SharedMemoryOnly(why.into())
@@ -426,7 +425,7 @@ impl<N: Net> Iwarp<N> {
         why: &str,
         now: Instant,
     ) {
-        if self.config.shared_memory != SharedMemoryPolicy::Off {
+        if self.hub.config.shared_memory != SharedMemoryPolicy::Off {
             log::debug!("{peer}: over TCP, not in shared memory: {why}");
         }
         let Some(socket) = self.endpoints.get(key).and_then(|endpoint| endpoint.socket) else { return };
@@ -434,8 +433,8 @@ impl<N: Net> Iwarp<N> {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.announced = true;
         }
-        self.set_deadline(key, None);
-        self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
+        self.hub.deadlines.clear(Owner::Endpoint(key));
+        self.hub.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
         self.begin(key, socket, Role::Initiator, agreement, now);
     }
 
@@ -455,25 +454,25 @@ impl<N: Net> Iwarp<N> {
         (endpoint.readable, endpoint.closed) = (true, false);
         let stream = endpoint.socket.replace(socket);
         self.links.count += 1;
-        self.own(socket, Owner::Endpoint(key));
-        let promoted = self.net.promote(socket);
+        self.hub.own(socket, Owner::Endpoint(key));
+        let promoted = self.hub.net.promote(socket);
         self.pump(key);
         // The passive side looks for the first record when a packet arrives on the Unix socket or when the TCP stream ends. So the active
         // side sends a packet.
         if side == SegmentSide::Active {
-            let _ = self.net.pass(socket, &CALL_PACKET, None);
+            let _ = self.hub.net.pass(socket, &CALL_PACKET, None);
         }
         if let Some(stream) = stream {
-            self.close(stream, false);
+            self.hub.close(stream, false);
         }
         log::debug!("connection {key} is in shared memory");
         if let Err(error) = promoted {
             return self.end(key, super::endpoint::lost(&error), None, now);
         }
         if let Some(endpoint) = self.endpoints.get_mut(key) {
-            endpoint.enqueue(key, &mut self.ready);
+            self.hub.enqueue(key, &mut endpoint.queued);
         }
-        self.net.wake(NetChannel::Completion);
+        self.hub.net.wake(NetChannel::Completion);
     }
 }
 

@@ -57,7 +57,6 @@ impl<S> SegmentSetup<S> {
 #[derive(Debug)]
 pub(super) struct NewPeer {
     pub(super) socket: SocketId,
-    deadline: Instant,
 }
 
 /// The Unix listener to which the peers with an offer connect, and the connected peers that have sent no hello.
@@ -70,17 +69,10 @@ pub(super) struct SetupListener {
     /// The length of the last pause.
     pause: Duration,
     pub(super) new_peers: Slab<NewPeer>, // bound: local-newcomers
-    /// The time until which no peer is accepted, because the system had no descriptors left.
-    pub(super) paused_until: Option<Instant>,
-    by_age: VecDeque<Key>, // bound: local-newcomers
+    by_age: VecDeque<Key>,               // bound: local-newcomers
 }
 
 impl SetupListener {
-    /// Returns true if `at` is the deadline of the new peer `key`.
-    pub(super) fn is_due(&self, key: Key, at: Instant) -> bool {
-        self.new_peers.get(key).is_some_and(|peer| peer.deadline == at)
-    }
-
     /// Begins a pause, and returns its length.
     pub(super) fn shut(&mut self, now: Instant) -> Duration {
         self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
@@ -88,11 +80,11 @@ impl SetupListener {
         self.pause
     }
 
-    /// Adds a connected peer and returns its key. At the limit of [`MAX_NEW_PEERS`], also removes and returns the oldest peer. The caller
-    /// must close the socket of that peer.
-    pub(super) fn add(&mut self, socket: SocketId, deadline: Instant) -> (Key, Option<NewPeer>) {
+    /// Adds a connected peer and returns its key. At the limit of [`MAX_NEW_PEERS`], also removes and returns the oldest peer and its key.
+    /// The caller must close the socket of that peer.
+    pub(super) fn add(&mut self, socket: SocketId) -> (Key, Option<(Key, NewPeer)>) {
         let oldest = if self.new_peers.len() < MAX_NEW_PEERS { None } else { self.oldest() };
-        let key = self.new_peers.insert(NewPeer { socket, deadline });
+        let key = self.new_peers.insert(NewPeer { socket });
         if self.by_age.len() > 4 * MAX_NEW_PEERS {
             self.by_age.retain(|&key| self.new_peers.get(key).is_some());
         }
@@ -100,10 +92,10 @@ impl SetupListener {
         (key, oldest)
     }
 
-    fn oldest(&mut self) -> Option<NewPeer> {
+    fn oldest(&mut self) -> Option<(Key, NewPeer)> {
         while let Some(key) = self.by_age.pop_front() {
             if let Some(peer) = self.new_peers.remove(key) {
-                return Some(peer);
+                return Some((key, peer));
             }
         }
         None
@@ -134,13 +126,11 @@ mod tests {
 
     #[test]
     fn the_oldest_peer_without_a_hello_gives_way() {
-        #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]
-        let deadline = Instant::now();
         let mut listener = SetupListener::default();
         for slot in 0..1000 {
-            let (_, oldest) = listener.add(SocketId(Key::new(slot, 1)), deadline);
+            let (_, oldest) = listener.add(SocketId(Key::new(slot, 1)));
             let expected = slot.checked_sub(MAX_NEW_PEERS as u32).map(|slot| SocketId(Key::new(slot, 1)));
-            assert_eq!(oldest.map(|peer| peer.socket), expected);
+            assert_eq!(oldest.map(|(_, peer)| peer.socket), expected);
             assert!(listener.by_age.len() <= 4 * MAX_NEW_PEERS + 1);
         }
     }

@@ -1,6 +1,7 @@
 //! Tests of the handshake. The peers are plain TCP sockets, to which the tests write octets.
 
 use super::super::bench::{Bench, request_v1};
+use super::super::hub::Owner;
 use super::*;
 use crate::cm::{ConnectParam, DisconnectCause, ListenParam, PathOptions};
 use crate::iwarp::forward_net::forward_net;
@@ -281,7 +282,7 @@ fn a_destroyed_connection_still_delivers() {
     bench.iwarp.post_send(QpId(id.0), &[wr]).unwrap();
     bench.iwarp.destroy_id(id, bench.now).unwrap();
     drop(memory);
-    assert!(bench.iwarp.lingers.len() == 1 && bench.iwarp.endpoints.len() == 1);
+    assert!(bench.iwarp.hub.lingers.len() == 1 && bench.iwarp.endpoints.len() == 1);
     // The peer receives complete FPDUs, and then the end of the stream.
     let (mut total, mut bytes) = (0, vec![0; 1 << 20]);
     until("the end", || {
@@ -297,7 +298,7 @@ fn a_destroyed_connection_still_delivers() {
     drop(peer);
     until("nothing lingers", || {
         bench.turn();
-        (bench.iwarp.lingers.len() == 0).then_some(())
+        (bench.iwarp.hub.lingers.len() == 0).then_some(())
     });
 }
 
@@ -311,7 +312,7 @@ fn a_reject_is_sent_even_if_nothing_may_linger() {
     bench.iwarp.reject(id, &[], bench.now).unwrap();
     assert_eq!(bench.read(&mut peer, 20)[16], 0x20);
     bench.end(&mut peer);
-    assert_eq!(bench.iwarp.lingers.len(), 0);
+    assert_eq!(bench.iwarp.hub.lingers.len(), 0);
 }
 
 /// At the limit of lingering sockets, a socket that need not linger takes no place from another one.
@@ -333,7 +334,7 @@ fn only_a_socket_that_lingers_takes_the_place_of_another() {
         let socket = bench.iwarp.endpoints.get(id.0).and_then(|endpoint| endpoint.socket).unwrap();
         bench.iwarp.reject(id, &[], bench.now).unwrap();
         rejected.push((peer, socket));
-        let lingers: Vec<_> = rejected.iter().map(|(_, socket)| bench.iwarp.owner(*socket).is_some()).collect();
+        let lingers: Vec<_> = rejected.iter().map(|(_, socket)| bench.iwarp.hub.owner(*socket).is_some()).collect();
         let expected: &[bool] = match lingers.len() {
             1 => &[true],
             2 => &[true, false],
@@ -347,9 +348,9 @@ fn only_a_socket_that_lingers_takes_the_place_of_another() {
 fn replaced_deadlines_do_not_pile_up() {
     let (mut bench, id, _) = listening(IwarpConfig::default());
     for later in 0..10_000 {
-        bench.iwarp.set_deadline(id.0, Some(bench.now + Duration::from_millis(later)));
+        bench.iwarp.hub.deadlines.set(Owner::Endpoint(id.0), bench.now + Duration::from_millis(later));
     }
-    assert!(bench.iwarp.deadlines.len() < 100, "{}", bench.iwarp.deadlines.len());
+    assert_eq!(bench.iwarp.hub.deadlines.len(), 1);
 }
 
 /// Connects a socket whose own address is `127.0.0.host`.

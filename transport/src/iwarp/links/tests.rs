@@ -207,7 +207,7 @@ fn an_announcement_waits_until_the_socket_has_room() {
     let (client, of_client) = (&mut world.client.iwarp, world.of_client);
     let region = client.register(DeviceId(0), &world.lent, 0..LONG, Access::LOCAL_WRITE).unwrap();
     let socket = client.endpoints.get(of_client.0).unwrap().socket.unwrap();
-    while client.net.pass(socket, &CALL_PACKET, None).is_ok() {}
+    while client.hub.net.pass(socket, &CALL_PACKET, None).is_ok() {}
     assert!(client.shared_memory().unwrap().lend(of_client, region.id, Some(file)).unwrap());
     let waits = |client: &Iwarp<TcpNet>| client.endpoints.get(of_client.0).unwrap().is_blocked();
     assert!(waits(client) && world.file.descriptors() == 1, "the announcement is lost");

@@ -1,0 +1,219 @@
+//! [`Hub`]: what the engines of the embedded provider share. An engine is the part of a provider that serves one kind of wire: a TCP
+//! stream, a ring in shared memory, or a UDP port.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Instant;
+
+use super::config::{IwarpConfig, SharedMemoryPolicy};
+use super::intake::Intake;
+use super::linger::{Linger, Lingers};
+use super::net::{Net, NetChannel, SocketId};
+use super::start_queue::StartQueue;
+use crate::cm::{CmEvent, CmEventKind, CmId};
+use crate::newcomers::Host;
+use crate::provider::Entropy;
+use crate::slab::Key;
+use crate::soft::resources::Resources;
+
+/// The object to which a socket or a deadline belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Owner {
+    Endpoint(Key),
+    Linger(Key),
+    /// The Unix listener to which peers on this host connect for shared memory.
+    SetupListener,
+    /// A peer that has connected to the Unix listener and has sent no hello.
+    NewPeer(Key),
+    /// The Unix socket of a connection that is still on its TCP stream.
+    Setup(Key),
+    /// A UDP port for datagrams.
+    Port(Key),
+}
+
+/// The deadlines of a provider. Each owner has at most one.
+#[derive(Debug, Default)]
+pub(super) struct Deadlines {
+    by_time: BTreeSet<(Instant, Owner)>, // bound: deadlines
+    by_owner: BTreeMap<Owner, Instant>,  // bound: deadlines
+}
+
+impl Deadlines {
+    /// Sets the deadline of an owner, instead of the one that it may have.
+    pub(super) fn set(&mut self, owner: Owner, at: Instant) {
+        if let Some(before) = self.by_owner.insert(owner, at) {
+            self.by_time.remove(&(before, owner));
+        }
+        self.by_time.insert((at, owner));
+    }
+
+    pub(super) fn clear(&mut self, owner: Owner) {
+        if let Some(at) = self.by_owner.remove(&owner) {
+            self.by_time.remove(&(at, owner));
+        }
+    }
+
+    /// Returns the deadline of an owner.
+    pub(super) fn of(&self, owner: Owner) -> Option<Instant> {
+        self.by_owner.get(&owner).copied()
+    }
+
+    /// Returns the earliest deadline.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.by_time.first().map(|&(at, _)| at)
+    }
+
+    /// Removes and returns the earliest deadline that has passed.
+    pub(super) fn pop_passed(&mut self, now: Instant) -> Option<(Instant, Owner)> {
+        let &(at, owner) = self.by_time.first().filter(|(at, _)| *at <= now)?;
+        self.clear(owner);
+        Some((at, owner))
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.by_time.len()
+    }
+}
+
+/// What the engines share: the sockets and their owners, the objects that work requests name, the events for the program, the deadlines,
+/// and the connections to serve.
+pub(super) struct Hub<N: Net> {
+    pub(super) config: IwarpConfig,
+    pub(super) net: N,
+    pub(super) entropy: Entropy,
+    pub(super) resources: Resources,
+    pub(super) deadlines: Deadlines,
+    /// The ready queue: connections that may have something to read or to send.
+    pub(super) ready: VecDeque<Key>, // bound: connections
+    pub(super) intake: Intake,
+    pub(super) lingers: Lingers,
+    /// The owner of each socket. The slot of a socket's key is the index in this vector.
+    // bound: connections, half-open, lingering, local-newcomers
+    owners: Vec<Option<(SocketId, Owner)>>,
+    pub(super) events: VecDeque<CmEvent>, // bound: events
+    /// The events with which connections start. They wait for the turn of their host.
+    pub(super) starts: StartQueue,
+    /// The `now` of the last call of `progress` or `next_cm_event`, for calls that have no `now`. `None` before the first of these calls.
+    pub(super) now: Option<Instant>,
+    /// True during a call that returns the next event of the CM channel. An event that is raised meanwhile need not wake the channel.
+    pub(super) within_cm: bool,
+}
+
+impl<N: Net> Hub<N> {
+    pub(super) fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Self {
+        Self {
+            config,
+            net,
+            entropy,
+            resources: Resources::default(),
+            deadlines: Deadlines::default(),
+            ready: VecDeque::new(),
+            intake: Intake::new(),
+            lingers: Lingers::default(),
+            owners: Vec::new(),
+            events: VecDeque::new(),
+            starts: StartQueue::default(),
+            now: None,
+            within_cm: false,
+        }
+    }
+
+    /// Returns true if connections may use no TCP stream after their handshake.
+    #[inline]
+    pub(super) fn requires_shared_memory(&self) -> bool {
+        self.config.shared_memory == SharedMemoryPolicy::Require
+    }
+
+    pub(super) fn owner(&self, socket: SocketId) -> Option<Owner> {
+        let (id, owner) = (*self.owners.get(socket.0.slot() as usize)?)?;
+        (id == socket).then_some(owner)
+    }
+
+    pub(super) fn own(&mut self, socket: SocketId, owner: Owner) {
+        let slot = socket.0.slot() as usize;
+        if slot >= self.owners.len() {
+            self.owners.resize(slot + 1, None);
+        }
+        self.owners[slot] = Some((socket, owner));
+    }
+
+    pub(super) fn disown(&mut self, socket: SocketId) {
+        let owner = self.owners.get_mut(socket.0.slot() as usize);
+        if let Some(owner) = owner.filter(|owner| owner.is_some_and(|(id, _)| id == socket)) {
+            *owner = None;
+        }
+    }
+
+    pub(super) fn close(&mut self, socket: SocketId, reset: bool) {
+        self.disown(socket);
+        self.net.close(socket, reset);
+    }
+
+    /// Sends the bytes `rest` and then closes the socket. The connection itself has already ended.
+    pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
+        let mut linger = Linger::new(socket, rest);
+        if linger.serve(&mut self.net, self.intake.scratch()) {
+            self.close(socket, false);
+            return;
+        }
+        while self.lingers.is_full(&linger, self.config.max_lingering) {
+            let Some((key, oldest)) = self.lingers.remove_oldest() else { return self.close(socket, false) };
+            self.deadlines.clear(Owner::Linger(key));
+            self.close(oldest.socket, false);
+        }
+        let owner = Owner::Linger(self.lingers.insert(linger));
+        self.own(socket, owner);
+        self.deadlines.set(owner, now + self.config.linger);
+    }
+
+    /// Continues to send the last bytes of an ended connection, and closes the socket when they are sent.
+    pub(super) fn serve_linger(&mut self, key: Key) {
+        let Some(linger) = self.lingers.get_mut(key) else { return };
+        if linger.serve(&mut self.net, self.intake.scratch()) {
+            self.end_linger(key);
+        }
+    }
+
+    /// Closes the socket of an ended connection.
+    pub(super) fn end_linger(&mut self, key: Key) {
+        self.deadlines.clear(Owner::Linger(key));
+        if let Some(linger) = self.lingers.remove(key) {
+            self.close(linger.socket, false);
+        }
+    }
+
+    /// Appends a connection to the ready queue, unless the queue contains it. `queued` is the connection's own record of that.
+    #[inline]
+    pub(super) fn enqueue(&mut self, key: Key, queued: &mut bool) {
+        if !std::mem::replace(queued, true) {
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Queues an event of the CM channel, and wakes the channel if necessary.
+    pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
+        self.wake_for_event();
+        self.events.push_back(CmEvent { id: CmId(key), kind });
+    }
+
+    /// Adds an event to the queue of connections that wait to start.
+    pub(super) fn enqueue_start(&mut self, host: Host, key: Key, kind: CmEventKind) {
+        self.wake_for_event();
+        self.starts.push(host, CmEvent { id: CmId(key), kind });
+    }
+
+    /// Wakes the CM channel for an event, unless another event is queued or the next event is being taken.
+    fn wake_for_event(&mut self) {
+        if self.events.is_empty() && self.starts.is_empty() && !self.within_cm {
+            self.net.wake(NetChannel::Cm);
+        }
+    }
+
+    /// Wakes the completion channel if an armed completion queue has a new completion. Used by every call that may add completions, except
+    /// `progress`.
+    pub(super) fn wake_completions(&mut self) {
+        if self.resources.cqs.take_edge() {
+            self.net.wake(NetChannel::Completion);
+        }
+    }
+}
