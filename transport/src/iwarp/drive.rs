@@ -65,28 +65,31 @@ impl<N: Net> Iwarp<N> {
         let blocked = |hot| self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked());
         if let Some(hot) = self.hot.filter(|&hot| spins && !blocked(hot)) {
             self.spins = self.spins.wrapping_add(1);
-            let full = if self.live > 1 { 2 } else { SPIN_FULL };
+            let full = if self.sockets() > 1 { 2 } else { SPIN_FULL };
             if self.spins % full != 0 {
                 if self.receive(hot, now) {
                     self.enqueue(hot);
                 }
-                return !(self.hub.ready.is_empty() && self.datagrams.ready.is_empty());
+                return !(self.hub.ready.is_empty() && self.datagrams.tables.ready.is_empty());
             }
         }
-        if spins && self.hot.is_none() && self.datagrams.ready.is_empty() {
-            if let Some(more) = self.spin_port(now) {
+        if spins && self.hot.is_none() && self.datagrams.tables.ready.is_empty() {
+            let alone = self.live == 0;
+            let more = self.datagrams.spin_port(&mut self.hub, alone, now);
+            self.take_queries();
+            if let Some(more) = more {
                 return more;
             }
         }
         // Without a connection, a busy poll has nothing to read. It need not send either: an edge wakes the caller when a closed connection
         // can send its unsent bytes. The caller also wakes up at the next deadline.
-        if drive == Drive::Spin && self.live == 0 && self.hub.ready.is_empty() {
+        if drive == Drive::Spin && self.sockets() == 0 && self.hub.ready.is_empty() {
             return false;
         }
         // Read all edges, because `has_unread` is only correct if no edge is left unread. Each socket has at most one edge, which bounds
         // the number of rounds.
         let mut more = true;
-        for _ in 0..self.live + 2 {
+        for _ in 0..self.sockets() + 2 {
             more = self.collect(NetChannel::Completion, now).unwrap_or_else(|error| {
                 local_log!(Error, "cannot poll for events of connections: {error}");
                 false
@@ -101,9 +104,10 @@ impl<N: Net> Iwarp<N> {
                 self.enqueue(key);
             }
         }
-        self.serve_ports(now);
+        self.datagrams.serve_ports(&mut self.hub, now);
+        self.take_queries();
         self.timers(now);
-        more || !(self.hub.ready.is_empty() && self.datagrams.ready.is_empty())
+        more || !(self.hub.ready.is_empty() && self.datagrams.tables.ready.is_empty())
     }
 
     pub(super) fn enqueue(&mut self, key: Key) {
@@ -150,7 +154,8 @@ impl<N: Net> Iwarp<N> {
             Some(Owner::SetupListener) => _ = self.accept_local_peers(now),
             Some(Owner::NewPeer(key)) => self.read_hello(key, now),
             Some(Owner::Setup(key)) => self.continue_setup(key, now),
-            Some(Owner::Port(key)) => self.port_edge(key, ready),
+            Some(Owner::Port(key)) => self.datagrams.port_edge(&mut self.hub, key, ready),
+            Some(Owner::Datagram(_)) => {}
             Some(Owner::Linger(key)) => {
                 if !crate::planted("a-closed-socket-sends-no-more") {
                     self.hub.serve_linger(key);
@@ -371,13 +376,14 @@ impl<N: Net> Iwarp<N> {
 
     /// Handles the deadlines that have passed.
     pub(super) fn timers(&mut self, now: Instant) {
-        self.time_queries(now);
+        self.datagrams.time_queries(&mut self.hub, now);
         while let Some((at, owner)) = self.hub.deadlines.pop_passed(now) {
             match owner {
                 Owner::Endpoint(key) => self.expire(key, at, now),
                 Owner::Linger(key) => self.hub.end_linger(key),
                 Owner::NewPeer(key) => self.close_new_peer(key, now),
                 Owner::SetupListener => _ = self.accept_local_peers(now),
+                Owner::Datagram(key) => self.datagrams.expire_datagram(&mut self.hub, key, now),
                 Owner::Setup(_) | Owner::Port(_) => {}
             }
         }
@@ -419,8 +425,7 @@ impl<N: Net> Iwarp<N> {
                     self.transmit(key);
                 }
             }
-            EndpointState::Queued(..) | EndpointState::Dead => {}
-            EndpointState::Datagram(_) => self.expire_datagram(key, now),
+            EndpointState::Queued(..) | EndpointState::Dead | EndpointState::Datagram(_) => {}
         }
     }
 

@@ -13,9 +13,9 @@ use super::transmit::Sent;
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
 use crate::mem::SendSlice;
 use crate::newcomers::{Host, Ticket};
-use crate::roce::id::DatagramId;
 use crate::shm::Segment;
 use crate::shm::link::Link;
+use crate::slab::Key;
 
 /// An attempt to connect to a peer. It exists until the MPA reply has arrived or the attempt has failed.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub(crate) enum EndpointState {
     /// The connection has ended. The program has not destroyed the endpoint yet.
     Dead,
     /// The endpoint is an id for datagrams.
-    Datagram(Box<DatagramId>),
+    Datagram(Key),
 }
 
 impl EndpointState {
@@ -92,7 +92,7 @@ impl EndpointState {
             Self::Connecting(..) | Self::Replying(..) | Self::SettingUp(_) => "connecting",
             Self::Live => "connected",
             Self::Dead => "closed",
-            Self::Datagram(id) => id.name(),
+            Self::Datagram(_) => "for datagrams",
         }
     }
 

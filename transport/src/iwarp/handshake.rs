@@ -307,7 +307,7 @@ impl<N: Net> Iwarp<N> {
     /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or let linger.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
         match self.transition(key, EndpointState::Dead) {
-            Some(EndpointState::Datagram(id)) => self.release_datagram(key, *id),
+            Some(EndpointState::Datagram(id)) => self.datagrams.remove(&mut self.hub, id),
             state => self.drop_start(key, state.as_ref()),
         }
         self.hub.deadlines.clear(Owner::Endpoint(key));

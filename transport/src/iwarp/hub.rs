@@ -26,6 +26,8 @@ pub(super) enum Owner {
     NewPeer(Key),
     /// The Unix socket of a connection that is still on its TCP stream.
     Setup(Key),
+    /// An id for datagrams.
+    Datagram(Key),
     /// A UDP port for datagrams.
     Port(Key),
 }

@@ -61,9 +61,9 @@ impl<N: Net> Iwarp<N> {
             }
             at += 1;
         }
-        let every = if self.live > self.links.count { ROUNDS.1 } else { ROUNDS.0 };
+        let every = if self.sockets() > self.links.count { ROUNDS.1 } else { ROUNDS.0 };
         (found || self.links.rounds % every != 0)
-            .then_some(!(self.hub.ready.is_empty() && self.datagrams.ready.is_empty()))
+            .then_some(!(self.hub.ready.is_empty() && self.datagrams.tables.ready.is_empty()))
     }
 
     /// Makes a link hot, so that a busy poll checks its ring in every round.

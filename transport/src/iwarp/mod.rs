@@ -54,6 +54,7 @@ mod queue_pair;
 mod receive;
 mod requester;
 mod responder;
+mod roles;
 mod setup;
 mod setup_listener;
 mod stag;

@@ -12,6 +12,7 @@ use super::endpoint::{Accepting, Attempt, CmEndpoint, EndpointState};
 use super::half_open::Handshakes;
 use super::hub::{Hub, Owner};
 use super::net::{Net, NetChannel, Ready, SocketId};
+use super::ports::Ports;
 use super::queue_pair::{MAX_QUEUE_DEPTH, QueuePair, Role};
 use super::setup_listener::{Links, SegmentSetup};
 use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, PATH_LEN, StartupTerms};
@@ -31,7 +32,6 @@ use crate::newcomers::Host;
 use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, Entropy, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::roce::packet::MAX_PAYLOAD;
-use crate::roce::tables::Tables;
 use crate::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
@@ -58,8 +58,8 @@ pub struct Iwarp<N: Net> {
     /// The connection that received most recently. A busy poll reads from this connection first.
     pub(super) hot: Option<Key>,
     pub(super) links: Links,
-    pub(super) datagrams: Tables,
-    /// The number of live connections and open UDP ports.
+    pub(super) datagrams: Ports,
+    /// The number of live connections.
     pub(super) live: usize,
     pub(super) spins: u32,
 }
@@ -113,7 +113,7 @@ impl<N: Net> Iwarp<N> {
             handshakes: Handshakes::default(),
             hot: None,
             links: Links { account, ..Links::default() },
-            datagrams: Tables::default(),
+            datagrams: Ports::default(),
             live: 0,
             spins: 0,
         })
@@ -157,6 +157,11 @@ impl<N: Net> Iwarp<N> {
         self.endpoints.get(id.0).filter(|e| !e.state.is_unknown()).ok_or(STALE_ID)
     }
 
+    /// Returns the number of live connections and open UDP ports.
+    pub(super) fn sockets(&self) -> usize {
+        self.live + self.datagrams.tables.ports.len()
+    }
+
     pub(super) fn is_device(device: DeviceId) -> Result<()> {
         if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
     }
@@ -186,7 +191,7 @@ impl<N: Net> Iwarp<N> {
         let endpoint = self.endpoint(id)?;
         let free = match &endpoint.state {
             EndpointState::Resolved(_) | EndpointState::Offered(_) => endpoint.qp.is_none(),
-            EndpointState::Datagram(id) if id.may_have_queue_pair() => id.qp.is_none(),
+            &EndpointState::Datagram(id) => self.datagrams.may_have_queue_pair(id)?,
             state => return Err(TransportError::InvalidState { call: "create_qp", state: state.name() }),
         };
         if !free {
@@ -203,7 +208,9 @@ impl<N: Net> Iwarp<N> {
             return Err(error);
         }
         match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint { state: EndpointState::Datagram(_), .. }) => self.add_datagram_qp(id.0, attr)?,
+            Some(&mut CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
+                self.datagrams.add_queue_pair(&mut self.hub, id, attr)?;
+            }
             Some(endpoint) => endpoint.qp = Some(Box::new(QueuePair::new(QpId(id.0), attr))),
             None => {}
         }
@@ -273,7 +280,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
         match self.endpoint(id).ok()? {
-            CmEndpoint { state: EndpointState::Datagram(id), .. } => self.address_of(id),
+            &CmEndpoint { state: EndpointState::Datagram(id), .. } => self.datagrams.address_of(id),
             endpoint => self.hub.net.local_address(endpoint.socket?).ok(),
         }
     }
@@ -297,8 +304,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         self.device.capabilities.check_private_data(NAME, param.private_data)?;
         param.note_ignored("iwarp");
         let endpoint = self.endpoint(id)?;
-        if let EndpointState::Datagram(_) = endpoint.state {
-            return self.query_peer(id.0, param.private_data);
+        if let EndpointState::Datagram(id) = endpoint.state {
+            return self.datagrams.query_peer(&mut self.hub, id, param.private_data);
         }
         let EndpointState::Resolved(peer) = endpoint.state else {
             return Err(TransportError::InvalidState { call: "connect", state: endpoint.state.name() });
@@ -323,8 +330,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let terms = self.terms(param);
         let key = id.0;
         let endpoint = self.endpoint(id)?;
-        if let EndpointState::Datagram(_) = endpoint.state {
-            return self.reply_to_query(id.0, id.0, "accept", param.private_data);
+        if let EndpointState::Datagram(id) = endpoint.state {
+            return self.datagrams.reply_to_query(&mut self.hub, id, id, "accept", param.private_data);
         }
         let (EndpointState::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
             return Err(TransportError::InvalidState { call: "accept", state: endpoint.state.name() });
@@ -362,8 +369,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
         self.device.capabilities.check_private_data(NAME, private_data)?;
         let endpoint = self.endpoint(id)?;
-        if let EndpointState::Datagram(_) = endpoint.state {
-            self.reject_query(id.0, private_data)?;
+        if let EndpointState::Datagram(datagrams) = endpoint.state {
+            self.datagrams.reject_query(&mut self.hub, datagrams, private_data)?;
             self.remove(id.0);
             return Ok(());
         }
@@ -384,7 +391,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             EndpointState::Listening(_) => {
                 return Err(TransportError::InvalidState { call: "disconnect", state: "listening" });
             }
-            EndpointState::Datagram(_) => self.end_datagrams(key)?,
+            &EndpointState::Datagram(id) => self.datagrams.end_datagrams(&mut self.hub, id)?,
             EndpointState::Requesting { .. } | EndpointState::Queued(..) | EndpointState::Dead => {}
             EndpointState::Live => self.end(key, DisconnectCause::Local, None, now),
             EndpointState::Offered(asked) => {
@@ -472,8 +479,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let result = match self.endpoints.get_mut(qp.0) {
             Some(CmEndpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.hub.resources.cqs),
             Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.hub.resources.cqs),
-            Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
-                id.queue_pair().and_then(|qp| qp.post_recv(chain, &mut self.hub.resources.cqs))
+            Some(&mut CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
+                self.datagrams.post_recv(&mut self.hub, id, chain)
             }
             _ => return Err(PostError { posted: 0, error: STALE_QP }),
         };
@@ -486,10 +493,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let result = match self.endpoints.get_mut(id.0) {
             Some(CmEndpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.hub.resources),
             Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.hub.resources),
-            Some(CmEndpoint { state: EndpointState::Datagram(datagrams), .. }) => {
-                let (addresses, cqs) = (&self.datagrams.addresses, &mut self.hub.resources.cqs);
-                let result = datagrams.queue_pair().and_then(|qp| qp.post_send(chain, addresses, cqs));
-                self.send_datagrams(id.0);
+            Some(&mut CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
+                let result = self.datagrams.post_send(&mut self.hub, id, chain);
                 self.hub.wake_completions();
                 return result.map(|()| Posted::of(self.hub.resources.cqs.pushed() != before));
             }
@@ -513,7 +518,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 let shared = match &mut endpoint {
                     Some(CmEndpoint { link: Some(link), .. }) => link.polled(completion.opcode),
                     Some(CmEndpoint { qp: Some(qp), .. }) => qp.polled(completion.opcode),
-                    Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => id.polled(completion.opcode),
+                    Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
+                        self.datagrams.polled(*id, completion.opcode)
+                    }
                     _ => {
                         self.hub.resources.orphan_polled(cq, id, completion.opcode.is_receive());
                         None

@@ -175,7 +175,7 @@ impl<N: Net> Iwarp<N> {
         for key in self.links.listener.new_peers.keys() {
             self.read_hello(key, now);
         }
-        for _ in 0..=self.live / MAX_ACCEPTS {
+        for _ in 0..=self.sockets() / MAX_ACCEPTS {
             if !self.accept_local_peers(now) {
                 break;
             }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::mad::{MadOctets, SidrRequest};
 use super::queue_pair::DatagramQueuePair;
+use crate::cm::CmId;
 use crate::error::TransportError;
 use crate::provider::PostError;
 use crate::qp::SrqId;
@@ -49,6 +50,8 @@ pub(crate) struct PendingQuery {
 /// A connection-manager id for datagrams.
 #[derive(Debug)]
 pub(crate) struct DatagramId {
+    /// The connection-manager id of the program, once it has one.
+    pub(crate) id: CmId,
     pub(crate) phase: DatagramPhase,
     /// The UDP port that sends the id's datagrams.
     pub(crate) port: Key,
@@ -59,7 +62,7 @@ pub(crate) struct DatagramId {
 
 impl DatagramId {
     pub(crate) const fn new(phase: DatagramPhase, port: Key) -> Self {
-        Self { phase, port, qp: None, groups: Vec::new() }
+        Self { id: CmId(Key::NONE), phase, port, qp: None, groups: Vec::new() }
     }
 
     /// Returns the name of the phase, for error messages.

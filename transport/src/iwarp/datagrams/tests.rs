@@ -4,6 +4,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::time::Duration;
 
+use super::super::provider::{DEVICE, Iwarp};
 use super::*;
 use crate::cm::{CmEvent, ConnectParam};
 use crate::cq::CqAttr;
@@ -15,6 +16,7 @@ use crate::patience;
 use crate::provider::{CqId, Drive, PostError, Provider};
 use crate::roce::frame::{HEADROOM, ROOM};
 use crate::roce::packet::{DatagramHeader, MAX_PAYLOAD};
+use crate::roles::Datagrams;
 use crate::srq::SrqAttr;
 use crate::wc::WcOpcode;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
@@ -184,7 +186,7 @@ fn a_question_an_answer_and_a_talk() {
         assert_eq!(active.done.drain(..).filter(|wc| !wc.status.is_success()).count(), DEPTH);
         active.iwarp.destroy_id(CmId(here.0), far()).unwrap();
         active.iwarp.destroy_cq(active.cq).unwrap();
-        assert!(active.iwarp.datagrams.ports.is_empty() && active.iwarp.datagrams.queries.is_empty());
+        assert!(active.iwarp.datagrams.tables.ports.is_empty() && active.iwarp.datagrams.tables.queries.is_empty());
         assert_eq!(active.iwarp.live, 0);
     }
 }
@@ -218,7 +220,7 @@ fn nobody_there_and_a_no() {
             }
             sides[0].iwarp.destroy_id(id, far()).unwrap();
         }
-        assert!(passive.iwarp.datagrams.received_queries.is_empty());
+        assert!(passive.iwarp.datagrams.tables.received_queries.is_empty());
     }
 }
 
@@ -230,7 +232,7 @@ fn accepted_questions_leave_room_for_others() {
     let (at, from) = ("127.0.0.1:0".parse().unwrap(), "127.0.0.3:0".parse().unwrap());
     for count in 1..=2 {
         meet(&mut active, &mut passive, at, from);
-        let datagrams = &passive.iwarp.datagrams;
+        let datagrams = &passive.iwarp.datagrams.tables;
         assert_eq!((datagrams.unanswered, datagrams.received_queries.len()), (0, count));
     }
 }
@@ -249,7 +251,7 @@ fn questions_without_an_answer_are_limited() {
     }
     until(&mut [&mut passive], |sides| (sides[0].events.len() >= 2).then_some(()));
     (0..10).for_each(|_| passive.turn());
-    let datagrams = &passive.iwarp.datagrams;
+    let datagrams = &passive.iwarp.datagrams.tables;
     assert_eq!((passive.events.len(), datagrams.unanswered, datagrams.received_queries.len()), (2, 2, 2));
 }
 
@@ -336,7 +338,7 @@ fn groups_reach_everyone_in_them() {
         assert!(other.heard().is_none());
         one.iwarp.destroy_id(CmId(first.0), far()).unwrap();
         other.iwarp.destroy_id(CmId(second.0), far()).unwrap();
-        assert!(one.iwarp.datagrams.ports.is_empty() && other.iwarp.datagrams.ports.is_empty());
+        assert!(one.iwarp.datagrams.tables.ports.is_empty() && other.iwarp.datagrams.tables.ports.is_empty());
     }
 }
 
@@ -475,8 +477,8 @@ fn link_local_addresses_keep_their_scope() {
         for (id, scope) in [(bound, 3), (listener, 3), (other, 4), (asking, 3), (routed, 4)] {
             let local = iwarp.local_address(id).unwrap();
             assert_eq!(local.to_string(), format!("[fe80::1%{scope}]:{}", local.port()));
-            let port = iwarp.datagram(id.0).unwrap().port;
-            assert_eq!(iwarp.datagrams.ports.get(port).unwrap().interface.index, scope);
+            let port = iwarp.datagrams.ids.get(iwarp.datagrams_of(id).unwrap()).unwrap().port;
+            assert_eq!(iwarp.datagrams.tables.ports.get(port).unwrap().interface.index, scope);
         }
         assert_eq!(iwarp.local_address(asking), iwarp.local_address(bound), "one socket");
         assert_eq!(iwarp.local_address(routed), iwarp.local_address(other), "one socket");
@@ -488,8 +490,8 @@ fn link_local_addresses_keep_their_scope() {
         let joined = [bound, asking, other].map(|id| {
             iwarp.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
             iwarp.join(id, group).unwrap();
-            let (_, port) = iwarp.datagram(id.0).unwrap().groups[0];
-            (port, iwarp.datagrams.ports.get(port).unwrap().interface.index)
+            let (_, port) = iwarp.datagrams.ids.get(iwarp.datagrams_of(id).unwrap()).unwrap().groups[0];
+            (port, iwarp.datagrams.tables.ports.get(port).unwrap().interface.index)
         });
         assert_eq!(joined.map(|(_, interface)| interface), [3, 3, 4]);
         assert!(joined[0] == joined[1] && joined[0].0 != joined[2].0);

@@ -234,7 +234,7 @@ fn a_busy_poll_of_rings_tells_of_unread_datagrams() {
     bench.turn();
     bench.iwarp.links.count = 1;
     assert!(!bench.iwarp.progress(bench.now, Drive::Spin));
-    let port = bench.iwarp.datagrams.ports.keys()[0];
-    bench.iwarp.datagrams.enqueue(port);
+    let port = bench.iwarp.datagrams.tables.ports.keys()[0];
+    bench.iwarp.datagrams.tables.enqueue(port);
     assert!(bench.iwarp.progress(bench.now, Drive::Spin));
 }
