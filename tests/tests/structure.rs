@@ -39,12 +39,17 @@ const FIELDS: usize = 20;
 const WALKS: [(&str, usize); 3] = [("A message in", 4), ("A message past one buffer, in", 5), ("A message out", 2)];
 /// The walks of a message in the embedded provider. Each entry has two values. The first one is a heading in `docs/design/walks.md`; the
 /// table below this heading lists the files that the message passes. The second one is the largest allowed number of these files.
-const EMBEDDED_WALKS: [(&str, usize); 2] =
-    [("The embedded provider: a message in", 4), ("The embedded provider: a message out", 4)];
+const EMBEDDED_WALKS: [(&str, usize); 5] = [
+    ("The embedded provider: a message in", 4),
+    ("The embedded provider: a message out", 4),
+    ("The embedded provider: a message in shared memory, in", 3),
+    ("The embedded provider: a connect", 5),
+    ("The embedded provider: an end", 3),
+];
 /// How the reactor looks up a connection: by these functions, or in this field.
 const LOOK_UPS: Ways = Ways { functions: &["of_work", "at", "at_with_provider", "input"], field: "table" };
-/// How the embedded provider looks up a connection: by this function, or in this field.
-const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["endpoint"], field: "endpoints" };
+/// How the embedded provider looks up a connection: by these functions, or in this field.
+const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["known", "known_mut", "attempt"], field: "endpoints" };
 /// The largest number of methods of `Provider` that return no role (a trait for an optional part of a provider), and the largest number of
 /// methods of a role.
 const SEAM: [usize; 2] = [25, 10];
@@ -92,7 +97,13 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ),
     // Types of the embedded provider.
     ("IwarpConfig", &["retry_v1", "markers", "extensions"], "three settings of the program"),
-    ("CmEndpoint", &["announced", "readable", "closed", "queued"], "two directions of a socket, a list, and an event"),
+    ("TcpFlow", &["announced", "readable", "closed", "queued"], "two directions of a socket, a list, and an event"),
+    (
+        "RingFlow",
+        &["announced", "readable", "closed", "queued", "has_more"],
+        "two directions of a socket, a list, an event, and the ring",
+    ),
+    ("Startup", &["shows_path", "connected"], "what the request may contain, and whether it can be sent"),
     ("Ready", &["readable", "writable", "closed"], "what epoll reports, in any combination"),
     ("QueuePair", &["extensions", "live", "dead"], "a stream may end before or after it has begun"),
     ("Receiver", &["crc", "seen"], "what was agreed on, and what has come"),

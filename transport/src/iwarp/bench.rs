@@ -64,6 +64,13 @@ impl<N: Net> Bench<N> {
     }
 
     pub(super) fn connect_with(&mut self, address: SocketAddr, param: &ConnectParam<'_>) -> CmId {
+        let id = self.resolve(address);
+        self.iwarp.connect(id, param).unwrap();
+        id
+    }
+
+    /// Resolves the address of a peer. Returns an id with a queue pair, which can connect.
+    pub(super) fn resolve(&mut self, address: SocketAddr) -> CmId {
         let deadline = self.now + Duration::from_secs(60);
         let id = self.iwarp.resolve(address, &PathOptions::default(), deadline).unwrap();
         until("the resolved address", || {
@@ -71,7 +78,6 @@ impl<N: Net> Bench<N> {
             self.events.iter().any(|event| event.id == id).then_some(())
         });
         self.qp(id);
-        self.iwarp.connect(id, param).unwrap();
         id
     }
 

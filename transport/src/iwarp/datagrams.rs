@@ -5,10 +5,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Instant;
 
 use super::NAME;
-use super::hub::{Hub, Owner};
+use super::hub::{Hub, Owner, STALE_ID, STALE_QP};
 use super::net::{Net, NetChannel, SocketId};
-use super::ports::Ports;
-use super::provider::{STALE_ID, STALE_QP};
+use super::ports::{Ports, route_to};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenParam, ReadDepth};
 use crate::datagram::{AddressId, DatagramPeer, GRH_LEN, Route};
 use crate::error::{Result, TransportError};
@@ -25,8 +24,6 @@ use crate::soft::completions::Completions;
 use crate::soft::receive_queue::ReceiveQueue;
 use crate::wc::WorkCompletion;
 
-/// The hop limit in the routes to peers.
-const HOPS: u8 = 64;
 /// The range of service ports for listeners that the program starts at port 0, if `RoceConfig::port` is set. Such a listener gets the
 /// lowest service port that is free.
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
@@ -322,15 +319,6 @@ fn is_of_a_device(address: SocketAddr) -> Result<()> {
         return Err(TransportError::NoDevice { reason });
     }
     Ok(())
-}
-
-/// Returns the route to an address and a UDP port. The port is stored as the LID.
-pub(super) fn route_to(address: SocketAddr) -> Route {
-    let gid = match address.ip() {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    Route { gid, is_global: true, hop_limit: HOPS, lid: address.port(), port: 1, ..Route::default() }
 }
 
 fn is_link_local(address: SocketAddr) -> bool {

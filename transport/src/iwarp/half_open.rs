@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use super::hub::{Hub, Owner};
+use super::net::{Net, NetChannel};
 use crate::log_limit::LogLimit;
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
@@ -19,7 +21,8 @@ pub(super) struct Handshakes {
     pub(super) half_open: Newcomers<Key>, // bound: half-open
     /// A host with more half-open connections than the limit per host. `None` if no host exceeds the limit.
     pub(super) crowd: Option<Host>,
-    /// The listeners that are paused because the limit of handshakes was reached.
+    /// The listeners that are paused because the limit of handshakes was reached. They resume when a handshake finishes, or at their
+    /// deadline, when a half-open connection may be evicted.
     pub(super) paused: Vec<Key>, // local: listeners of the program
     /// The listeners that may have more connections to accept. [`Key::NONE`] stands for the Unix listener for peers on this host.
     pub(super) backlog: VecDeque<Key>, // local: listeners of the program
@@ -27,6 +30,24 @@ pub(super) struct Handshakes {
 }
 
 impl Handshakes {
+    /// Returns true if a listener accepts nothing, because the limit of handshakes is reached, or because the system lacked a descriptor or
+    /// memory for a connection: then it has a deadline.
+    pub(super) fn is_paused<N: Net>(&self, hub: &Hub<N>, listener: Key) -> bool {
+        self.paused.contains(&listener) || hub.deadlines.of(Owner::Endpoint(listener)).is_some()
+    }
+
+    /// Resumes the listeners that are paused because the limit of handshakes was reached.
+    pub(super) fn resume<N: Net>(&mut self, hub: &mut Hub<N>) {
+        if self.paused.is_empty() {
+            return;
+        }
+        for key in std::mem::take(&mut self.paused) {
+            hub.deadlines.clear(Owner::Endpoint(key));
+            self.accept_later(key);
+        }
+        hub.net.wake(NetChannel::Cm);
+    }
+
     /// Adds a listener to the backlog, unless the backlog has it already: an edge may report
     /// further connections of such a listener, which must not be served twice in each round.
     pub(super) fn accept_later(&mut self, listener: Key) {

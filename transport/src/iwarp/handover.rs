@@ -7,14 +7,15 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::NAME;
-use super::endpoint::{CmEndpoint, EndpointState};
-use super::hub::Owner;
+use super::endpoint::{CmEndpoint, Request, RequestStep};
+use super::endpoints::Endpoints;
+use super::hub::{DEVICE, Hub, Owner, STALE_ID};
 use super::net::Net;
-use super::provider::{DEVICE, Iwarp, STALE_ID};
 use super::startup::{self, RequestTerms};
 use crate::cm::{CmId, Detached};
 use crate::error::{Result, TransportError};
-use crate::provider::{DeviceId, Provider};
+use crate::provider::DeviceId;
+use crate::shm::Segment;
 
 /// A connect request that has left one provider and has not entered another one. The request has no queue pair yet.
 #[derive(Debug)]
@@ -35,38 +36,45 @@ impl Drop for DetachedRequest {
     }
 }
 
-impl<N: Net> Iwarp<N> {
-    pub(super) fn detach_request(&mut self, id: CmId) -> Result<Detached> {
-        let endpoint = self.endpoint(id)?;
-        let (EndpointState::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
-            return Err(TransportError::InvalidState { call: "detach", state: endpoint.state.name() });
+impl<S: Segment> Endpoints<S> {
+    /// Takes a request that has no queue pair out of a provider, with its socket.
+    pub(super) fn detach<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, id: CmId) -> Result<Detached> {
+        let (socket, asked) = match self.known(id)? {
+            CmEndpoint::Request(Request { step: RequestStep::Offered(_), qp: Some(_), .. }) => {
+                return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
+            }
+            CmEndpoint::Request(Request { socket, step: RequestStep::Offered(asked), .. }) => (*socket, *asked),
+            endpoint => return Err(TransportError::InvalidState { call: "detach", state: endpoint.name() }),
         };
-        if endpoint.qp.is_some() {
-            return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
-        }
-        let asked = *asked;
-        let released = self.hub.net.release(socket).map_err(|error| match error.kind() {
+        let released = hub.net.release(socket).map_err(|error| match error.kind() {
             io::ErrorKind::Unsupported => {
                 TransportError::Unsupported { provider: NAME, feature: "sockets to hand over" }
             }
             _ => TransportError::io("detaching a socket", error),
         })?;
-        self.hub.disown(socket);
-        self.remove(id.0);
-        Ok(Detached::new(self.name(), DetachedRequest { socket: Some(released), asked }))
+        hub.disown(socket);
+        self.remove(hub, id.0);
+        Ok(Detached::new(hub.name(), DetachedRequest { socket: Some(released), asked }))
     }
 
-    pub(super) fn attach_request(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+    /// Adds a request that another provider has detached.
+    pub(super) fn attach<N: Net<Segment = S>>(
+        &mut self,
+        hub: &mut Hub<N>,
+        request: Detached,
+        now: Instant,
+    ) -> Result<(CmId, DeviceId)> {
         let mut request: DetachedRequest = request.into_state().map_err(|_| TransportError::Unsupported {
             provider: NAME,
             feature: "connect requests of other providers",
         })?;
         let (socket, asked) = (request.socket.take().ok_or(STALE_ID)?, request.asked);
-        let socket = self.hub.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
-        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Dead, Some(socket)));
-        self.transition(key, EndpointState::Offered(asked));
-        self.hub.own(socket, Owner::Endpoint(key));
-        self.hub.deadlines.set(Owner::Endpoint(key), now + self.hub.config.accept_timeout);
+        let socket = hub.net.adopt(socket).map_err(|source| TransportError::io("attaching a socket", source))?;
+        let request = Request { socket, step: RequestStep::Offered(asked), qp: None, closed: false };
+        let key = self.insert(CmEndpoint::Dead(None));
+        self.replace(hub, key, CmEndpoint::Request(request));
+        hub.own(socket, Owner::Endpoint(key));
+        hub.deadlines.set(Owner::Endpoint(key), now + hub.config.accept_timeout);
         Ok((CmId(key), DEVICE))
     }
 }

@@ -2,6 +2,8 @@
 //! stream, a ring in shared memory, or a UDP port.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::config::{IwarpConfig, SharedMemoryPolicy};
@@ -9,11 +11,26 @@ use super::intake::Intake;
 use super::linger::{Linger, Lingers};
 use super::net::{Net, NetChannel, SocketId};
 use super::start_queue::StartQueue;
-use crate::cm::{CmEvent, CmEventKind, CmId};
+use super::startup::StartupTerms;
+use super::{NAME, WITHIN_HOST};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam};
+use crate::error::{Result, TransportError};
+use crate::mem::Memory;
+use crate::mr::{Access, LocalKey, MemoryRegion, RemoteKey};
 use crate::newcomers::Host;
-use crate::provider::Entropy;
+use crate::provider::{DeviceId, Entropy};
+use crate::shm::account::WindowAccount;
 use crate::slab::Key;
 use crate::soft::resources::Resources;
+
+/// The only device of a provider.
+pub(super) const DEVICE: DeviceId = DeviceId(0);
+
+pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
+pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
+/// With one connection, a busy poll checks all sockets only in every `SPIN_FULL`-th round. In the other rounds, a busy poll only reads from
+/// that connection.
+pub(super) const SPIN_FULL: u32 = 8;
 
 /// The object to which a socket or a deadline belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,7 +104,11 @@ pub(super) struct Hub<N: Net> {
     pub(super) deadlines: Deadlines,
     /// The ready queue: connections that may have something to read or to send.
     pub(super) ready: VecDeque<Key>, // bound: connections
+    /// The connection that received most recently. A busy poll reads from this connection first.
+    pub(super) hot: Option<Key>,
     pub(super) intake: Intake,
+    /// The memory of peers that the provider has mapped.
+    pub(super) account: Arc<WindowAccount>,
     pub(super) lingers: Lingers,
     /// The owner of each socket. The slot of a socket's key is the index in this vector.
     // bound: connections, half-open, lingering, local-newcomers
@@ -103,6 +124,7 @@ pub(super) struct Hub<N: Net> {
 
 impl<N: Net> Hub<N> {
     pub(super) fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Self {
+        let account = Arc::new(WindowAccount::new(config.within_host.limits()));
         Self {
             config,
             net,
@@ -110,7 +132,9 @@ impl<N: Net> Hub<N> {
             resources: Resources::default(),
             deadlines: Deadlines::default(),
             ready: VecDeque::new(),
+            hot: None,
             intake: Intake::new(),
+            account,
             lingers: Lingers::default(),
             owners: Vec::new(),
             events: VecDeque::new(),
@@ -118,6 +142,11 @@ impl<N: Net> Hub<N> {
             now: None,
             within_cm: false,
         }
+    }
+
+    /// Returns the name of the provider.
+    pub(super) fn name(&self) -> &'static str {
+        if self.requires_shared_memory() { WITHIN_HOST } else { NAME }
     }
 
     /// Returns true if connections may use no TCP stream after their handshake.
@@ -217,5 +246,32 @@ impl<N: Net> Hub<N> {
         if self.resources.cqs.take_edge() {
             self.net.wake(NetChannel::Completion);
         }
+    }
+
+    /// Registers memory, under a key that no peer can predict.
+    pub(super) fn register(
+        &mut self,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        if access.contains(Access::ON_DEMAND) {
+            return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging" });
+        }
+        let entropy = &mut self.entropy;
+        let (id, stag) = self.resources.keys.register(memory, range, access, || {
+            let mut bytes = [0; 4];
+            entropy(&mut bytes);
+            u32::from_ne_bytes(bytes)
+        })?;
+        Ok(MemoryRegion { id, local_key: LocalKey(stag), remote_key: RemoteKey(stag) })
+    }
+
+    /// Returns the terms of a startup frame. There may be no socket yet, so these terms treat the peer as remote. The caller applies the CRC
+    /// policy again after TCP has connected.
+    pub(super) fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
+        let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
+        let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
+        StartupTerms::new(self.config.crc.is_requested(false), ird, ord, self.config.markers)
     }
 }

@@ -11,39 +11,47 @@
 //! | `requester`, `responder` | outstanding Reads and atomic operations: of the local side, and of the peer |
 //! | `stag` | the Terminates for a misused STag |
 //! | `queue_pair` | a queue pair: both directions of one stream |
-//! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
-//! | `handshake`, `half_open`, `start_queue` | the handshakes of connections, those without a request, and connections that wait to start |
-//! | `drive`, `pace` | the handling of edges and deadlines, and the amount that one stream receives at a time |
-//! | `setup_listener`, `setup`, `unix` | the setup of shared memory within one host: its listener and state, its steps, and its sockets |
-//! | `links` | connections in shared memory: their scheduling and notifications |
-//! | `handover` | connect requests that move to another provider |
-//! | `datagrams`, `ports`, `udp` | ids for datagrams, their UDP ports, and the sockets; the packets are in `crate::roce` |
+//! | `hub` | what the engines share: sockets and their owners, regions and queues, events, deadlines, who waits to be served |
+//! | `flow`, `pace` | the engine of a connection on a TCP stream, and the amount that it receives at a time |
+//! | `ring`, `rings` | the engine of a connection in shared memory, and the rings that a busy poll looks at |
+//! | `datagrams`, `ports`, `udp` | the engine of datagrams: ids, UDP ports, and the sockets; the packets are in `crate::roce` |
+//! | `endpoint`, `endpoints` | what a connection-manager id names, in which state; the table of all, and the changes of states |
+//! | `accepting`, `half_open`, `start_queue` | the passive side of connections, those without a request, and those that wait to start |
+//! | `connecting` | the active side of connections |
+//! | `rendezvous`, `unix` | the meeting of two processes of one host that go on in shared memory, and its sockets |
+//! | `frame`, `linger`, `causes` | a startup frame that is being sent, sockets that outlive their connections, and what their errors mean |
+//! | `drive` | the rounds: finds whom an edge or a deadline is for, and carries out what an engine returns |
+//! | `handover`, `roles` | connect requests that move to another provider, and the other roles |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
 //! | [`net`], [`tcp`] | the interface to the sockets, and its implementation on the system |
 //!
 //! The modules from `startup` to `queue_pair` do no I/O: bytes and the time are arguments.
 #![deny(unsafe_code)]
 
+mod accepting;
 #[cfg(test)]
 mod bench;
+mod causes;
 mod config;
+mod connecting;
 mod datagrams;
 mod drive;
 mod endpoint;
+mod endpoints;
 mod fault;
+mod flow;
 mod forecast;
 #[cfg(test)]
 mod forward_net;
+mod frame;
 #[cfg(fuzz_targets)]
 #[path = "../../../tests/fuzz/transport/iwarp/mod.rs"]
 pub mod fuzz;
 mod half_open;
 mod handover;
-mod handshake;
 mod hub;
 mod intake;
 mod linger;
-mod links;
 mod markers;
 pub mod net;
 mod pace;
@@ -52,11 +60,12 @@ mod ports;
 pub mod provider;
 mod queue_pair;
 mod receive;
+mod rendezvous;
 mod requester;
 mod responder;
+mod ring;
+mod rings;
 mod roles;
-mod setup;
-mod setup_listener;
 mod stag;
 mod start_queue;
 mod startup;

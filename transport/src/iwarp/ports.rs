@@ -2,17 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::datagrams::route_to;
-use super::drive::SPIN_FULL;
-use super::endpoint::connect_failure;
-use super::hub::{Hub, Owner};
+use super::causes::connect_failure;
+use super::hub::{DEVICE, Hub, Owner, SPIN_FULL, STALE_QP};
 use super::net::{Net, Ready, SocketId};
-use super::provider::{DEVICE, STALE_QP};
 use crate::cm::{CmEventKind, ConnectFailure, ReadDepth};
-use crate::datagram::{DatagramPeer, DatagramSource};
+use crate::datagram::{DatagramPeer, DatagramSource, Route};
 use crate::mem::Packets;
 use crate::provider::PostError;
 use crate::qp::SrqId;
@@ -28,6 +25,8 @@ use crate::slab::{Key, Slab};
 use crate::wc::WcOpcode;
 use crate::wr::{RecvWr, SendWr};
 
+/// The hop limit in the routes to peers.
+const HOPS: u8 = 64;
 /// `PACKETS` is the largest number of packets that are read from a port before the next port is served. `CALLS` is the largest number of
 /// receive calls in which these packets are read.
 const PACKETS: usize = 128;
@@ -446,4 +445,13 @@ fn arrival(config: &RoceConfig, header: &DatagramHeader, from: SocketAddr, to: S
         immediate: header.immediate,
         source: DatagramSource { qp_number, lid, service_level: 0, path_bits },
     }
+}
+
+/// Returns the route to an address and a UDP port. The port is stored as the LID.
+pub(super) fn route_to(address: SocketAddr) -> Route {
+    let gid = match address.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    Route { gid, is_global: true, hop_limit: HOPS, lid: address.port(), port: 1, ..Route::default() }
 }

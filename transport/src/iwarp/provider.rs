@@ -7,27 +7,29 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::NAME;
 use super::config::{IwarpConfig, MAX_READ_DEPTH, SharedMemoryPolicy};
-use super::endpoint::{Accepting, Attempt, CmEndpoint, EndpointState};
-use super::half_open::Handshakes;
-use super::hub::{Hub, Owner};
+use super::endpoint::{Attempt, AttemptStep, CmEndpoint, Request, RequestStep, Startup, WorkMut};
+use super::endpoints::Endpoints;
+use super::flow::End;
+use super::frame::Frame;
+use super::hub::{DEVICE, Hub, Owner, STALE_QP};
 use super::net::{Net, NetChannel, Ready, SocketId};
 use super::ports::Ports;
-use super::queue_pair::{MAX_QUEUE_DEPTH, QueuePair, Role};
-use super::setup_listener::{Links, SegmentSetup};
-use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, PATH_LEN, StartupTerms};
+use super::queue_pair::{MAX_QUEUE_DEPTH, QueuePair};
+use super::rendezvous::Rendezvous;
+use super::rings::Rings;
+use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, PATH_LEN};
 use super::transmit::MAX_INLINE;
 use super::wire::StartupKind;
-use super::{NAME, WITHIN_HOST};
 use crate::caps::{Capabilities, Features};
 use crate::cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ListenParam, PathOptions,
-    Source,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenParam, PathOptions, Source,
 };
 use crate::cq::{CqAttr, Notify};
 use crate::error::{Result, TransportError};
 use crate::mem::{Memory, Sge};
-use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
+use crate::mr::{Access, MemoryRegion, MrId};
 use crate::newcomers::Host;
 use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, Entropy, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
@@ -36,31 +38,27 @@ use crate::roles::{
     Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
-use crate::shm::account::WindowAccount;
-use crate::slab::{Key, Slab};
 use crate::soft::checks::{EXTENSIONS, MAX_MESSAGE};
 use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{RecvWr, RemoteAddress, SendWr};
 
-pub(super) const DEVICE: DeviceId = DeviceId(0);
-pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
-pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
+/// Returns an error if a device is not the only one of this provider.
+pub(super) fn is_device(device: DeviceId) -> Result<()> {
+    if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
+}
 
 /// The embedded provider: iWARP in user space. The provider has no thread: all its work is done during the calls of its methods.
 pub struct Iwarp<N: Net> {
     /// What the engines share.
     pub(super) hub: Hub<N>,
     device: DeviceInfo,
-    pub(super) endpoints: Slab<CmEndpoint<N::Segment>>, // bound: connections, half-open, queries
-    pub(super) edges: Vec<(SocketId, Ready)>,           // bound: turn
-    pub(super) handshakes: Handshakes,
-    /// The connection that received most recently. A busy poll reads from this connection first.
-    pub(super) hot: Option<Key>,
-    pub(super) links: Links,
+    pub(super) endpoints: Endpoints<N::Segment>,
+    pub(super) rendezvous: Rendezvous,
+    pub(super) rings: Rings,
     pub(super) datagrams: Ports,
-    /// The number of live connections.
-    pub(super) live: usize,
+    pub(super) edges: Vec<(SocketId, Ready)>, // bound: turn
+    /// The number of rounds of a busy poll that have looked at one stream.
     pub(super) spins: u32,
 }
 
@@ -69,8 +67,8 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
         f.debug_struct("Iwarp")
             .field("net", &self.hub.net)
             .field("endpoints", &self.endpoints.len())
-            .field("live", &self.live)
-            .field("handshakes", &self.handshakes.unfinished)
+            .field("live", &self.sockets())
+            .field("handshakes", &self.endpoints.handshakes.unfinished)
             .field("lingering", &self.hub.lingers.len())
             .finish_non_exhaustive()
     }
@@ -104,17 +102,14 @@ impl<N: Net> Iwarp<N> {
         capabilities.max_private_data = MAX_PRIVATE_DATA_OUT;
         capabilities.max_message = MAX_MESSAGE;
         capabilities.max_read_depth = MAX_READ_DEPTH;
-        let account = Arc::new(WindowAccount::new(config.within_host.limits()));
         Ok(Self {
             hub: Hub::new(config, net, entropy),
             device: DeviceInfo { name: "iwarp0".into(), capabilities },
-            endpoints: Slab::default(),
-            edges: Vec::with_capacity(256),
-            handshakes: Handshakes::default(),
-            hot: None,
-            links: Links { account, ..Links::default() },
+            endpoints: Endpoints::new(),
+            rendezvous: Rendezvous::default(),
+            rings: Rings::default(),
             datagrams: Ports::default(),
-            live: 0,
+            edges: Vec::with_capacity(256),
             spins: 0,
         })
     }
@@ -127,94 +122,6 @@ impl<N: Net> Iwarp<N> {
     /// Returns the sockets, so that the caller can change their settings.
     pub const fn net_mut(&mut self) -> &mut N {
         &mut self.hub.net
-    }
-
-    /// Changes the state of an endpoint, and updates the numbers of unfinished handshakes and of live connections. Returns the previous
-    /// state, or `None` if the endpoint does not exist.
-    pub(super) fn transition(&mut self, key: Key, state: EndpointState) -> Option<EndpointState> {
-        let endpoint = self.endpoints.get_mut(key)?;
-        self.handshakes.unfinished += usize::from(state.is_handshake());
-        self.live += usize::from(matches!(state, EndpointState::Live));
-        let previous = std::mem::replace(&mut endpoint.state, state);
-        self.handshakes.unfinished -= usize::from(previous.is_handshake());
-        self.live -= usize::from(matches!(previous, EndpointState::Live));
-        let leaves = matches!(endpoint.state, EndpointState::Dead);
-        self.links.count -= usize::from(leaves && matches!(previous, EndpointState::Live) && endpoint.link.is_some());
-        let setup = if leaves { endpoint.setup.take() } else { None };
-        if let EndpointState::Requesting { ticket, .. } = &previous {
-            self.handshakes.half_open.remove(*ticket);
-        }
-        if previous.is_handshake() {
-            self.resume();
-        }
-        if let Some(socket) = setup.and_then(|setup| setup.socket()) {
-            self.hub.close(socket, false);
-        }
-        Some(previous)
-    }
-
-    pub(super) fn endpoint(&self, id: CmId) -> Result<&CmEndpoint<N::Segment>> {
-        self.endpoints.get(id.0).filter(|e| !e.state.is_unknown()).ok_or(STALE_ID)
-    }
-
-    /// Returns the number of live connections and open UDP ports.
-    pub(super) fn sockets(&self) -> usize {
-        self.live + self.datagrams.tables.ports.len()
-    }
-
-    pub(super) fn is_device(device: DeviceId) -> Result<()> {
-        if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
-    }
-
-    fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
-        let or_default = |depth| if depth == 0 { self.hub.config.read_depth } else { depth };
-        let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
-        // An id may have no socket yet, so these terms treat the peer as remote. The caller applies the CRC policy again after TCP has
-        // connected.
-        StartupTerms::new(self.hub.config.crc.is_requested(false), ird, ord, self.hub.config.markers)
-    }
-
-    fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
-        if access.contains(Access::ON_DEMAND) {
-            return Err(TransportError::Unsupported { provider: NAME, feature: "on-demand paging" });
-        }
-        let entropy = &mut self.hub.entropy;
-        let (id, stag) = self.hub.resources.keys.register(memory, range, access, || {
-            let mut bytes = [0; 4];
-            entropy(&mut bytes);
-            u32::from_ne_bytes(bytes)
-        })?;
-        Ok(MemoryRegion { id, local_key: LocalKey(stag), remote_key: RemoteKey(stag) })
-    }
-
-    fn add_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        let endpoint = self.endpoint(id)?;
-        let free = match &endpoint.state {
-            EndpointState::Resolved(_) | EndpointState::Offered(_) => endpoint.qp.is_none(),
-            &EndpointState::Datagram(id) => self.datagrams.may_have_queue_pair(id)?,
-            state => return Err(TransportError::InvalidState { call: "create_qp", state: state.name() }),
-        };
-        if !free {
-            return Err(TransportError::InvalidState { call: "create_qp", state: "with a queue pair" });
-        }
-        attr.check(&self.device.capabilities)?;
-        self.hub.resources.cqs.reserve(attr.send_cq, attr.max_send_wr)?;
-        let receives = match attr.srq {
-            Some(srq) => self.hub.resources.attach(srq, attr.recv_cq),
-            None => self.hub.resources.cqs.reserve(attr.recv_cq, attr.max_recv_wr),
-        };
-        if let Err(error) = receives {
-            self.hub.resources.cqs.release(attr.send_cq, attr.max_send_wr, 0);
-            return Err(error);
-        }
-        match self.endpoints.get_mut(id.0) {
-            Some(&mut CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
-                self.datagrams.add_queue_pair(&mut self.hub, id, attr)?;
-            }
-            Some(endpoint) => endpoint.qp = Some(Box::new(QueuePair::new(QpId(id.0), attr))),
-            None => {}
-        }
-        Ok(QpId(id.0))
     }
 }
 
@@ -234,7 +141,7 @@ impl<N: Net> Iwarp<N> {
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
-        if self.hub.requires_shared_memory() { WITHIN_HOST } else { NAME }
+        self.hub.name()
     }
 
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> {
@@ -249,7 +156,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         match channel {
             provider::Channel::ConnectionManager => Ok(self.hub.net.channel(NetChannel::Cm)),
             provider::Channel::Completions(device) => {
-                Self::is_device(device)?;
+                is_device(device)?;
                 Ok(self.hub.net.channel(NetChannel::Completion))
             }
         }
@@ -273,15 +180,15 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             .net
             .listen(address, options.backlog)
             .map_err(|source| TransportError::Listen { address, source })?;
-        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Listening(Accepting::Yes), Some(socket)));
+        let key = self.endpoints.insert(CmEndpoint::Listener(socket));
         self.hub.own(socket, Owner::Endpoint(key));
         Ok(CmId(key))
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
-        match self.endpoint(id).ok()? {
-            &CmEndpoint { state: EndpointState::Datagram(id), .. } => self.datagrams.address_of(id),
-            endpoint => self.hub.net.local_address(endpoint.socket?).ok(),
+        match self.endpoints.known(id).ok()? {
+            &CmEndpoint::Datagram(key) => self.datagrams.address_of(key),
+            endpoint => self.hub.net.local_address(endpoint.socket()?).ok(),
         }
     }
 
@@ -294,7 +201,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             });
         }
         options.note_ignored(NAME);
-        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Resolving(peer), None));
+        let attempt = Attempt { peer, step: AttemptStep::Resolving, qp: None, closed: false };
+        let key = self.endpoints.insert(CmEndpoint::Attempt(Box::new(attempt)));
         self.hub.deadlines.set(Owner::Endpoint(key), deadline);
         self.hub.enqueue_start(Host::of(peer.ip()), key, CmEventKind::Resolved { device: DEVICE });
         Ok(CmId(key))
@@ -303,23 +211,24 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
         self.device.capabilities.check_private_data(NAME, param.private_data)?;
         param.note_ignored("iwarp");
-        let endpoint = self.endpoint(id)?;
-        if let EndpointState::Datagram(id) = endpoint.state {
-            return self.datagrams.query_peer(&mut self.hub, id, param.private_data);
+        match self.endpoints.known(id)? {
+            &CmEndpoint::Datagram(key) => return self.datagrams.query_peer(&mut self.hub, key, param.private_data),
+            CmEndpoint::Attempt(attempt) if matches!(attempt.step, AttemptStep::Resolved) => {
+                if attempt.qp.is_none() {
+                    return Err(TransportError::InvalidState { call: "connect", state: "without a queue pair" });
+                }
+            }
+            endpoint => return Err(TransportError::InvalidState { call: "connect", state: endpoint.name() }),
         }
-        let EndpointState::Resolved(peer) = endpoint.state else {
-            return Err(TransportError::InvalidState { call: "connect", state: endpoint.state.name() });
-        };
-        if endpoint.qp.is_none() {
-            return Err(TransportError::InvalidState { call: "connect", state: "without a queue pair" });
-        }
-        let attempt = Attempt {
-            terms: self.terms(param),
+        let startup = Startup {
+            terms: self.hub.terms(param),
             private_data: param.private_data.to_vec(),
             shows_path: param.self_delimiting && param.private_data.len() + PATH_LEN <= MAX_PRIVATE_DATA_OUT,
+            connected: false,
+            request: Frame::default(),
             reader: FrameReader::new(StartupKind::Reply),
         };
-        self.open(id.0, Box::new(attempt), peer);
+        self.endpoints.open(&mut self.hub, id.0, Box::new(startup));
         self.hub.wake_completions();
         Ok(())
     }
@@ -327,112 +236,78 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
         self.device.capabilities.check_private_data(NAME, param.private_data)?;
         param.note_ignored("iwarp");
-        let terms = self.terms(param);
-        let key = id.0;
-        let endpoint = self.endpoint(id)?;
-        if let EndpointState::Datagram(id) = endpoint.state {
-            return self.datagrams.reply_to_query(&mut self.hub, id, id, "accept", param.private_data);
+        if let &CmEndpoint::Datagram(key) = self.endpoints.known(id)? {
+            return self.datagrams.reply_to_query(&mut self.hub, key, key, "accept", param.private_data);
         }
-        let (EndpointState::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
-            return Err(TransportError::InvalidState { call: "accept", state: endpoint.state.name() });
-        };
-        if endpoint.qp.is_none() {
-            return Err(TransportError::InvalidState { call: "accept", state: "without a queue pair" });
-        }
-        let asked = *asked;
-        let path = self.hub.net.local_path(socket);
-        let crc = self.hub.config.crc.is_requested(path.is_some() && path == asked.path);
-        let offer = self.offer(key, path, &asked, now);
-        if offer.is_none() && self.hub.requires_shared_memory() {
-            let (why, is_temporary) = match path {
-                None => ("the peer is on another host", false),
-                Some(_) if !asked.local => ("the peer uses no shared memory", false),
-                Some(_) if !asked.is_direct(path) => ("there is a proxy between the peer and this process", false),
-                _ if self.links.listener.shut_until.is_some() => ("other users have disturbed its setup", true),
-                Some(_) => ("there is no listener for it", true),
-            };
-            return Err(TransportError::SharedMemoryOnly { provider: WITHIN_HOST, why, is_temporary });
-        }
-        let mut private_data = param.private_data.to_vec();
-        offer.iter().for_each(|offer| private_data.extend_from_slice(&offer.emit()));
-        let (frame, agreement) = startup::accept(&StartupTerms { crc, ..terms }, &asked, &private_data);
-        self.transition(key, EndpointState::Live);
-        if let Some(endpoint) = self.endpoints.get_mut(key) {
-            endpoint.frame = frame;
-            endpoint.setup = offer.map(|offer| Box::new(SegmentSetup::Offered(offer.secret)));
-        }
-        self.begin(key, socket, Role::Responder, &agreement, now);
+        let terms = self.hub.terms(param);
+        self.endpoints.accept(&mut self.rendezvous, &mut self.hub, id.0, terms, param.private_data, now)?;
         self.hub.wake_completions();
         Ok(())
     }
 
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
         self.device.capabilities.check_private_data(NAME, private_data)?;
-        let endpoint = self.endpoint(id)?;
-        if let EndpointState::Datagram(datagrams) = endpoint.state {
-            self.datagrams.reject_query(&mut self.hub, datagrams, private_data)?;
-            self.remove(id.0);
-            return Ok(());
-        }
-        let EndpointState::Offered(asked) = endpoint.state else {
-            return Err(TransportError::InvalidState { call: "reject", state: endpoint.state.name() });
-        };
-        let reply = startup::reject(&asked, private_data);
-        if let Some(socket) = self.remove(id.0) {
-            self.hub.linger(socket, reply, now);
+        match self.endpoints.known(id)? {
+            &CmEndpoint::Datagram(key) => {
+                self.datagrams.reject_query(&mut self.hub, key, private_data)?;
+                self.endpoints.remove_datagrams(&mut self.datagrams, &mut self.hub, id);
+            }
+            &CmEndpoint::Request(Request { step: RequestStep::Offered(asked), .. }) => {
+                self.endpoints.turn_away(&mut self.hub, id.0, &asked, private_data, now);
+            }
+            endpoint => return Err(TransportError::InvalidState { call: "reject", state: endpoint.name() }),
         }
         Ok(())
     }
 
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
-        let key = id.0;
-        let endpoint = self.endpoint(id)?;
-        match &endpoint.state {
-            EndpointState::Listening(_) => {
+        let Self { hub, endpoints, .. } = self;
+        match endpoints.known(id)? {
+            CmEndpoint::Listener(_) => {
                 return Err(TransportError::InvalidState { call: "disconnect", state: "listening" });
             }
-            &EndpointState::Datagram(id) => self.datagrams.end_datagrams(&mut self.hub, id)?,
-            EndpointState::Requesting { .. } | EndpointState::Queued(..) | EndpointState::Dead => {}
-            EndpointState::Live => self.end(key, DisconnectCause::Local, None, now),
-            EndpointState::Offered(asked) => {
-                let reply = startup::reject(asked, &[]);
-                self.fail(key, None, Some(reply), now);
+            &CmEndpoint::Datagram(key) => self.datagrams.end_datagrams(hub, key)?,
+            CmEndpoint::Stream(_) | CmEndpoint::Ring(_) => {
+                endpoints.end(hub, id.0, End::of(DisconnectCause::Local), now)
             }
-            EndpointState::Resolving(_) | EndpointState::Resolved(_) => self.fail(key, None, None, now),
-            EndpointState::Connecting(..) | EndpointState::Replying(..) | EndpointState::SettingUp(_) => {
-                let failure = ConnectFailure::System("disconnected here while connecting".into());
-                self.fail(key, Some(failure), None, now);
+            CmEndpoint::Request(request) => {
+                if let RequestStep::Offered(asked) = &request.step {
+                    let reply = startup::reject(asked, &[]);
+                    endpoints.fail(hub, id.0, None, Some((reply, now)));
+                }
             }
+            CmEndpoint::Attempt(attempt) => {
+                let is_connecting = !matches!(attempt.step, AttemptStep::Resolving | AttemptStep::Resolved);
+                let failure = || ConnectFailure::System("disconnected here while connecting".into());
+                endpoints.fail(hub, id.0, is_connecting.then(failure), None);
+            }
+            CmEndpoint::Dead(_) => {}
         }
         self.hub.wake_completions();
         Ok(())
     }
 
     fn destroy_id(&mut self, id: CmId, now: Instant) -> Result<()> {
-        let key = id.0;
-        if self.endpoint(id).is_err() {
-            return Ok(());
-        }
-        let rest = match self.endpoints.get_mut(key) {
-            Some(endpoint) => match &endpoint.state {
-                EndpointState::Offered(asked) => Some(startup::reject(asked, &[])),
-                EndpointState::Live if endpoint.link.is_some() => {
-                    self.leave_link(key);
-                    None
-                }
-                EndpointState::Live => {
-                    let rest = endpoint.qp.as_mut().map(|qp| qp.abandon()).unwrap_or_default();
-                    Some(endpoint.unsent(rest))
-                }
-                _ => None,
-            },
-            None => None,
-        };
-        if let Some(socket) = self.remove(key) {
-            match rest {
-                Some(rest) => self.hub.linger(socket, rest, now),
-                None => self.hub.close(socket, false),
+        let rest = match self.endpoints.known_mut(id) {
+            Err(_) => return Ok(()),
+            Ok(CmEndpoint::Datagram(_)) => {
+                self.endpoints.remove_datagrams(&mut self.datagrams, &mut self.hub, id);
+                return Ok(());
             }
+            Ok(CmEndpoint::Request(Request { step: RequestStep::Offered(asked), .. })) => {
+                Some(startup::reject(asked, &[]))
+            }
+            Ok(CmEndpoint::Stream(flow)) => Some(flow.abandon()),
+            Ok(CmEndpoint::Ring(flow)) => {
+                flow.leave(&mut self.hub);
+                None
+            }
+            Ok(_) => None,
+        };
+        match (self.endpoints.remove(&mut self.hub, id.0), rest) {
+            (Some(socket), Some(rest)) => self.hub.linger(socket, rest, now),
+            (Some(socket), None) => self.hub.close(socket, false),
+            (None, _) => {}
         }
         Ok(())
     }
@@ -452,17 +327,17 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         range: Range<usize>,
         access: Access,
     ) -> Result<MemoryRegion> {
-        Self::is_device(device)?;
-        self.add_region(memory, range, access)
+        is_device(device)?;
+        self.hub.register(memory, range, access)
     }
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
-        self.revoke(region)?;
+        self.endpoints.revoke(&mut self.hub, region)?;
         self.hub.resources.keys.deregister(region)
     }
 
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId> {
-        Self::is_device(device)?;
+        is_device(device)?;
         attr.check(NAME, &self.device.capabilities)?;
         Ok(self.hub.resources.cqs.create(attr.entries as usize))
     }
@@ -472,37 +347,73 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
-        self.add_qp(id, attr)
+        let free = match self.endpoints.known(id)? {
+            CmEndpoint::Attempt(attempt) if matches!(attempt.step, AttemptStep::Resolved) => attempt.qp.is_none(),
+            CmEndpoint::Request(Request { step: RequestStep::Offered(_), qp, .. }) => qp.is_none(),
+            CmEndpoint::Datagram(key) => self.datagrams.may_have_queue_pair(*key)?,
+            endpoint => return Err(TransportError::InvalidState { call: "create_qp", state: endpoint.name() }),
+        };
+        if !free {
+            return Err(TransportError::InvalidState { call: "create_qp", state: "with a queue pair" });
+        }
+        attr.check(&self.device.capabilities)?;
+        self.hub.resources.cqs.reserve(attr.send_cq, attr.max_send_wr)?;
+        let receives = match attr.srq {
+            Some(srq) => self.hub.resources.attach(srq, attr.recv_cq),
+            None => self.hub.resources.cqs.reserve(attr.recv_cq, attr.max_recv_wr),
+        };
+        if let Err(error) = receives {
+            self.hub.resources.cqs.release(attr.send_cq, attr.max_send_wr, 0);
+            return Err(error);
+        }
+        let new = || Some(Box::new(QueuePair::new(QpId(id.0), attr)));
+        match self.endpoints.get_mut(id.0) {
+            Some(CmEndpoint::Attempt(attempt)) => attempt.qp = new(),
+            Some(CmEndpoint::Request(request)) => request.qp = new(),
+            Some(&mut CmEndpoint::Datagram(key)) => self.datagrams.add_queue_pair(&mut self.hub, key, attr)?,
+            _ => {}
+        }
+        Ok(QpId(id.0))
     }
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         let result = match self.endpoints.get_mut(qp.0) {
-            Some(CmEndpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.hub.resources.cqs),
-            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.hub.resources.cqs),
-            Some(&mut CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
-                self.datagrams.post_recv(&mut self.hub, id, chain)
-            }
-            _ => return Err(PostError { posted: 0, error: STALE_QP }),
+            Some(&mut CmEndpoint::Datagram(key)) => self.datagrams.post_recv(&mut self.hub, key, chain),
+            endpoint => match endpoint.and_then(CmEndpoint::work) {
+                Some(WorkMut::Stream(qp)) => qp.post_recv(chain, &mut self.hub.resources.cqs),
+                Some(WorkMut::Ring(link)) => link.post_recv(chain, &mut self.hub.resources.cqs),
+                None => return Err(PostError { posted: 0, error: STALE_QP }),
+            },
         };
         self.hub.wake_completions();
         result
     }
 
     fn post_send(&mut self, id: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
-        let before = self.hub.resources.cqs.pushed();
-        let result = match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.hub.resources),
-            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.hub.resources),
-            Some(&mut CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
-                let result = self.datagrams.post_send(&mut self.hub, id, chain);
-                self.hub.wake_completions();
-                return result.map(|()| Posted::of(self.hub.resources.cqs.pushed() != before));
+        let Self { hub, endpoints, .. } = self;
+        let before = hub.resources.cqs.pushed();
+        let result = match endpoints.get_mut(id.0) {
+            Some(CmEndpoint::Stream(flow)) => {
+                let result = flow.qp.post_send(chain, &mut hub.resources);
+                flow.transmit(hub);
+                result
             }
-            _ => return Err(PostError { posted: 0, error: STALE_QP }),
+            Some(CmEndpoint::Ring(flow)) => {
+                let result = flow.link.post_send(chain, &mut hub.resources);
+                if flow.pump(hub) {
+                    self.rings.heat(endpoints, hub, id.0);
+                }
+                result
+            }
+            Some(&mut CmEndpoint::Datagram(key)) => self.datagrams.post_send(hub, key, chain),
+            endpoint => match endpoint.and_then(CmEndpoint::work) {
+                Some(WorkMut::Stream(qp)) => qp.post_send(chain, &mut hub.resources),
+                Some(WorkMut::Ring(link)) => link.post_send(chain, &mut hub.resources),
+                None => return Err(PostError { posted: 0, error: STALE_QP }),
+            },
         };
-        self.transmit(id.0);
-        self.hub.wake_completions();
-        result.map(|()| Posted::of(self.hub.resources.cqs.pushed() != before))
+        hub.wake_completions();
+        result.map(|()| Posted::of(hub.resources.cqs.pushed() != before))
     }
 
     fn poll_cq(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
@@ -516,15 +427,15 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             let mut endpoint = self.endpoints.get_mut(id.0);
             for completion in of_one {
                 let shared = match &mut endpoint {
-                    Some(CmEndpoint { link: Some(link), .. }) => link.polled(completion.opcode),
-                    Some(CmEndpoint { qp: Some(qp), .. }) => qp.polled(completion.opcode),
-                    Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
-                        self.datagrams.polled(*id, completion.opcode)
-                    }
-                    _ => {
-                        self.hub.resources.orphan_polled(cq, id, completion.opcode.is_receive());
-                        None
-                    }
+                    Some(CmEndpoint::Datagram(key)) => self.datagrams.polled(*key, completion.opcode),
+                    endpoint => match endpoint.as_mut().and_then(|endpoint| endpoint.work()) {
+                        Some(WorkMut::Stream(qp)) => qp.polled(completion.opcode),
+                        Some(WorkMut::Ring(link)) => link.polled(completion.opcode),
+                        None => {
+                            self.hub.resources.orphan_polled(cq, id, completion.opcode.is_receive());
+                            None
+                        }
+                    },
                 };
                 if let Some(srq) = shared {
                     self.hub.resources.receive_polled(srq);
@@ -536,14 +447,14 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn req_notify(&mut self, cq: CqId, _: Notify) -> Result<()> {
         self.hub.resources.cqs.arm(cq)?;
-        if self.links.unarmed && self.arm_links() {
+        if self.rings.unarmed && self.rings.arm_all(&mut self.endpoints, &mut self.hub) {
             self.hub.net.wake(NetChannel::Completion);
         }
         Ok(())
     }
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
-        Self::is_device(device)?;
+        is_device(device)?;
         Ok(self.hub.resources.cqs.next_event())
     }
 
@@ -607,24 +518,30 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 impl<N: Net> ImmediateSends for Iwarp<N> {
     fn send_now(&mut self, id: QpId, header: &[u8], payload: &[u8]) -> bool {
         match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint { state: EndpointState::Live, link: Some(link), .. }) => link.send_now(header, payload),
-            Some(CmEndpoint { state: EndpointState::Live, qp: Some(qp), .. }) => qp.send_now(header, payload),
+            Some(CmEndpoint::Stream(flow)) => flow.qp.send_now(header, payload),
+            Some(CmEndpoint::Ring(flow)) => flow.link.send_now(header, payload),
             _ => false,
         }
     }
 
     fn write_now(&mut self, id: QpId, local: &Sge, remote: RemoteAddress) -> bool {
         match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint { state: EndpointState::Live, link: None, qp: Some(qp), .. }) => {
-                qp.write_now(local, &remote)
-            }
+            Some(CmEndpoint::Stream(flow)) => flow.qp.write_now(local, &remote),
             _ => false,
         }
     }
 
     fn ring(&mut self, id: QpId) -> Posted {
         let before = self.hub.resources.cqs.pushed();
-        self.transmit(id.0);
+        match self.endpoints.get_mut(id.0) {
+            Some(CmEndpoint::Stream(flow)) => flow.transmit(&mut self.hub),
+            Some(CmEndpoint::Ring(flow)) => {
+                if flow.pump(&mut self.hub) {
+                    self.rings.heat(&mut self.endpoints, &mut self.hub, id.0);
+                }
+            }
+            _ => {}
+        }
         self.hub.wake_completions();
         Posted::of(self.hub.resources.cqs.pushed() != before)
     }
@@ -632,7 +549,7 @@ impl<N: Net> ImmediateSends for Iwarp<N> {
 
 impl<N: Net> SharedReceives for Iwarp<N> {
     fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
-        Self::is_device(device)?;
+        is_device(device)?;
         attr.check(&self.device.capabilities)?;
         Ok(self.hub.resources.create_srq(attr.max_wr))
     }
@@ -657,45 +574,5 @@ impl<N: Net> RemoteKeys for Iwarp<N> {
 
     fn invalidate(&mut self, region: MrId) -> Result<()> {
         self.hub.resources.keys.invalidate(region)
-    }
-}
-
-impl<N: Net> Liveness for Iwarp<N> {
-    fn last_heard(&self, qp: QpId) -> Option<Instant> {
-        self.endpoints.get(qp.0)?.last_heard
-    }
-
-    fn has_unread(&self, qp: QpId) -> bool {
-        self.endpoints.get(qp.0).is_some_and(|endpoint| {
-            let waits = || endpoint.link.as_ref().is_some_and(|link| link.has_news());
-            matches!(endpoint.state, EndpointState::Live) && (endpoint.readable || waits())
-        })
-    }
-}
-
-impl<N: Net> Extensions for Iwarp<N> {
-    fn enable_extensions(&mut self, qp: QpId) -> Result<()> {
-        if !self.hub.config.extensions {
-            return Err(TransportError::Unsupported {
-                provider: NAME,
-                feature: "extensions: see IwarpConfig::extensions",
-            });
-        }
-        match self.endpoints.get_mut(qp.0) {
-            Some(CmEndpoint { link: Some(link), .. }) => link.enable_extensions(),
-            Some(CmEndpoint { qp: Some(qp), .. }) => qp.enable_extensions(),
-            _ => return Err(STALE_QP),
-        }
-        Ok(())
-    }
-}
-
-impl<N: Net> Handover for Iwarp<N> {
-    fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.detach_request(id)
-    }
-
-    fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        self.attach_request(request, now)
     }
 }

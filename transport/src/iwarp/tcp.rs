@@ -623,7 +623,8 @@ mod tests {
             let config = TcpConfig { host_congestion: setting.map(Into::into), ..TcpConfig::default() };
             let mut client = TcpNode::on(TcpNet::with_config(config).unwrap(), IwarpConfig::default());
             let (_, out) = connect(&mut TcpNode::new(IwarpConfig::default()), &mut client);
-            let socket = client.iwarp.endpoints.get(out.0).and_then(|endpoint| endpoint.socket).unwrap();
+            let socket =
+                client.iwarp.endpoints.get(out.0).and_then(crate::iwarp::endpoint::CmEndpoint::socket).unwrap();
             let got = client.iwarp.net().sockets.get(socket.0).unwrap().socket.tcp_congestion().unwrap();
             let got = got.split(|&byte| byte == 0).next().unwrap();
             assert_eq!(got, expected.split(|&byte| byte == 0).next().unwrap(), "{setting:?}");
@@ -642,7 +643,7 @@ mod tests {
         };
         let mut server = TcpNode::on(TcpNet::with_config(config).unwrap(), IwarpConfig::default());
         let (id, _) = connect(&mut server, &mut TcpNode::new(IwarpConfig::default()));
-        let socket = server.iwarp.endpoints.get(id.0).and_then(|endpoint| endpoint.socket).unwrap();
+        let socket = server.iwarp.endpoints.get(id.0).and_then(crate::iwarp::endpoint::CmEndpoint::socket).unwrap();
         let socket = &server.iwarp.net().sockets.get(socket.0).unwrap().socket;
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), keepalive);
@@ -805,7 +806,7 @@ mod tests {
             let mut client = TcpNode::on(TcpNet::with_config(config).unwrap(), IwarpConfig::default());
             let (id, out) = connect(&mut server, &mut client);
             for (node, id) in [(&server, id.0), (&client, out.0)] {
-                let socket = node.iwarp.endpoints.get(id).and_then(|endpoint| endpoint.socket).unwrap();
+                let socket = node.iwarp.endpoints.get(id).and_then(crate::iwarp::endpoint::CmEndpoint::socket).unwrap();
                 let socket = &node.iwarp.net().sockets.get(socket.0).unwrap().socket;
                 let got = mem::longest_retransmission_timeout(socket.as_fd()).unwrap();
                 // The kernel rounds up to its clock, which has at least 100 ticks a second.

@@ -72,7 +72,6 @@ pub(crate) struct Link<S: Segment> {
     /// The status of the work request that has ended the connection, and the sequence number of this work request. The
     /// sequence number is `None` if it is not known.
     failed: Option<(Option<u64>, WcStatus)>,
-    pub(crate) read_depth: ReadDepth,
 }
 
 impl<S: Segment> Link<S> {
@@ -100,7 +99,6 @@ impl<S: Segment> Link<S> {
             dead: false,
             armed: 0,
             failed: None,
-            read_depth: depths,
         }
     }
 

@@ -4,7 +4,8 @@ use std::io;
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use super::super::provider::{DEVICE, Iwarp};
+use super::super::hub::DEVICE;
+use super::super::provider::Iwarp;
 use super::*;
 use crate::cm::{CmEvent, ConnectParam};
 use crate::cq::CqAttr;
@@ -187,7 +188,7 @@ fn a_question_an_answer_and_a_talk() {
         active.iwarp.destroy_id(CmId(here.0), far()).unwrap();
         active.iwarp.destroy_cq(active.cq).unwrap();
         assert!(active.iwarp.datagrams.tables.ports.is_empty() && active.iwarp.datagrams.tables.queries.is_empty());
-        assert_eq!(active.iwarp.live, 0);
+        assert_eq!(active.iwarp.sockets(), 0);
     }
 }
 
@@ -477,7 +478,7 @@ fn link_local_addresses_keep_their_scope() {
         for (id, scope) in [(bound, 3), (listener, 3), (other, 4), (asking, 3), (routed, 4)] {
             let local = iwarp.local_address(id).unwrap();
             assert_eq!(local.to_string(), format!("[fe80::1%{scope}]:{}", local.port()));
-            let port = iwarp.datagrams.ids.get(iwarp.datagrams_of(id).unwrap()).unwrap().port;
+            let port = iwarp.datagrams.ids.get(iwarp.endpoints.datagrams_of(id).unwrap()).unwrap().port;
             assert_eq!(iwarp.datagrams.tables.ports.get(port).unwrap().interface.index, scope);
         }
         assert_eq!(iwarp.local_address(asking), iwarp.local_address(bound), "one socket");
@@ -490,7 +491,7 @@ fn link_local_addresses_keep_their_scope() {
         let joined = [bound, asking, other].map(|id| {
             iwarp.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
             iwarp.join(id, group).unwrap();
-            let (_, port) = iwarp.datagrams.ids.get(iwarp.datagrams_of(id).unwrap()).unwrap().groups[0];
+            let (_, port) = iwarp.datagrams.ids.get(iwarp.endpoints.datagrams_of(id).unwrap()).unwrap().groups[0];
             (port, iwarp.datagrams.tables.ports.get(port).unwrap().interface.index)
         });
         assert_eq!(joined.map(|(_, interface)| interface), [3, 3, 4]);

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use super::super::bench::{Bench, request_v1, send};
+use super::super::frame::Frame;
 use super::super::{CrcPolicy, IwarpConfig};
 use super::*;
 use crate::cm::ConnectParam;
@@ -43,7 +44,7 @@ fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
 
 /// Returns true if the socket of a connection has at least this number of unread octets.
 fn has_received(bench: &Bench, qp: QpId, octets: usize) -> bool {
-    let socket = bench.iwarp.endpoints.get(qp.0).and_then(|endpoint| endpoint.socket).unwrap();
+    let socket = bench.iwarp.endpoints.get(qp.0).and_then(CmEndpoint::socket).unwrap();
     bench.iwarp.net().unread(socket, octets) == octets
 }
 
@@ -179,7 +180,10 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
     bench.iwarp.post_recv(other, &[wr]).unwrap();
     let empty = [0, 14, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].repeat(4096);
-    let fpdus = |bench: &Bench| bench.iwarp.endpoints.get(flooder.0).unwrap().qp.as_ref().unwrap().fpdus();
+    let fpdus = |bench: &Bench| match bench.iwarp.endpoints.get(flooder.0) {
+        Some(CmEndpoint::Stream(flow)) => flow.qp.fpdus(),
+        endpoint => panic!("{endpoint:?}"),
+    };
     let (mut sent, mut seen, mut most, mut busy) = (0, 0, 0, 0);
     for round in 0..200 {
         // Wait until at least one octet of the flood has arrived: after a read, TCP needs some time to open its window. The test cannot
@@ -220,7 +224,8 @@ fn a_reply_grace_of_nothing_does_not_keep_the_timers_busy() {
     let reply_grace = Duration::ZERO;
     let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, reply_grace, ..IwarpConfig::default() });
     let (qp, _peer) = connected(&mut bench);
-    bench.iwarp.endpoints.get_mut(qp.0).unwrap().frame = vec![0];
+    let Some(CmEndpoint::Stream(flow)) = bench.iwarp.endpoints.get_mut(qp.0) else { panic!() };
+    flow.reply = Frame::new(vec![0]);
     bench.iwarp.expire(qp.0, bench.now, bench.now);
     assert!(bench.iwarp.next_deadline().is_some_and(|at| at > bench.now));
 }
@@ -232,8 +237,11 @@ fn a_busy_poll_of_rings_tells_of_unread_datagrams() {
     let mut bench = bench();
     bench.iwarp.bind_datagram("127.0.0.1:0".parse().unwrap()).unwrap();
     bench.turn();
-    bench.iwarp.links.count = 1;
-    assert!(!bench.iwarp.progress(bench.now, Drive::Spin));
+    bench.iwarp.endpoints.rings = 1;
+    // Beside a port, every second round checks all sockets.
+    for _ in 0..2 {
+        assert!(!bench.iwarp.progress(bench.now, Drive::Spin));
+    }
     let port = bench.iwarp.datagrams.tables.ports.keys()[0];
     bench.iwarp.datagrams.tables.enqueue(port);
     assert!(bench.iwarp.progress(bench.now, Drive::Spin));

@@ -5,13 +5,15 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use super::super::bench::{Bench, entropy};
-use super::super::{IwarpConfig, SharedMemoryPolicy, TcpNet};
+use super::super::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
 use super::*;
-use crate::cm::{CmEvent, CmEventKind, ConnectParam, ListenParam};
+use crate::cm::{CmEvent, CmEventKind, ConnectParam, DisconnectCause, ListenParam};
 use crate::mem::{Memory, Sharing};
-use crate::mr::{LocalKey, RemoteKey};
+use crate::mr::{Access, LocalKey, MrId, RemoteKey};
 use crate::patience::until;
-use crate::provider::{DeviceId, Provider};
+use crate::provider::{DeviceId, Drive, Provider};
+use crate::qp::QpId;
+use crate::shm::packet::CALL_PACKET;
 use crate::wc::{WcStatus, WorkCompletion};
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
@@ -206,10 +208,10 @@ fn an_announcement_waits_until_the_socket_has_room() {
     (world.lent, world.file) = (lent, FileNumber::of(&file));
     let (client, of_client) = (&mut world.client.iwarp, world.of_client);
     let region = client.register(DeviceId(0), &world.lent, 0..LONG, Access::LOCAL_WRITE).unwrap();
-    let socket = client.endpoints.get(of_client.0).unwrap().socket.unwrap();
+    let socket = client.endpoints.get(of_client.0).and_then(CmEndpoint::socket).unwrap();
     while client.hub.net.pass(socket, &CALL_PACKET, None).is_ok() {}
     assert!(client.shared_memory().unwrap().lend(of_client, region.id, Some(file)).unwrap());
-    let waits = |client: &Iwarp<TcpNet>| client.endpoints.get(of_client.0).unwrap().is_blocked();
+    let waits = |client: &Iwarp<TcpNet>| matches!(client.endpoints.get(of_client.0), Some(CmEndpoint::Ring(flow)) if flow.is_blocked());
     assert!(waits(client) && world.file.descriptors() == 1, "the announcement is lost");
     until("the announcement", || {
         world.server.turn();
@@ -229,4 +231,16 @@ fn an_announcement_waits_until_the_socket_has_room() {
         });
         (!is_copied).then_some(())
     });
+}
+
+/// A busy poll looks a link with records up once.
+#[test]
+fn a_served_ring_is_looked_up_once() {
+    let mut world = LentWorld::new(28);
+    world.server.turn();
+    world.send();
+    world.server.iwarp.endpoints.look_ups.set(0);
+    world.server.iwarp.progress(world.server.now, Drive::Spin);
+    assert_eq!(world.server.iwarp.endpoints.look_ups.get(), 1);
+    assert_eq!(poll(&mut world.server).len(), 1);
 }

@@ -1,11 +1,12 @@
 //! Tests of the setup of shared memory, with the sockets of the system.
 
 use super::super::bench::{Bench, entropy, send};
+use super::super::endpoint::AttemptStep;
 use super::super::forward_net::forward_net;
 use super::super::startup::{self, StartupTerms};
-use super::super::{CrcPolicy, IwarpConfig, TcpNet};
+use super::super::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use super::*;
-use crate::cm::{CmEvent, CmId, ConnectParam, ListenParam};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam};
 use crate::error::TransportError;
 use crate::patience::until;
 use crate::provider::{Drive, Provider};
@@ -14,7 +15,7 @@ use crate::shm::greeting::OFFER_LEN;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SgeList};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -116,9 +117,9 @@ impl SetupWorld {
     fn until_hello(&mut self) {
         until("the hello", || {
             self.client.turn();
-            let sets_up = |key: &Key| {
-                let endpoint = self.client.iwarp.endpoints.get(*key);
-                endpoint.is_some_and(|endpoint| matches!(endpoint.state, EndpointState::SettingUp(_)))
+            let sets_up = |key: &Key| match self.client.iwarp.endpoints.get(*key) {
+                Some(CmEndpoint::Attempt(attempt)) => matches!(attempt.step, AttemptStep::SettingUp(..)),
+                _ => false,
             };
             self.client.iwarp.endpoints.keys().iter().any(sets_up).then_some(())
         });
@@ -184,13 +185,16 @@ fn an_answer_that_has_arrived_keeps_shared_memory() {
     world.until_hello();
     until("the answer", || {
         world.server.turn();
-        world.server.iwarp.endpoints.get(id.0)?.setup.as_deref()?.socket()
+        match world.server.iwarp.endpoints.get(id.0)? {
+            CmEndpoint::Stream(flow) => matches!(flow.offer.as_deref(), Some(Offered::Accepted(..))).then_some(()),
+            _ => None,
+        }
     });
     world.client.now += Duration::from_secs(2);
     // The deadline passes before the edge of the Unix socket is read.
     world.client.iwarp.progress(world.client.now, Drive::Full);
     world.until("the connection", |world| world.server.events.iter().any(|event| event.id == id));
-    assert!(world.server.iwarp.endpoints.get(id.0).unwrap().link.is_some(), "it is on TCP");
+    assert!(matches!(world.server.iwarp.endpoints.get(id.0), Some(CmEndpoint::Ring(_))), "it is on TCP");
 }
 
 /// Other users use up the sockets that are kept open. The connection that waits for its hello ends
@@ -212,7 +216,7 @@ fn the_setup_pauses_while_other_users_use_up_its_sockets() {
         world.until("the end of the connection", |world| {
             world.client.events.iter().any(failed) && world.server.events.iter().any(failed)
         });
-        assert!(world.server.iwarp.links.listener.open.is_none());
+        assert!(world.server.iwarp.rendezvous.open.is_none());
         world.server.now += Duration::from_secs(pause) - Duration::from_millis(1);
         for is_over in [false, true] {
             world.server.now += Duration::from_millis(u64::from(is_over));
@@ -378,7 +382,7 @@ fn a_connection_through_a_proxy_is_one_between_hosts() {
             (up && begun).then_some(())
         });
         let links = [client.iwarp.endpoints.get(here.0), server.iwarp.endpoints.get(there.0)]
-            .map(|endpoint| endpoint.is_some_and(|endpoint| endpoint.link.is_some()));
+            .map(|endpoint| matches!(endpoint, Some(CmEndpoint::Ring(_))));
         assert_eq!(links, [proxies == 0; 2], "{proxies} {self_delimiting}");
         for _ in 0..proxies {
             assert_eq!(flags.recv().unwrap() & 0x40, 0x40, "{proxies} {self_delimiting}");
@@ -397,4 +401,15 @@ fn a_proxy_is_the_reason_where_shared_memory_is_required() {
     let id = world.server.request();
     let result = world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now);
     assert!(matches!(result, Err(TransportError::SharedMemoryOnly { why, .. }) if why.contains("proxy")), "{result:?}");
+}
+
+#[test]
+fn the_oldest_peer_without_a_hello_gives_way() {
+    let mut listener = Rendezvous::default();
+    for slot in 0..1000 {
+        let (_, oldest) = listener.add(SocketId(Key::new(slot, 1)));
+        let expected = slot.checked_sub(MAX_NEW_PEERS as u32).map(|slot| SocketId(Key::new(slot, 1)));
+        assert_eq!(oldest.map(|(_, socket)| socket), expected);
+        assert!(listener.by_age.len() <= 4 * MAX_NEW_PEERS + 1);
+    }
 }

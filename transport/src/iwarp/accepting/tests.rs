@@ -3,11 +3,11 @@
 use super::super::bench::{Bench, request_v1};
 use super::super::hub::Owner;
 use super::*;
-use crate::cm::{ConnectParam, DisconnectCause, ListenParam, PathOptions};
+use crate::cm::{CmEvent, ConnectParam, DisconnectCause, ListenParam, PathOptions};
 use crate::iwarp::forward_net::forward_net;
 use crate::iwarp::unix::{host, path_within_host};
 use crate::iwarp::{CrcPolicy, IwarpConfig};
-use crate::iwarp::{Iwarp, TcpNet};
+use crate::iwarp::{Iwarp, SharedMemoryPolicy, TcpNet};
 use crate::mem::Memory;
 use crate::patience::until;
 use crate::provider::{Drive, Provider};
@@ -78,11 +78,11 @@ fn markers_noise_and_silence() {
     silence.set_nonblocking(true).unwrap();
     until("the handshake begins", || {
         bench.turn();
-        (bench.iwarp.handshakes.unfinished > 0).then_some(())
+        (bench.iwarp.endpoints.handshakes.unfinished > 0).then_some(())
     });
     bench.now += Duration::from_secs(6);
     bench.end(&mut silence);
-    assert_eq!((bench.iwarp.handshakes.unfinished, bench.events.len()), (0, 0));
+    assert_eq!((bench.iwarp.endpoints.handshakes.unfinished, bench.events.len()), (0, 0));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn an_undecided_request_is_rejected_in_time() {
     for _ in 0..10 {
         bench.turn();
     }
-    assert_eq!((bench.iwarp.handshakes.unfinished, bench.events.len()), (1, 0));
+    assert_eq!((bench.iwarp.endpoints.handshakes.unfinished, bench.events.len()), (1, 0));
     bench.now += Duration::from_secs(11);
     assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout)));
     assert_eq!(bench.read(&mut peer, 20)[16], 0x20);
@@ -328,10 +328,15 @@ fn only_a_socket_that_lingers_takes_the_place_of_another() {
             peer.shutdown(Shutdown::Write).unwrap();
             until("the end of the peer's stream", || {
                 bench.turn();
-                bench.iwarp.endpoints.get(id.0).is_some_and(|endpoint| endpoint.closed).then_some(())
+                bench
+                    .iwarp
+                    .endpoints
+                    .get(id.0)
+                    .is_some_and(|endpoint| matches!(endpoint, CmEndpoint::Request(request) if request.closed))
+                    .then_some(())
             });
         }
-        let socket = bench.iwarp.endpoints.get(id.0).and_then(|endpoint| endpoint.socket).unwrap();
+        let socket = bench.iwarp.endpoints.get(id.0).and_then(CmEndpoint::socket).unwrap();
         bench.iwarp.reject(id, &[], bench.now).unwrap();
         rejected.push((peer, socket));
         let lingers: Vec<_> = rejected.iter().map(|(_, socket)| bench.iwarp.hub.owner(*socket).is_some()).collect();
@@ -385,7 +390,11 @@ fn a_new_client_is_served_though_silent_ones_hold_all_places() {
     let (mut bench, _, address) = listening(config.clone());
     let mut silent: Vec<_> = (0..400).map(|_| connect_from(1, address)).collect();
     bench.turn();
-    assert_eq!(bench.iwarp.handshakes.unfinished, config.handshakes_per_peer() + 1, "the rest waits in the backlog");
+    assert_eq!(
+        bench.iwarp.endpoints.handshakes.unfinished,
+        config.handshakes_per_peer() + 1,
+        "the rest waits in the backlog"
+    );
     assert!(silent.iter_mut().all(|peer| !is_closed(peer)), "nobody gives way before its time");
     let mut client = connect_from(1, address);
     client.write_all(&request_v1()).unwrap();
@@ -401,7 +410,7 @@ fn a_new_client_is_served_though_silent_ones_hold_all_places() {
             "{} are closed",
             silent.iter_mut().map(is_closed).filter(|&c| c).count()
         );
-        assert!(bench.iwarp.handshakes.unfinished <= config.max_handshakes);
+        assert!(bench.iwarp.endpoints.handshakes.unfinished <= config.max_handshakes);
     }
     assert!(matches!(bench.events[0].kind, CmEventKind::ConnectRequest { .. }));
     let closed: Vec<bool> = silent.iter_mut().map(is_closed).collect();
@@ -449,7 +458,7 @@ fn a_burst_of_honest_clients_is_served_in_full() {
         bench.iwarp.destroy_id(id, bench.now).unwrap();
         served += 1;
     }
-    assert_eq!((bench.iwarp.handshakes.unfinished, bench.iwarp.handshakes.paused.len()), (0, 0));
+    assert_eq!((bench.iwarp.endpoints.handshakes.unfinished, bench.iwarp.endpoints.handshakes.paused.len()), (0, 0));
 }
 
 #[test]
@@ -549,11 +558,11 @@ fn progress_reports_connections_that_wait_behind_a_pause() {
     assert!(!is_woken(&iwarp));
     now += IwarpConfig::default().accept_backoff;
     iwarp.progress(now, Drive::Full);
-    assert_eq!((iwarp.net().attempts, iwarp.handshakes.backlog.len()), (1 + ACCEPTS, 1));
+    assert_eq!((iwarp.net().attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + ACCEPTS, 1));
     assert!(is_woken(&iwarp));
     // An edge reports further connections while the listener is in the list.
-    iwarp.accept_some(listener.0, now);
-    assert_eq!((iwarp.net().attempts, iwarp.handshakes.backlog.len()), (1 + 2 * ACCEPTS, 1));
+    iwarp.endpoints.accept_some(&mut iwarp.hub, listener.0, now);
+    assert_eq!((iwarp.net().attempts, iwarp.endpoints.handshakes.backlog.len()), (1 + 2 * ACCEPTS, 1));
 }
 
 /// Connects sockets from a host. They send their requests, and the provider queues these.
@@ -562,7 +571,7 @@ fn queued(bench: &mut Bench, address: SocketAddr, hosts: &[u8]) -> Vec<TcpStream
     peers.iter_mut().for_each(|peer| peer.write_all(&request_v1()).unwrap());
     until("all requests are queued", || {
         bench.iwarp.collect(NetChannel::Cm, bench.now).unwrap();
-        let handshakes = &bench.iwarp.handshakes;
+        let handshakes = &bench.iwarp.endpoints.handshakes;
         (handshakes.unfinished == hosts.len() && handshakes.half_open.is_empty()).then_some(())
     });
     peers
@@ -646,7 +655,7 @@ fn what_a_client_sent_in_time_is_read_before_its_time_is_over() {
     peer.set_nonblocking(true).unwrap();
     until("the handshake begins", || {
         bench.turn();
-        (bench.iwarp.handshakes.unfinished > 0).then_some(())
+        (bench.iwarp.endpoints.handshakes.unfinished > 0).then_some(())
     });
     let enhanced = [b"MPA ID Req Frame".as_slice(), &[0x10, 2, 0, 4, 0x80, 16, 0x80, 16]].concat();
     peer.write_all(&enhanced).unwrap();
@@ -671,8 +680,35 @@ fn a_request_that_is_taken_back_reaches_nobody() {
     queued(&mut bench, address, &[1; 5]).into_iter().for_each(reset);
     until("the connections are gone", || {
         bench.iwarp.collect(NetChannel::Cm, bench.now).unwrap();
-        (bench.iwarp.handshakes.unfinished == 0).then_some(())
+        (bench.iwarp.endpoints.handshakes.unfinished == 0).then_some(())
     });
     bench.turn();
     assert_eq!((bench.events.len(), bench.iwarp.endpoints.len()), (0, 1));
+}
+
+/// From the call of `connect` to the event `Established`, the active side looks its endpoint up eight times.
+#[test]
+fn a_connect_looks_its_endpoint_up_eight_times() {
+    let config = || IwarpConfig { shared_memory: SharedMemoryPolicy::Off, ..IwarpConfig::default() };
+    let (mut server, mut client) = (Bench::new(config()), Bench::new(config()));
+    let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
+    let address = server.iwarp.local_address(listener).unwrap();
+    let look_ups = |bench: &Bench| bench.iwarp.endpoints.look_ups.get();
+    let id = client.resolve(address);
+    let before = look_ups(&client);
+    client.iwarp.connect(id, &ConnectParam::default()).unwrap();
+    let mut seen = look_ups(&client) - before;
+    until("the connection", || {
+        server.turn();
+        let before = look_ups(&client);
+        client.iwarp.collect(NetChannel::Cm, client.now).unwrap();
+        seen += look_ups(&client) - before;
+        if let Some(CmEvent { id, kind: CmEventKind::ConnectRequest { .. } }) = server.events.pop() {
+            server.qp(id);
+            server.iwarp.accept(id, &ConnectParam::default(), server.now).unwrap();
+        }
+        (client.iwarp.hub.events.len() == 1).then_some(())
+    });
+    assert!(matches!(client.iwarp.hub.events[0].kind, CmEventKind::Established { .. }));
+    assert_eq!(seen, 8);
 }
