@@ -4,6 +4,7 @@
 
 mod structure {
     pub(crate) mod bounds;
+    pub(crate) mod calls;
     pub(crate) mod logs;
     pub(crate) mod names;
     pub(crate) mod order;
@@ -19,10 +20,11 @@ mod structure {
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use structure::calls::Spread;
 use structure::source::{Module, Source};
 use structure::tables::{Table, table};
 use structure::walks::Ways;
-use structure::{bounds, logs, names, order, planted, seam, shape, surface, tables, walks};
+use structure::{bounds, calls, logs, names, order, planted, seam, shape, surface, tables, walks};
 
 const LAYERS_PAGE: &str = "docs/design/layers.md";
 const WALKS_PAGE: &str = "docs/design/walks.md";
@@ -42,7 +44,7 @@ const WALKS: [(&str, usize); 3] = [("A message in", 4), ("A message past one buf
 const EMBEDDED_WALKS: [(&str, usize); 5] = [
     ("The embedded provider: a message in", 4),
     ("The embedded provider: a message out", 4),
-    ("The embedded provider: a message in shared memory, in", 3),
+    ("The embedded provider: a message in shared memory, in", 4),
     ("The embedded provider: a connect", 5),
     ("The embedded provider: an end", 3),
 ];
@@ -50,6 +52,22 @@ const EMBEDDED_WALKS: [(&str, usize); 5] = [
 const LOOK_UPS: Ways = Ways { functions: &["of_work", "at", "at_with_provider", "input"], field: "table" };
 /// How the embedded provider looks up a connection: by these functions, or in this field.
 const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["known", "known_mut", "attempt"], field: "endpoints" };
+/// How widely the methods of types may be spread ([`calls::spread`]): the methods, the files, and the files that call each other in a
+/// circle. Types in one row count as one. Each row may only get smaller.
+const TRANSPORT_SPREADS: [(&[&str], Spread); 5] = [
+    (&["Iwarp"], Spread { methods: 80, files: 4, circle: 1 }),
+    (&["Endpoints"], Spread { methods: 80, files: 4, circle: 1 }),
+    (&["Ports"], Spread { methods: 80, files: 4, circle: 2 }),
+    (
+        &["Hub", "TcpFlow", "RingFlow", "Rings", "Rendezvous", "Endpoints", "Iwarp"],
+        Spread { methods: 200, files: 12, circle: 1 },
+    ),
+    (&["Verbs"], Spread { methods: 200, files: 13, circle: 13 }),
+];
+const REACTOR_SPREADS: [(&[&str], Spread); 2] = [
+    (&["Driver"], Spread { methods: 252, files: 16, circle: 14 }),
+    (&["Connection"], Spread { methods: 214, files: 11, circle: 9 }),
+];
 /// The largest number of methods of `Provider` that return no role (a trait for an optional part of a provider), and the largest number of
 /// methods of a role.
 const SEAM: [usize; 2] = [25, 10];
@@ -286,6 +304,15 @@ fn a_message_passes_the_written_files_of_the_embedded_provider() {
 }
 
 #[test]
+fn the_methods_of_a_type_do_not_call_each_other_in_circles() {
+    let (transport, reactor) = (transport(), reactor());
+    let of = |source, spreads: &[(&[&str], Spread)]| -> Vec<String> {
+        spreads.iter().flat_map(|(names, most)| calls::too_wide(source, names, most)).collect()
+    };
+    none(&[of(&transport, &TRANSPORT_SPREADS), of(&reactor, &REACTOR_SPREADS)].concat());
+}
+
+#[test]
 fn the_seam_is_narrow_and_has_no_default() {
     let source = transport();
     let module = |file| source.at(file).expect("a file of the seam");
@@ -502,6 +529,37 @@ mod checks {
         assert_eq!(found("struct A { table: T } impl A { fn at(&self) {} fn input(&self) {} }"), [""; 0]);
         let missing = found("struct A { tables: T } impl A { fn at(&self) { self.input() } }");
         assert_eq!(missing, ["there is no `fn input` to count", "there is no `field table` to count"]);
+    }
+
+    /// The part in `part.rs` calls back up, through each way to name the whole.
+    #[test]
+    fn a_call_back_up_is_found_whatever_the_receiver_is_called() {
+        let whole = "mod part; pub struct World { part: Part } impl World { fn run(&mut self) { Part::serve(self) } fn up(&self) {} }";
+        for (call, circle) in [
+            ("world.up()", 2),
+            ("hub.world.up()", 2),
+            ("(world as &dyn Up).up()", 2),
+            ("World::up(world)", 2),
+            ("world.other()", 1),
+        ] {
+            let part = format!("pub struct Part; impl Part {{ fn serve(world: &World) {{ {call} }} }}");
+            let source = Source::of(&[("lib.rs", whole), ("part.rs", &part)]);
+            let found = calls::spread(&source, &["World", "Part"]);
+            assert_eq!(found, Spread { methods: 3, files: 2, circle }, "{call}");
+            assert_eq!(
+                calls::too_wide(&source, &["World", "Part"], &Spread { methods: 3, files: 2, circle: 1 }).len(),
+                circle - 1
+            );
+        }
+        // A name that another type has too does not tell whom a call is for, unless the receiver is `self`.
+        let split = [
+            ("lib.rs", "mod a; mod b; struct O; impl O { fn g(&self) {} }"),
+            ("a.rs", "impl T { fn f(&self) { o.g() } }"),
+            ("b.rs", "impl T { fn g(&self) { self.f() } }"),
+        ];
+        assert_eq!(calls::spread(&Source::of(&split), &["T"]), Spread { methods: 2, files: 2, circle: 1 });
+        let split = [split[0], ("a.rs", "impl T { fn f(&self) { self.g() } }"), split[2]];
+        assert_eq!(calls::spread(&Source::of(&split), &["T"]), Spread { methods: 2, files: 2, circle: 2 });
     }
 
     #[test]
