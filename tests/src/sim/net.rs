@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use rdma_transport::iwarp::net::{Net, NetChannel, Ready, SocketId};
+use rdma_transport::iwarp::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
 use rdma_transport::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
 
@@ -48,17 +48,7 @@ pub(super) const fn descriptor(node: usize, channel: usize) -> RawFd {
     (1000 + 10 * node + channel) as RawFd
 }
 
-impl Net for SimNet {
-    type Segment = SimSegment;
-
-    fn segment(&mut self, memory: Memory) -> SimSegment {
-        // On the active side, the hello with the segment's file was just sent. On the passive side, the hello was received, and the
-        // confirmation that the file is mapped is sent next. On both sides, `greeted` is the socket of this segment.
-        let segment = SimSegment::new(self.node, &self.fabric, memory, self.greeted.take());
-        self.unbound = Some(segment.key());
-        segment
-    }
-
+impl Streams for SimNet {
     fn channel(&self, channel: NetChannel) -> RawFd {
         descriptor(self.node, index(channel))
     }
@@ -125,6 +115,26 @@ impl Net for SimNet {
         lock(&self.fabric).close(socket.0, reset);
     }
 
+    fn release(&mut self, _: SocketId) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn adopt(&mut self, _: OwnedFd) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl LocalSockets for SimNet {
+    type Segment = SimSegment;
+
+    fn segment(&mut self, memory: Memory) -> SimSegment {
+        // On the active side, the hello with the segment's file was just sent. On the passive side, the hello was received, and the
+        // confirmation that the file is mapped is sent next. On both sides, `greeted` is the socket of this segment.
+        let segment = SimSegment::new(self.node, &self.fabric, memory, self.greeted.take());
+        self.unbound = Some(segment.key());
+        segment
+    }
+
     fn local_path(&self, _socket: SocketId) -> Option<u32> {
         lock(&self.fabric).one_host.then_some(0)
     }
@@ -154,6 +164,10 @@ impl Net for SimNet {
         lock(&self.fabric).take(socket.0, room)
     }
 
+    fn renew_local(&mut self) {}
+}
+
+impl PacketSockets for SimNet {
     fn has_packets(&self) -> bool {
         lock(&self.fabric).udp.is_some()
     }

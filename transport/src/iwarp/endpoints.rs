@@ -357,6 +357,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Creates a connection-manager id for each query that was received, and notifies the program.
+    #[inline]
     pub(super) fn take_queries<N: Net>(&mut self, ports: &mut Ports, hub: &mut Hub<N>) {
         while let Some(query) = ports.next_query() {
             let id = self.add_datagrams(ports, query.key);

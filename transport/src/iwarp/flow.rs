@@ -174,6 +174,7 @@ impl<S> TcpFlow<S> {
     }
 
     /// Handles an edge on the TCP socket.
+    #[inline]
     pub(super) fn edge<N: Net>(&mut self, hub: &mut Hub<N>, ready: Ready) {
         self.closed |= ready.closed;
         self.readable |= ready.readable;

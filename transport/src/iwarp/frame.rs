@@ -18,12 +18,19 @@ impl Frame {
         Self { bytes, sent: 0 }
     }
 
-    pub(super) const fn is_sent(&self) -> bool {
+    #[inline]
+    pub(super) fn is_sent(&self) -> bool {
         self.bytes.is_empty()
     }
 
     /// Sends the remaining bytes. Returns true once all of them are sent.
+    #[inline]
     pub(super) fn send(&mut self, net: &mut impl Net, socket: SocketId) -> io::Result<bool> {
+        if self.is_sent() { Ok(true) } else { self.send_rest(net, socket) }
+    }
+
+    #[cold]
+    fn send_rest(&mut self, net: &mut impl Net, socket: SocketId) -> io::Result<bool> {
         while self.sent < self.bytes.len() {
             match net.send(socket, &[SendSlice::new(&self.bytes[self.sent..])]) {
                 Ok(n) => self.sent += n,
@@ -32,9 +39,7 @@ impl Frame {
                 Err(error) => return Err(error),
             }
         }
-        if !self.bytes.is_empty() {
-            *self = Self::default();
-        }
+        *self = Self::default();
         Ok(true)
     }
 

@@ -77,11 +77,13 @@ impl Deadlines {
     }
 
     /// Returns the earliest deadline.
+    #[inline]
     pub(super) fn next(&self) -> Option<Instant> {
         self.by_time.first().map(|&(at, _)| at)
     }
 
     /// Removes and returns the earliest deadline that has passed.
+    #[inline]
     pub(super) fn pop_passed(&mut self, now: Instant) -> Option<(Instant, Owner)> {
         let &(at, owner) = self.by_time.first().filter(|(at, _)| *at <= now)?;
         self.clear(owner);

@@ -39,14 +39,16 @@ pub struct Ready {
 /// into one, and spurious edges may occur. After an edge, the caller must read until `WouldBlock` or a short read. If the caller stops
 /// earlier, no new edge reports the remaining bytes, so the caller must continue later without an edge.
 ///
-/// Connections within the host can move from their byte streams to memory that both processes map.
-/// An implementation without such memory returns `None` from [`Net::local_path`] for every socket.
-/// Such an implementation does not need the methods that only these connections use.
-pub trait Net: Send + fmt::Debug {
-    /// The memory that a connection shares with its peer. The system's implementation is [`MappedSegment`](crate::shm::MappedSegment).
-    type Segment: Segment;
+/// Each kind of sockets has a trait: TCP streams, the sockets of connections within the host, and UDP sockets for datagrams. None of them
+/// has a default method. An implementation without sockets of the last two kinds returns `None` from [`LocalSockets::local_path`], or
+/// false from [`PacketSockets::has_packets`]. Then the other methods of that trait are not called.
+pub trait Net: Streams + LocalSockets + PacketSockets {}
 
-    /// Returns a descriptor that becomes readable when [`Net::poll`] has edges of this channel.
+impl<N: Streams + LocalSockets + PacketSockets> Net for N {}
+
+/// The channels of a [`Net`], and its TCP sockets.
+pub trait Streams: Send + fmt::Debug {
+    /// Returns a descriptor that becomes readable when [`Streams::poll`] has edges of this channel.
     fn channel(&self, channel: NetChannel) -> RawFd;
 
     /// Makes the descriptor of a channel readable once, even if no socket has an edge.
@@ -63,7 +65,7 @@ pub trait Net: Send + fmt::Debug {
     fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)>;
 
     /// Starts to connect a TCP socket, on the CM channel. A writable edge reports that the attempt has ended. After this edge,
-    /// [`Net::connected`] returns the result.
+    /// [`Streams::connected`] returns the result.
     fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId>;
 
     /// Returns the result of an attempt to connect, or `WouldBlock` if the attempt has not ended.
@@ -72,18 +74,12 @@ pub trait Net: Send + fmt::Debug {
     /// Moves a socket from the CM channel to the completion channel. If the socket is ready, an edge is raised on the completion channel.
     fn promote(&mut self, socket: SocketId) -> io::Result<()>;
 
-    /// Removes a socket without closing it. Another instance can take the returned descriptor with [`Net::adopt`]. After an error, the
+    /// Removes a socket without closing it. Another instance can take the returned descriptor with [`Streams::adopt`]. After an error, the
     /// socket is unchanged. Implementations without descriptors return `Unsupported`.
-    fn release(&mut self, socket: SocketId) -> io::Result<OwnedFd> {
-        let _ = socket;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn release(&mut self, socket: SocketId) -> io::Result<OwnedFd>;
 
     /// Adds a released socket to the CM channel. If the socket is ready, an edge is raised on the CM channel.
-    fn adopt(&mut self, socket: OwnedFd) -> io::Result<SocketId> {
-        let _ = socket;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn adopt(&mut self, socket: OwnedFd) -> io::Result<SocketId>;
 
     /// Returns the local address of a socket.
     fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr>;
@@ -107,109 +103,75 @@ pub trait Net: Send + fmt::Debug {
 
     /// Closes a socket. With `reset`, the connection is reset (RST), and data in flight is lost.
     fn close(&mut self, socket: SocketId, reset: bool);
+}
+
+/// The sockets of connections within the host, which can move from their TCP streams to memory that both processes map. The sockets are
+/// Unix sockets (SOCK_SEQPACKET), because descriptors pass through them.
+pub trait LocalSockets {
+    /// The memory that a connection shares with its peer. The system's implementation is [`MappedSegment`](crate::shm::MappedSegment).
+    type Segment: Segment;
 
     /// Returns a hash of a TCP connection as this host sees it, if both ends are on this host, and
     /// otherwise `None`. The ends are those of the socket: they may be a proxy instead of the peer.
     /// If the hash is equal on both sides, there is no proxy between them.
-    fn local_path(&self, socket: SocketId) -> Option<u32> {
-        let _ = socket;
-        None
-    }
+    fn local_path(&self, socket: SocketId) -> Option<u32>;
 
     /// Creates the segment of a connection from mapped memory.
     fn segment(&mut self, memory: Memory) -> Self::Segment;
 
     /// Opens a Unix listener (SOCK_SEQPACKET) on the CM channel, at an abstract name (`unix`(7)).
-    fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
-        let _ = name;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId>;
 
     /// Accepts one Unix connection and puts it on the CM channel. Returns `WouldBlock` if no connection waits. Returns `PermissionDenied`
     /// if the peer belongs to another user. In that case, the connection is closed. Returns
-    /// `ResourceBusy` if no connection is accepted until [`Net::renew_local`] is called.
-    fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
-        let _ = listener;
-        Err(io::ErrorKind::WouldBlock.into())
-    }
+    /// `ResourceBusy` if no connection is accepted until [`LocalSockets::renew_local`] is called.
+    fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId>;
 
     /// Connects to a Unix listener without waiting, on the CM channel. Returns `PermissionDenied`
     /// if the listener belongs to another user, and `ResourceBusy` if no connection is made until
-    /// [`Net::renew_local`] is called.
-    fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId> {
-        let _ = name;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    /// [`LocalSockets::renew_local`] is called.
+    fn connect_local(&mut self, name: &[u8]) -> io::Result<SocketId>;
 
     /// Permits Unix connections again after `ResourceBusy`. The sockets of other users that could
     /// not be closed stay open, and as many further ones may be kept open.
-    fn renew_local(&mut self) {}
+    fn renew_local(&mut self);
 
     /// Sends a packet on a Unix socket, with a descriptor if one is given.
-    fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let _ = (socket, packet, file);
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()>;
 
     /// Receives a packet from a Unix socket. Returns the length of the packet, and the descriptor that was attached to it, or `None` if
     /// none was attached. The length is 0 if the peer has closed the socket. Returns `WouldBlock` if there is no packet.
-    fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-        let _ = (socket, room);
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)>;
+}
 
-    // The methods below send and receive UDP packets, for datagrams. An implementation without UDP returns false from `has_packets` and
-    // does not need the other methods.
-
+/// UDP sockets, for datagrams.
+pub trait PacketSockets {
     /// Returns true if the implementation supports UDP packets.
-    fn has_packets(&self) -> bool {
-        false
-    }
+    fn has_packets(&self) -> bool;
 
     /// Returns the network interface that has this local address. Several interfaces may have the same link-local address: its scope is the
     /// index of the right one. Ignores the port number.
-    fn interface(&self, address: SocketAddr) -> io::Result<Interface> {
-        let _ = address;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn interface(&self, address: SocketAddr) -> io::Result<Interface>;
 
     /// Returns the local address with which the system's routing table would send a packet to this peer.
-    fn source(&self, peer: SocketAddr) -> io::Result<IpAddr> {
-        let _ = peer;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn source(&self, peer: SocketAddr) -> io::Result<IpAddr>;
 
     /// Opens a UDP socket at a local address, on the completion channel. For port 0, the system chooses a free port. The socket never
     /// fragments packets; over IPv4, the identification of the packets is 0.
-    fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId> {
-        let _ = address;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId>;
 
     /// Opens a UDP socket on the completion channel. The socket receives the packets to a multicast group on one interface. `at` is the
     /// address of the interface. Several sockets may have the same port.
-    fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId> {
-        let _ = (group, at, interface);
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId>;
 
     /// Sends the packets in `packets` from the index `first` on. Returns the number of packets that were sent. If the call fails, the
     /// packet at `first` was not sent: sending it has failed, or the error is a network error that an earlier packet has caused.
-    fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
-        let _ = (socket, packets, first);
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize>;
 
     /// Replaces the packets in `packets` with received packets. Returns the number of received packets, and true if the socket was drained.
-    fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)> {
-        let _ = (socket, packets);
-        Err(io::ErrorKind::WouldBlock.into())
-    }
+    fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)>;
 
     /// Returns the next network error that a sent packet has caused. The address is the destination of that packet, or `None` if it is not
     /// known. Returns `WouldBlock` if there is no such error.
-    fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
-        let _ = socket;
-        Err(io::ErrorKind::WouldBlock.into())
-    }
+    fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)>;
 }

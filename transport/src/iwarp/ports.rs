@@ -58,6 +58,7 @@ pub(super) struct Ports {
 
 impl Ports {
     /// Returns the next received query. After each call that may read packets, the provider takes them all.
+    #[inline]
     pub(super) fn next_query(&mut self) -> Option<Query> {
         self.queries.pop_front()
     }
@@ -195,6 +196,7 @@ impl Ports {
     }
 
     /// Reads a bounded number of packets from each port in the ready queue.
+    #[inline]
     pub(super) fn serve_ports<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) {
         for _ in 0..self.tables.ready.len() {
             let Some(key) = self.tables.ready.pop_front() else { return };

@@ -427,8 +427,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             let mut endpoint = self.endpoints.get_mut(id.0);
             for completion in of_one {
                 let shared = match &mut endpoint {
+                    Some(CmEndpoint::Stream(flow)) => flow.qp.polled(completion.opcode),
+                    Some(CmEndpoint::Ring(flow)) => flow.link.polled(completion.opcode),
                     Some(CmEndpoint::Datagram(key)) => self.datagrams.polled(*key, completion.opcode),
-                    endpoint => match endpoint.as_mut().and_then(|endpoint| endpoint.work()) {
+                    other => match other.as_mut().and_then(|other| other.work()) {
                         Some(WorkMut::Stream(qp)) => qp.polled(completion.opcode),
                         Some(WorkMut::Ring(link)) => link.polled(completion.opcode),
                         None => {
@@ -533,14 +535,16 @@ impl<N: Net> ImmediateSends for Iwarp<N> {
 
     fn ring(&mut self, id: QpId) -> Posted {
         let before = self.hub.resources.cqs.pushed();
-        match self.endpoints.get_mut(id.0) {
-            Some(CmEndpoint::Stream(flow)) => flow.transmit(&mut self.hub),
-            Some(CmEndpoint::Ring(flow)) => {
-                if flow.pump(&mut self.hub) {
-                    self.rings.heat(&mut self.endpoints, &mut self.hub, id.0);
-                }
+        let is_unarmed = match self.endpoints.get_mut(id.0) {
+            Some(CmEndpoint::Stream(flow)) => {
+                flow.transmit(&mut self.hub);
+                false
             }
-            _ => {}
+            Some(CmEndpoint::Ring(flow)) => flow.pump(&mut self.hub),
+            _ => false,
+        };
+        if is_unarmed {
+            self.rings.heat(&mut self.endpoints, &mut self.hub, id.0);
         }
         self.hub.wake_completions();
         Posted::of(self.hub.resources.cqs.pushed() != before)

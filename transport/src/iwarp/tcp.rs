@@ -13,7 +13,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::config::WithinHost;
-use super::net::{Net, NetChannel, Ready, SocketId};
+use super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
 use super::unix::Strangers;
 use super::{udp, unix};
 use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
@@ -250,9 +250,7 @@ impl TcpNet {
     }
 }
 
-impl Net for TcpNet {
-    type Segment = MappedSegment;
-
+impl Streams for TcpNet {
     fn channel(&self, channel: NetChannel) -> RawFd {
         self.set(channel).poll.as_raw_fd()
     }
@@ -418,6 +416,10 @@ impl Net for TcpNet {
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
         }
     }
+}
+
+impl LocalSockets for TcpNet {
+    type Segment = MappedSegment;
 
     fn local_path(&self, socket: SocketId) -> Option<u32> {
         unix::path_within_host(self.socket(socket).ok()?, &self.host)
@@ -457,7 +459,9 @@ impl Net for TcpNet {
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         mem::receive_with_descriptor(self.socket(socket)?.as_fd(), room)
     }
+}
 
+impl PacketSockets for TcpNet {
     fn has_packets(&self) -> bool {
         true
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::config::IwarpConfig;
-use super::super::net::{Net, NetChannel, Ready, SocketId};
+use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
 use super::super::provider::{DEVICE, Iwarp};
 use super::tape::Tape;
 use crate::cm::{CmEventKind, CmId, ConnectParam, ListenParam};
@@ -106,72 +106,130 @@ fn nothing<T>() -> io::Result<T> {
     Err(io::ErrorKind::WouldBlock.into())
 }
 
-impl Net for Post {
-    type Segment = MappedSegment;
-
+impl Streams for Post {
     fn channel(&self, _: NetChannel) -> RawFd {
         -1
     }
+
     fn wake(&mut self, _: NetChannel) {}
+
     fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
         if channel == NetChannel::Completion {
             edges.append(&mut self.wire().edges);
         }
         Ok(false)
     }
+
     fn listen(&mut self, _: SocketAddr, _: u32) -> io::Result<SocketId> {
         nothing()
     }
+
     fn accept(&mut self, _: SocketId) -> io::Result<(SocketId, SocketAddr)> {
         nothing()
     }
+
     fn connect(&mut self, _: SocketAddr) -> io::Result<SocketId> {
         nothing()
     }
+
     fn connected(&mut self, _: SocketId) -> io::Result<()> {
         nothing()
     }
+
     fn promote(&mut self, _: SocketId) -> io::Result<()> {
         nothing()
     }
+
     fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
         self.wire().sockets.get(socket.0).map(|(address, ..)| *address).ok_or(io::ErrorKind::NotFound.into())
     }
+
     fn max_segment(&self, _: SocketId) -> io::Result<usize> {
         nothing()
     }
+
     fn all_acknowledged(&self, _: SocketId) -> bool {
         true
     }
+
     fn recv(&mut self, _: SocketId, _: &mut [RecvSlice<'_>]) -> io::Result<usize> {
         nothing()
     }
+
     fn send(&mut self, _: SocketId, _: &[SendSlice<'_>]) -> io::Result<usize> {
         nothing()
     }
+
     fn shutdown(&mut self, _: SocketId) {}
+
     fn close(&mut self, socket: SocketId, _: bool) {
         self.wire().sockets.remove(socket.0);
     }
+
+    fn release(&mut self, _: SocketId) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn adopt(&mut self, _: OwnedFd) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl LocalSockets for Post {
+    type Segment = MappedSegment;
+
     fn segment(&mut self, memory: Memory) -> MappedSegment {
         MappedSegment::new(memory)
     }
 
+    fn local_path(&self, _: SocketId) -> Option<u32> {
+        None
+    }
+
+    fn listen_local(&mut self, _: &[u8]) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn accept_local(&mut self, _: SocketId) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn connect_local(&mut self, _: &[u8]) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn renew_local(&mut self) {}
+
+    fn pass(&mut self, _: SocketId, _: &[u8], _: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn take(&mut self, _: SocketId, _: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl PacketSockets for Post {
     fn has_packets(&self) -> bool {
         true
     }
+
     fn interface(&self, _: SocketAddr) -> io::Result<Interface> {
         Ok(Interface { index: 1, mtu: 700 })
     }
+
     fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {
         Ok(address(0).ip())
     }
+
     fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId> {
         self.open(address, None)
     }
+
     fn open_group(&mut self, group: SocketAddr, at: IpAddr, _: Interface) -> io::Result<SocketId> {
         self.open(group, Some(at))
     }
+
     fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
         let mut wire = self.wire();
         let Some(&(from, ..)) = wire.sockets.get(socket.0) else { return Err(io::ErrorKind::NotFound.into()) };
@@ -184,6 +242,7 @@ impl Net for Post {
         wire.on_the_way.extend(sent);
         Ok(some.len())
     }
+
     fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)> {
         packets.clear();
         let mut wire = self.wire();
@@ -193,6 +252,7 @@ impl Net for Post {
         }
         if packets.is_empty() { nothing() } else { Ok((packets.len(), queue.is_empty())) }
     }
+
     fn take_refusal(&mut self, _: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
         let refused = self.wire().refusals.pop_front();
         refused.map_or_else(nothing, |peer| Ok((Some(peer), io::ErrorKind::ConnectionRefused.into())))

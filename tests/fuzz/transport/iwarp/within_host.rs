@@ -14,13 +14,13 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::config::{CrcPolicy, IwarpConfig, SharedMemoryPolicy};
-use super::super::net::{Net, NetChannel, Ready, SocketId};
+use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
 use super::super::provider::{DEVICE, Iwarp};
 use super::super::startup::{self, FrameReader, Judgement, StartupTerms};
 use super::super::wire::StartupKind;
@@ -131,13 +131,13 @@ fn gone() -> io::Error {
     io::ErrorKind::BrokenPipe.into()
 }
 
-impl Net for HostNet {
-    type Segment = MappedSegment;
-
+impl Streams for HostNet {
     fn channel(&self, _: NetChannel) -> RawFd {
         -1
     }
+
     fn wake(&mut self, _: NetChannel) {}
+
     fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
         let mut host = self.host();
         let Host { sockets, edges: all, .. } = &mut *host;
@@ -150,9 +150,11 @@ impl Net for HostNet {
         });
         Ok(false)
     }
+
     fn listen(&mut self, _: SocketAddr, _: u32) -> io::Result<SocketId> {
         Ok(SocketId(self.host().insert(HostSocket::Listener)))
     }
+
     fn accept(&mut self, _: SocketId) -> io::Result<(SocketId, SocketAddr)> {
         let mut host = self.host();
         let Some(stream) = host.stream.filter(|_| !host.is_accepted) else { return nothing() };
@@ -160,6 +162,7 @@ impl Net for HostNet {
         host.edge(stream);
         Ok((SocketId(stream), SocketAddr::from(ADDRESS)))
     }
+
     fn connect(&mut self, _: SocketAddr) -> io::Result<SocketId> {
         let mut host = self.host();
         let key = host.insert(HostSocket::Stream(VecDeque::new(), Vec::new()));
@@ -167,24 +170,30 @@ impl Net for HostNet {
         host.edge(key);
         Ok(SocketId(key))
     }
+
     fn connected(&mut self, _: SocketId) -> io::Result<()> {
         Ok(())
     }
+
     fn promote(&mut self, socket: SocketId) -> io::Result<()> {
         let mut host = self.host();
         host.sockets.get_mut(socket.0).ok_or_else(gone)?.1 = NetChannel::Completion;
         host.edge(socket.0);
         Ok(())
     }
+
     fn local_address(&self, _: SocketId) -> io::Result<SocketAddr> {
         Ok(SocketAddr::from(ADDRESS))
     }
+
     fn max_segment(&self, _: SocketId) -> io::Result<usize> {
         Ok(1460)
     }
+
     fn all_acknowledged(&self, _: SocketId) -> bool {
         true
     }
+
     fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize> {
         let mut host = self.host();
         let ended = host.ended.contains(&socket.0);
@@ -197,12 +206,15 @@ impl Net for HostNet {
         }
         if count == 0 && !ended { nothing() } else { Ok(count) }
     }
+
     fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize> {
         let mut host = self.host();
         let Some((HostSocket::Stream(_, sent), _)) = host.sockets.get_mut(socket.0) else { return Err(gone()) };
         Ok(bufs.iter().map(|buf| buf.append_to(sent, usize::MAX)).sum())
     }
+
     fn shutdown(&mut self, _: SocketId) {}
+
     fn close(&mut self, socket: SocketId, _: bool) {
         let mut host = self.host();
         let waiting = match host.sockets.remove(socket.0) {
@@ -214,27 +226,44 @@ impl Net for HostNet {
         }
     }
 
+    fn release(&mut self, _: SocketId) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn adopt(&mut self, _: OwnedFd) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl LocalSockets for HostNet {
+    type Segment = MappedSegment;
+
     fn local_path(&self, _: SocketId) -> Option<u32> {
         Some(PATH_HASH)
     }
+
     fn segment(&mut self, memory: Memory) -> MappedSegment {
         MappedSegment::new(memory)
     }
+
     fn listen_local(&mut self, _: &[u8]) -> io::Result<SocketId> {
         Ok(SocketId(self.host().insert(HostSocket::Door(VecDeque::new()))))
     }
+
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
         match self.host().sockets.get_mut(listener.0) {
             Some((HostSocket::Door(waiting), _)) => waiting.pop_front().map_or_else(nothing, |key| Ok(SocketId(key))),
             _ => Err(gone()),
         }
     }
+
     fn connect_local(&mut self, _: &[u8]) -> io::Result<SocketId> {
         let mut host = self.host();
         let key = host.insert(HostSocket::Unix(VecDeque::new()));
         host.peers.push(key);
         Ok(SocketId(key))
     }
+
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut host = self.host();
         if host.ended.contains(&socket.0) {
@@ -251,6 +280,7 @@ impl Net for HostNet {
         }
         Ok(())
     }
+
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         let mut host = self.host();
         let ended = host.ended.contains(&socket.0);
@@ -264,6 +294,42 @@ impl Net for HostNet {
             None if ended => Ok((0, None)),
             None => nothing(),
         }
+    }
+
+    fn renew_local(&mut self) {}
+}
+
+impl PacketSockets for HostNet {
+    fn has_packets(&self) -> bool {
+        false
+    }
+
+    fn interface(&self, _: SocketAddr) -> io::Result<Interface> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn open_packets(&mut self, _: SocketAddr) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn open_group(&mut self, _: SocketAddr, _: IpAddr, _: Interface) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn send_packets(&mut self, _: SocketId, _: &Packets, _: usize) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn receive_packets(&mut self, _: SocketId, _: &mut Packets) -> io::Result<(usize, bool)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn take_refusal(&mut self, _: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 

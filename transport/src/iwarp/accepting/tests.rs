@@ -5,6 +5,7 @@ use super::super::hub::Owner;
 use super::*;
 use crate::cm::{CmEvent, ConnectParam, DisconnectCause, ListenParam, PathOptions};
 use crate::iwarp::forward_net::forward_net;
+use crate::iwarp::net::{LocalSockets, PacketSockets, Streams};
 use crate::iwarp::unix::{host, path_within_host};
 use crate::iwarp::{CrcPolicy, IwarpConfig};
 use crate::iwarp::{Iwarp, SharedMemoryPolicy, TcpNet};
@@ -499,10 +500,10 @@ struct Exhausted {
     then_aborted: bool,
 }
 
-impl Net for Exhausted {
+impl Streams for Exhausted {
     forward_net!(
-        segment channel wake poll listen connect connected promote local_address max_segment all_acknowledged recv
-        send shutdown close
+        channel wake poll listen connect connected promote local_address max_segment all_acknowledged recv
+        send shutdown close release adopt
     );
 
     fn accept(&mut self, _: SocketId) -> io::Result<(SocketId, SocketAddr)> {
@@ -510,6 +511,14 @@ impl Net for Exhausted {
         let aborted = self.then_aborted && self.attempts > 1;
         Err(io::Error::from_raw_os_error(if aborted { libc::ECONNABORTED } else { libc::EMFILE }))
     }
+}
+
+impl LocalSockets for Exhausted {
+    forward_net!(local_path segment listen_local accept_local connect_local renew_local pass take);
+}
+
+impl PacketSockets for Exhausted {
+    forward_net!(has_packets interface source open_packets open_group send_packets receive_packets take_refusal);
 }
 
 /// Without descriptors, there is one attempt to accept (and one warning) per back-off, however many peers connect.

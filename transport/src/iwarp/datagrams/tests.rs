@@ -11,6 +11,7 @@ use crate::cm::{CmEvent, ConnectParam};
 use crate::cq::CqAttr;
 use crate::datagram::{Destination, QUEUE_KEY};
 use crate::iwarp::forward_net::forward_net;
+use crate::iwarp::net::{LocalSockets, PacketSockets, Streams};
 use crate::iwarp::{IwarpConfig, TcpNet};
 use crate::mem::{Interface, Memory};
 use crate::patience;
@@ -413,10 +414,10 @@ struct LinkLocalNet {
     bound: BTreeMap<SocketId, SocketAddr>,
 }
 
-impl Net for LinkLocalNet {
+impl Streams for LinkLocalNet {
     forward_net!(
-        segment channel wake poll listen accept connect connected promote max_segment all_acknowledged recv send
-        shutdown
+        channel wake poll listen accept connect connected promote max_segment all_acknowledged recv send
+        shutdown release adopt
     );
 
     fn local_address(&self, socket: SocketId) -> io::Result<SocketAddr> {
@@ -427,6 +428,14 @@ impl Net for LinkLocalNet {
         self.bound.remove(&socket);
         self.inner.close(socket, reset);
     }
+}
+
+impl LocalSockets for LinkLocalNet {
+    forward_net!(local_path segment listen_local accept_local connect_local renew_local pass take);
+}
+
+impl PacketSockets for LinkLocalNet {
+    forward_net!(send_packets receive_packets take_refusal);
 
     fn has_packets(&self) -> bool {
         true

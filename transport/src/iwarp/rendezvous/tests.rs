@@ -3,6 +3,7 @@
 use super::super::bench::{Bench, entropy, send};
 use super::super::endpoint::AttemptStep;
 use super::super::forward_net::forward_net;
+use super::super::net::{LocalSockets, PacketSockets, Streams};
 use super::super::startup::{self, StartupTerms};
 use super::super::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use super::*;
@@ -34,11 +35,22 @@ struct FaultyNet {
     accepted: Option<SocketId>,
 }
 
-impl Net for FaultyNet {
+impl Streams for FaultyNet {
     forward_net!(
-        segment channel wake poll listen accept connect connected local_address max_segment all_acknowledged recv send
-        shutdown close
+        channel wake poll listen accept connect connected local_address max_segment all_acknowledged recv send
+        shutdown close release adopt
     );
+
+    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
+        if self.accepted == Some(socket) && !self.promotes {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.inner.promote(socket)
+    }
+}
+
+impl LocalSockets for FaultyNet {
+    forward_net!(segment connect_local);
 
     fn local_path(&self, socket: SocketId) -> Option<u32> {
         self.inner.local_path(socket)
@@ -73,13 +85,10 @@ impl Net for FaultyNet {
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         self.inner.take(socket, room)
     }
+}
 
-    fn promote(&mut self, socket: SocketId) -> io::Result<()> {
-        if self.accepted == Some(socket) && !self.promotes {
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
-        }
-        self.inner.promote(socket)
-    }
+impl PacketSockets for FaultyNet {
+    forward_net!(has_packets interface source open_packets open_group send_packets receive_packets take_refusal);
 }
 
 /// A provider that listens, and another one that connects to it. Both have the same policy for shared memory.

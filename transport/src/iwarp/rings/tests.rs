@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use super::super::bench::{Bench, entropy};
+use super::super::net::LocalSockets;
 use super::super::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpNet};
 use super::*;
 use crate::cm::{CmEvent, CmEventKind, ConnectParam, DisconnectCause, ListenParam};
