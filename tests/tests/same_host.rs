@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ use rdma_reactor_tests::gate::net::{GatedNet, Onlooker};
 use rdma_reactor_tests::hostile_run::lender::{announce, hostile_file};
 use rdma_reactor_tests::patience::{PATIENCE, limited_to};
 use rdma_reactor_tests::usage::mapped;
-use rustix::fs::SealFlags;
+use rustix::fs::{SealFlags, fstat};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getpeername};
 
@@ -288,6 +288,8 @@ fn a_peer_without_shared_memory_is_not_talked_to_where_it_is_required() {
 struct Client {
     up: usize,
     echoes: usize,
+    /// The number of received bytes.
+    received: usize,
     others: Vec<String>,
 }
 
@@ -305,6 +307,7 @@ impl Handler for Client {
 
     fn on_recv(&mut self, _: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         self.echoes += usize::from(*message == *long(conn));
+        self.received += message.len();
     }
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
@@ -431,6 +434,86 @@ fn doorbells(listener: &[u8]) -> Vec<OwnedFd> {
     found
 }
 
+/// The files that a process has got from its peers, or has sent to them, and mappings of all.
+#[derive(Debug, Default)]
+struct Keeper(Mutex<Vec<(OwnedFd, Option<Memory>)>>);
+
+impl Keeper {
+    fn keep(&self, file: BorrowedFd<'_>) {
+        let file = file.try_clone_to_owned().expect("a descriptor");
+        let len = usize::try_from(fstat(&file).expect("its state").st_size).expect("its length");
+        let memory = Memory::map_file(file.as_fd(), 0, len).ok();
+        self.0.lock().unwrap().push((file, memory));
+    }
+
+    /// Returns the bytes in pages of all files, and the number of the files.
+    fn allocated(&self) -> (u64, usize) {
+        let files = self.0.lock().unwrap();
+        let blocks = |(file, _): &(OwnedFd, _)| fstat(file).expect("its state").st_blocks as u64;
+        (files.iter().map(blocks).sum::<u64>() * 512, files.len())
+    }
+}
+
+impl Onlooker for Keeper {
+    fn met(&self, _: SocketId, _: &[u8]) {}
+
+    fn passing(&self, _: SocketId, _: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd> {
+        self.keep(file);
+        None
+    }
+
+    fn took(&self, _: SocketId, _: &[u8], file: BorrowedFd<'_>) {
+        self.keep(file);
+    }
+
+    fn closing(&self, _: SocketId) {}
+}
+
+/// Returns a reactor that connects in shared memory only, and whose files `onlooker` sees.
+fn seen_by(onlooker: Arc<dyn Onlooker>) -> Reactor {
+    let mut settings = IwarpConfig::default();
+    (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
+    let net = GatedNet::seen_by(TcpNet::new().expect("sockets"), onlooker);
+    let provider = Iwarp::new(settings, net, system_entropy()).expect("a provider");
+    let parts = Parts {
+        providers: vec![Box::new(provider)],
+        poller: Box::new(MioPoller::new().expect("a poller")),
+        clock: Box::new(SystemClock),
+    };
+    Reactor::with_parts(limited_to(PATIENCE, Config::default()), parts).expect("a reactor")
+}
+
+/// A client keeps all files of its connections to a server that echoes messages of 8 MiB: the rings,
+/// the staging buffers and the copies of messages. After each connection, no file has any pages, so
+/// the server is charged for none, however often the client connects.
+#[test]
+fn a_server_gets_back_what_it_has_lent_to_a_client_that_keeps_it() {
+    with_watchdog("a_server_gets_back_what_it_has_lent_to_a_client_that_keeps_it", || {
+        const LEN: usize = 8 << 20;
+        let (_server, address) = Peer::serve();
+        let keeper = Arc::new(Keeper::default());
+        let (mut reactor, mut client) = (seen_by(Arc::clone(&keeper) as _), Client::default());
+        for round in 0..6 {
+            (client.up, client.others) = (0, Vec::new());
+            let conn = connect(&mut reactor, &mut client, address, 1)[0];
+            for len in [LEN, 5000, 5000] {
+                let echoes = client.received;
+                reactor.context().send(conn, &vec![round as u8; len]).expect("there is memory");
+                while client.received < echoes + len {
+                    reactor.turn(&mut client, Some(Duration::from_millis(20))).expect("the reactor runs");
+                }
+            }
+            let (bytes, files) = keeper.allocated();
+            assert!(bytes >= LEN as u64, "{bytes} bytes in {files} files: nothing was lent");
+            reactor.context().close(conn);
+            while keeper.allocated().0 > 0 {
+                reactor.turn(&mut client, Some(Duration::from_millis(20))).expect("the reactor runs");
+            }
+        }
+        assert!(keeper.allocated().1 >= 6 * 4, "{:?}", keeper.allocated());
+    });
+}
+
 /// The word of each lending of the attacker: a generation, and the key of a region.
 const WORD: u64 = 1 << 32 | 77;
 
@@ -444,17 +527,7 @@ fn a_peer_that_lends_without_end_disturbs_nobody() {
         const PIECE: u64 = 16 << 20;
         let (server, address) = Peer::serve();
         let segments = Arc::new(Segments::default());
-        let mut settings = IwarpConfig::default();
-        (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
-        let onlooker = Arc::clone(&segments) as Arc<dyn Onlooker>;
-        let net = GatedNet::seen_by(TcpNet::new().expect("sockets"), onlooker);
-        let provider = Iwarp::new(settings, net, system_entropy()).expect("a provider");
-        let parts = Parts {
-            providers: vec![Box::new(provider)],
-            poller: Box::new(MioPoller::new().expect("a poller")),
-            clock: Box::new(SystemClock),
-        };
-        let mut attacker = Reactor::with_parts(limited_to(PATIENCE, Config::default()), parts).expect("a reactor");
+        let mut attacker = seen_by(Arc::clone(&segments) as _);
         connect(&mut attacker, &mut Client::default(), address, COUNT);
         let doorbells = doorbells(&segments.1.lock().unwrap());
         assert_eq!((doorbells.len(), segments.0.lock().unwrap().len()), (COUNT, COUNT));

@@ -139,7 +139,11 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // Types of the provider for shared memory.
     ("Incoming", &["writing", "release_due"], "a write that is not whole, and payload that is to be released"),
     ("ReceiveProgress", &["news", "more", "unknown_window"], "something may have come, be left, and wait for a packet"),
-    ("Link", &["extensions", "dead"], "what was agreed on, and the end"),
+    (
+        "Link",
+        &["extensions", "dead", "removes"],
+        "what was agreed on, the end, and the end of the time to read the last records",
+    ),
     (
         "Outgoing",
         &["recorded", "immediate_next", "answer_next"],

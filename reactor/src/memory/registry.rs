@@ -17,7 +17,7 @@ use super::block_cache::{Block, BlockCache, Purpose};
 use super::budget::MemoryUse;
 use super::material::{Material, bytes};
 use super::region::{DropChannel, Region, RegionOptions, RemoteRegion};
-use super::region_memory::{Hold, RegionMemory, Users};
+use super::region_memory::{Hold, RegionBytes, RegionMemory, Users};
 use crate::error::Error;
 use crate::id::ConnectionId;
 use crate::providers::{Providers, device_of, role};
@@ -224,7 +224,10 @@ impl Registry {
                 (memory, registered, true)
             }
         };
-        let memory = RegionMemory::new(bytes(memory, access, false), len + tail);
+        // A peer on this host that maps a copy can also write to it.
+        let memory =
+            if account == MemoryUse::Copied { RegionBytes::Shared(memory) } else { bytes(memory, access, false) };
+        let memory = RegionMemory::new(memory, len + tail);
         let region = self.add(target, registered, memory, access, peer, account);
         if let Some(registration) = self.regions.get_mut(region.key()) {
             registration.len = len;
@@ -522,7 +525,7 @@ impl Registry {
 /// Allocates memory that a peer on this host can map. If there is memory, but the system permits no
 /// file for it, the memory is private: then its bytes are copied for the peer.
 fn new_shared(bytes: usize) -> io::Result<Memory> {
-    Memory::new_shared(bytes, Sharing::Read).or_else(|error| match error.kind() {
+    Memory::new_shared(bytes, Sharing::Lent).or_else(|error| match error.kind() {
         io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull => Err(error),
         _ => {
             log::debug!("a message to a peer of this host is copied: no memory file: {error}");

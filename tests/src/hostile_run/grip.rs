@@ -147,9 +147,7 @@ impl Onlooker for Grips {
         if !matches!(locked(&self.plan).means, Means::Octets | Means::Holes | Means::All) {
             return None;
         }
-        // Memory that a side provides to its peer is sealed: nobody can remove its pages. This
-        // attacker sends the file of other memory instead, into which it can punch holes. The
-        // server must not map it.
+        // This attacker sends the file of other memory instead, which lacks a seal.
         let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
         let memory = Memory::new_shared(len, Sharing::Write).ok()?;
         let other = memory.file()?.try_clone_to_owned().ok()?;
@@ -164,7 +162,11 @@ impl Onlooker for Grips {
         let Ok(file) = file.try_clone_to_owned() else { return };
         let rights = packet.get(4..8).and_then(|octets| octets.try_into().ok()).map_or(0, u32::from_le_bytes);
         let rights = rdma_transport::mr::Access::from_bits_truncate(rights);
-        let may_write = rights.intersects(rdma_transport::mr::Access::REMOTE_WRITE);
+        // The staging buffer, which has the key 0, and copies of messages are lent: the attacker may
+        // write to them. It must not reach the buffers of the server, which are announced without
+        // rights.
+        let is_staging = packet.get(8..12).is_some_and(|key| key == [0; 4]);
+        let may_write = is_staging || !rights.is_empty();
         match writable(&file) {
             Some(_) if !may_write => _ = self.reached.fetch_add(1, Ordering::Relaxed),
             Some(memory) => grip.others.push(memory),

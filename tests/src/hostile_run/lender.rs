@@ -1,6 +1,7 @@
 //! An attacker in shared memory that lends memory to its server without end. The memory has 1 TiB
 //! without pages, or more than one connection may lend, or the attacker removes its pages after the
-//! server has mapped it, and then has the server access them.
+//! server has mapped it, and then has the server access them. It also sends messages that the server
+//! fetches, and removes the pages of their copies all the time.
 //!
 //! The kernel charges a page to the process that accesses it first, until nobody has its file. So
 //! the attacker keeps each file whose pages it has removed: a page that the file has again is one
@@ -43,6 +44,10 @@ const FILES: usize = 15;
 const EACH: u64 = 8;
 /// The largest number of files that the attacker keeps.
 const KEPT: usize = 512;
+/// The length of the messages of which the server fetches a copy.
+const MESSAGE: usize = 2 << 20;
+/// The time for which the attacker removes the pages of such a copy.
+const FETCHED: Duration = Duration::from_millis(50);
 /// The length of a file of which one connection may lend 16.
 const LARGE: u64 = 16 << 20;
 
@@ -128,9 +133,12 @@ impl Link {
     /// byte of each page. Adds the file to `removed` if pages could be removed. Returns false if
     /// the server does not answer.
     fn remove(&self, generation: u64, rights: Access, removed: &mut Vec<OwnedFd>) -> bool {
-        let seals = if rights.is_empty() { SealFlags::FUTURE_WRITE } else { SealFlags::empty() };
-        // Every second file that the server may only read lacks the seal.
-        let seals = if generation % 2 == 0 { SealFlags::empty() } else { seals };
+        // The server may only read every second file, one half of which can lose its pages for good.
+        let seals = match generation % 3 {
+            1 if rights.is_empty() => SealFlags::FUTURE_WRITE,
+            2 if rights.is_empty() => SealFlags::SEAL,
+            _ => SealFlags::empty(),
+        };
         let file = hostile_file(REMOVED, true, seals);
         let answers = SegmentSide::Active.incoming() + HEAD;
         let before = self.segment.load(answers);
@@ -172,6 +180,10 @@ struct Lender {
     lent: AtomicU64,
     /// The files whose pages were removed.
     removed: Mutex<Vec<OwnedFd>>,
+    /// The copies of messages that the server fetches now, and the times of their announcements.
+    copies: Mutex<Vec<(OwnedFd, Instant)>>,
+    /// The largest result of [`Lender::charged_kib`] so far.
+    charged_kib: AtomicU64,
 }
 
 impl Onlooker for Lender {
@@ -180,8 +192,14 @@ impl Onlooker for Lender {
     }
 
     fn passing(&self, socket: SocketId, _: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd> {
-        let doorbell = locked(&self.new).remove(&socket)?;
         let file = file.try_clone_to_owned().ok()?;
+        let Some(doorbell) = locked(&self.new).remove(&socket) else {
+            let is_copy = fstat(&file).is_ok_and(|stat| stat.st_size >= MESSAGE as i64);
+            if is_copy && self.lent.load(Ordering::Relaxed) > 0 {
+                locked(&self.copies).push((file, Instant::now()));
+            }
+            return None;
+        };
         let (segment, _) = writable(&file)?;
         let nth = self.made.fetch_add(1, Ordering::Relaxed);
         locked(&self.links).insert(socket, Arc::new(Link { nth, segment, file, doorbell }));
@@ -222,7 +240,7 @@ impl Lender {
                         locked(&self.removed).extend(removed);
                         lent = FILES as u64;
                     }
-                    1 if hole(&link.file, 0, 32 << 10) => {
+                    1 if locked(&self.removed).len() < KEPT && hole(&link.file, 0, 32 << 10) => {
                         let _ = send_all(link.doorbell.as_fd(), &[0], &[]);
                         locked(&self.removed).extend(link.file.try_clone());
                     }
@@ -236,7 +254,31 @@ impl Lender {
         }
     }
 
-    /// Returns the pages that files have got after the attacker has removed all of them, in KiB.
+    /// Removes the pages of the copies that the server fetches, all the time. Looks for charged pages
+    /// meanwhile.
+    fn remove_copies(&self) {
+        let mut looked = Instant::now();
+        loop {
+            if looked.elapsed() > FETCHED {
+                self.charged_kib.fetch_max(self.charged_kib(), Ordering::Relaxed);
+                looked = Instant::now();
+            }
+            let mut copies = std::mem::take(&mut *locked(&self.copies));
+            for (file, _) in &copies {
+                hole(file, 0, MESSAGE as u64);
+            }
+            let fetched = copies.iter().position(|(_, since)| since.elapsed() < FETCHED).unwrap_or(copies.len());
+            let mut removed = locked(&self.removed);
+            removed.extend(copies.drain(..fetched).map(|(file, _)| file));
+            removed.truncate(2 * KEPT);
+            drop(removed);
+            let pause = if copies.is_empty() { 1000 } else { 50 };
+            locked(&self.copies).splice(0..0, copies);
+            std::thread::sleep(Duration::from_micros(pause));
+        }
+    }
+
+    /// Returns the pages that files have now although the attacker has removed all of them, in KiB.
     fn charged_kib(&self) -> u64 {
         let removed = locked(&self.removed);
         removed.iter().filter_map(|file| u64::try_from(fstat(file).ok()?.st_blocks).ok()).sum::<u64>() / 2
@@ -257,8 +299,12 @@ impl Program {
 }
 
 impl Handler<Order> for Program {
-    fn on_connect(&mut self, _: &mut Context<'_>, _: ConnectionId) {
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         (self.up, self.opened) = (self.up + 1, self.opened + 1);
+        // Some of the connections that take the place of others send a message that is fetched.
+        if self.opened % 4 == 0 && self.lender.lent.load(Ordering::Relaxed) > 0 {
+            let _ = cx.send(conn, &vec![7; MESSAGE]);
+        }
         if self.opened == self.settings.connections as u64 {
             let _ = answer(&Report::default());
         }
@@ -275,11 +321,14 @@ impl Handler<Order> for Program {
 
     fn on_wake(&mut self, cx: &mut Context<'_>, order: Order) {
         let lent = self.lender.lent.load(Ordering::Relaxed);
-        let report = Report { opened: lent, charged_kib: self.lender.charged_kib(), ..Report::default() };
+        let charged_kib = self.lender.charged_kib().max(self.lender.charged_kib.load(Ordering::Relaxed));
+        let report = Report { opened: lent, charged_kib, ..Report::default() };
         let is_alive = match order {
             Order::Go => {
                 let (lender, settings) = (Arc::clone(&self.lender), self.settings);
+                let remover = Arc::clone(&lender);
                 std::thread::spawn(move || lender.attack(settings));
+                std::thread::spawn(move || remover.remove_copies());
                 true
             }
             Order::Report => answer(&report).is_ok(),

@@ -21,7 +21,8 @@ pub const RATIO_WITHIN_HOST: f64 = 2.0;
 /// The largest accepted memory of attackers that the server has mapped, in bytes. It is the default
 /// of the library.
 pub const MAPPED: u64 = 1 << 30;
-/// The largest accepted memory that the server has more than beside honest peers, in KiB.
+/// The largest accepted memory that the server has more than beside honest peers, and the largest
+/// memory of the attackers that it is charged for, in KiB.
 pub const MORE_KIB: u64 = 64 << 10;
 
 /// The largest accepted memory of a server after an attack, in KiB.
@@ -117,8 +118,8 @@ fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Optio
             server.touched, attackers.reached
         ));
     }
-    if attackers.charged_kib > 0 {
-        missed.push(format!("the server is charged for {} KiB of the attackers' memory", attackers.charged_kib));
+    if attackers.charged_kib > MORE_KIB {
+        missed.push(format!("the server is charged for {} MiB of the attackers' memory", attackers.charged_kib >> 10));
     }
     let more = beside.map_or(0, |beside| server.private_kib.saturating_sub(beside.private_kib));
     if more > MORE_KIB {
@@ -244,14 +245,14 @@ mod tests {
             let server = server::Report { private_kib, mapped, ..server::Report::default() };
             missed(&row, &Attacked { crowd, ..results(outcome(100, 0, 500), attackers, server) }, None, None)
         };
-        assert_eq!(lendings(0, MORE_KIB, MAPPED, outcome(10, 0, 500)), [""; 0]);
+        assert_eq!(lendings(MORE_KIB, MORE_KIB, MAPPED, outcome(10, 0, 500)), [""; 0]);
         let all = [
-            "the server is charged for 4 KiB of the attackers' memory",
+            "the server is charged for 65 MiB of the attackers' memory",
             "the server has 65 MiB more than beside honest peers",
             "1025 MiB are mapped, of 1024 at most",
             "9 of 10 large messages came back",
         ];
-        assert_eq!(lendings(4, MORE_KIB + 1024, MAPPED + (1 << 20), outcome(9, 1, 500)), all);
+        assert_eq!(lendings(MORE_KIB + 1024, MORE_KIB + 1024, MAPPED + (1 << 20), outcome(9, 1, 500)), all);
         let large = Left { resident_kib: RESIDENT_KIB + 1024, ..left };
         assert_eq!(judge(flood, good(), 0, large), ["65 MiB are resident afterwards, of 64 at most"]);
     }

@@ -137,9 +137,7 @@ impl Fabric {
         self.tick();
         let peer = self.local(key)?.peer.ok_or(ErrorKind::BrokenPipe)?;
         let file = file.map(|file| file.try_clone_to_owned()).transpose()?;
-        // The receiver of a packet also sees the stores that the sender made before.
-        let stores = self.views.iter().filter(|(_, view)| view.socket == Some(key)).map(|(_, view)| view.last + 1);
-        let at = stores.fold(self.now + self.rng.skewed(1..=PACKET), u64::max);
+        let at = self.seen_from(key);
         let there = self.local(peer).map_err(|_| ErrorKind::BrokenPipe)?;
         if there.arrived.len() + there.coming.len() >= MOST_PACKETS {
             return Err(ErrorKind::WouldBlock.into());
@@ -180,6 +178,22 @@ impl Fabric {
             None if local.eof => Ok((0, None)),
             None => Err(ErrorKind::WouldBlock.into()),
         }
+    }
+
+    /// Notifies the peer that this end sends nothing more, after the packets in flight have arrived.
+    pub(super) fn shutdown_local(&mut self, key: Key) {
+        let peer = self.local(key).ok().and_then(|local| local.peer);
+        if let Some(peer) = peer {
+            let at = self.seen_from(key);
+            self.send_local(peer, at, None);
+        }
+    }
+
+    /// Returns the time at which a packet of a socket arrives. The receiver then also sees the
+    /// stores that the sender has made before.
+    fn seen_from(&mut self, key: Key) -> u64 {
+        let stores = self.views.iter().filter(|(_, view)| view.socket == Some(key)).map(|(_, view)| view.last + 1);
+        stores.fold(self.now + self.rng.skewed(1..=PACKET), u64::max)
     }
 
     /// Notifies the peer that this end was closed, after the packets in flight have arrived.
@@ -225,8 +239,8 @@ impl Fabric {
     /// Returns true if a node has missed a wake-up: it sleeps although it has not read a record in a ring, and no wake-up is in flight.
     pub(super) fn sleeps_over_a_record(&self, node: usize) -> bool {
         self.views.iter().any(|(_, view)| {
-            let called = |key: Key| match self.sockets.get(key).map(|socket| &socket.kind) {
-                Some(Kind::Local(local)) => local.is_readable() || !local.coming.is_empty(),
+            let called = |key: Key| match self.sockets.get(key).map(|socket| (&socket.kind, socket.shut)) {
+                Some((Kind::Local(local), false)) => local.is_readable() || !local.coming.is_empty(),
                 // The connection has ended, so nobody needs a wake-up.
                 _ => true,
             };
@@ -339,5 +353,9 @@ impl Segment for SimSegment {
         if !bytes.is_empty() {
             lock(&self.fabric).store_later(self.key, at, bytes);
         }
+    }
+
+    fn keep_pages(&self) {
+        self.memory.keep_pages();
     }
 }

@@ -50,7 +50,7 @@ pub(super) struct Socket {
     error: Option<ErrorKind>,
     /// True if a send accepted too few bytes, so that the program must be notified when there is space.
     nospace: bool,
-    shut: bool,
+    pub(super) shut: bool,
 }
 
 /// One direction of a connection.
@@ -354,6 +354,9 @@ impl Fabric {
     pub(super) fn shutdown(&mut self, key: Key) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         if !std::mem::replace(&mut s.shut, true) {
+            if matches!(s.kind, Kind::Local(_)) {
+                return self.shutdown_local(key);
+            }
             if let Some(pipe) = s.tx.filter(|_| !self.middleman.as_ref().is_some_and(|middleman| middleman.silent)) {
                 self.push(pipe, Segment::Fin);
             }

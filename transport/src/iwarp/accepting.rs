@@ -120,7 +120,7 @@ impl<S: Segment> Endpoints<S> {
             return Err(Some(due));
         }
         log::debug!("a connection without an MPA request gives way to a new one");
-        if let Some(socket) = self.remove(hub, oldest.id) {
+        if let Some(socket) = self.remove(hub, oldest.id, now) {
             hub.close(socket, true);
         }
         Ok(())
@@ -157,7 +157,7 @@ impl<S: Segment> Endpoints<S> {
         let CmEndpoint::Request(request) = endpoint else { return };
         request.closed |= closed;
         if closed && is_unknown && hub.net.connected(request.socket).is_err() {
-            return self.drop_socket(hub, key);
+            return self.drop_socket(hub, key, now);
         }
         self.read_request(hub, key, now);
     }
@@ -177,7 +177,7 @@ impl<S: Segment> Endpoints<S> {
             Ok(None) => return,
             Err(failure) => {
                 log::debug!("{peer}: no handshake: {failure}");
-                return self.drop_socket(hub, key);
+                return self.drop_socket(hub, key, now);
             }
         };
         let (enhanced, private_data) = reader.body();
@@ -201,7 +201,7 @@ impl<S: Segment> Endpoints<S> {
             }
             Judgement::Unknown(why) => {
                 log::debug!("{peer}: not answered: {why}");
-                self.drop_socket(hub, key);
+                self.drop_socket(hub, key, now);
             }
         }
     }
@@ -225,7 +225,7 @@ impl<S: Segment> Endpoints<S> {
         private_data: &[u8],
         now: Instant,
     ) {
-        if let Some(socket) = self.remove(hub, key) {
+        if let Some(socket) = self.remove(hub, key, now) {
             hub.linger(socket, startup::reject(asked, private_data), now);
         }
     }
@@ -237,7 +237,7 @@ impl<S: Segment> Endpoints<S> {
         match self.get(key) {
             Some(CmEndpoint::Request(Request { step: RequestStep::Reading { peer, .. }, .. })) => {
                 log::debug!("{peer}: sent no MPA request in time");
-                if let Some(socket) = self.remove(hub, key) {
+                if let Some(socket) = self.remove(hub, key, now) {
                     hub.close(socket, true);
                 }
             }

@@ -17,7 +17,6 @@ use crate::newcomers::{Host, Ticket};
 use crate::shm::Segment;
 use crate::shm::link::Link;
 use crate::slab::Key;
-use crate::soft::resources::Resources;
 
 /// What a connection-manager id names.
 #[derive(Debug)]
@@ -122,17 +121,8 @@ pub(super) struct SentSegment<S> {
 #[derive(Debug)]
 pub(super) enum Work<S: Segment> {
     Stream(Box<QueuePair>),
-    Ring(Box<Link<S>>),
-}
-
-impl<S: Segment> Work<S> {
-    /// Releases the work queues of a connection whose id is destroyed.
-    pub(super) fn release(self, resources: &mut Resources) {
-        match self {
-            Self::Stream(mut qp) => qp.release_queues(resources),
-            Self::Ring(mut link) => link.release_queues(resources),
-        }
-    }
+    /// The Unix socket is open while the peer may read the last records.
+    Ring(Box<Link<S>>, Option<SocketId>),
 }
 
 /// A queue pair, borrowed from its endpoint.
@@ -178,7 +168,7 @@ impl<S: Segment> CmEndpoint<S> {
             Self::Request(Request { qp, .. }) => qp.as_deref_mut().map(WorkMut::Stream),
             Self::Attempt(attempt) => attempt.qp.as_deref_mut().map(WorkMut::Stream),
             Self::Dead(Some(Work::Stream(qp))) => Some(WorkMut::Stream(qp)),
-            Self::Dead(Some(Work::Ring(link))) => Some(WorkMut::Ring(link)),
+            Self::Dead(Some(Work::Ring(link, _))) => Some(WorkMut::Ring(link)),
             Self::Listener(_) | Self::Datagram(_) | Self::Dead(None) => None,
         }
     }
@@ -193,11 +183,13 @@ impl<S: Segment> CmEndpoint<S> {
             },
             Self::Stream(flow) => Some(flow.socket),
             Self::Ring(flow) => Some(flow.socket),
+            Self::Dead(Some(Work::Ring(_, socket))) => *socket,
             Self::Datagram(_) | Self::Dead(_) => None,
         }
     }
 
-    /// Takes an endpoint apart. Closes the Unix socket of a setup that is not complete. Returns the socket and the queue pair.
+    /// Takes an endpoint apart. Closes the Unix socket of a setup that is not complete. Returns the socket and the queue pair. The socket of
+    /// a ring is with its link.
     pub(super) fn take_apart<N: Net<Segment = S>>(self, hub: &mut Hub<N>) -> (Option<SocketId>, Option<Work<S>>) {
         let socket = self.socket();
         let work = match self {
@@ -213,7 +205,7 @@ impl<S: Segment> CmEndpoint<S> {
                 flow.forget_offer(hub);
                 Some(Work::Stream(flow.qp))
             }
-            Self::Ring(flow) => Some(Work::Ring(flow.link)),
+            Self::Ring(flow) => Some(Work::Ring(flow.link, Some(flow.socket))),
             Self::Dead(work) => work,
         };
         (socket, work)

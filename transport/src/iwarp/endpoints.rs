@@ -1,12 +1,13 @@
 //! [`Endpoints`]: the table of all endpoints of a provider, and the changes of their states that every part of the provider makes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::causes::{lost, never_up};
 use super::endpoint::{AttemptStep, CmEndpoint, Request, RequestStep, Work, WorkMut};
 use super::flow::{End, Offered, Outcome};
 use super::half_open::Handshakes;
 use super::hub::{Hub, Owner, STALE_ID};
+use super::linger::Linger;
 use super::net::{Net, NetChannel, SocketId};
 use super::ports::Ports;
 use super::queue_pair::QueuePair;
@@ -16,10 +17,13 @@ use crate::error::{Result, TransportError};
 use crate::mr::{Access, MrId};
 use crate::newcomers::Host;
 use crate::shm::Segment;
-use crate::shm::link::Link;
+use crate::shm::link::{Link, PartedLink};
 use crate::shm::packet::CALL_PACKET;
 use crate::shm::segment::SegmentSide;
 use crate::slab::{Key, Slab};
+
+/// The longest time for which the peer of a link that was closed can read its last records.
+const PARTING: Duration = Duration::from_secs(10);
 
 /// The endpoints of a provider, and what is counted of them.
 #[derive(Debug)]
@@ -145,26 +149,33 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or let linger.
-    pub(super) fn remove<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key) -> Option<SocketId> {
+    /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or let linger. A link lingers by itself.
+    pub(super) fn remove<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> Option<SocketId> {
+        match self.take(hub, key)?.take_apart(hub) {
+            (_, Some(Work::Ring(link, socket))) => {
+                part(hub, link, socket, now);
+                None
+            }
+            (socket, Some(Work::Stream(mut qp))) => {
+                qp.release_queues(&mut hub.resources);
+                socket
+            }
+            (socket, None) => socket,
+        }
+    }
+
+    /// Takes an endpoint out of the table.
+    pub(super) fn take<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key) -> Option<CmEndpoint<S>> {
         let endpoint = self.table.remove(key)?;
         self.uncount(hub, &endpoint);
         hub.deadlines.clear(Owner::Endpoint(key));
         drop_start(hub, key, &endpoint);
-        let (socket, work) = endpoint.take_apart(hub);
-        if let Some(work) = work {
-            work.release(&mut hub.resources);
-            if hub.account.unmaps() {
-                // Further windows of the link may wait for the next turn.
-                hub.net.wake(NetChannel::Completion);
-            }
-        }
-        socket
+        Some(endpoint)
     }
 
     /// Removes an endpoint of which the program was not notified, and closes its socket.
-    pub(super) fn drop_socket<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key) {
-        if let Some(socket) = self.remove(hub, key) {
+    pub(super) fn drop_socket<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+        if let Some(socket) = self.remove(hub, key, now) {
             hub.close(socket, false);
         }
     }
@@ -206,9 +217,8 @@ impl<S: Segment> Endpoints<S> {
         let End { cause, terminate } = end;
         let announced = match self.replace(hub, key, CmEndpoint::Dead(None)) {
             Some(CmEndpoint::Ring(mut flow)) => {
-                flow.end(hub);
-                hub.close(flow.socket, false);
-                self.keep(key, Some(Work::Ring(flow.link)));
+                let socket = flow.end(hub, &cause);
+                self.keep(key, Some(Work::Ring(flow.link, socket)));
                 flow.announced
             }
             Some(CmEndpoint::Stream(mut flow)) => {
@@ -349,10 +359,10 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Removes a connection-manager id, and the id for datagrams that it names.
-    pub(super) fn remove_datagrams<N: Net<Segment = S>>(&mut self, ports: &mut Ports, hub: &mut Hub<N>, id: CmId) {
+    pub(super) fn remove_datagrams<N: Net>(&mut self, ports: &mut Ports, hub: &mut Hub<N>, id: CmId) {
         if let Ok(key) = self.datagrams_of(id) {
             ports.remove(hub, key);
-            self.remove(hub, id.0);
+            self.table.remove(id.0);
         }
     }
 
@@ -392,6 +402,22 @@ impl<S: Segment> Endpoints<S> {
         }
         Some(event)
     }
+}
+
+/// Publishes the last output of a link whose id is destroyed, and wakes the peer if the peer sleeps. The link lingers until the peer has
+/// closed its Unix socket, but no longer than [`PARTING`].
+fn part<N: Net>(hub: &mut Hub<N>, mut link: Box<Link<N::Segment>>, socket: Option<SocketId>, now: Instant) {
+    let calls = link.publish();
+    link.part(&mut hub.resources);
+    if hub.account.unmaps() {
+        // Further windows of the link may wait for the next turn.
+        hub.net.wake(NetChannel::Completion);
+    }
+    let Some(socket) = socket else { return link.free() };
+    if calls {
+        let _ = hub.net.pass(socket, &CALL_PACKET, None);
+    }
+    hub.add_linger(Linger::of_link(socket, link), now + PARTING);
 }
 
 /// Removes the event of a connection that waits to start.

@@ -53,7 +53,7 @@ impl<S: Segment> Endpoints<S> {
             _ => TransportError::io("detaching a socket", error),
         })?;
         hub.disown(socket);
-        self.remove(hub, id.0);
+        self.take(hub, id.0);
         Ok(Detached::new(hub.name(), DetachedRequest { socket: Some(released), asked }))
     }
 

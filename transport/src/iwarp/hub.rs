@@ -184,19 +184,23 @@ impl<N: Net> Hub<N> {
 
     /// Sends the bytes `rest` and then closes the socket. The connection itself has already ended.
     pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
-        let mut linger = Linger::new(socket, rest);
+        self.add_linger(Linger::new(socket, rest), now + self.config.linger);
+    }
+
+    /// Lets a socket linger until `deadline` at most.
+    pub(super) fn add_linger(&mut self, mut linger: Linger, deadline: Instant) {
         if linger.serve(&mut self.net, self.intake.scratch()) {
-            self.close(socket, false);
-            return;
+            return self.close(linger.end(), false);
         }
         while self.lingers.is_full(&linger, self.config.max_lingering) {
-            let Some((key, oldest)) = self.lingers.remove_oldest() else { return self.close(socket, false) };
+            let Some((key, oldest)) = self.lingers.remove_oldest() else { return self.close(linger.end(), false) };
             self.deadlines.clear(Owner::Linger(key));
-            self.close(oldest.socket, false);
+            self.close(oldest.end(), false);
         }
+        let socket = linger.socket;
         let owner = Owner::Linger(self.lingers.insert(linger));
         self.own(socket, owner);
-        self.deadlines.set(owner, now + self.config.linger);
+        self.deadlines.set(owner, deadline);
     }
 
     /// Continues to send the last bytes of an ended connection, and closes the socket when they are sent.
@@ -211,7 +215,7 @@ impl<N: Net> Hub<N> {
     pub(super) fn end_linger(&mut self, key: Key) {
         self.deadlines.clear(Owner::Linger(key));
         if let Some(linger) = self.lingers.remove(key) {
-            self.close(linger.socket, false);
+            self.close(linger.end(), false);
         }
     }
 

@@ -1,15 +1,21 @@
 //! Sockets that outlive their connection. Such a socket still delivers the bytes that the connection has sent, and discards received bytes.
 //! Closing a socket with unread bytes immediately would reset the stream, and the peer would lose data that it has not read.
+//!
+//! The Unix socket of a connection in shared memory outlives it for the same reason: its peer reads the last records from the memory. This
+//! memory is removed when the peer has closed its socket, or had enough time.
 
 use std::collections::VecDeque;
 use std::io;
 
 use super::net::{Net, SocketId};
 use crate::mem::{RecvSlice, SendSlice};
+use crate::shm::link::PartedLink;
+use crate::shm::packet::MAX_PACKET;
 use crate::slab::{Key, Slab};
 
 /// The largest sum of the unsent bytes of the lingering sockets. A connection that ends may have
-/// half a MiB that TCP has not accepted.
+/// half a MiB that TCP has not accepted. The memory that peers in shared memory may still read
+/// counts, too.
 const MAX_BYTES: usize = 64 << 20;
 
 #[derive(Debug)]
@@ -18,12 +24,32 @@ pub(crate) struct Linger {
     rest: Vec<u8>, // bound: frames
     sent: usize,
     finished: bool,
+    /// The connection in shared memory whose Unix socket this is.
+    link: Option<Box<dyn PartedLink>>,
 }
 
 impl Linger {
     /// Creates the lingering state of `socket`; `rest` is still to be sent.
     pub(crate) fn new(socket: SocketId, rest: Vec<u8>) -> Self {
-        Self { socket, rest, sent: 0, finished: false }
+        Self { socket, rest, sent: 0, finished: false, link: None }
+    }
+
+    /// Creates the lingering state of the Unix socket of a connection in shared memory.
+    pub(super) fn of_link(socket: SocketId, link: Box<dyn PartedLink>) -> Self {
+        Self { link: Some(link), ..Self::new(socket, Vec::new()) }
+    }
+
+    /// Ends the lingering. The caller closes the returned socket.
+    pub(super) fn end(self) -> SocketId {
+        if let Some(link) = self.link {
+            link.free();
+        }
+        self.socket
+    }
+
+    /// Returns the number of bytes that the peer has not read, at most.
+    fn len(&self) -> usize {
+        self.rest.len() + self.link.as_ref().map_or(0, |link| link.len())
     }
 
     /// Sends `rest`, then ends the local stream, and discards received bytes, as far as possible without blocking. Returns true if the
@@ -43,7 +69,11 @@ impl Linger {
         }
         // After one edge, the socket is read a bounded number of times. A peer that never stops sending is cut off at the deadline.
         for _ in 0..16 {
-            match net.recv(self.socket, &mut [RecvSlice::new(scratch)]) {
+            let received = match self.link {
+                Some(_) => net.take(self.socket, &mut [0; MAX_PACKET]).map(|(len, _)| len),
+                None => net.recv(self.socket, &mut [RecvSlice::new(scratch)]),
+            };
+            match received {
                 Ok(0) => return true,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -61,7 +91,7 @@ pub(super) struct Lingers {
     sockets: Slab<Linger>, // bound: lingering
     /// The keys of the lingering sockets, oldest first. Some of these sockets may already be closed.
     by_age: VecDeque<Key>, // bound: lingering
-    /// The sum of the lengths of `rest` of the lingering sockets.
+    /// The sum of the bytes that peers have not read.
     bytes: usize,
 }
 
@@ -73,7 +103,7 @@ impl Lingers {
     /// Returns true if `next` may linger only after an older socket was removed. `most` is the
     /// largest number of sockets.
     pub(super) fn is_full(&self, next: &Linger, most: usize) -> bool {
-        self.sockets.len() >= most || self.bytes + next.rest.len() > MAX_BYTES
+        self.sockets.len() >= most || self.bytes + next.len() > MAX_BYTES
     }
 
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Linger> {
@@ -85,7 +115,7 @@ impl Lingers {
             let sockets = &self.sockets;
             self.by_age.retain(|&key| sockets.get(key).is_some());
         }
-        self.bytes += linger.rest.len();
+        self.bytes += linger.len();
         let key = self.sockets.insert(linger);
         self.by_age.push_back(key);
         key
@@ -93,7 +123,7 @@ impl Lingers {
 
     pub(super) fn remove(&mut self, key: Key) -> Option<Linger> {
         let linger = self.sockets.remove(key)?;
-        self.bytes -= linger.rest.len();
+        self.bytes -= linger.len();
         Some(linger)
     }
 

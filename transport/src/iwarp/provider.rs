@@ -298,13 +298,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
                 Some(startup::reject(asked, &[]))
             }
             Ok(CmEndpoint::Stream(flow)) => Some(flow.abandon()),
-            Ok(CmEndpoint::Ring(flow)) => {
-                flow.leave(&mut self.hub);
-                None
-            }
             Ok(_) => None,
         };
-        match (self.endpoints.remove(&mut self.hub, id.0), rest) {
+        match (self.endpoints.remove(&mut self.hub, id.0, now), rest) {
             (Some(socket), Some(rest)) => self.hub.linger(socket, rest, now),
             (Some(socket), None) => self.hub.close(socket, false),
             (None, _) => {}

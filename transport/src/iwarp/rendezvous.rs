@@ -286,7 +286,7 @@ impl Rendezvous {
         if hub.net.local_path(flow.socket) != Some(hello.path) && !crate::planted("a-proxy-is-not-noticed") {
             return Err("there is a proxy between it and this process".into());
         }
-        let window = Window::map(&file, segment::LEN, Sharing::Write).map_err(|error| error.to_string())?;
+        let window = Window::map(&file, segment::LEN, Sharing::Lent).map_err(|error| error.to_string())?;
         let memory = window.into_memory().map_err(|_| "its segment cannot be written")?;
         let segment = hub.net.segment(memory);
         hub.net.pass(socket, &ACCEPTED_PACKET, None).map_err(|error| error.to_string())?;
@@ -309,7 +309,7 @@ impl Rendezvous {
         if !self.meets_peers(hub, now) {
             return Err(io::Error::other("the setup pauses, because other users have disturbed it"));
         }
-        let mut memory = Memory::new_shared(segment::LEN, Sharing::Write)?;
+        let mut memory = Memory::new_shared(segment::LEN, Sharing::Lent)?;
         let file = memory.take_file();
         let socket = hub.net.connect_local(&offer.name).inspect_err(|error| {
             if error.kind() == io::ErrorKind::ResourceBusy {

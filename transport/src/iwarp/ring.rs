@@ -131,6 +131,7 @@ impl<S: Segment> RingFlow<S> {
         }
         let received = match received {
             Ok(received) => received,
+            Err(_) if self.link.is_removed() => return Outcome::Ended(End::of(peer_has_gone(false))),
             Err(fault) => return Outcome::Ended(self.break_off(fault)),
         };
         if received.news {
@@ -223,18 +224,20 @@ impl<S: Segment> RingFlow<S> {
         })
     }
 
-    /// Publishes the last output of a link that is about to be dropped, and wakes the peer if the peer sleeps.
-    pub(super) fn leave<N: Net>(&mut self, hub: &mut Hub<N>) {
-        if self.link.publish() {
+    /// Flushes the work queues of a link that has ended. Closes its Unix socket if the peer has ended the connection. Otherwise ends only
+    /// the local direction, and returns the socket: the peer may still read the last records.
+    #[must_use]
+    pub(super) fn end<N: Net>(&mut self, hub: &mut Hub<N>, cause: &DisconnectCause) -> Option<SocketId> {
+        let calls = self.link.end(&mut hub.resources.cqs);
+        if matches!(cause, DisconnectCause::Peer | DisconnectCause::Truncated | DisconnectCause::Path(_)) {
+            hub.close(self.socket, false);
+            return None;
+        }
+        if calls {
             self.call(hub);
         }
-    }
-
-    /// Flushes the work queues of a link that has ended, and wakes the peer if the peer sleeps.
-    pub(super) fn end<N: Net>(&mut self, hub: &mut Hub<N>) {
-        if self.link.end(&mut hub.resources.cqs) {
-            self.call(hub);
-        }
+        hub.net.shutdown(self.socket);
+        Some(self.socket)
     }
 
     /// Lends memory to the peer. Returns false if the peer cannot map it.

@@ -123,7 +123,7 @@ impl<N: Net> Handover for Iwarp<N> {
 
 impl<N: Net> SharedMemory for Iwarp<N> {
     fn is_shared(&self, qp: QpId) -> bool {
-        matches!(self.endpoints.get(qp.0), Some(CmEndpoint::Ring(_) | CmEndpoint::Dead(Some(Work::Ring(_)))))
+        matches!(self.endpoints.get(qp.0), Some(CmEndpoint::Ring(_) | CmEndpoint::Dead(Some(Work::Ring(..)))))
     }
 
     fn lend(&mut self, qp: QpId, region: MrId, file: Option<OwnedFd>) -> Result<bool> {

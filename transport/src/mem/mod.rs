@@ -33,7 +33,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::mr::LocalKey;
 
@@ -79,10 +79,13 @@ pub struct Memory {
 }
 
 /// The origin of a memory. It decides how the memory is freed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Backing {
     /// A mapping with this length, in bytes.
     Mapping(usize),
+    /// A mapping of a whole memory file with this length, in bytes. If the flag is true, the pages of
+    /// the file are removed when the memory is dropped.
+    Lent(usize, AtomicBool),
     /// A vector with this capacity, in bytes. All words that contain a byte of the memory are inside the capacity, and
     /// are initialised.
     Vector(usize),
@@ -182,7 +185,7 @@ impl Memory {
     /// and address translations if the program uses most of the memory. If the program uses only a few parts, each part
     /// occupies 2 MiB. Does nothing for memory below 2 MiB, for vectors, and on systems without huge pages.
     pub fn prefer_huge_pages(&self) {
-        if matches!(self.backing, Backing::Mapping(_)) && self.len >= HUGE_PAGE {
+        if matches!(self.backing, Backing::Mapping(_) | Backing::Lent(..)) && self.len >= HUGE_PAGE {
             // SAFETY: `madvise` is advice about a mapping that this `Memory` owns, and changes no byte. An error has no
             // effect.
             let _ = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
@@ -194,7 +197,7 @@ impl Memory {
     pub fn prefer_node(&self, node: u32) {
         const NODES: usize = 1024;
         let mut mask = [0_u64; NODES / 64];
-        let Backing::Mapping(len) = self.backing else { return };
+        let (Backing::Mapping(len) | Backing::Lent(len, _)) = self.backing else { return };
         let Some(word) = mask.get_mut(node as usize / 64) else { return };
         *word |= 1 << (node % 64);
         let base = self.base.as_ptr();
@@ -295,7 +298,11 @@ impl Drop for Memory {
             // length is at most the vector's length. Nothing uses the bytes any more.
             Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
             Backing::Foreign => {}
-            Backing::Mapping(len) => {
+            Backing::Mapping(len) | Backing::Lent(len, _) => {
+                if matches!(&self.backing, Backing::Lent(_, removes) if removes.load(Relaxed)) {
+                    // SAFETY: this is the mapping of a whole file. Nothing uses it any more.
+                    unsafe { shared::remove_pages(self.base, len) };
+                }
                 // SAFETY: this is the whole mapping that a constructor made. Nothing uses it any more.
                 let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
                 debug_assert_eq!(rc, 0, "munmap of a whole mapping");

@@ -5,16 +5,23 @@
 //! allocated. To prevent both, the file's size is sealed, and its pages are allocated before any process maps the file.
 //!
 //! The process that accesses a hole is charged for the new page, for as long as any process has the
-//! file. So a process uses the file of a peer only if it has all its pages and nobody can remove
-//! one. The seal for that is `F_SEAL_FUTURE_WRITE`, which also prevents new mappings that can
-//! write. If the peer may only read, the owner of the file adds this seal. Otherwise the peer adds
-//! it after it has mapped the file. So at most one peer maps a file that it may write.
+//! file. There are two kinds of files:
+//!
+//! - The pages of a *fixed* file cannot be removed. The seal for that is `F_SEAL_FUTURE_WRITE`,
+//!   which also prevents new mappings that can write. If the peer may only read, the owner of the
+//!   file adds this seal. Otherwise the peer adds it after it has mapped the file. So at most one
+//!   peer maps a file that it may write. Nobody is charged for pages of another process, but its
+//!   owner does not get the pages back while a peer has the file.
+//! - The pages of a *lent* file can be removed by both processes, and nobody can prevent that
+//!   (`F_SEAL_SEAL`). Each process removes all pages when it drops the memory. So no page outlives
+//!   the use of the file, even if others still have it. Both processes can write to the file.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{Backing, Memory, Span, in_pages, page_size};
+use super::{Backing, Memory, Sge, Span, in_pages, page_size};
 
 /// The rights of the other process on a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,17 +30,25 @@ pub enum Sharing {
     Read,
     /// The other process may read and write.
     Write,
+    /// The memory is lent for some time. The process that has made it and the one that has mapped it
+    /// each remove its pages when they drop it, so the bytes are zeros for the other one from then
+    /// on. Both can write to it.
+    Lent,
 }
 
 /// The seals of a file whose size cannot change any more.
 const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 /// The seal of a file whose pages cannot be removed any more.
 const PAGES: libc::c_int = libc::F_SEAL_FUTURE_WRITE;
+/// The seals each of which makes a file a fixed one.
+const FIXED: libc::c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Memory {
     /// Allocates `len` bytes, rounded up to whole pages, in a memory file. The file's descriptor may be sent to another
     /// process of this host ([`Memory::file`]). All pages are allocated, the file's size is sealed, and the mapping is
-    /// excluded from child processes and core dumps.
+    /// excluded from child processes and core dumps. With [`Sharing::Lent`], the drop of the memory removes all pages,
+    /// even if another process has the file.
     ///
     /// # Errors
     /// The system's error if it has no memory or no descriptor left; `InvalidInput` if `len` is 0 or above `i64::MAX`;
@@ -55,10 +70,30 @@ impl Memory {
         checked(unsafe { libc::ftruncate(fd, len as i64) })?;
         // SAFETY: the call allocates the pages of a file, and accesses no memory of this process.
         checked(unsafe { libc::fallocate(fd, 0, 0, len as i64) })?;
-        let mut memory = map(&file, len, libc::PROT_READ | libc::PROT_WRITE)?;
-        seal(&file, if sharing == Sharing::Read { SIZE | PAGES | libc::F_SEAL_SEAL } else { SIZE })?;
+        let mut memory = map(&file, len, READ_WRITE)?;
+        match sharing {
+            Sharing::Read => seal(&file, SIZE | PAGES | libc::F_SEAL_SEAL)?,
+            Sharing::Write => seal(&file, SIZE)?,
+            Sharing::Lent => {
+                seal(&file, SIZE | libc::F_SEAL_SEAL)?;
+                memory.backing = Backing::Lent(len, AtomicBool::new(true));
+            }
+        }
         memory.file = Some(file);
         Ok(memory)
+    }
+
+    /// Returns true if the memory is lent ([`Sharing::Lent`]).
+    pub(crate) const fn is_lent(&self) -> bool {
+        matches!(self.backing, Backing::Lent(..))
+    }
+
+    /// Keeps the pages of lent memory when the memory is dropped. The other process can then still
+    /// read the bytes.
+    pub fn keep_pages(&self) {
+        if let Backing::Lent(_, removes) = &self.backing {
+            removes.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Removes the descriptor of the memory file from this `Memory`, and returns the descriptor. Returns `None` if
@@ -80,18 +115,24 @@ impl Memory {
 pub struct Window {
     memory: Memory,
     sharing: Sharing,
+    /// The number of pages of a lent file that this process is possibly charged for.
+    charged: AtomicU64,
 }
 
 impl Window {
     /// Maps a whole memory file that another process has made. The file must have `len` bytes,
-    /// rounded up to whole pages, all of which are allocated. No process can remove pages of the
-    /// file afterwards, and none can map it for writing any more. The caller may close the
-    /// descriptor afterwards.
+    /// rounded up to whole pages, all of which are allocated. The caller may close the descriptor
+    /// afterwards.
+    ///
+    /// With [`Sharing::Write`], the file is fixed: no process can remove pages of it afterwards, and
+    /// none can map it for writing any more. With [`Sharing::Lent`], the file must be lent. It can
+    /// be written, and the drop of the window removes its pages. With [`Sharing::Read`], the file
+    /// may be of either kind.
     ///
     /// # Errors
-    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing
-    /// or can be removed, or if it is in huge pages; the system's error if the file cannot be
-    /// mapped, or another process maps it already with [`Sharing::Write`].
+    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing,
+    /// if it is of the wrong kind, or if it is in huge pages; the system's error if the file cannot
+    /// be mapped, or another process maps it already with [`Sharing::Write`].
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::map_in_pages(file, len, sharing, page_size())
     }
@@ -114,17 +155,30 @@ impl Window {
         if whole == 0 || u64::try_from(size) != Ok(whole as u64) {
             return wrong(format!("a peer's memory file has {size} bytes instead of {len} in whole pages"));
         }
-        let memory = map(file, whole, libc::PROT_READ | if sharing == Sharing::Write { libc::PROT_WRITE } else { 0 })?;
-        if seals & PAGES == 0 && !crate::planted("pages-of-a-peer-can-be-removed") {
+        let is_lent = sharing != Sharing::Write && seals & (FIXED | libc::F_SEAL_SEAL) == libc::F_SEAL_SEAL;
+        // SAFETY: the call reads the mode of a descriptor, and accesses no memory.
+        let mode = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        let can_be_removed = is_lent && mode & libc::O_ACCMODE == libc::O_RDWR;
+        if (is_lent || sharing == Sharing::Lent) && !can_be_removed {
+            return wrong(format!("the pages of a peer's memory file, which is lent, cannot be removed ({seals:#x})"));
+        }
+        let writes = if sharing == Sharing::Read { 0 } else { libc::PROT_WRITE };
+        let mut memory = map(file, whole, libc::PROT_READ | writes)?;
+        if !is_lent && seals & PAGES == 0 && !crate::planted("pages-of-a-peer-can-be-removed") {
             seal(file, PAGES)?;
         }
-        // Nobody can remove a page from here on, so the file has all its pages for good if it has
-        // them now. The size is in units of 512 bytes on every file system.
+        // Nobody can remove a page of a fixed file from here on, so it has all its pages for good if
+        // it has them now. The size is in units of 512 bytes on every file system.
         let allocated = u64::try_from(stat(file)?.st_blocks).unwrap_or(0).saturating_mul(512);
         if allocated < whole as u64 {
             return wrong(format!("a peer's memory file has {allocated} bytes in pages instead of {whole}"));
         }
-        Ok(Self { memory, sharing })
+        if is_lent {
+            // One page at a time, so that page faults are a measure of the pages that the peer has removed.
+            advise(&memory, libc::MADV_NOHUGEPAGE);
+            memory.backing = Backing::Lent(whole, AtomicBool::new(true));
+        }
+        Ok(Self { memory, sharing, charged: AtomicU64::new(0) })
     }
 
     /// Converts the window into a `Memory`, which can be read and written.
@@ -132,12 +186,43 @@ impl Window {
     /// # Errors
     /// Returns the window unchanged if it is read-only.
     pub fn into_memory(self) -> Result<Memory, Self> {
-        if self.sharing == Sharing::Write { Ok(self.memory) } else { Err(self) }
+        if self.sharing == Sharing::Read { Err(self) } else { Ok(self.memory) }
     }
 
     /// Returns the length of the mapping, in bytes.
     pub(crate) const fn len(&self) -> usize {
         self.memory.len()
+    }
+
+    /// Returns true if the other process can remove pages of the file.
+    pub(crate) const fn is_lent(&self) -> bool {
+        self.memory.is_lent()
+    }
+
+    /// Returns an upper bound of the bytes of a lent file that this process is charged for, because
+    /// the peer had removed them when [`Window::fetch`] read them. Pages that this process has
+    /// accessed for the first time can count, too.
+    pub(crate) fn charged(&self) -> u64 {
+        self.charged.load(Ordering::Relaxed) * page_size() as u64
+    }
+
+    /// Copies the bytes from `offset` on to an entry. Copies nothing if they are not inside the
+    /// window. Counts the pages of a lent file that this process is charged for. Returns their
+    /// bytes.
+    pub(crate) fn fetch(&self, offset: usize, to: &Sge) -> u64 {
+        let Some(source) = self.memory.span(offset, to.len()) else { return 0 };
+        if !self.is_lent() {
+            to.fill_from(source);
+            return 0;
+        }
+        let page = page_size();
+        // The pages of the entry must exist, so that only those of the window cause faults.
+        (0..to.len()).step_by(page).chain(to.len().checked_sub(1)).for_each(|at| to.part(at, 1).fill(&[0]));
+        let before = page_faults();
+        to.fill_from(source);
+        let faults = page_faults().saturating_sub(before);
+        self.charged.fetch_add(faults, Ordering::Relaxed);
+        faults * page as u64
     }
 
     /// Returns a part of the window for reading. Returns `None` if the part is not inside the window.
@@ -150,7 +235,7 @@ impl Window {
     /// is read-only.
     #[inline]
     pub(crate) fn sink(&self, offset: usize, len: usize) -> Option<Span<'_>> {
-        if self.sharing == Sharing::Write { self.memory.span(offset, len) } else { None }
+        if self.sharing == Sharing::Read { None } else { self.memory.span(offset, len) }
     }
 }
 
@@ -163,6 +248,26 @@ fn seals(file: &OwnedFd) -> libc::c_int {
 fn seal(file: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
     // SAFETY: the call seals a file, and accesses no memory.
     checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
+}
+
+/// Removes the pages of a lent file.
+///
+/// # Safety
+/// The caller has mapped the whole file at `base`, and no code uses the mapping any more.
+pub(super) unsafe fn remove_pages(base: NonNull<u8>, len: usize) {
+    if crate::planted("lent-pages-are-kept") {
+        return;
+    }
+    let base = base.as_ptr().cast();
+    // SAFETY: these are the pages of a mapping that the caller does not use any more. Other
+    // processes that use the file read zeros, which their copies tolerate.
+    let remove = || unsafe { libc::madvise(base, len, libc::MADV_REMOVE) } == 0;
+    // A mapping in locked memory, or one for reading on older systems, must be prepared first.
+    // SAFETY: the calls change the attributes of the same pages.
+    let prepare = || unsafe { libc::munlock(base, len) == 0 && libc::mprotect(base, len, READ_WRITE) == 0 };
+    if !(remove() || prepare() && remove()) {
+        log::debug!("cannot remove {len} bytes of lent memory: {}", io::Error::last_os_error());
+    }
 }
 
 fn stat(file: &OwnedFd) -> io::Result<libc::stat> {
@@ -181,14 +286,27 @@ fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-        // SAFETY: this is advice about the whole new mapping, and changes none of its bytes.
-        if unsafe { libc::madvise(base, len, advice) } != 0 {
-            log::debug!("madvise({advice}) on shared memory failed: {}", io::Error::last_os_error());
-        }
-    }
     let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-    Ok(Memory { base, len, backing: Backing::Mapping(len), file: None })
+    let memory = Memory { base, len, backing: Backing::Mapping(len), file: None };
+    advise(&memory, libc::MADV_DONTFORK);
+    advise(&memory, libc::MADV_DONTDUMP);
+    Ok(memory)
+}
+
+fn advise(memory: &Memory, advice: libc::c_int) {
+    // SAFETY: this is advice about a whole mapping, and changes none of its bytes.
+    if unsafe { libc::madvise(memory.base.as_ptr().cast(), memory.len, advice) } != 0 {
+        log::debug!("madvise({advice}) on shared memory failed: {}", io::Error::last_os_error());
+    }
+}
+
+/// Returns the number of page faults of this thread that needed no input.
+fn page_faults() -> u64 {
+    // SAFETY: all fields are numbers, for which zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a structure for the result. If the call fails, the result is 0.
+    let _ = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    u64::try_from(usage.ru_minflt).unwrap_or(0)
 }
 
 /// Returns `len` rounded up to whole pages: the length of a file for memory of `len` bytes. Returns `InvalidInput` if `len` is 0 or above
@@ -236,6 +354,18 @@ impl HostileFile {
     #[cfg(not(loom_model))]
     pub(crate) fn fixed(len: u64) -> OwnedFd {
         Self::sealed(len, true, SIZE | PAGES)
+    }
+
+    /// Makes a file as a correct peer does that lends it.
+    #[cfg(not(loom_model))]
+    pub(crate) fn lent(len: u64) -> OwnedFd {
+        Self::sealed(len, true, SIZE | libc::F_SEAL_SEAL)
+    }
+
+    /// Returns the number of bytes in pages of a file.
+    #[cfg(not(loom_model))]
+    pub(crate) fn allocated(file: &OwnedFd) -> u64 {
+        stat(file).expect("the file's state").st_blocks as u64 * 512
     }
 
     /// Makes a file with all pages, whose size can change.
@@ -367,6 +497,81 @@ mod tests {
         let file = HostileFile::with_pages(1 << 20);
         assert!(HostileFile::punch(&file, 4 << 10, 64 << 10));
         assert!(said(&file, 1 << 20).contains("983040 bytes in pages instead of 1048576"));
+    }
+
+    /// The end of either use of a lent file removes its pages, although a hostile process keeps the
+    /// file and a mapping. It cannot prevent that by a seal. The other use can keep the pages.
+    #[test]
+    fn the_pages_of_a_lent_file_come_back() {
+        const LEN: usize = 64 << 10;
+        for sharing in [Sharing::Read, Sharing::Lent] {
+            for of_maker in [true, false] {
+                let ours = Memory::new_shared(LEN, Sharing::Lent).unwrap();
+                let kept = again(ours.file().unwrap());
+                let mapped = map(&kept, LEN, READ_WRITE).unwrap();
+                let window = Window::map(&kept, LEN, sharing).unwrap();
+                ours.write(0, &[7; LEN]);
+                for seals in [libc::F_SEAL_WRITE, PAGES, libc::F_SEAL_GROW] {
+                    assert!(seal(&kept, seals).is_err(), "a peer has added {seals:#x}");
+                }
+                assert_eq!((mapped.read(LEN - 1, 1), HostileFile::allocated(&kept)), (vec![7], LEN as u64));
+                let other: Box<dyn std::any::Any> = if of_maker {
+                    drop(ours);
+                    Box::new(window)
+                } else {
+                    drop(window);
+                    Box::new(ours)
+                };
+                assert_eq!(HostileFile::allocated(&kept), 0, "{sharing:?}, {of_maker}");
+                assert_eq!(mapped.read(0, 8), [0; 8]);
+                drop(other);
+                assert_eq!(HostileFile::allocated(&kept), 0, "{sharing:?}, {of_maker}");
+            }
+        }
+        let ours = Memory::new_shared(LEN, Sharing::Lent).unwrap();
+        let kept = again(ours.file().unwrap());
+        ours.keep_pages();
+        drop(ours);
+        assert_eq!(HostileFile::allocated(&kept), LEN as u64);
+    }
+
+    /// A process maps a file as a lent one only if it can remove the pages, and nobody can prevent
+    /// that later.
+    #[test]
+    fn a_file_whose_pages_might_stay_is_not_mapped_as_a_lent_one() {
+        let said = |file: &OwnedFd, sharing| Window::map(file, 4096, sharing).unwrap_err().to_string();
+        for other in [Sharing::Read, Sharing::Write] {
+            let fixed = Memory::new_shared(4096, other).unwrap();
+            assert!(said(&again(fixed.file().unwrap()), Sharing::Lent).contains("cannot be removed"), "{other:?}");
+        }
+        let lent = Memory::new_shared(4096, Sharing::Lent).unwrap();
+        let file = again(lent.file().unwrap());
+        assert!(Window::map(&file, 4096, Sharing::Write).is_err(), "it cannot become a fixed one");
+        let again = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap().into();
+        for sharing in [Sharing::Read, Sharing::Lent] {
+            assert!(said(&again, sharing).contains("cannot be removed"), "{sharing:?}");
+        }
+    }
+
+    /// A peer removes the pages of a lent file after this process has mapped it. Each page for which
+    /// this process is charged then is counted.
+    #[test]
+    fn pages_that_a_peer_has_removed_are_counted() {
+        const LEN: usize = 1 << 20;
+        let theirs = Memory::new_shared(LEN, Sharing::Lent).unwrap();
+        let file = again(theirs.file().unwrap());
+        let window = Window::map(&file, LEN, Sharing::Read).unwrap();
+        let sink = Memory::new(LEN).unwrap();
+        theirs.write(0, &[7; LEN]);
+        let honest = window.fetch(0, &sink.sge(0, LEN));
+        assert!(sink.read(0, LEN) == [7; LEN] && honest <= LEN as u64 / 4, "{honest} of an honest peer");
+        assert!(HostileFile::punch(&file, 0, LEN as u64));
+        let removed = window.fetch(0, &sink.sge(0, LEN));
+        assert!(removed >= HostileFile::allocated(&file) && removed >= LEN as u64, "{removed}");
+        assert_eq!((sink.read(0, LEN), window.charged()), (vec![0; LEN], honest + removed));
+        assert_eq!(window.fetch(1, &sink.sge(0, LEN)), 0, "bytes outside of the window");
+        drop(window);
+        assert_eq!(HostileFile::allocated(&file), 0);
     }
 
     /// Once a process has mapped the file of a peer, the peer can neither remove pages nor make the

@@ -2,7 +2,12 @@
 //!
 //! A peer chooses the number and the lengths of its windows, and the local process pays for them:
 //! with address space and with mappings. It does not pay for the pages: the peer has allocated
-//! all of them before, and nobody can remove them ([`Window::map`]).
+//! all of them before ([`Window::map`]).
+//!
+//! The exception is memory that is lent: a hostile peer can remove its pages, and the process that
+//! then reads them pays for new ones until it unmaps the window. The page faults of these reads are
+//! counted. At the limit of one window, or of all, these windows are not read any more, and
+//! messages are fetched by requests. A staging buffer counts with its connection instead.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,13 +22,22 @@ pub(super) const STAGING: usize = 256 << 10;
 /// the peer has ended, the kernel frees all pages of its file while the file is unmapped: about 10
 /// ms.
 pub(super) const SLICE: u64 = 64 << 20;
+/// The pages of lent memory are always removed, and other pages only if the peer has ended. So each
+/// byte of such a window counts as this number of bytes that are unmapped.
+const REMOVAL: u64 = 8;
 /// The largest number of windows of all providers of the process: a quarter of the default of
 /// `vm.max_map_count`. At that number of mappings, the kernel refuses memory to every part of the
 /// process.
 pub(crate) const MAX_IN_PROCESS: usize = 16 << 10;
+/// The pages that peers may remove are the bytes divided by this number, at most: 48 MiB by default.
+/// The kernel maps 16 pages by one fault. So honest peers do not reach that, even if they use all
+/// bytes.
+const CHARGED: u64 = 16 * PART / (PART - 1);
 /// A connection may use the bytes divided by this number. The same part of the bytes, and of the
 /// number of windows, is reserved for staging buffers.
 const PART: u64 = 4;
+/// The bytes of a window that may count as removed, however short the window is.
+const SMALL: u64 = 64 << 10;
 
 /// The number of windows of all providers of the process.
 static IN_PROCESS: AtomicUsize = AtomicUsize::new(0);
@@ -53,7 +67,9 @@ pub(crate) struct WindowAccount {
     limits: WindowLimits,
     bytes: AtomicU64,
     count: AtomicUsize,
-    /// The bytes that were unmapped in this turn.
+    /// The bytes of lent memory that the process is charged for, at most.
+    charged: AtomicU64,
+    /// The bytes that were unmapped in this turn. Those of lent memory count more than once.
     unmapped: AtomicU64,
     /// Windows that no connection uses any more, and that are unmapped in later turns.
     ended: Mutex<VecDeque<Window>>, // bound: windows
@@ -103,13 +119,30 @@ impl WindowAccount {
     /// Unmaps a window that was added, now or in a later turn. Until then, it counts.
     pub(super) fn remove(&self, window: Window) {
         let len = window.len() as u64;
-        if self.unmapped.load(Relaxed) + len > SLICE && !crate::planted("all-windows-are-unmapped-in-one-turn") {
+        let work = if window.is_lent() { REMOVAL * len } else { len };
+        let unmapped = self.unmapped.load(Relaxed);
+        let is_full = unmapped > 0 && unmapped + work > SLICE;
+        if is_full && !crate::planted("all-windows-are-unmapped-in-one-turn") {
             self.ended.lock().unwrap_or_else(PoisonError::into_inner).push_back(window);
             return;
         }
+        self.charged.fetch_sub(window.charged(), Relaxed);
         drop(window);
-        self.unmapped.fetch_add(len, Relaxed);
+        self.unmapped.fetch_add(work, Relaxed);
         self.subtract(len);
+    }
+
+    /// Returns true if a message may be read from this window. If the peer can remove its pages, the
+    /// process is charged for few pages of this window and of all.
+    pub(super) fn may_fetch(&self, window: &Window) -> bool {
+        let most = window.len() as u64 / 8 + SMALL;
+        let is_little = window.charged() <= most && self.charged.load(Relaxed) < self.limits.bytes / CHARGED;
+        !window.is_lent() || is_little || crate::planted("removed-pages-are-not-counted")
+    }
+
+    /// Counts bytes of lent memory that [`Window::fetch`] has returned.
+    pub(super) fn charge(&self, bytes: u64) {
+        self.charged.fetch_add(bytes, Relaxed);
     }
 
     /// Returns true if windows were unmapped in this turn. Further ones may wait for the next turn.

@@ -8,7 +8,7 @@ use proptest::prelude::RngCore;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use super::account::{WindowAccount, WindowLimits, account};
-use super::link::{Link, QueuePairParts};
+use super::link::{Link, PartedLink, QueuePairParts};
 use super::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet, ReceivedAnnouncement};
 use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::segment::{
@@ -116,6 +116,15 @@ impl Victim {
         }
     }
 
+    /// Sends a message that is in no record: it is in the staging buffer if the peer has mapped that.
+    fn send_long(&mut self) {
+        let sges = SgeList::one(self.out.sge(0, ROOM));
+        let wr = SendWr { wr_id: 1, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
+        self.link.post_send(&[wr], &mut self.resources).unwrap();
+        self.link.transmit(&mut self.resources);
+        self.link.publish();
+    }
+
     /// Lets the victim receive, transmit and poll once. Returns false if the connection has ended.
     fn turn(&mut self, budget: usize) -> bool {
         self.link.wake(false);
@@ -203,9 +212,9 @@ fn attack(segment: &MappedSegment, rng: &mut TestRng, published: &mut u64, addre
 
 /// Returns two mappings of one new segment: the victim's and the peer's.
 fn segments() -> (MappedSegment, MappedSegment) {
-    let mut ours = Memory::new_shared(LEN, Sharing::Write).unwrap();
+    let mut ours = Memory::new_shared(LEN, Sharing::Lent).unwrap();
     let file = ours.take_file().unwrap();
-    let theirs = Window::map(&file, LEN, Sharing::Write).unwrap().into_memory().unwrap();
+    let theirs = Window::map(&file, LEN, Sharing::Lent).unwrap().into_memory().unwrap();
     (MappedSegment::new(ours), MappedSegment::new(theirs))
 }
 
@@ -274,13 +283,83 @@ fn lend(segment: &MappedSegment, victim: &mut Victim, announced: ReceivedAnnounc
 type MakeFile = fn(u64) -> OwnedFd;
 
 /// Files of a hostile peer, and their lengths.
-const FILES: [(MakeFile, u64); 5] = [
+const FILES: [(MakeFile, u64); 6] = [
     (HostileFile::fixed, 64 << 10),
+    (HostileFile::lent, 64 << 10),
     (HostileFile::with_pages, 64 << 10),
     (HostileFile::sparse, 64 << 10),
     (HostileFile::sparse, 1 << 40),
     (HostileFile::unsealed, 64 << 10),
 ];
+
+/// A hostile peer keeps the files of the segment and of the staging buffer, and mappings of both. At
+/// the end of the connection, the process that has lent them gets the memory back. The peer could
+/// read its last message until then.
+#[test]
+fn the_memory_of_a_connection_comes_back_whatever_its_peer_keeps() {
+    let mut segment = Memory::new_shared(LEN, Sharing::Lent).unwrap();
+    let of_segment = segment.take_file().unwrap();
+    let theirs = Window::map(&of_segment, LEN, Sharing::Lent).unwrap().into_memory().unwrap();
+    theirs.keep_pages();
+    let theirs = MappedSegment::new(theirs);
+    let mut victim = Victim::new(MappedSegment::new(segment), &account());
+    victim.send_long();
+    let announced = victim.link.next_announcement().expect("a staging buffer");
+    let kept = announced.file().unwrap().try_clone_to_owned().unwrap();
+    let mapped = Window::map(&kept, announced.len, Sharing::Read).unwrap();
+    drop(announced);
+    victim.link.end(&mut victim.resources.cqs);
+    victim.link.part(&mut victim.resources);
+    // The message is in the ring, because the peer has not reported that it has mapped the buffer.
+    assert_eq!([HostileFile::allocated(&kept), HostileFile::allocated(&of_segment)], [0, LEN as u64]);
+    assert!(theirs.load(SegmentSide::Passive.outgoing() + HEAD) > 0, "the last message is gone");
+    Box::new(victim.link).free();
+    assert_eq!([HostileFile::allocated(&kept), HostileFile::allocated(&of_segment)], [0, 0]);
+    drop(mapped);
+}
+
+/// A peer that has consumed all messages keeps only the segment waiting.
+#[test]
+fn a_staging_buffer_that_was_read_comes_back_before_the_segment() {
+    for is_read in [true, false] {
+        let (ours, theirs) = segments();
+        let mut victim = Victim::new(ours, &account());
+        victim.send_long();
+        let announced = victim.link.next_announcement().expect("a staging buffer");
+        // The peer replies that it has mapped the buffer.
+        let half = SegmentSide::Passive.incoming();
+        let mut header = RecordHeader::new(RecordKind::Mapped, 1);
+        header.slot = announced.slot;
+        theirs.poke(half + RING, header.emit());
+        theirs.poke(half + RING + WORD, announced.word);
+        theirs.store(half + HEAD, header.size() as u64);
+        drop(announced);
+        victim.link.receive(usize::MAX, &mut victim.resources).unwrap();
+        victim.send_long();
+        if is_read {
+            let half = SegmentSide::Passive.outgoing();
+            theirs.store(half + TAIL, theirs.load(half + HEAD));
+        }
+        victim.link.part(&mut victim.resources);
+        let expected = if is_read { LEN } else { LEN + (256 << 10) };
+        assert_eq!(PartedLink::len(&victim.link), expected);
+    }
+}
+
+/// The pages of the segment are removed although the local side still uses it: its peer has waited
+/// for it long enough. The connection has ended, without a violation of the protocol.
+#[test]
+fn a_removed_segment_is_no_violation() {
+    let (ours, theirs) = segments();
+    let mut victim = Victim::new(ours, &account());
+    let half = SegmentSide::Passive.incoming();
+    theirs.poke(half + RING, RecordHeader::new(RecordKind::Ready, 0).emit());
+    theirs.store(half + HEAD, WORD as u64);
+    victim.link.receive(usize::MAX, &mut victim.resources).unwrap();
+    assert!(!victim.link.is_removed());
+    drop(theirs);
+    assert!(victim.link.receive(usize::MAX, &mut victim.resources).is_err() && victim.link.is_removed());
+}
 
 /// Peers announce as much memory as they can. The victim maps no more than the limits allow,
 /// however long, sparse or numerous the windows are, and reserves a part for staging buffers. All

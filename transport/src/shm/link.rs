@@ -1,5 +1,6 @@
 //! [`Link`]: the queue pair of a connection in shared memory.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::outgoing::{INLINE, Outgoing, TransmitContext};
 use super::packet::{Announcement, Packet};
 use super::record::{RecordHeader, RecordKind};
 use super::ring::Consumer;
-use super::segment::{CAPACITY, Segment, SegmentPayload, SegmentSide};
+use super::segment::{self, CAPACITY, HEAD, Segment, SegmentPayload, SegmentSide, TAIL};
 use super::windows::{Lendings, Windows};
 use crate::cm::ReadDepth;
 use crate::error::Result;
@@ -72,6 +73,28 @@ pub(crate) struct Link<S: Segment> {
     /// The status of the work request that has ended the connection, and the sequence number of this work request. The
     /// sequence number is `None` if it is not known.
     failed: Option<(Option<u64>, WcStatus)>,
+    /// True if the drop of the link removes the pages that both sides use: the peer needs none of
+    /// them any more, or had enough time to read them.
+    removes: bool,
+}
+
+/// A link that is not used any more, while its peer may still read the last records.
+pub(crate) trait PartedLink: fmt::Debug + Send {
+    /// Returns the number of bytes that the peer may still read.
+    fn len(&self) -> usize;
+
+    /// Removes these bytes, whatever the peer does.
+    fn free(self: Box<Self>);
+}
+
+impl<S: Segment> PartedLink for Link<S> {
+    fn len(&self) -> usize {
+        segment::LEN + self.outgoing.staging_len()
+    }
+
+    fn free(mut self: Box<Self>) {
+        self.removes = true;
+    }
 }
 
 impl<S: Segment> Link<S> {
@@ -99,6 +122,7 @@ impl<S: Segment> Link<S> {
             dead: false,
             armed: 0,
             failed: None,
+            removes: false,
         }
     }
 
@@ -418,6 +442,14 @@ impl<S: Segment> Link<S> {
         header.is_some_and(|header| self.windows.has_ended(&self.segment, header.slot))
     }
 
+    /// Returns true if the pages of the segment were removed after both sides have used it. The peer
+    /// has ended the connection, and has waited long enough.
+    pub(crate) fn is_removed(&self) -> bool {
+        let positions = [self.incoming.ring.half() + HEAD, self.outgoing.ring.half() + TAIL];
+        let is_used = self.incoming.ring.pos() + self.outgoing.ring.tail() > 0;
+        is_used && positions.iter().all(|&at| self.segment.load(at) == 0)
+    }
+
     /// Returns the fault of a refusal that the peer has published behind a lost payload ([`Link::has_lost_payload`]).
     /// Drops the records before the refusal. Returns `None` if the peer has published no refusal.
     pub(crate) fn find_refusal(&mut self) -> Option<LinkFault> {
@@ -432,6 +464,7 @@ impl<S: Segment> Link<S> {
     /// caller must call the peer.
     pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
         let calls = self.publish();
+        self.wake(false);
         self.lendings.end(&self.segment);
         let Self { incoming, outgoing, completions, failed, .. } = self;
         outgoing.flush(failed.take(), &mut |done| completions.sent(cqs, &done));
@@ -446,10 +479,16 @@ impl<S: Segment> Link<S> {
         self.incoming.is_at_boundary() && self.outgoing.front().is_none_or(|awaited| awaited.done == 0)
     }
 
-    /// Releases the queue pair's entries on its completion queues, except the entries of unpolled completions. Returns
-    /// receives to the shared receive queue if the queue pair has taken them from there and not completed them.
-    pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
+    /// Ends the use of the queue pair. Releases its entries on its completion queues, except the entries of unpolled
+    /// completions. Returns receives to the shared receive queue if the queue pair has taken them from there and not
+    /// completed them. Unmaps the memory of the peer. The peer can still read the last records.
+    pub(crate) fn part(&mut self, resources: &mut Resources) {
+        self.wake(false);
+        self.lendings.end(&self.segment);
+        self.lendings.close();
+        self.outgoing.drop_read(&self.segment);
         self.completions.release(&mut self.incoming.queue, resources);
+        self.windows.close();
     }
 }
 
@@ -458,5 +497,9 @@ impl<S: Segment> Link<S> {
 impl<S: Segment> Drop for Link<S> {
     fn drop(&mut self) {
         self.lendings.end(&self.segment);
+        if !self.removes {
+            self.segment.keep_pages();
+            self.outgoing.keep_pages();
+        }
     }
 }

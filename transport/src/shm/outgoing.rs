@@ -365,7 +365,7 @@ impl Outgoing {
         if self.staging.memory.is_some() {
             return lendings.state(self.staging.slot) == LendingState::Mapped;
         }
-        let made = Memory::new_shared(STAGING, Sharing::Read).inspect_err(|error| {
+        let made = Memory::new_shared(STAGING, Sharing::Lent).inspect_err(|error| {
             log::debug!(
                 "no memory for a staging buffer: {error}; payloads to a peer of this host are sent in small parts"
             );
@@ -379,6 +379,24 @@ impl Outgoing {
             }
         }
         false
+    }
+
+    /// Drops the staging buffer if the peer has consumed all its parts.
+    pub(super) fn drop_read<S: Segment>(&mut self, segment: &S) {
+        let _ = self.load_tail(segment);
+        if self.staging.parts.is_empty() {
+            self.staging.memory = None;
+        }
+    }
+
+    /// Returns the length of the staging buffer, in bytes: 0 if there is none.
+    pub(super) fn staging_len(&self) -> usize {
+        self.staging.memory.as_ref().map_or(0, |memory| memory.len())
+    }
+
+    /// Keeps the pages of the staging buffer when it is dropped.
+    pub(super) fn keep_pages(&self) {
+        self.staging.memory.iter().for_each(|memory| memory.keep_pages());
     }
 
     /// Adds a read or an atomic operation of the peer. Returns false, and adds nothing, if the peer already has the
@@ -738,28 +756,21 @@ impl Outgoing {
             return false;
         }
         let sink = entry.wr.sges.as_slice().first().copied().unwrap_or_default();
-        let (need, len) = match entry.wr.op {
-            SendOp::Read(_) => (Access::REMOTE_READ, (entry.len - self.part).min(MAX_PIECE)),
-            _ => (Access::REMOTE_ATOMIC, ATOMIC),
-        };
         let Some(address) = remote.address.checked_add(self.part as u64) else { return false };
-        let Some((window, slot, offset)) = windows.region(segment, remote.key.0, address, len, need) else {
-            return false;
-        };
+        if matches!(entry.wr.op, SendOp::Read(_)) {
+            let part = sink.part(self.part, (entry.len - self.part).min(MAX_PIECE));
+            // The peer may have written the bytes during the copy if the lending has ended. A request
+            // then reads them again, or fails.
+            let is_valid = windows.fetch(segment, remote.key.0, address, &part);
+            self.part += if is_valid { part.len() } else { 0 };
+            return is_valid;
+        }
+        let region = windows.region(segment, remote.key.0, address, ATOMIC, Access::REMOTE_ATOMIC);
+        let Some(word) = region.and_then(|(window, _, offset)| window.sink(offset, ATOMIC)) else { return false };
         let old = match entry.wr.op {
-            SendOp::CompareSwap { expected, swap, .. } => {
-                window.sink(offset, len).and_then(|word| word.compare_swap(expected, swap))
-            }
-            SendOp::FetchAdd { add, .. } => window.sink(offset, len).and_then(|word| word.fetch_add(add)),
-            _ => {
-                let Some(source) = window.source(offset, len) else { return false };
-                sink.part(self.part, len).fill_from(source);
-                // The peer may have written the bytes during the copy if the lending has ended. A
-                // request then reads them again, or fails.
-                let is_valid = windows.is_still_lent(segment, slot);
-                self.part += if is_valid { len } else { 0 };
-                return is_valid;
-            }
+            SendOp::CompareSwap { expected, swap, .. } => word.compare_swap(expected, swap),
+            SendOp::FetchAdd { add, .. } => word.fetch_add(add),
+            _ => None,
         };
         let Some(old) = old else { return false };
         sink.fill(&old.to_ne_bytes());

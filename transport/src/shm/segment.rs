@@ -84,13 +84,17 @@ pub trait Words: fmt::Debug + Send {
 }
 
 /// A segment that one side has mapped.
-pub trait Segment: Words {
+pub trait Segment: Words + 'static {
     /// Returns `len` bytes at the offset `at` for reading. Returns `None` unless all these bytes are inside the
     /// segment.
     fn part(&self, at: usize, len: usize) -> Option<Span<'_>>;
 
     /// Copies a payload to the offset `at`. Does nothing if the payload would not end inside the segment.
     fn put(&self, at: usize, payload: &SegmentPayload<'_>);
+
+    /// Keeps the pages of the segment when it is dropped ([`Memory::keep_pages`]), so that the peer
+    /// can still read the last records.
+    fn keep_pages(&self);
 }
 
 /// The source of bytes that are copied into a segment.
@@ -202,6 +206,10 @@ impl Segment for MappedSegment {
             payload.copy_into(room);
         }
     }
+
+    fn keep_pages(&self) {
+        self.0.keep_pages();
+    }
 }
 
 /// A segment whose peer ends a lending each time after the local side has loaded its word. So the lending ends while
@@ -247,5 +255,8 @@ impl Segment for EndingSegment {
     }
     fn put(&self, at: usize, payload: &SegmentPayload<'_>) {
         self.inner.put(at, payload);
+    }
+    fn keep_pages(&self) {
+        self.inner.keep_pages();
     }
 }

@@ -113,6 +113,12 @@ impl Lendings {
         }
     }
 
+    /// Drops the memory of all lendings, after the connection has ended.
+    pub(super) fn close(&mut self) {
+        self.slots.clear();
+        self.announcements.clear();
+    }
+
     /// Ends all lendings for whose key `ends` returns true. Returns true if there is one.
     fn end_each<W: Words>(&mut self, words: &W, ends: impl Fn(u32) -> bool) -> bool {
         let mut found = false;
@@ -154,7 +160,9 @@ impl Lendings {
         self.slots.iter().enumerate().find_map(|(at, slot)| {
             let lent = slot.lent.as_ref().filter(|lent| lent.state == LendingState::Mapped)?;
             let offset = (entry.address() as usize).checked_sub(lent.memory.as_ptr() as usize)?;
-            (offset.checked_add(entry.len())? <= lent.memory.len()).then_some((at as u8, offset as u64))
+            // The peer reads memory that can lose its pages only by requests, except its staging buffer.
+            let fits = offset.checked_add(entry.len())? <= lent.memory.len() && !lent.memory.is_lent();
+            fits.then_some((at as u8, offset as u64))
         })
     }
 
@@ -229,6 +237,11 @@ impl Windows {
         Ok(())
     }
 
+    /// Unmaps all windows, after the connection has ended.
+    pub(super) fn close(&mut self) {
+        (0..self.slots.len()).for_each(|slot| self.unmap(slot));
+    }
+
     fn unmap(&mut self, slot: usize) {
         if let Some(MappedWindow { window, .. }) = self.slots.get_mut(slot).and_then(Option::take) {
             self.account.remove(window);
@@ -258,7 +271,8 @@ impl Windows {
     #[inline]
     pub(super) fn payload<W: Words>(&self, words: &W, slot: u8, offset: u64, len: usize) -> Option<Span<'_>> {
         let theirs = self.slots.get(usize::from(slot))?.as_ref()?;
-        if !self.is_lent(words, &theirs.announced) {
+        let is_fetched = theirs.window.is_lent() && theirs.kind == WindowKind::Other;
+        if is_fetched || !self.is_lent(words, &theirs.announced) {
             return None;
         }
         theirs.window.source(usize::try_from(offset).ok()?, len)
@@ -280,6 +294,18 @@ impl Windows {
             Some(theirs) => !self.is_lent(words, &theirs.announced),
             None => 1_u32.checked_shl(slot.into()).is_some_and(|bit| self.ended & bit != 0),
         }
+    }
+
+    /// Copies the bytes at `address` of the peer's region `key` to an entry. Returns false if no
+    /// window contains them, if its lending has ended before the end of the copy, or if the peer has
+    /// removed too many pages that this process has read.
+    pub(super) fn fetch<W: Words>(&self, words: &W, key: u32, address: u64, to: &Sge) -> bool {
+        let region = self.region(words, key, address, to.len(), Access::REMOTE_READ);
+        let Some((window, slot, offset)) = region.filter(|(window, ..)| self.account.may_fetch(window)) else {
+            return false;
+        };
+        self.account.charge(window.fetch(offset, to));
+        self.is_still_lent(words, slot)
     }
 
     /// Returns the window that contains `len` bytes at `address` of the peer's region `key`, its slot, and the offset of
@@ -305,7 +331,7 @@ impl Windows {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        (0..self.slots.len()).for_each(|slot| self.unmap(slot));
+        self.close();
     }
 }
 
@@ -378,6 +404,59 @@ mod tests {
         assert!(!is_found(&windows, &announced(&second)) && windows.payload(&table, 0, 0, 8).is_none());
         assert!(!windows.is_still_lent(&table, 0) && windows.has_ended(&table, 0));
         assert!(!windows.is_still_lent(&table, 1) && !windows.has_ended(&table, 1), "no window was mapped");
+    }
+
+    /// Peers remove the pages of memory that they lend, each time before the local side fetches a
+    /// message from there. So the kernel charges the local side for new pages. It fetches a part of
+    /// each window only, and nothing once a 21st of the limit of all windows is charged. It gets that
+    /// back when it unmaps the windows, although the peers keep the files. An honest peer is not affected.
+    #[cfg(not(loom_model))]
+    #[test]
+    fn the_pages_that_peers_remove_are_limited() {
+        const KEY: u32 = 5;
+        const LEN: usize = 1 << 20;
+        use crate::mem::HostileFile;
+        let limits = crate::shm::account::WindowLimits { bytes: 1 << 28, count: 8192 };
+        let account = Arc::new(WindowAccount::new(limits));
+        let table = TableWords((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
+        let (rights, place) = (Access::REMOTE_READ, Memory::new(LEN).unwrap());
+        let sink = place.sge(0, LEN / 32);
+        let mut peers: Vec<_> = (0..200_u32)
+            .map(|_| {
+                let (memory, mut windows) =
+                    (Memory::new_shared(LEN, Sharing::Lent).unwrap(), Windows::new(0, Arc::clone(&account)));
+                let file = memory.file().unwrap().try_clone_to_owned().unwrap();
+                let word = 1 << 32 | u64::from(KEY);
+                table.store(TABLE, word);
+                let announced = ReceivedAnnouncement { slot: 0, word, rights, base: 0, len: LEN as u64 };
+                // Half of the peers do not fit into the share of all but staging buffers.
+                let _ = windows.open(announced, &file);
+                (memory, file, windows)
+            })
+            .collect();
+        peers.retain(|(.., windows)| windows.slots[0].is_some());
+        assert!(peers.len() > 100, "{}", peers.len());
+        assert!(peers[0].2.fetch(&table, KEY, 0, &place.sge(0, LEN)), "an honest peer");
+        let mut fetched = 0;
+        for (_, file, windows) in &peers[1..] {
+            assert!(HostileFile::punch(file, 0, LEN as u64));
+            let from_it = (0..32).filter(|at| windows.fetch(&table, KEY, (at * LEN / 32) as u64, &sink)).count();
+            assert!(from_it <= 7, "{from_it} parts of one window");
+            fetched += from_it * LEN / 32;
+        }
+        let charged: u64 = peers[1..].iter().map(|(_, file, _)| HostileFile::allocated(file)).sum();
+        assert!(charged == fetched as u64 && fetched > 11 << 20 && fetched <= (1 << 28) / 21 + LEN / 32, "{charged}");
+        assert!(!peers.last().unwrap().2.fetch(&table, KEY, 0, &sink), "the limit of all");
+        let kept = |(memory, file, _): (Memory, OwnedFd, Windows)| {
+            memory.keep_pages();
+            file
+        };
+        let all = peers.len();
+        account.begin_turn();
+        let kept: Vec<_> = peers.into_iter().map(kept).collect();
+        assert_eq!(account.used().1, all - 8, "8 MiB of lent memory are unmapped in a turn");
+        (0..all / 8).for_each(|_| account.begin_turn());
+        assert_eq!((account.used(), kept.iter().map(HostileFile::allocated).sum::<u64>()), ((0, 0), 0));
     }
 
     #[test]

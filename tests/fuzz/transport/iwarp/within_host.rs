@@ -571,7 +571,7 @@ impl World<'_> {
             valid = (5..8).contains(&at);
         }
         let (file, segment) = if !self.rarely() {
-            let mut memory = Memory::new_shared(LEN, Sharing::Write).expect("memory");
+            let mut memory = Memory::new_shared(LEN, Sharing::Lent).expect("memory");
             (memory.take_file().expect("a file"), Some(MappedSegment::new(memory)))
         } else {
             (self.file().0, None)
@@ -591,7 +591,7 @@ impl World<'_> {
     /// Maps the segment that the provider has made, if it is the active side.
     fn map(&mut self) {
         let file = self.net.host().file.take();
-        let window = file.and_then(|file| Window::map(&file, LEN, Sharing::Write).ok());
+        let window = file.and_then(|file| Window::map(&file, LEN, Sharing::Lent).ok());
         self.segment = window.and_then(|window| window.into_memory().ok()).map(MappedSegment::new);
     }
 
@@ -613,11 +613,12 @@ impl World<'_> {
     /// Makes a file. Returns it and its length.
     fn file(&mut self) -> (OwnedFd, u64) {
         const SMALL: u64 = 64 << 10;
-        match self.tape.byte() % 6 {
+        match self.tape.byte() % 7 {
             0 => (HostileFile::with_pages(SMALL), SMALL),
             1 => (HostileFile::sparse(SMALL), SMALL),
             2 => (HostileFile::sparse(1 << 40), 1 << 40),
             3 => (HostileFile::unsealed(SMALL), SMALL),
+            4 => (HostileFile::lent(SMALL), SMALL),
             _ => (HostileFile::fixed(SMALL), SMALL),
         }
     }
