@@ -15,6 +15,7 @@ use super::greeting::Greeting;
 use super::keepalive::{LOOK_AGAIN, Patience, Verdict};
 use super::recv_queue::RecvQueue;
 use super::state::{Ending, Late, State};
+use super::transfer::look_interval;
 use super::{Connection, Env, Terms};
 use crate::config::{Config, Framing};
 use crate::device::Buffers;
@@ -289,7 +290,7 @@ impl Connection {
 
     fn check_silence(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         let limit = env.config.timeouts.transfer;
-        let mut stands = self.transfers.ends_at(limit, env.now);
+        let mut stands = self.transfers.ends_at(limit, silence.late, env.now);
         let has_expired = stands.is_some_and(|end| end <= env.now);
         let mut suspects = has_expired && silence.forbearance(limit, env.now).is_some();
         if suspects {
@@ -309,7 +310,8 @@ impl Connection {
             self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
             return false;
         }
-        let mut next = stands;
+        // An absence is found if a check is late, so there are several.
+        let mut next = stands.map(|end| end.min(env.now + look_interval(limit)));
         if let Some(again) = self.renew_wait(env) {
             next = Some(next.map_or(again, |next| next.min(again)));
         }

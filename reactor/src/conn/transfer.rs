@@ -36,6 +36,14 @@ use crate::security::channel::tail;
 /// the memory of the messages that it has offered to the peer.
 const WAITS: u32 = 4;
 
+/// The number of checks of the transfer timeout within the timeout.
+const LOOKS: u32 = 8;
+
+/// Returns the time from one check of the transfer timeout `limit` to the next.
+pub(super) fn look_interval(limit: Duration) -> Duration {
+    (limit / LOOKS).max(LOOK_AGAIN)
+}
+
 /// The memory of a message that the local side offers.
 #[derive(Debug)]
 pub(crate) enum OfferSource {
@@ -81,6 +89,35 @@ enum Held {
     Fragments(Box<Fragments>),
 }
 
+/// The absences of the local side while a transfer waited for the peer.
+#[derive(Clone, Copy, Debug)]
+struct Absence {
+    /// The time since which the transfer has made no progress.
+    of: Instant,
+    /// The sum of the times by which the checks of the transfer timeout were late.
+    late: Duration,
+    /// The time that the peer gets in addition. An absence that makes a check late began after the check before it, but it is not known
+    /// when.
+    grace: Duration,
+}
+
+impl Absence {
+    /// Returns the absences of a wait that begins at `now`.
+    const fn none(now: Instant) -> Self {
+        Self { of: now, late: Duration::ZERO, grace: Duration::ZERO }
+    }
+
+    /// Adds the time by which a check of the transfer timeout `limit` is late. The grace is at most `limit`, so that there is an end even
+    /// if all checks are late.
+    fn add(&mut self, late: Duration, limit: Duration) {
+        let interval = look_interval(limit);
+        self.late += late;
+        if late >= interval {
+            self.grace = limit.min(self.grace + interval);
+        }
+    }
+}
+
 /// The state of all large messages of a connection. `None` until the connection has its first large message.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers(Option<Box<Active>>);
@@ -108,9 +145,8 @@ pub(super) struct Active {
     answered: Instant,
     /// The time at which the peer last reported that it waits for memory.
     peer_waited: Option<Instant>,
-    /// The time since which a transfer had made no progress when its limit was first exceeded, and the time until which the peer then got
-    /// to catch up. `None` if no limit was exceeded.
-    overdue: Option<(Instant, Instant)>,
+    /// The absences of the local side in the wait in progress.
+    absence: Absence,
     /// A message of which some fragments have not arrived. Until its last fragment, no other message may arrive.
     joining: Option<Box<Fragments>>,
     /// The allocation of the last message in several buffers, for reuse.
@@ -151,7 +187,7 @@ impl Transfers {
                 shortage: Shortage::default(),
                 answered: now,
                 peer_waited: None,
-                overdue: None,
+                absence: Absence::none(now),
                 joining: None,
                 spare: None,
             })
@@ -264,28 +300,20 @@ impl Transfers {
         [reads, offers, parts].into_iter().flatten().min()
     }
 
-    /// Returns the time at which the connection ends, unless a transfer makes progress. `None` if no transfer waits for the peer.
+    /// Returns the time at which the connection ends, unless a transfer makes progress. `None` if no transfer waits for the peer. `late` is
+    /// the time by which this check is late, because the local side took no turn.
     ///
-    /// If that time has passed, the local side has noticed it late, because it took no turn meanwhile. So it has not read what the peer has
-    /// sent, and the peer has waited for its answers. The peer gets the time by which the local side was late, at most `limit`, in
-    /// addition. It gets this time once in each wait, so that there is an end if all turns are
-    /// late, and again if the local side was absent for longer than `limit` once more.
-    pub(crate) fn ends_at(&mut self, limit: Duration, now: Instant) -> Option<Instant> {
+    /// Without turns, the local side has not read what the peer has sent, and the peer has waited for its answers. So the times by which
+    /// the checks of a wait are late do not count.
+    pub(crate) fn ends_at(&mut self, limit: Duration, late: Duration, now: Instant) -> Option<Instant> {
         let since = self.stands_since(limit)?;
-        let mut end = since + limit;
-        if end > now {
-            return Some(end);
-        }
         let active = self.active_mut()?;
-        if let Some((_, until)) = active.overdue.filter(|&(of, _)| of == since) {
-            if now < until + limit {
-                return Some(until);
-            }
-            end = until;
+        if active.absence.of != since {
+            active.absence = Absence { of: since, ..Absence::none(now) };
         }
-        let until = now + (now - end).clamp(LOOK_AGAIN, limit.max(LOOK_AGAIN));
-        active.overdue = Some((since, until));
-        Some(until)
+        // The wait may have begun after the time at which the check was due.
+        active.absence.add(late.min(now.saturating_duration_since(since)), limit);
+        Some(since + limit + active.absence.late + active.absence.grace)
     }
 }
 
@@ -396,9 +424,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Schedules a check for the end of the transfer timeout, because a transfer is in flight and may stall.
+    /// Schedules the first check of the transfer timeout, because a transfer is in flight and may stall.
     pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
-        self.want(env, Action::LookBy(env.now + env.config.timeouts.transfer));
+        self.want(env, Action::LookBy(env.now + look_interval(env.config.timeouts.transfer)));
     }
 
     fn end_offer(&self, outgoing: OutgoingMessage, outcome: Outcome, env: &mut Env<'_>) {
@@ -752,5 +780,53 @@ impl Connection {
                 None => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(8);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Checks the limit of a transfer that makes no progress. `late` returns the time by which the check with this number is late. Returns
+    /// the time after which the transfer is given up, without the times for which the checks were late.
+    fn patience(late: impl Fn(u32) -> Duration) -> Duration {
+        #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
+        let start = Instant::now();
+        let mut transfers = Transfers::default();
+        transfers.activate(start).pieces = 1;
+        let (mut due, mut absent) = (start + look_interval(LIMIT), Duration::ZERO);
+        for nth in 0.. {
+            let now = due + late(nth);
+            absent += late(nth);
+            let end = transfers.ends_at(LIMIT, late(nth), now).expect("a Read is in flight");
+            if end <= now {
+                return now - start - absent;
+            }
+            due = end.min(now + look_interval(LIMIT));
+        }
+        unreachable!("there is an end")
+    }
+
+    #[test]
+    fn only_the_time_in_which_the_local_side_takes_turns_counts() {
+        assert_eq!(patience(|_| Duration::ZERO), LIMIT);
+        assert_eq!(patience(|_| SECOND / 10), LIMIT);
+        // An absence that ends shortly before the limit, one that ends long after it, and several of both.
+        for absences in [&[(0, 7)][..], &[(5, 100)], &[(7, 100)], &[(0, 9), (1, 7)], &[(2, 5), (4, 9), (6, 30), (8, 7)]]
+        {
+            let late =
+                |nth| absences.iter().find(|(at, _)| *at == nth).map_or(Duration::ZERO, |(_, late)| SECOND * *late);
+            // An absence of some seconds may have begun right after the check before it.
+            let grace = SECOND * absences.len() as u32;
+            assert_eq!(patience(late), LIMIT + grace, "{absences:?}");
+        }
+    }
+
+    #[test]
+    fn a_transfer_has_a_limit_even_if_all_checks_are_late() {
+        assert_eq!(patience(|_| 100 * LIMIT), 2 * LIMIT);
     }
 }
