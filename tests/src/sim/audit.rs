@@ -317,30 +317,35 @@ impl Pair {
         fabric.absence(node, self.opened.0, fabric.now()) >= fabric.limits[node].connect / 2
     }
 
-    /// Returns true if the faults of the world explain this error of a connect. Worlds with random faults explain each failure of the
-    /// transport, and each rejection. If nodes are only slow, each error needs its own cause.
+    /// Returns true if a fault of the world explains this error of a connect. The faults are
+    ///
+    /// - `disturbed`: a link was cut or stalled, perhaps before the listener knew of it, a node paused, or the connection gave way to a
+    ///   newer one,
+    /// - `deaf`: the node that was to accept did not listen, or was killed,
+    /// - `scarce`: connects and accepts find no descriptor, so one fails, and the other one is late,
+    /// - the first packet of a connect is lost.
     #[must_use]
     pub fn judge_error(&self, error: &ConnectError, fabric: &Fabric) -> bool {
-        let (listener, since) = (self.ends[PASSIVE].node, self.opened.0);
-        let faults = fabric.slowness.is_none();
-        let disturbed = self.disturbances(fabric) != 0 || self.may_have_given_way(fabric);
+        let ([active, listener], since) = (self.ends.each_ref().map(|end| end.node), self.opened.0);
+        let disturbed = self.disturbances(fabric) != 0
+            || fabric.has_disturbed([active, listener], since)
+            || self.may_have_given_way(fabric);
         let deaf = fabric.was_deaf_since(listener, since);
+        let scarce = fabric.net.exhausted > 0;
         match error {
             ConnectError::Cancelled => self.ends[ACTIVE].closed.is_some(),
             ConnectError::Rejected { private_data, .. } => {
-                let unsaid = private_data.is_empty()
-                    && (faults || deaf || fabric.dropped_since(listener, Dropped::Refused, since));
-                unsaid || self.answers.contains(private_data)
+                let refused = deaf || fabric.dropped_since(listener, Dropped::Refused, since);
+                private_data.is_empty() && refused || self.answers.contains(private_data)
             }
             // The time of a connect is a promise to the program. A node that was absent itself meanwhile keeps it, too.
-            ConnectError::Timeout => faults || disturbed || self.was_short_of_time(fabric),
-            ConnectError::Transport(ConnectFailure::Protocol(_)) => disturbed || !faults && deaf,
-            ConnectError::Transport(ConnectFailure::Refused) => faults || deaf,
-            ConnectError::Transport(ConnectFailure::PeerClosed) => faults || disturbed || deaf,
-            ConnectError::Transport(ConnectFailure::Unreachable(_)) => faults || fabric.one_host && (disturbed || deaf),
-            ConnectError::Transport(_) => faults,
+            ConnectError::Timeout => {
+                disturbed || scarce || fabric.net.lost_connect > 0 || self.was_short_of_time(fabric)
+            }
+            ConnectError::Transport(ConnectFailure::Refused) => deaf,
+            ConnectError::Transport(ConnectFailure::PeerClosed | ConnectFailure::Protocol(_)) => disturbed || deaf,
+            ConnectError::Transport(ConnectFailure::Unreachable(_)) => scarce || fabric.one_host && (disturbed || deaf),
             ConnectError::Limit { .. } => true,
-            ConnectError::Local(_) => faults,
             _ => false,
         }
     }

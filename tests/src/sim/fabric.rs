@@ -180,8 +180,8 @@ pub struct Fabric {
     /// The faults of UDP packets; `None` if the nodes have no UDP sockets.
     pub udp: Option<UdpOptions>,
     pub(super) flying: Slab<Flying>,
-    /// The links of all connects so far, each with the nodes at both ends.
-    pub(super) dialled: Vec<(SocketAddr, [usize; 2])>,
+    /// The links of all connects so far, each with the nodes at both ends and the time of the connect.
+    pub(super) dialled: Vec<(SocketAddr, [usize; 2], u64)>,
     /// True if all nodes are on one host, so that they may use shared memory.
     pub one_host: bool,
     pub(super) views: Slab<View>,
@@ -549,7 +549,7 @@ impl Fabric {
         let mut links: Vec<_> = self.sockets.iter().filter(|(_, s)| s.node == node).map(|(_, s)| s.link).collect();
         if self.one_host {
             // A connection that has moved from TCP to shared memory has no TCP socket any more, so it is found in the list of all connects.
-            links.extend(self.dialled.iter().filter(|(_, nodes)| nodes.contains(&node)).map(|(link, _)| *link));
+            links.extend(self.dialled.iter().filter(|(_, nodes, _)| nodes.contains(&node)).map(|(link, ..)| *link));
         }
         for link in links {
             self.disturb(link, how);
@@ -565,6 +565,13 @@ impl Fabric {
     #[must_use]
     pub fn disturbances(&self, initiator: SocketAddr) -> u32 {
         self.links.get(&initiator).copied().unwrap_or(0)
+    }
+
+    /// Returns true if a link that the first of these nodes has opened to the second one since this time was disturbed.
+    #[must_use]
+    pub fn has_disturbed(&self, nodes: [usize; 2], since: u64) -> bool {
+        let mut links = self.dialled.iter().rev().take_while(|(_, _, at)| *at >= since);
+        links.any(|&(link, ends, _)| ends == nodes && self.disturbances(link) != 0)
     }
 
     /// Returns the time between these times for which a node was paused, in ns.

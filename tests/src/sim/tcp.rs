@@ -242,7 +242,7 @@ impl Fabric {
         }
         let local = address(node, self.any_port());
         let key = self.insert_socket(node, Kind::Connecting, local, peer, local);
-        self.dialled.push((local, [node, node_of(peer)]));
+        self.dialled.push((local, [node, node_of(peer)], self.now));
         let latency = self.latency();
         if !self.calm && self.rng.chance(self.net.lost_connect) {
             // The first packet of the connect is lost. In half of the cases it is sent again after a second, in the other half never.

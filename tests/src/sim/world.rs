@@ -385,6 +385,7 @@ impl World {
             let mut fabric = lock(&self.fabric);
             fabric.note(node, format_args!("its reactor is dropped"));
             fabric.disturb_all(node, disturbed::CUT);
+            fabric.note_listening(node, false);
             drop(fabric);
             for pair in self.audit.pairs.values_mut() {
                 for end in pair.ends.iter_mut().filter(|end| end.node == node) {
