@@ -171,38 +171,6 @@ mod turns {
         assert!(rings(), "nothing wakes the loop that waits for the descriptor");
     }
 
-    /// Sends of other threads wait for slots of the send queue. If the completions that free these
-    /// slots are handled when a turn is continued, another turn follows, which executes the sends.
-    #[test]
-    fn sends_of_other_threads_follow_a_resumed_turn() {
-        const SENDS: u64 = 20;
-        // With shared receives, a send occupies its slot until its completion is polled.
-        let config = patient(Config::default()).provider(ProviderChoice::Iwarp).wait(Wait::Event);
-        let mut client = Reactor::new(config.send_depth(4).shared_receives(Some(64))).expect("a reactor");
-        let mut servers = [reactor(), reactor()];
-        let (mut echo, mut program) = (Program::default(), Program::default());
-        let mut rings = outer_loop(&client);
-        let mut conns = Vec::new();
-        for server in &mut servers {
-            program.conn = None;
-            conns.push(connect((server, &mut echo), (&mut client, &mut program)));
-        }
-        // From now on, only the client takes turns.
-        while client.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
-        let (handle, before) = (client.handle(), client.stats().messages.sent);
-        for _ in 0..SENDS {
-            handle.send(conns[0], b"x").expect("a place in the queue of commands");
-        }
-        let (mut others, mut more) = (0, false);
-        while more || rings() {
-            client.step(&mut program, Duration::ZERO).expect("a turn");
-            others += u64::from(client.context().send(conns[1], b"y").is_ok());
-            let turn = client.resume(&mut program).expect("the rest");
-            more = client.arm(turn).expect("the end").more;
-        }
-        assert_eq!(client.stats().messages.sent - before, SENDS + others);
-    }
-
     /// A cork holds a send back, and a large send is refused. A refusal ends the effect of the cork, so the next turn posts the held send.
     /// So the call that is refused outside of a turn must make the descriptor readable.
     #[test]

@@ -1,13 +1,18 @@
 //! Waits of `docs/design/waits.md` that no other program tests, on virtual time. Each wait must end
 //! when the resource is available, and not only with the next ping.
 
-use rdma_reactor::{Config, ConnectOptions, Framing, ListenOptions};
+use std::time::Duration;
+
+use rdma_reactor::{Config, ConnectOptions, EndpointOptions, Framing, ListenOptions, Reactor};
+use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::{Call, Failure, Gate, Said};
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::sim::fabric::lock;
-use rdma_reactor_tests::sim::quiet::{Attempts, Counts, Node, gated, network, reactor, until};
+use rdma_reactor_tests::sim::quiet::{Attempts, Counts, Node, gated, network, parts, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
+use rdma_reactor_tests::sim::udp::UdpOptions;
+use rdma_transport::provider::Provider;
 
 /// The device has no room for the last message of a chain. It is posted again when a message before
 /// it has completed, which makes room. With this depth, the third message has a completion.
@@ -60,4 +65,73 @@ fn a_listener_finds_its_device_again() {
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the outcome", |_| client.up.borrow().len() + client.errors.borrow().len() == 2);
     assert!(client.errors.borrow().is_empty(), "{:?}", client.errors);
+}
+
+/// A closed endpoint releases its entries of the completion queue. They are free when the reactor has seen the queue empty, and no
+/// completion makes it look. So it polls the queue before it sleeps, and the next endpoint needs no further queue.
+#[test]
+fn entries_of_a_completion_queue_that_were_released_are_used_again() {
+    let (fabric, gate) = (network(1), Gate::default());
+    let none = UdpOptions { lost: 0, doubled: 0, damaged: 0, full: 0, told: 0, latency: (1_000, 20_000), mtu: 1500 };
+    lock(&fabric).udp = Some(none);
+    let config = patient(Config::default()).completions(|c| c.queue = Some(256));
+    let mut parts = parts(0, &fabric);
+    let counted = |inner| Box::new(Forward::gated(inner, gate.clone())) as Box<dyn Provider>;
+    parts.providers = parts.providers.into_iter().map(counted).collect();
+    let reactor = Reactor::with_parts(config, parts).expect("a reactor");
+    let mut nodes = [Node::new(reactor, Box::new(Attempts::default()))];
+    let pass = |nodes: &mut [Node]| {
+        nodes[0].more = true;
+        let end = lock(&fabric).now() + 10 * MS;
+        until(&fabric, nodes, "some turns", |_| lock(&fabric).now() > end);
+    };
+    for _ in 0..4 {
+        let options = EndpointOptions::new().receive_depth(128).send_depth(128);
+        let endpoint = nodes[0].reactor.context().datagrams().open(address(0, 0), options).expect("a free port");
+        pass(&mut nodes);
+        nodes[0].reactor.context().datagrams().close(endpoint);
+        pass(&mut nodes);
+        assert_eq!(gate.objects().completion_queues, 1);
+    }
+}
+
+/// Sends of other threads wait for slots of the send queue. The completions that free the slots are handled when a turn is continued,
+/// and their queue has raised its event before, in the same turn. So no event follows: the reactor itself must see to the turn that
+/// executes the sends.
+#[test]
+fn sends_of_other_threads_follow_a_resumed_turn() {
+    const SENDS: u64 = 20;
+    let (fabric, up) = (network(3), Attempts::default());
+    // With shared receives, a send occupies its slot until its completion is polled.
+    let config = patient(Config::default()).send_depth(4).shared_receives(Some(64));
+    let mut nodes = [
+        Node::new(reactor(0, &fabric, config), Box::new(up.clone())),
+        Node::new(reactor(1, &fabric, patient(Config::default())), Box::<Attempts>::default()),
+        Node::new(reactor(2, &fabric, patient(Config::default())), Box::<Attempts>::default()),
+    ];
+    for server in [1, 2] {
+        nodes[server].reactor.context().listen(address(server, 7471)).expect("a free port");
+        nodes[0].reactor.context().connect(address(server, 7471)).expect("connecting");
+    }
+    until(&fabric, &mut nodes, "the connections", |_| up.up.borrow().len() == 2);
+    let calm = lock(&fabric).now() + 100 * MS;
+    until(&fabric, &mut nodes, "silence", |_| lock(&fabric).now() > calm);
+    // From now on, only the client takes turns. Its next turn looks for edges, because its last look was long ago.
+    let later = lock(&fabric).now() + 100 * MS;
+    lock(&fabric).advance(later);
+    let Node { reactor: client, handler, .. } = &mut nodes[0];
+    let conns = up.up.borrow().clone();
+    let (handle, before) = (client.handle(), client.stats().messages.sent);
+    client.quiet_context().send(conns[1], b"it raises the event").expect("room");
+    for _ in 0..SENDS {
+        handle.send(conns[0], b"x").expect("a place in the queue of commands");
+    }
+    let (mut others, mut more) = (1, true);
+    while more || lock(&fabric).is_runnable(0, true) {
+        client.step(&mut **handler, Duration::ZERO).expect("a turn");
+        others += u64::from(client.context().send(conns[1], b"y").is_ok());
+        let turn = client.resume(&mut **handler).expect("the rest");
+        more = client.arm(turn).expect("the end").more;
+    }
+    assert_eq!(client.stats().messages.sent - before, SENDS + others);
 }

@@ -236,7 +236,7 @@ impl Driver {
             }
         }
         for (at, cq) in device.cqs.iter_mut().enumerate() {
-            if cq.armed && !cq.awaited {
+            if cq.armed && (!cq.awaited || crate::planted("an-armed-queue-is-never-polled")) {
                 continue;
             }
             let arms = !cq.armed;

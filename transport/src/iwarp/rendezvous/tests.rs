@@ -32,6 +32,8 @@ struct FaultyNet {
     promotes: bool,
     /// True if each peer that connects to the Unix listener belongs to another user.
     refuses: bool,
+    /// True if the process has no descriptor left for a Unix socket.
+    is_exhausted: bool,
     accepted: Option<SocketId>,
 }
 
@@ -63,6 +65,9 @@ impl LocalSockets for FaultyNet {
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId> {
         if !self.accepts {
             return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        if self.is_exhausted {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let socket = self.inner.accept_local(listener)?;
         if self.refuses {
@@ -107,7 +112,7 @@ impl SetupWorld {
     fn with(tag: u8, accepts: bool, shared_memory: SharedMemoryPolicy) -> Self {
         let config = IwarpConfig { shared_memory, ..IwarpConfig::default() };
         let inner = TcpNet::new().unwrap();
-        let net = FaultyNet { inner, accepts, promotes: false, refuses: false, accepted: None };
+        let net = FaultyNet { inner, accepts, promotes: false, refuses: false, is_exhausted: false, accepted: None };
         let mut server = Bench::of(Iwarp::new(config.clone(), net, entropy(tag)).unwrap());
         let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenParam::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
@@ -181,6 +186,30 @@ fn a_hello_that_has_arrived_keeps_its_connection() {
             assert!(matches!(ended, CmEventKind::ConnectFailed(ConnectFailure::Timeout)), "{ended:?}");
         }
     }
+}
+
+/// No descriptor is free for the Unix socket of the client, which waits in the backlog of the listener. No edge reports it again, so it is
+/// accepted after a pause.
+#[test]
+fn a_peer_without_a_descriptor_is_accepted_after_a_pause() {
+    let mut world = SetupWorld::new(31, true);
+    let net = world.server.iwarp.net_mut();
+    (net.promotes, net.is_exhausted) = (true, true);
+    let id = world.request();
+    world.server.iwarp.accept(id, &ConnectParam::default(), world.server.now).unwrap();
+    let pause = |world: &SetupWorld| world.server.iwarp.hub.deadlines.of(Owner::SetupListener);
+    world.until("an attempt", |world| pause(world).is_some());
+    world.server.iwarp.net_mut().is_exhausted = false;
+    for _ in 0..100 {
+        world.server.turn();
+    }
+    let Some(CmEndpoint::Stream(flow)) = world.server.iwarp.endpoints.get(id.0) else { panic!() };
+    assert!(flow.awaits_hello(), "it was accepted during the pause");
+    world.server.now += IwarpConfig::default().accept_backoff;
+    world.server.turn();
+    assert!(pause(&world).is_none(), "the pause does not end");
+    let is_up = |event: &CmEvent| matches!(event.kind, CmEventKind::Established { .. });
+    world.until("the connection", |world| world.server.events.iter().any(is_up));
 }
 
 /// The client does not run for longer than the time of the setup. If the answer to its hello has
