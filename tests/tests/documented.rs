@@ -381,7 +381,7 @@ fn module(base: &str, path: &str) -> String {
 /// not checked.
 fn is_known(name: &str) -> bool {
     if let Some((program, test)) = name.split_once(' ') {
-        return declares(&module("tests/tests", program), None, test);
+        return ["tests/tests", "examples/tools/tests"].iter().any(|base| declares(&module(base, program), None, test));
     }
     let Some((path, last)) = name.rsplit_once("::") else {
         return !name.contains('-') || file("docs/testing.md").contains(&format!("\n| `{name}` |"));

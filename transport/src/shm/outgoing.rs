@@ -1049,4 +1049,29 @@ mod tests {
         }
         assert!(outgoing.message(&segment, INLINE, |_, _| {}), "the ring is empty");
     }
+    /// The peer consumes nothing. Payloads of any length are refused when the staging buffer is full, and fit again when the peer has
+    /// consumed the oldest ones.
+    #[test]
+    fn the_staging_buffer_is_full_at_its_length() {
+        for len in [1, ALIGN, 1000, STAGING_PIECE, 10 * STAGING_PIECE] {
+            let mut staging = StagingBuffer { memory: None, slot: 0, pos: 0, tail: 0, parts: VecDeque::new() };
+            let (mut end, mut free) = (0, None);
+            for _ in 0..10_000 {
+                match staging.reserve(len) {
+                    Some((at, reserved)) => {
+                        assert!(at + reserved <= STAGING && staging.parts.len() < STAGING / ALIGN);
+                        end += 1;
+                        staging.commit(reserved, end);
+                    }
+                    None => {
+                        let done = end - staging.parts.len() as u64 + 1;
+                        free.get_or_insert(staging.parts.len());
+                        staging.consumed(done);
+                    }
+                }
+            }
+            let most = STAGING / len.min(STAGING_PIECE).next_multiple_of(ALIGN);
+            assert_eq!(free, Some(most), "{len} bytes");
+        }
+    }
 }

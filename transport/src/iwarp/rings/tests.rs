@@ -245,3 +245,19 @@ fn a_served_ring_is_looked_up_once() {
     assert_eq!(world.server.iwarp.endpoints.look_ups.get(), 1);
     assert_eq!(poll(&mut world.server).len(), 1);
 }
+
+/// A link that becomes hot at the limit replaces the one that has been idle for the longest time.
+#[test]
+fn the_idlest_link_is_hot_no_longer() {
+    let Iwarp { rings, endpoints, hub, .. } = &mut Bench::new(IwarpConfig::default()).iwarp;
+    let links = (0..100).map(|slot| Key::new(slot, 1));
+    for (nth, link) in links.enumerate() {
+        rings.hot.iter_mut().for_each(|(_, idle)| *idle += 1);
+        rings.heat(endpoints, hub, link);
+        rings.heat(endpoints, hub, link);
+        assert_eq!(rings.hot.len(), MAX_HOT.min(nth + 1));
+    }
+    let mut slots: Vec<u32> = rings.hot.iter().map(|(link, _)| link.slot()).collect();
+    slots.sort_unstable();
+    assert!(slots.into_iter().eq(100 - MAX_HOT as u32..100));
+}

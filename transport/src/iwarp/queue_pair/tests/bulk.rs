@@ -21,6 +21,8 @@ fn received(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize)
     let TestQueuePair { qp, resources, intake, .. } = end;
     while !bytes.is_empty() {
         let received = qp.receive(intake, room, &resources.keys, &mut |slices| {
+            let offered: usize = slices.iter().map(RecvSlice::len).sum();
+            assert!(offered <= room + SEGMENT, "a call may receive {offered} octets");
             let mut now = &bytes[..bytes.len().min(most)];
             let before = now.len();
             for slice in slices {
@@ -232,4 +234,47 @@ fn a_damaged_frame_among_many_completes_nothing() {
         let done = receiver.done();
         assert!(done.iter().all(|wc| wc.status == WcStatus::Success) && done.len() == at / 200_100);
     }
+}
+
+/// TCP accepts nothing. Only so much is framed, of the program's memory and of copies, that a little more than half a mebibyte waits for
+/// TCP. With markers, each payload is copied, and less is framed.
+#[test]
+fn what_tcp_does_not_take_is_limited() {
+    for (markers, most) in [(false, (512 + 260) << 10), (true, 260 << 10)] {
+        let mut pair = Pair::new(Agreement { markers, ..agreement(false, None) }, SEGMENT);
+        let source = Memory::new(1 << 20).unwrap();
+        for wr_id in 0..60 {
+            pair.a.post(wr_id, SendOp::Send, SgeList::one(source.sge(0, 1 << 20)), SendFlags::SIGNALED).unwrap();
+        }
+        let TestQueuePair { qp, resources, .. } = &mut pair.a;
+        for _ in 0..10 {
+            let mut offered = Vec::new();
+            let sent = qp.transmit(
+                &mut |slices| {
+                    slices.iter().for_each(|slice| _ = slice.append_to(&mut offered, usize::MAX));
+                    Err(io::ErrorKind::WouldBlock.into())
+                },
+                resources,
+            );
+            assert_eq!(sent.unwrap(), Sent::Blocked);
+            assert!((1 << 17..=most).contains(&offered.len()), "{} bytes, markers: {markers}", offered.len());
+        }
+    }
+}
+
+/// With a CRC, a Write that arrives in pieces is held segment by segment. So however long it is, 64 KiB are enough.
+#[test]
+fn a_write_is_held_in_64_kib() {
+    let mut pair = Pair::new(agreement(true, None), SEGMENT);
+    let target = pair.b.area(1 << 20, Access::REMOTE, 7);
+    let source = Memory::new(1 << 20).unwrap();
+    source.write(0, &pattern(1 << 20, 1));
+    let op = SendOp::Write(target.remote(0));
+    pair.a.post(1, op, SgeList::one(source.sge(0, 1 << 20)), SendFlags::SIGNALED).unwrap();
+    let wire = pair.a.take_wire();
+    for piece in wire.chunks(1000) {
+        pair.b.deliver(piece).unwrap();
+        assert!(pair.b.qp.rx.held().len() <= 1 << 16);
+    }
+    assert!(target.bytes() == pattern(1 << 20, 1) && target.canaries() && !pair.b.qp.rx.held().is_empty());
 }
