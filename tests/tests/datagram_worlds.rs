@@ -3,7 +3,7 @@
 //!
 //! The test checks the promises of `DatagramHandler`:
 //!
-//! - Each accepted datagram completes once and in order.
+//! - Each accepted datagram completes once and in order. It was sent, unless the time limit of the end of its endpoint has expired.
 //! - A received datagram was sent to this endpoint, with exactly these bytes. It arrives at most twice, because the network may duplicate
 //!   it once.
 //! - Each lookup and each join ends once, within its time limit.
@@ -178,10 +178,14 @@ impl DatagramHandler for Program {
     }
 
     fn on_datagram_sent(&mut self, cx: &mut Context<'_>, id: EndpointId, send: SendId, outcome: Outcome) {
-        let ended = self.of(cx, id, "an end", |known| (known.pending.pop_front(), known.closed.is_some()));
-        let Some((first, closed)) = ended else { return };
+        let now = virtual_ns(cx.now());
+        let ended = self.of(cx, id, "an end", |known| {
+            let is_over = known.closed.is_some_and(|until| until <= now);
+            (known.pending.pop_front(), is_over)
+        });
+        let Some((first, is_over)) = ended else { return };
         self.check(first == Some(send), || format!("{send:?} of {id} ends, and {first:?} was the first"));
-        self.check(outcome.is_sent() || closed, || format!("{send:?} of {id} ends with {outcome:?}"));
+        self.check(outcome.is_sent() || is_over, || format!("{send:?} of {id} ends with {outcome:?} at {now}"));
     }
 
     fn on_datagram_writable(&mut self, cx: &mut Context<'_>, id: EndpointId) {

@@ -26,7 +26,7 @@ use crate::slab::Key;
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of these connections for
 /// each new peer: the oldest such connection of the host that has the most of them.
-const MAX_NEWCOMERS: usize = 256;
+pub(super) const MAX_NEWCOMERS: usize = 256;
 /// The number of streams that a listener accepts before the provider processes other descriptors.
 const MAX_ACCEPTS: usize = 64;
 /// The time for which a listener accepts no streams after the system had no descriptor left.
@@ -90,7 +90,9 @@ impl Verbs {
     pub(super) fn add_newcomer(&mut self, stream: ExchangeStream, now: Instant) -> io::Result<()> {
         // A stream without an IP address counts as a stream of this host.
         let host = Host::of(stream.peer_address().map_or(IpAddr::from([127, 0, 0, 1]), |peer| peer.ip()));
-        if self.exchanges.newcomers.len() >= MAX_NEWCOMERS {
+        if self.exchanges.newcomers.len() >= MAX_NEWCOMERS
+            && !crate::planted("a-newcomer-of-an-exchange-never-gives-way")
+        {
             let gives_way = self.exchanges.newcomers.oldest(self.exchanges.newcomers.largest());
             if let Some(oldest) = gives_way {
                 self.discard(oldest.id);
@@ -165,7 +167,8 @@ impl Verbs {
         let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
             return self.discard(key);
         };
-        if listening.waiting >= listening.options.backlog.max(1) {
+        let is_full = listening.waiting >= listening.options.backlog.max(1);
+        if is_full && !crate::planted("requests-without-a-limit") {
             return self.refuse_exchange(key, ExchangeRefusal::Busy, &[]);
         }
         let (exchange, ack_timeout) = (listening.exchange.clone(), listening.options.ack_timeout);
@@ -205,7 +208,7 @@ impl Verbs {
 
     /// Returns the port, the GID and the device for a connect request whose stream has the local address `source`. Fails if the port is
     /// down. After a search without a result, or with a port that is down, fails without a search until [`SEARCH_PAUSE`] is over.
-    fn port_of_request(
+    pub(super) fn port_of_request(
         &mut self,
         source: Option<SocketAddr>,
         options: &ExchangeOptions,

@@ -15,7 +15,8 @@ use mio::{Events, Interest, Poll, Token};
 
 use super::core::Verbs;
 use super::events::ROUNDS;
-use super::exchange_events::SEARCH_PAUSE;
+use super::exchange_calls::MAX_CACHED;
+use super::exchange_events::{MAX_NEWCOMERS, SEARCH_PAUSE};
 use super::exchange_socket::{ExchangeStream, adopt};
 use super::fake::{Fake, Personality};
 use super::sys::{ibv_event_type as ev, ibv_port_state as port_state};
@@ -565,6 +566,60 @@ fn silent_peers_give_way() {
     drop(silent);
 }
 
+/// Returns true if the provider has ended the stream without a message.
+fn has_ended(peer: &mut UnixStream) -> bool {
+    peer.set_nonblocking(true).unwrap();
+    matches!(peer.read(&mut [0]), Ok(0))
+}
+
+/// At the limit, each new stream without a request takes the place of the oldest one.
+#[test]
+fn the_oldest_newcomer_gives_way() {
+    let mut world = ExchangeTest::new();
+    let (listener, _) = world.listen();
+    let mut peers = Vec::new();
+    for nth in 1..=MAX_NEWCOMERS + 2 {
+        let (one, other) = UnixStream::pair().unwrap();
+        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
+        peers.push(other);
+        assert_eq!(world.verbs.exchanges.newcomers.len(), nth.min(MAX_NEWCOMERS));
+    }
+    let ended: Vec<bool> = peers.iter_mut().map(has_ended).collect();
+    assert!(ended.iter().enumerate().all(|(nth, &ended)| ended == (nth < 2)), "{ended:?}");
+    drop(peers);
+    world.nothing_is_left(&[], 1);
+}
+
+/// The program answers no requests. Further ones are refused when as many wait as the listener allows, until one was answered.
+#[test]
+fn requests_that_wait_for_the_program_are_limited() {
+    const BACKLOG: u32 = 3;
+    let mut world = ExchangeTest::new();
+    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let param = ListenParam { backlog: BACKLOG, ..ListenParam::default() };
+    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &param, &options).unwrap();
+    let mut peers = Vec::new();
+    // Sends a request. Returns its id, or `None` if it was refused.
+    let mut request = |world: &mut ExchangeTest| {
+        let (one, mut peer) = UnixStream::pair().unwrap();
+        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
+        peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
+        let Some((id, kind)) = world.next() else {
+            assert_eq!(read(&mut peer), octets(&ExchangeMessage::Refuse(ExchangeRefusal::Busy, b"")));
+            return None;
+        };
+        assert!(matches!(kind, CmEventKind::ConnectRequest { .. }), "{kind:?}");
+        peers.push(peer);
+        Some(id)
+    };
+    let waiting: Vec<CmId> = (0..BACKLOG).map(|_| request(&mut world).expect("there is room")).collect();
+    assert_eq!(request(&mut world), None);
+    world.verbs.reject(waiting[0], b"", world.now).unwrap();
+    let next = request(&mut world).expect("one was answered");
+    assert_eq!(request(&mut world), None);
+    world.nothing_is_left(&[&waiting[..], &[next]].concat(), 1);
+}
+
 /// One call polls a limited number of times, so peers that keep sockets ready do not keep the call from returning. After the last poll the
 /// call wakes the channel, because further sockets may be ready.
 #[test]
@@ -797,6 +852,48 @@ fn requests_without_a_port_do_not_search_each_time() {
     client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
     let (passive, _) = world.request();
     world.nothing_is_left(&[active, passive], 1);
+}
+
+/// Each local address of a stream needs a search for its port. Only so many results are remembered.
+#[test]
+fn the_results_of_searches_are_limited() {
+    let mut world = ExchangeTest::new();
+    for (host, is_found) in (2..=40).flat_map(|host| [(host, true), (host, false)]) {
+        let source = SocketAddr::from(([127, 0, 0, host], 0));
+        let named = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+        let options = if is_found { named } else { ExchangeOptions::default() };
+        world.later(Duration::ZERO);
+        assert_eq!(world.verbs.port_of_request(Some(source), &options).is_ok(), is_found, "{source}");
+        let exchanges = &world.verbs.exchanges;
+        for results in [exchanges.port_gids.len(), exchanges.failed_searches.len()] {
+            assert!(results <= MAX_CACHED, "{results}");
+        }
+    }
+    let exchanges = &world.verbs.exchanges;
+    assert_eq!((exchanges.port_gids.len(), exchanges.failed_searches.len()), (MAX_CACHED, MAX_CACHED));
+}
+
+/// Many requests have arrived. The provider reads the next one only after the program has taken the event of the one before.
+#[test]
+fn requests_are_read_as_the_program_takes_them() {
+    const REQUESTS: usize = 20;
+    let mut world = ExchangeTest::new();
+    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
+    let listener = listener.unwrap();
+    let mut peers = Vec::new();
+    for _ in 0..REQUESTS {
+        let (one, mut peer) = UnixStream::pair().unwrap();
+        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
+        peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
+        peers.push(peer);
+    }
+    for left in (0..REQUESTS).rev() {
+        let event = world.next();
+        assert!(matches!(event, Some((_, CmEventKind::ConnectRequest { .. }))), "{event:?}");
+        assert_eq!((world.verbs.events.len(), world.verbs.exchanges.newcomers.len()), (0, left));
+    }
+    drop(peers);
 }
 
 /// The program supplies the stream of a connection. The stream of this test is a Unix socket without an IP address, so
