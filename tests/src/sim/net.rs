@@ -12,7 +12,7 @@ use super::fabric::{Shared, index, lock};
 use super::local::{SimSegment, bind};
 use super::tcp::address;
 
-/// The [`Net`] of one node. Dropping it closes its sockets.
+/// The sockets of one node. Dropping it closes its sockets.
 pub struct SimNet {
     node: usize,
     fabric: Shared,

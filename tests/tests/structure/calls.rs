@@ -1,5 +1,5 @@
-//! Finds circles of calls between files: a type whose methods are spread over files that call each other has no walls, even if no file
-//! imports another one.
+//! Finds circles of calls between files: a type whose methods are spread over files that call each
+//! other has no walls, even if no file imports another one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,8 @@ use syn::{Expr, ImplItem, Item, ItemImpl, Type};
 
 use super::source::{Source, attributes, is_for_tests};
 
-/// The methods of a type: how many, in how many files, and how many of these files call each other in the largest circle.
+/// The methods of a type: how many, in how many files, and how many of these files call each other
+/// in the largest circle.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Spread {
     pub(crate) methods: usize,
@@ -25,7 +26,8 @@ fn name_of(block: &ItemImpl) -> Option<String> {
     }
 }
 
-/// The calls that a method makes: the name, and the type of the receiver if it is written. `Self` stands for the type of the method.
+/// The calls that a method makes: the name, and the type of the receiver if it is written. `Self`
+/// stands for the type of the method.
 struct Calls(Vec<(String, Option<String>)>);
 
 impl<'ast> Visit<'ast> for Calls {
@@ -44,9 +46,10 @@ impl<'ast> Visit<'ast> for Calls {
     }
 }
 
-/// Returns how the methods of the types `names` are spread over the files of a crate. Several types count as one: the whole and its parts,
-/// which could call back. A call counts whatever its receiver is called, if no other type of the crate has a method of that name; with the
-/// receiver `self`, it always counts. Methods of traits that a type implements count as its own.
+/// Returns how the methods of the types `names` are spread over the files of a crate. Several types
+/// count as one: the whole and its parts, which could call back. A call counts whatever its
+/// receiver is called, if no other type of the crate has a method of that name; with the receiver
+/// `self`, it always counts. Methods of traits that a type implements count as its own.
 pub(crate) fn spread(source: &Source, names: &[&str]) -> Spread {
     let (mut types, mut places, mut bodies) =
         (BTreeMap::<_, BTreeSet<_>>::new(), BTreeMap::<_, BTreeSet<_>>::new(), Vec::new());

@@ -1,4 +1,5 @@
-//! The passive side of connections: accepts TCP connections, reads their MPA requests, and accepts them for the program.
+//! The passive side of connections: accepts TCP connections, reads their MPA requests, and accepts
+//! them for the program.
 
 use std::io;
 use std::net::SocketAddr;
@@ -52,8 +53,8 @@ impl<S: Segment> Endpoints<S> {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // The system lacks descriptors or memory. A half-open connection was evicted, which frees a descriptor and memory. So
-                    // accept is tried again.
+                    // The system lacks descriptors or memory. A half-open connection was evicted,
+                    // which frees a descriptor and memory. So accept is tried again.
                     _ if is_exhaustion(&error) && self.evict(hub, None, now).is_ok() => {}
                     _ => {
                         let (after, limit) = (hub.config.accept_backoff, &mut self.handshakes.log_limit);
@@ -84,9 +85,9 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Evicts the oldest half-open connections until one more handshake is within the limits. If too few connections can be evicted now,
-    /// returns an error. The error contains the time at which the next eviction will be allowed, or `None` if there is no half-open
-    /// connection.
+    /// Evicts the oldest half-open connections until one more handshake is within the limits. If
+    /// too few connections can be evicted now, returns an error. The error contains the time at
+    /// which the next eviction will be allowed, or `None` if there is no half-open connection.
     fn make_room<N: Net<Segment = S>>(
         &mut self,
         hub: &mut Hub<N>,
@@ -105,9 +106,10 @@ impl<S: Segment> Endpoints<S> {
         Ok(())
     }
 
-    /// Evicts the oldest half-open connection of a host, or of all hosts. A connection may only be evicted after its `request_grace`. If
-    /// none can be evicted now, returns an error. The error contains the time at which the eviction will be allowed, or `None` if there is
-    /// no half-open connection.
+    /// Evicts the oldest half-open connection of a host, or of all hosts. A connection may only be
+    /// evicted after its `request_grace`. If none can be evicted now, returns an error. The error
+    /// contains the time at which the eviction will be allowed, or `None` if there is no half-open
+    /// connection.
     fn evict<N: Net<Segment = S>>(
         &mut self,
         hub: &mut Hub<N>,
@@ -149,8 +151,9 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Continues the handshake of a request after an edge on its socket. A request whose peer has reset the connection is removed, if the
-    /// program was not notified of it: the request may still be readable, but an answer would reach nobody.
+    /// Continues the handshake of a request after an edge on its socket. A request whose peer has
+    /// reset the connection is removed, if the program was not notified of it: the request may
+    /// still be readable, but an answer would reach nobody.
     pub(super) fn request_edge<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, closed: bool, now: Instant) {
         let Some(endpoint) = self.get_mut(key) else { return };
         let is_unknown = endpoint.is_unknown();
@@ -230,8 +233,9 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Resets a connection whose client has not sent its request in time. The process may not have run for some time: the request may have
-    /// arrived in time without being read, so it is read first.
+    /// Resets a connection whose client has not sent its request in time. The process may not have
+    /// run for some time: the request may have arrived in time without being read, so it is read
+    /// first.
     pub(super) fn expire_request<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         self.read_request(hub, key, now);
         match self.get(key) {
@@ -252,8 +256,8 @@ impl<S: Segment> Endpoints<S> {
     /// Accepts the request of a peer for the program. Offers shared memory if the peer can use it.
     ///
     /// # Errors
-    /// Returns an error, and leaves the request as it was, if the endpoint has no request or no queue pair, or if the peer cannot use
-    /// shared memory, which is required.
+    /// Returns an error, and leaves the request as it was, if the endpoint has no request or no
+    /// queue pair, or if the peer cannot use shared memory, which is required.
     pub(super) fn accept<N: Net<Segment = S>>(
         &mut self,
         rendezvous: &mut Rendezvous,
@@ -325,7 +329,8 @@ impl<S: Segment> Endpoints<S> {
         matches!(self.get(key), Some(CmEndpoint::Stream(flow)) if flow.awaits_hello())
     }
 
-    /// Starts the stream of a connection whose handshake is complete. Moves the socket of the connection to the completion channel.
+    /// Starts the stream of a connection whose handshake is complete. Moves the socket of the
+    /// connection to the completion channel.
     pub(super) fn begin<N: Net<Segment = S>>(
         &mut self,
         hub: &mut Hub<N>,
@@ -346,7 +351,8 @@ impl<S: Segment> Endpoints<S> {
     }
 }
 
-/// Reads the available bytes of a startup frame. Returns the header once the frame is complete, and `None` while bytes are missing.
+/// Reads the available bytes of a startup frame. Returns the header once the frame is complete, and
+/// `None` while bytes are missing.
 pub(super) fn read_frame(
     net: &mut impl Net,
     socket: SocketId,

@@ -1,10 +1,11 @@
-//! What the errors of sockets mean for a connection.
+//! Converts the errors of sockets to the causes for which connections end or do not come up.
 
 use std::io;
 
 use crate::cm::{ConnectFailure, DisconnectCause};
 
-/// Returns the cause for an established connection that ended because its socket has failed with `error`.
+/// Returns the cause for an established connection that ended because its socket has failed with
+/// `error`.
 pub(super) fn lost(error: &io::Error) -> DisconnectCause {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
@@ -14,7 +15,8 @@ pub(super) fn lost(error: &io::Error) -> DisconnectCause {
     }
 }
 
-/// Returns the failure for a connection attempt that ended because its socket has failed with `error`.
+/// Returns the failure for a connection attempt that ended because its socket has failed with
+/// `error`.
 pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
@@ -30,8 +32,8 @@ pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// Converts the cause of a disconnect to a connect failure. Used for a connection that the program had accepted or requested, and that
-/// ended before `Established` was raised.
+/// Converts the cause of a disconnect to a connect failure. Used for a connection that the program
+/// had accepted or requested, and that ended before `Established` was raised.
 pub(super) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
         DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,

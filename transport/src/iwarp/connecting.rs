@@ -1,5 +1,5 @@
-//! The active side of connections: opens TCP connections, exchanges the MPA startup frames, and leaves TCP for shared memory if the peer
-//! offers it.
+//! The active side of connections: opens TCP connections, exchanges the MPA startup frames, and
+//! leaves TCP for shared memory if the peer offers it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -45,8 +45,8 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Continues an attempt after an edge on its TCP socket: sends the MPA request once TCP has connected, and reads the reply. Fails the
-    /// attempt if TCP cannot connect.
+    /// Continues an attempt after an edge on its TCP socket: sends the MPA request once TCP has
+    /// connected, and reads the reply. Fails the attempt if TCP cannot connect.
     pub(super) fn attempt_edge<N: Net<Segment = S>>(
         &mut self,
         rendezvous: &mut Rendezvous,
@@ -85,8 +85,9 @@ impl<S: Segment> Endpoints<S> {
         let header = match read_frame(&mut hub.net, socket, &mut startup.reader) {
             Ok(Some(header)) => header,
             Ok(None) => {
-                // If sending the request had failed, no reply will arrive. The failure is reported only after all received bytes were read,
-                // because these bytes may show a more precise cause.
+                // If sending the request had failed, no reply will arrive. The failure is reported
+                // only after all received bytes were read, because these bytes may show a more
+                // precise cause.
                 if let Err(error) = sent {
                     let failure = startup.failure(&error);
                     self.fail(hub, key, Some(failure), None);
@@ -121,7 +122,8 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Tries again with MPA revision 1 over a new TCP connection, because some peers close a connection that requests revision 2.
+    /// Tries again with MPA revision 1 over a new TCP connection, because some peers close a
+    /// connection that requests revision 2.
     fn retry<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(attempt) = self.attempt(key) else { return };
         let AttemptStep::Starting(socket, mut startup) = std::mem::replace(&mut attempt.step, AttemptStep::Resolved)
@@ -135,8 +137,9 @@ impl<S: Segment> Endpoints<S> {
         self.open(hub, key, startup);
     }
 
-    /// Continues after an MPA reply that accepts the connection. If the reply contains an offer, sets up shared memory. Otherwise the
-    /// connection stays on the stream. `data` is the private data of the reply.
+    /// Continues after an MPA reply that accepts the connection. If the reply contains an offer,
+    /// sets up shared memory. Otherwise the connection stays on the stream. `data` is the private
+    /// data of the reply.
     #[allow(clippy::too_many_arguments, reason = "the caller has found them, and they are not looked up again")]
     fn accepted<N: Net<Segment = S>>(
         &mut self,
@@ -161,7 +164,8 @@ impl<S: Segment> Endpoints<S> {
                     if let Some(attempt) = self.attempt(key) {
                         attempt.step = AttemptStep::SettingUp(stream, Box::new(sent));
                     }
-                    // A connection that may not stay on TCP waits until the deadline of the attempt.
+                    // A connection that may not stay on TCP waits until the deadline of the
+                    // attempt.
                     if !required {
                         let at_most = now + hub.config.within_host.meeting_timeout;
                         hub.deadlines.set(Owner::Endpoint(key), until.map_or(at_most, |until| until.min(at_most)));
@@ -222,7 +226,8 @@ impl<S: Segment> Endpoints<S> {
         self.enter_segment(hub, key, Move { stream, socket, segment, side, qp, read_depth, announced: true }, now);
     }
 
-    /// Takes the setup of shared memory out of an attempt. Returns the TCP socket and the sent segment.
+    /// Takes the setup of shared memory out of an attempt. Returns the TCP socket and the sent
+    /// segment.
     fn take_setup(&mut self, key: Key) -> Option<(SocketId, Box<SentSegment<S>>)> {
         let attempt = self.attempt(key)?;
         if !matches!(attempt.step, AttemptStep::SettingUp(..)) {
@@ -234,8 +239,9 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Handles the deadline of an attempt. During a setup, the attempt fails only if its own deadline has passed; otherwise only the setup
-    /// ends, unless the peer's answer has arrived without being read.
+    /// Handles the deadline of an attempt. During a setup, the attempt fails only if its own
+    /// deadline has passed; otherwise only the setup ends, unless the peer's answer has arrived
+    /// without being read.
     pub(super) fn expire_attempt<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some(attempt) = self.attempt(key) else { return };
         match &attempt.step {
@@ -252,8 +258,8 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream. If shared memory is required, the
-    /// connection fails instead.
+    /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP
+    /// stream. If shared memory is required, the connection fails instead.
     fn end_setup<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, why: &str, now: Instant) {
         let Some(Attempt { peer, step: AttemptStep::SettingUp(_, sent), .. }) = self.attempt(key) else { return };
         if sent.required {
@@ -265,7 +271,8 @@ impl<S: Segment> Endpoints<S> {
         self.stay_on_stream(hub, key, &agreement, private_data, why, now);
     }
 
-    /// Fails a connection attempt that may not stay on TCP, because shared memory cannot be used, for the reason `why`.
+    /// Fails a connection attempt that may not stay on TCP, because shared memory cannot be used,
+    /// for the reason `why`.
     fn fail_without_segment<N: Net<Segment = S>>(
         &mut self,
         hub: &mut Hub<N>,
@@ -307,7 +314,8 @@ impl<S: Segment> Endpoints<S> {
     }
 }
 
-/// Returns true if the MPA request on this socket tells the peer that this side can use shared memory.
+/// Returns true if the MPA request on this socket tells the peer that this side can use shared
+/// memory.
 fn requests_offer<N: Net>(hub: &Hub<N>, socket: SocketId) -> bool {
     hub.config.shared_memory != SharedMemoryPolicy::Off && hub.net.local_path(socket).is_some()
 }

@@ -1,4 +1,5 @@
-//! The ids for datagrams of the embedded provider: they bind, listen, query and reply. The packets themselves are processed in `ports`.
+//! The ids for datagrams of the embedded provider: they bind, listen, query and reply. The packets
+//! themselves are processed in `ports`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -24,8 +25,8 @@ use crate::soft::completions::Completions;
 use crate::soft::receive_queue::ReceiveQueue;
 use crate::wc::WorkCompletion;
 
-/// The range of service ports for listeners that the program starts at port 0, if `RoceConfig::port` is set. Such a listener gets the
-/// lowest service port that is free.
+/// The range of service ports for listeners that the program starts at port 0, if
+/// `RoceConfig::port` is set. Such a listener gets the lowest service port that is free.
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 impl Ports {
@@ -33,8 +34,8 @@ impl Ports {
         self.ids.get(key).ok_or(STALE_ID)
     }
 
-    /// Opens a UDP port. Without `at`, the port is bound to the local address `address`. With `at`, the port joins the multicast group
-    /// `address` on the interface with the address `at`.
+    /// Opens a UDP port. Without `at`, the port is bound to the local address `address`. With `at`,
+    /// the port joins the multicast group `address` on the interface with the address `at`.
     fn open_port<N: Net>(&mut self, hub: &mut Hub<N>, address: SocketAddr, at: Option<SocketAddr>) -> Result<Key> {
         let listen = |source| TransportError::Listen { address, source };
         let interface = hub.net.interface(at.unwrap_or(address)).map_err(listen)?;
@@ -70,7 +71,8 @@ impl Ports {
         }
     }
 
-    /// Returns the UDP port that the ids at a local address share. Opens the port if necessary. Ignores the port number in `local`.
+    /// Returns the UDP port that the ids at a local address share. Opens the port if necessary.
+    /// Ignores the port number in `local`.
     fn port_at<N: Net>(&mut self, hub: &mut Hub<N>, mut local: SocketAddr) -> Result<Key> {
         let common = hub.config.roce.port;
         match self.tables.shared(local, common) {
@@ -82,8 +84,8 @@ impl Ports {
         }
     }
 
-    /// Adds an id for datagrams. `phase` is the phase of the id. `port` is the UDP port with which the id sends. The caller names the id
-    /// afterwards ([`Ports::name`]).
+    /// Adds an id for datagrams. `phase` is the phase of the id. `port` is the UDP port with which
+    /// the id sends. The caller names the id afterwards ([`Ports::name`]).
     pub(super) fn add(&mut self, phase: DatagramPhase, port: Key) -> Key {
         self.use_port(port);
         self.ids.insert(DatagramId::new(phase, port))
@@ -117,8 +119,8 @@ impl Ports {
         Some(address)
     }
 
-    /// Creates the queue pair of an id. The caller has reserved entries on the completion queues. On failure, this function releases these
-    /// entries.
+    /// Creates the queue pair of an id. The caller has reserved entries on the completion queues.
+    /// On failure, this function releases these entries.
     pub(super) fn add_queue_pair<N: Net>(&mut self, hub: &mut Hub<N>, key: Key, attr: &QpAttr) -> Result<()> {
         let mut salt = [0];
         (hub.entropy)(&mut salt);
@@ -145,7 +147,8 @@ impl Ports {
         Ok(Box::new(DatagramQueuePair::new(name, attr, number, port)))
     }
 
-    /// Ends the query that an id has sent, or rejects the query for which the id was created. Flushes the work queues of the id.
+    /// Ends the query that an id has sent, or rejects the query for which the id was created.
+    /// Flushes the work queues of the id.
     pub(super) fn end_datagrams<N: Net>(&mut self, hub: &mut Hub<N>, key: Key) -> Result<()> {
         match &self.id(key)?.phase {
             DatagramPhase::Listening(_) => {
@@ -164,8 +167,8 @@ impl Ports {
         Ok(())
     }
 
-    /// Releases everything that an id owns, before the id is destroyed. If the id was created for a query that the program has not
-    /// answered, rejects the query.
+    /// Releases everything that an id owns, before the id is destroyed. If the id was created for a
+    /// query that the program has not answered, rejects the query.
     pub(super) fn remove<N: Net>(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(mut id) = self.ids.remove(key) else { return };
         hub.deadlines.clear(Owner::Datagram(key));
@@ -269,8 +272,8 @@ impl Ports {
         Ok(())
     }
 
-    /// Accepts the query of the id `asked`. The reply names the queue pair of the id `owner`. The peer sends its datagrams to that queue
-    /// pair.
+    /// Accepts the query of the id `asked`. The reply names the queue pair of the id `owner`. The
+    /// peer sends its datagrams to that queue pair.
     pub(super) fn reply_to_query<N: Net>(
         &mut self,
         hub: &mut Hub<N>,
@@ -397,7 +400,8 @@ impl Ports {
         if from.is_ipv4() != peer.is_ipv4() {
             return Err(TransportError::InvalidState { call: "resolve_datagram", state: "from another version of IP" });
         }
-        // The routes to peers have no scope. Only a socket at a link-local address knows the interface of a link-local peer.
+        // The routes to peers have no scope. Only a socket at a link-local address knows the
+        // interface of a link-local peer.
         if is_link_local(peer) && !is_link_local(from) {
             let state = "to a link-local address, from another kind of address";
             return Err(TransportError::InvalidState { call: "resolve_datagram", state });
@@ -483,7 +487,8 @@ impl Ports {
     }
 }
 
-/// Returns the route back to the sender of a received datagram. `header` is the route header in front of its payload.
+/// Returns the route back to the sender of a received datagram. `header` is the route header in
+/// front of its payload.
 pub(super) fn route_back(received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
     match frame::parties(header) {
         Some((from, to)) if received.source.has_route_header() && !to.is_multicast() => {

@@ -1,4 +1,5 @@
-//! The rounds of the provider: finds whom an edge or a deadline is for, lets its engine serve it, and carries out what happened.
+//! The rounds of the provider: finds whom an edge or a deadline is for, lets its engine serve it,
+//! and carries out what happened.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,23 +13,25 @@ use crate::error::{Result, TransportError};
 use crate::provider::Drive;
 use crate::slab::Key;
 
-/// The largest number of connections that one call of `progress` serves. With this limit, the received data is still in the CPU caches when
-/// the program processes it after the call.
+/// The largest number of connections that one call of `progress` serves. With this limit, the
+/// received data is still in the CPU caches when the program processes it after the call.
 const SERVED: usize = 32;
-/// The least time until an established connection is checked again whose MPA reply is not sent or not acknowledged. Without such a time, a
-/// `reply_grace` of 0 would never let [`Iwarp::timers`] return.
+/// The least time until an established connection is checked again whose MPA reply is not sent or
+/// not acknowledged. Without such a time, a `reply_grace` of 0 would never let [`Iwarp::timers`]
+/// return.
 const RETRY: Duration = Duration::from_millis(1);
 /// The largest number of times that one call of `next_event` reads edges.
 const ROUNDS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns true if more work remains.
+    /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns
+    /// true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         self.hub.now = Some(now);
         self.hub.account.begin_turn();
         let more = self.drive_round(now, drive) || self.hub.account.unmaps();
-        // The caller may sleep after a full call, and after any call if all completion queues are armed. So peers in shared memory must be
-        // able to wake the caller.
+        // The caller may sleep after a full call, and after any call if all completion queues are
+        // armed. So peers in shared memory must be able to wake the caller.
         let sleeps = self.rings.unarmed && (drive == Drive::Full || self.hub.resources.cqs.are_all_armed());
         (sleeps && self.rings.arm_all(&mut self.endpoints, &mut self.hub)) || more
     }
@@ -40,8 +43,8 @@ impl<N: Net> Iwarp<N> {
                 return more;
             }
         }
-        // Read all edges, because `has_unread` is only correct if no edge is left unread. Each socket has at most one edge, which bounds
-        // the number of rounds.
+        // Read all edges, because `has_unread` is only correct if no edge is left unread. Each
+        // socket has at most one edge, which bounds the number of rounds.
         let mut more = true;
         for _ in 0..self.sockets() + 2 {
             more = self.collect(NetChannel::Completion, now).unwrap_or_else(|error| {
@@ -72,8 +75,9 @@ impl<N: Net> Iwarp<N> {
         self.endpoints.streams + self.endpoints.rings + self.datagrams.tables.ports.len()
     }
 
-    /// Runs one round of a busy poll, which only looks at the connections or the port that have received most recently. Returns true if
-    /// more work remains. Returns `None` if this round must check all sockets.
+    /// Runs one round of a busy poll, which only looks at the connections or the port that have
+    /// received most recently. Returns true if more work remains. Returns `None` if this round must
+    /// check all sockets.
     #[inline]
     fn spin(&mut self, now: Instant) -> Option<bool> {
         if self.endpoints.rings > 0 {
@@ -93,12 +97,14 @@ impl<N: Net> Iwarp<N> {
                 return more;
             }
         }
-        // Without a connection, a busy poll has nothing to read. It need not send either: an edge wakes the caller when a closed connection
-        // can send its unsent bytes. The caller also wakes up at the next deadline.
+        // Without a connection, a busy poll has nothing to read. It need not send either: an edge
+        // wakes the caller when a closed connection can send its unsent bytes. The caller also
+        // wakes up at the next deadline.
         (self.sockets() == 0).then_some(false)
     }
 
-    /// In most rounds of a busy poll, receives from the stream that received most recently ([`Iwarp::spin`]).
+    /// In most rounds of a busy poll, receives from the stream that received most recently
+    /// ([`Iwarp::spin`]).
     #[inline]
     fn spin_stream(&mut self, hot: Key, now: Instant) -> Option<bool> {
         let full = if self.sockets() > 1 { 2 } else { SPIN_FULL };
@@ -106,7 +112,8 @@ impl<N: Net> Iwarp<N> {
             self.hub.hot = None;
             return None;
         };
-        // If the send buffer of the socket is full, only an edge reports that the socket is writable again. So the edges must be read.
+        // If the send buffer of the socket is full, only an edge reports that the socket is
+        // writable again. So the edges must be read.
         if flow.is_blocked() {
             return None;
         }
@@ -119,7 +126,8 @@ impl<N: Net> Iwarp<N> {
         Some(self.has_ready())
     }
 
-    /// Serves a live connection that was removed from the ready queue, or that must be looked at without an edge.
+    /// Serves a live connection that was removed from the ready queue, or that must be looked at
+    /// without an edge.
     fn serve(&mut self, key: Key, now: Instant) {
         let outcome = match self.endpoints.get_mut(key) {
             Some(CmEndpoint::Stream(flow)) => flow.serve(&mut self.hub, now),
@@ -155,8 +163,8 @@ impl<N: Net> Iwarp<N> {
                     }
                 }
                 Some(CmEndpoint::Listener(_)) => endpoints.accept_some(hub, key, now),
-                // The bytes behind the startup frame are not read yet. These bytes cause a new edge when the socket moves to the completion
-                // channel.
+                // The bytes behind the startup frame are not read yet. These bytes cause a new edge
+                // when the socket moves to the completion channel.
                 Some(CmEndpoint::Request(_)) => endpoints.request_edge(hub, key, ready.closed, now),
                 Some(CmEndpoint::Attempt(_)) => endpoints.attempt_edge(rendezvous, hub, key, ready.closed, now),
                 Some(CmEndpoint::Datagram(_) | CmEndpoint::Dead(_)) | None => {}
@@ -191,8 +199,9 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Handles the deadline of an endpoint. The process may not have run for some time: a client's part of the handshake may have arrived
-    /// in time without being read. It is read before the client's connection ends.
+    /// Handles the deadline of an endpoint. The process may not have run for some time: a client's
+    /// part of the handshake may have arrived in time without being read. It is read before the
+    /// client's connection ends.
     fn expire(&mut self, key: Key, due: Instant, now: Instant) {
         let Self { hub, endpoints, rendezvous, .. } = self;
         match endpoints.get_mut(key) {
@@ -211,8 +220,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Returns the next event of the CM channel. If no event is queued, first reads and handles edges. Returns `None` if there is still no
-    /// event.
+    /// Returns the next event of the CM channel. If no event is queued, first reads and handles
+    /// edges. Returns `None` if there is still no event.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
             if let Some(event) = self.endpoints.next_event(&mut self.hub) {
@@ -230,8 +239,9 @@ impl<N: Net> Iwarp<N> {
             }
             more |= !endpoints.handshakes.backlog.is_empty();
             if hub.events.is_empty() {
-                // Edges are read before each start of a connection. So connections that have started do not wait for all others to start,
-                // and the queue has the requests of all hosts, and none that was taken back.
+                // Edges are read before each start of a connection. So connections that have
+                // started do not wait for all others to start, and the queue has the requests of
+                // all hosts, and none that was taken back.
                 if let Some(start) = endpoints.next_start(hub, now) {
                     return Ok(Some(start));
                 }

@@ -1,4 +1,5 @@
-//! [`CmEndpoint`]: what a connection-manager id names: a listener, one end of a connection in one of its states, or an id for datagrams.
+//! [`CmEndpoint`]: the object that a connection-manager id names: a listener, one end of a
+//! connection in one of its states, or an id for datagrams.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use crate::shm::Segment;
 use crate::shm::link::Link;
 use crate::slab::Key;
 
-/// What a connection-manager id names.
+/// The object that a connection-manager id names.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a connection is found without a further pointer")]
 pub(super) enum CmEndpoint<S: Segment> {
@@ -33,7 +34,8 @@ pub(super) enum CmEndpoint<S: Segment> {
     Ring(RingFlow<S>),
     /// An id for datagrams, with its key in the engine of datagrams.
     Datagram(Key),
-    /// A connection that has ended. The program has not destroyed its id yet. Its queue pair flushes what is posted.
+    /// A connection that has ended. The program has not destroyed its id yet. Its queue pair
+    /// flushes what is posted.
     Dead(Option<Work<S>>),
 }
 
@@ -95,16 +97,18 @@ pub(super) struct Startup {
 }
 
 impl Startup {
-    /// Returns the failure to report if the TCP connection of the attempt has failed with `error`. An attempt opens a second TCP
-    /// connection, for MPA revision 1, only if the peer has closed the first one. If the second connection fails too, the failure of the
-    /// first connection is reported.
+    /// Returns the failure to report if the TCP connection of the attempt has failed with `error`.
+    /// An attempt opens a second TCP connection, for MPA revision 1, only if the peer has closed
+    /// the first one. If the second connection fails too, the failure of the first connection is
+    /// reported.
     pub(super) fn failure(&self, error: &io::Error) -> ConnectFailure {
         if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
     }
 }
 
-/// The state of the active side while it waits for the answer to its hello. If the peer accepts the segment, the connection continues in
-/// the segment. Otherwise the connection continues on the TCP stream, with the terms of `agreement`, or fails if it may not.
+/// The state of the active side while it waits for the answer to its hello. If the peer accepts the
+/// segment, the connection continues in the segment. Otherwise the connection continues on the TCP
+/// stream, with the terms of `agreement`, or fails if it may not.
 #[derive(Debug)]
 pub(super) struct SentSegment<S> {
     pub(super) socket: SocketId,
@@ -113,7 +117,8 @@ pub(super) struct SentSegment<S> {
     pub(super) private_data: Box<[u8]>,
     /// The deadline of the connection attempt. The deadline of the setup may be earlier.
     pub(super) until: Option<Instant>,
-    /// True if the connection may not stay on the TCP stream, because one of the two sides requires shared memory.
+    /// True if the connection may not stay on the TCP stream, because one of the two sides requires
+    /// shared memory.
     pub(super) required: bool,
 }
 
@@ -188,8 +193,8 @@ impl<S: Segment> CmEndpoint<S> {
         }
     }
 
-    /// Takes an endpoint apart. Closes the Unix socket of a setup that is not complete. Returns the socket and the queue pair. The socket of
-    /// a ring is with its link.
+    /// Takes an endpoint apart. Closes the Unix socket of a setup that is not complete. Returns the
+    /// socket and the queue pair. The socket of a ring is with its link.
     pub(super) fn take_apart<N: Net<Segment = S>>(self, hub: &mut Hub<N>) -> (Option<SocketId>, Option<Work<S>>) {
         let socket = self.socket();
         let work = match self {

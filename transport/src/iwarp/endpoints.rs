@@ -1,4 +1,5 @@
-//! [`Endpoints`]: the table of all endpoints of a provider, and the changes of their states that every part of the provider makes.
+//! [`Endpoints`]: the table of all endpoints of a provider, and the changes of their states that
+//! every part of the provider makes.
 
 use std::time::{Duration, Instant};
 
@@ -105,7 +106,8 @@ impl<S: Segment> Endpoints<S> {
         self.table.insert(endpoint)
     }
 
-    /// Changes the state of an endpoint. Returns the previous state, or `None` if the endpoint does not exist.
+    /// Changes the state of an endpoint. Returns the previous state, or `None` if the endpoint does
+    /// not exist.
     pub(super) fn replace<N: Net>(
         &mut self,
         hub: &mut Hub<N>,
@@ -149,7 +151,8 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or let linger. A link lingers by itself.
+    /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or
+    /// let linger. A link lingers by itself.
     pub(super) fn remove<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> Option<SocketId> {
         match self.take(hub, key)?.take_apart(hub) {
             (_, Some(Work::Ring(link, socket))) => {
@@ -180,8 +183,9 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is given, sends these bytes to the peer before
-    /// the socket is closed. The time is the current one.
+    /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is
+    /// given, sends these bytes to the peer before the socket is closed. The time is the current
+    /// one.
     pub(super) fn fail<N: Net<Segment = S>>(
         &mut self,
         hub: &mut Hub<N>,
@@ -207,9 +211,10 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Ends a live connection: flushes its work queues and raises one event, `Disconnected` or `ConnectFailed`. Unless the peer has ended
-    /// the stream or the path has failed, the FPDUs that are already framed are sent before the socket is closed. After them, the Terminate
-    /// of `end` is sent if there is one.
+    /// Ends a live connection: flushes its work queues and raises one event, `Disconnected` or
+    /// `ConnectFailed`. Unless the peer has ended the stream or the path has failed, the FPDUs that
+    /// are already framed are sent before the socket is closed. After them, the Terminate of `end`
+    /// is sent if there is one.
     pub(super) fn end<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, end: End, now: Instant) {
         if !self.get(key).is_some_and(CmEndpoint::is_live) {
             return;
@@ -270,11 +275,11 @@ impl<S: Segment> Endpoints<S> {
         let mut flow = RingFlow::new(key, socket, Box::new(link), announced, now);
         hub.own(socket, Owner::Endpoint(key));
         let promoted = hub.net.promote(socket);
-        // The connection is served at once, whether its link is armed or not.
+        // The connection is served next, whether its link is armed or not.
         let _ = flow.pump(hub);
         flow.enqueue(hub);
-        // The passive side looks for the first record when a packet arrives on the Unix socket or when the TCP stream ends. So the active
-        // side sends a packet.
+        // The passive side looks for the first record when a packet arrives on the Unix socket or
+        // when the TCP stream ends. So the active side sends a packet.
         if side == SegmentSide::Active {
             let _ = hub.net.pass(socket, &CALL_PACKET, None);
         }
@@ -291,8 +296,8 @@ impl<S: Segment> Endpoints<S> {
         hub.net.wake(NetChannel::Completion);
     }
 
-    /// Moves a connection to shared memory on the passive side, if the peer has written its first record to the segment, and returns true.
-    /// Otherwise returns false.
+    /// Moves a connection to shared memory on the passive side, if the peer has written its first
+    /// record to the segment, and returns true. Otherwise returns false.
     pub(super) fn follow<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> bool {
         let Some(CmEndpoint::Stream(flow)) = self.get_mut(key) else { return false };
         match flow.offer.as_deref() {
@@ -324,8 +329,9 @@ impl<S: Segment> Endpoints<S> {
         self.end(hub, key, end, now);
     }
 
-    /// Ends the lendings of a region. No correct peer begins an access to the region through shared memory afterwards, but a peer that has
-    /// mapped the region keeps its pages ([`Access::DIRECT`]). Called before the region is deregistered.
+    /// Ends the lendings of a region. No correct peer begins an access to the region through shared
+    /// memory afterwards, but a peer that has mapped the region keeps its pages
+    /// ([`Access::DIRECT`]). Called before the region is deregistered.
     pub(super) fn revoke<N: Net>(&mut self, hub: &mut Hub<N>, region: MrId) -> Result<()> {
         let (key, memory, access) = hub.resources.keys.memory(region)?;
         if crate::planted("a-lending-outlives-its-file") && memory.file().is_none() {
@@ -385,8 +391,9 @@ impl<S: Segment> Endpoints<S> {
         }
     }
 
-    /// Takes the next event from the queue of connections that wait to start. The time that the program has for its decision about a
-    /// connect request starts here: a program that is slow to take requests refuses nobody.
+    /// Takes the next event from the queue of connections that wait to start. The time that the
+    /// program has for its decision about a connect request starts here: a program that is slow to
+    /// take requests refuses nobody.
     pub(super) fn next_start<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) -> Option<CmEvent> {
         let event = hub.starts.pop()?;
         let CmId(key) = event.id;
@@ -404,8 +411,9 @@ impl<S: Segment> Endpoints<S> {
     }
 }
 
-/// Publishes the last output of a link whose id is destroyed, and wakes the peer if the peer sleeps. The link lingers until the peer has
-/// closed its Unix socket, but no longer than [`PARTING`].
+/// Publishes the last output of a link whose id is destroyed, and wakes the peer if the peer
+/// sleeps. The link lingers until the peer has closed its Unix socket, but no longer than
+/// [`PARTING`].
 fn part<N: Net>(hub: &mut Hub<N>, mut link: Box<Link<N::Segment>>, socket: Option<SocketId>, now: Instant) {
     let calls = link.publish();
     link.part(&mut hub.resources);

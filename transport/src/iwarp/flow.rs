@@ -1,4 +1,5 @@
-//! [`TcpFlow`]: the engine of a connection on a TCP stream. It receives and sends, and returns what happened to the connection.
+//! [`TcpFlow`]: the engine of a connection on a TCP stream. It receives and sends, and returns what
+//! happened to the connection.
 
 use std::io;
 use std::time::Instant;
@@ -22,15 +23,17 @@ use crate::soft::resources::Resources;
 
 /// The largest number of receive calls for one connection before other connections are served.
 const RECEIVES: usize = 4;
-/// The assumed maximum segment size of TCP, in bytes, if the system does not tell it (RFC 9293, section 3.7.1).
+/// The assumed maximum segment size of TCP, in bytes, if the system does not tell it (RFC 9293,
+/// section 3.7.1).
 const DEFAULT_SEGMENT: usize = 536;
 
-/// What has happened to a connection while it was served.
+/// The result of serving a connection.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The connection goes on. If there is more to do, it is in the ready queue.
     Going,
-    /// The peer has written its first record to the segment: the connection continues in shared memory.
+    /// The peer has written its first record to the segment: the connection continues in shared
+    /// memory.
     Moved,
     Ended(End),
 }
@@ -48,15 +51,17 @@ impl End {
         Self { cause, terminate: None }
     }
 
-    /// Returns the end of an accepted connection whose peer continues on TCP although shared memory is required. The program is not
-    /// notified of the connection, and no byte of its stream is processed.
+    /// Returns the end of an accepted connection whose peer continues on TCP although shared memory
+    /// is required. The program is not notified of the connection, and no byte of its stream is
+    /// processed.
     fn of_refused_stream() -> Self {
         Self::of(DisconnectCause::PeerViolation("it continues on TCP although shared memory is required".into()))
     }
 }
 
 impl From<Fault> for End {
-    /// Returns the end because of a fault in the stream. Its Terminate is the one that the RFCs require.
+    /// Returns the end because of a fault in the stream. Its Terminate is the one that the RFCs
+    /// require.
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Violation(cause, quote) => {
@@ -98,19 +103,22 @@ pub(super) struct TcpFlow<S> {
     pub(super) announced: bool,
     /// True if the socket may have bytes to read.
     pub(super) readable: bool,
-    /// True if the peer's stream has ended or failed. Unread bytes may remain before the end. Even after a short read, the socket must be
-    /// read until a receive call returns 0 or an error.
+    /// True if the peer's stream has ended or failed. Unread bytes may remain before the end. Even
+    /// after a short read, the socket must be read until a receive call returns 0 or an error.
     closed: bool,
     /// True if the connection is in the ready queue.
     queued: bool,
     /// The result of the last transmission.
     sent: Sent,
-    /// The error with which sending failed, or `None`. After such an error, the connection ends once the peer's remaining bytes are read.
+    /// The error with which sending failed, or `None`. After such an error, the connection ends
+    /// once the peer's remaining bytes are read.
     broken: Option<io::Error>,
-    /// The number of transmissions, modulo 2^32. TCP's segment size is read again once in 1,024 transmissions.
+    /// The number of transmissions, modulo 2^32. TCP's segment size is read again once in 1,024
+    /// transmissions.
     transmissions: u32,
-    /// The time of the peer's last sign of life: of an input ([`Pace::is_sign_of_life`]), or of a transmission to a socket that had been
-    /// full. Before the first sign of life, the time at which the connection became live.
+    /// The time of the peer's last sign of life: of an input ([`Pace::is_sign_of_life`]), or of a
+    /// transmission to a socket that had been full. Before the first sign of life, the time at
+    /// which the connection became live.
     pub(super) last_heard: Instant,
     /// The pace, which limits the length of receive calls.
     pace: Pace,
@@ -126,8 +134,8 @@ enum ReceiveResult {
 }
 
 impl<S> TcpFlow<S> {
-    /// Creates the flow of a connection whose handshake is complete. `closed` is true if the peer's stream has ended already, behind bytes
-    /// that may be unread.
+    /// Creates the flow of a connection whose handshake is complete. `closed` is true if the peer's
+    /// stream has ended already, behind bytes that may be unread.
     pub(super) fn new(key: Key, socket: SocketId, qp: Box<QueuePair>, closed: bool, now: Instant) -> Self {
         Self {
             key,
@@ -152,8 +160,9 @@ impl<S> TcpFlow<S> {
         let max_segment = hub.net.max_segment(self.socket).unwrap_or(DEFAULT_SEGMENT);
         self.qp.establish(role, agreement, max_segment);
         if role == Role::Responder {
-            // An initiator that has agreed to send a first message gets `ready_timeout` to send it. Any other initiator gets `reply_grace`
-            // to read the reply, before this side sends FPDUs.
+            // An initiator that has agreed to send a first message gets `ready_timeout` to send it.
+            // Any other initiator gets `reply_grace` to read the reply, before this side sends
+            // FPDUs.
             let wait = if agreement.rtr.is_some() {
                 hub.config.ready_timeout
             } else {
@@ -209,7 +218,8 @@ impl<S> TcpFlow<S> {
         }
     }
 
-    /// Ends the setup of shared memory, for the reason `why`. Returns the end of the connection if it may not stay on its TCP stream.
+    /// Ends the setup of shared memory, for the reason `why`. Returns the end of the connection if
+    /// it may not stay on its TCP stream.
     pub(super) fn stay<N: Net>(&mut self, hub: &mut Hub<N>, why: &str) -> Option<End> {
         self.offer.as_ref()?;
         self.forget_offer(hub);
@@ -220,8 +230,8 @@ impl<S> TcpFlow<S> {
         None
     }
 
-    /// Looks at the Unix socket of an accepted segment. Returns the end of the connection if the peer has closed the socket, and the
-    /// connection may not stay on its TCP stream.
+    /// Looks at the Unix socket of an accepted segment. Returns the end of the connection if the
+    /// peer has closed the socket, and the connection may not stay on its TCP stream.
     pub(super) fn check_offer<N: Net>(&mut self, hub: &mut Hub<N>) -> Option<End> {
         let Some(Offered::Accepted(socket, _)) = self.offer.as_deref() else { return None };
         match hub.net.take(*socket, &mut [0; 8]) {
@@ -232,9 +242,10 @@ impl<S> TcpFlow<S> {
         }
     }
 
-    /// Serves a connection that was removed from the ready queue, or whose socket is looked at without an edge: continues an unfinished
-    /// transmission, and receives until the connection has used its budget. Puts the connection back into the ready queue if bytes may
-    /// remain or sending has failed.
+    /// Serves a connection that was removed from the ready queue, or whose socket is looked at
+    /// without an edge: continues an unfinished transmission, and receives until the connection has
+    /// used its budget. Puts the connection back into the ready queue if bytes may remain or
+    /// sending has failed.
     pub(super) fn serve<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) -> Outcome {
         let mut budget = hub.config.receive_budget;
         self.queued = false;
@@ -267,8 +278,9 @@ impl<S> TcpFlow<S> {
                         None => Outcome::Going,
                     };
                 }
-                // A peer that moves to shared memory writes a record to the segment before it closes the TCP stream. So the end of the
-                // stream is not always the end of the connection.
+                // A peer that moves to shared memory writes a record to the segment before it
+                // closes the TCP stream. So the end of the stream is not always the end of the
+                // connection.
                 ReceiveResult::End if matches!(self.offer.as_deref(), Some(Offered::Accepted(..))) => {
                     return Outcome::Moved;
                 }
@@ -288,8 +300,8 @@ impl<S> TcpFlow<S> {
             }
             let cost = self.pace.cost(octets, fpdus, hub.config.receive_budget);
             self.readable = !drained;
-            // If `transmit` fails below, `transmit` itself queues the connection again. If sending had already failed before this call,
-            // this function must queue the connection again.
+            // If `transmit` fails below, `transmit` itself queues the connection again. If sending
+            // had already failed before this call, this function must queue the connection again.
             let is_broken = self.broken.is_some();
             if self.qp.is_held() && self.qp.has_received() {
                 self.qp.release();
@@ -327,7 +339,8 @@ impl<S> TcpFlow<S> {
         End::of(peer_has_gone(self.qp.is_at_boundary()))
     }
 
-    /// Hands the output of the connection to TCP. If that fails, the connection ends when it is served next.
+    /// Hands the output of the connection to TCP. If that fails, the connection ends when it is
+    /// served next.
     pub(super) fn transmit<N: Net>(&mut self, hub: &mut Hub<N>) {
         if self.broken.is_some() {
             return;
@@ -349,8 +362,9 @@ impl<S> TcpFlow<S> {
         };
         match result {
             Ok(sent) => {
-                // A full socket accepts bytes again only after the peer's TCP has acknowledged some. On a slow link, the answer to a ping
-                // arrives late, because the ping waits behind the data that is still unsent.
+                // A full socket accepts bytes again only after the peer's TCP has acknowledged
+                // some. On a slow link, the answer to a ping arrives late, because the ping waits
+                // behind the data that is still unsent.
                 if std::mem::replace(&mut self.sent, sent) == Sent::Blocked && accepts {
                     self.last_heard = hub.now.map_or(self.last_heard, |now| self.last_heard.max(now));
                 }
@@ -358,7 +372,8 @@ impl<S> TcpFlow<S> {
                     return;
                 }
             }
-            // The connection does not end yet, because the peer's last bytes, such as a Terminate, may still be readable.
+            // The connection does not end yet, because the peer's last bytes, such as a Terminate,
+            // may still be readable.
             Err(error) => {
                 self.broken = Some(error);
                 self.closed = true;
@@ -369,8 +384,9 @@ impl<S> TcpFlow<S> {
         hub.net.wake(NetChannel::Completion);
     }
 
-    /// Handles the deadline of a connection that was announced: sends no longer wait for the first message of a peer that has not agreed
-    /// to send one, once its MPA reply is acknowledged. `retry` is the time until the next check.
+    /// Handles the deadline of a connection that was announced: sends no longer wait for the first
+    /// message of a peer that has not agreed to send one, once its MPA reply is acknowledged.
+    /// `retry` is the time until the next check.
     pub(super) fn end_grace<N: Net>(&mut self, hub: &mut Hub<N>, retry: Instant) {
         if !self.reply.is_sent() || !hub.net.all_acknowledged(self.socket) {
             hub.deadlines.set(Owner::Endpoint(self.key), retry);
@@ -387,8 +403,8 @@ impl<S> TcpFlow<S> {
     }
 }
 
-/// Returns the cause for a connection that ended because the peer has closed the stream. `at_boundary` is true if the stream ended between
-/// two messages.
+/// Returns the cause for a connection that ended because the peer has closed the stream.
+/// `at_boundary` is true if the stream ended between two messages.
 pub(super) const fn peer_has_gone(at_boundary: bool) -> DisconnectCause {
     if at_boundary { DisconnectCause::Peer } else { DisconnectCause::Truncated }
 }

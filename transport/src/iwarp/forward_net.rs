@@ -1,6 +1,8 @@
-//! Forwarding for the implementations of `Net` in tests, which change a few methods of the system's sockets.
+//! Forwarding for the implementations of `Net` in tests, which change a few methods of the system's
+//! sockets.
 
-/// Implements each of the named methods of the traits of [`Net`](super::net::Net) by a call of the same method of the field `inner`, a `TcpNet`.
+/// Implements each of the named methods of the traits of
+/// [`Net`](super::net::Net) by a call of the same method of the field `inner`, a `TcpNet`.
 macro_rules! forward_net {
     ($($method:ident)*) => { $($crate::iwarp::forward_net::forward_net!(@ $method);)* };
     (@ segment) => {

@@ -1,4 +1,5 @@
-//! The handover of connect requests to another provider. A handover moves a socket on which the MPA request was read but not answered.
+//! The handover of connect requests to another provider. A handover moves a socket on which the MPA
+//! request was read but not answered.
 
 use std::io;
 use std::io::Write;
@@ -17,7 +18,8 @@ use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
 use crate::shm::Segment;
 
-/// A connect request that has left one provider and has not entered another one. The request has no queue pair yet.
+/// A connect request that has left one provider and has not entered another one. The request has no
+/// queue pair yet.
 #[derive(Debug)]
 struct DetachedRequest {
     /// The socket on which the request arrived. `None` once a provider has adopted the request.
@@ -27,7 +29,8 @@ struct DetachedRequest {
 
 impl Drop for DetachedRequest {
     fn drop(&mut self) {
-        // No provider has adopted the request, so the peer is rejected. The send buffer of the socket is empty, so the reply fits into it.
+        // No provider has adopted the request, so the peer is rejected. The send buffer of the
+        // socket is empty, so the reply fits into it.
         if let Some(socket) = self.socket.take() {
             if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[])) {
                 log::debug!("cannot send a rejection to a peer: {error}");

@@ -1,5 +1,5 @@
-//! [`Hub`]: what the engines of the embedded provider share. An engine is the part of a provider that serves one kind of wire: a TCP
-//! stream, a ring in shared memory, or a UDP port.
+//! [`Hub`]: what the engines of the embedded provider share. An engine is the part of a provider
+//! that serves one kind of wire: a TCP stream, a ring in shared memory, or a UDP port.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -28,8 +28,8 @@ pub(super) const DEVICE: DeviceId = DeviceId(0);
 
 pub(super) const STALE_ID: TransportError = TransportError::Stale { object: "connection id" };
 pub(super) const STALE_QP: TransportError = TransportError::Stale { object: "queue pair" };
-/// With one connection, a busy poll checks all sockets only in every `SPIN_FULL`-th round. In the other rounds, a busy poll only reads from
-/// that connection.
+/// With one connection, a busy poll checks all sockets only in every `SPIN_FULL`-th round. In the
+/// other rounds, a busy poll only reads from that connection.
 pub(super) const SPIN_FULL: u32 = 8;
 
 /// The object to which a socket or a deadline belongs.
@@ -96,8 +96,8 @@ impl Deadlines {
     }
 }
 
-/// What the engines share: the sockets and their owners, the objects that work requests name, the events for the program, the deadlines,
-/// and the connections to serve.
+/// The part of a provider that its engines share: the sockets and their owners, the objects that
+/// work requests name, the events for the program, the deadlines, and the connections to serve.
 pub(super) struct Hub<N: Net> {
     pub(super) config: IwarpConfig,
     pub(super) net: N,
@@ -118,9 +118,11 @@ pub(super) struct Hub<N: Net> {
     pub(super) events: VecDeque<CmEvent>, // bound: events
     /// The events with which connections start. They wait for the turn of their host.
     pub(super) starts: StartQueue,
-    /// The `now` of the last call of `progress` or `next_cm_event`, for calls that have no `now`. `None` before the first of these calls.
+    /// The `now` of the last call of `progress` or `next_cm_event`, for calls that have no `now`.
+    /// `None` before the first of these calls.
     pub(super) now: Option<Instant>,
-    /// True during a call that returns the next event of the CM channel. An event that is raised meanwhile need not wake the channel.
+    /// True during a call that returns the next event of the CM channel. An event that is raised
+    /// meanwhile need not wake the channel.
     pub(super) within_cm: bool,
 }
 
@@ -203,7 +205,8 @@ impl<N: Net> Hub<N> {
         self.deadlines.set(owner, deadline);
     }
 
-    /// Continues to send the last bytes of an ended connection, and closes the socket when they are sent.
+    /// Continues to send the last bytes of an ended connection, and closes the socket when they are
+    /// sent.
     pub(super) fn serve_linger(&mut self, key: Key) {
         let Some(linger) = self.lingers.get_mut(key) else { return };
         if linger.serve(&mut self.net, self.intake.scratch()) {
@@ -219,7 +222,8 @@ impl<N: Net> Hub<N> {
         }
     }
 
-    /// Appends a connection to the ready queue, unless the queue contains it. `queued` is the connection's own record of that.
+    /// Appends a connection to the ready queue, unless the queue contains it. `queued` is the
+    /// connection's own record of that.
     #[inline]
     pub(super) fn enqueue(&mut self, key: Key, queued: &mut bool) {
         if !std::mem::replace(queued, true) {
@@ -239,15 +243,16 @@ impl<N: Net> Hub<N> {
         self.starts.push(host, CmEvent { id: CmId(key), kind });
     }
 
-    /// Wakes the CM channel for an event, unless another event is queued or the next event is being taken.
+    /// Wakes the CM channel for an event, unless another event is queued or the next event is being
+    /// taken.
     fn wake_for_event(&mut self) {
         if self.events.is_empty() && self.starts.is_empty() && !self.within_cm {
             self.net.wake(NetChannel::Cm);
         }
     }
 
-    /// Wakes the completion channel if an armed completion queue has a new completion. Used by every call that may add completions, except
-    /// `progress`.
+    /// Wakes the completion channel if an armed completion queue has a new completion. Used by
+    /// every call that may add completions, except `progress`.
     pub(super) fn wake_completions(&mut self) {
         if self.resources.cqs.take_edge() {
             self.net.wake(NetChannel::Completion);
@@ -273,8 +278,8 @@ impl<N: Net> Hub<N> {
         Ok(MemoryRegion { id, local_key: LocalKey(stag), remote_key: RemoteKey(stag) })
     }
 
-    /// Returns the terms of a startup frame. There may be no socket yet, so these terms treat the peer as remote. The caller applies the CRC
-    /// policy again after TCP has connected.
+    /// Returns the terms of a startup frame. There may be no socket yet, so these terms treat the
+    /// peer as remote. The caller applies the CRC policy again after TCP has connected.
     pub(super) fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));

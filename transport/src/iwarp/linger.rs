@@ -1,8 +1,10 @@
-//! Sockets that outlive their connection. Such a socket still delivers the bytes that the connection has sent, and discards received bytes.
-//! Closing a socket with unread bytes immediately would reset the stream, and the peer would lose data that it has not read.
+//! Sockets that outlive their connection. Such a socket still delivers the bytes that the
+//! connection has sent, and discards received bytes. Closing a socket with unread bytes immediately
+//! would reset the stream, and the peer would lose data that it has not read.
 //!
-//! The Unix socket of a connection in shared memory outlives it for the same reason: its peer reads the last records from the memory. This
-//! memory is removed when the peer has closed its socket, or had enough time.
+//! The Unix socket of a connection in shared memory outlives it for the same reason: its peer reads
+//! the last records from the memory. This memory is removed when the peer has closed its socket, or
+//! had enough time.
 
 use std::collections::VecDeque;
 use std::io;
@@ -52,8 +54,8 @@ impl Linger {
         self.rest.len() + self.link.as_ref().map_or(0, |link| link.len())
     }
 
-    /// Sends `rest`, then ends the local stream, and discards received bytes, as far as possible without blocking. Returns true if the
-    /// socket can be closed.
+    /// Sends `rest`, then ends the local stream, and discards received bytes, as far as possible
+    /// without blocking. Returns true if the socket can be closed.
     pub(crate) fn serve(&mut self, net: &mut impl Net, scratch: &mut [u8]) -> bool {
         while self.sent < self.rest.len() {
             match net.send(self.socket, &[SendSlice::new(&self.rest[self.sent..])]) {
@@ -67,7 +69,8 @@ impl Linger {
             self.finished = true;
             net.shutdown(self.socket);
         }
-        // After one edge, the socket is read a bounded number of times. A peer that never stops sending is cut off at the deadline.
+        // After one edge, the socket is read a bounded number of times. A peer that never stops
+        // sending is cut off at the deadline.
         for _ in 0..16 {
             let received = match self.link {
                 Some(_) => net.take(self.socket, &mut [0; MAX_PACKET]).map(|(len, _)| len),
@@ -89,7 +92,8 @@ impl Linger {
 #[derive(Debug, Default)]
 pub(super) struct Lingers {
     sockets: Slab<Linger>, // bound: lingering
-    /// The keys of the lingering sockets, oldest first. Some of these sockets may already be closed.
+    /// The keys of the lingering sockets, oldest first. Some of these sockets may already be
+    /// closed.
     by_age: VecDeque<Key>, // bound: lingering
     /// The sum of the bytes that peers have not read.
     bytes: usize,
@@ -142,7 +146,8 @@ impl Lingers {
 mod tests {
     use super::*;
 
-    /// The oldest open socket is removed first, even if older sockets were closed before. The keys of closed sockets do not accumulate.
+    /// The oldest open socket is removed first, even if older sockets were closed before. The keys
+    /// of closed sockets do not accumulate.
     #[test]
     fn the_oldest_lingering_socket_gives_way() {
         let mut lingers = Lingers::default();

@@ -1,5 +1,5 @@
-//! The interface between the embedded provider and its sockets. [`crate::iwarp::tcp`] implements it with the system's sockets. The
-//! simulation of the tests has another implementation.
+//! The interface between the embedded provider and its sockets. [`crate::iwarp::tcp`] implements it
+//! with the system's sockets. The simulation of the tests has another implementation.
 
 use std::fmt;
 use std::io;
@@ -30,18 +30,20 @@ pub struct Ready {
     pub readable: bool,
     /// There may be room to send, or an attempt to connect has ended.
     pub writable: bool,
-    /// The stream has ended behind the readable bytes. Even after a short read, the caller must read until a receive call returns 0 or an
-    /// error.
+    /// The stream has ended behind the readable bytes. Even after a short read, the caller must
+    /// read until a receive call returns 0 or an error.
     pub closed: bool,
 }
 
-/// Non-blocking sockets with edge-triggered readiness (`epoll`(7), EPOLLET). A new condition raises an edge. Several edges may be merged
-/// into one, and spurious edges may occur. After an edge, the caller must read until `WouldBlock` or a short read. If the caller stops
-/// earlier, no new edge reports the remaining bytes, so the caller must continue later without an edge.
+/// Non-blocking sockets with edge-triggered readiness (`epoll`(7), EPOLLET). A new condition raises
+/// an edge. Several edges may be merged into one, and spurious edges may occur. After an edge, the
+/// caller must read until `WouldBlock` or a short read. If the caller stops earlier, no new edge
+/// reports the remaining bytes, so the caller must continue later without an edge.
 ///
-/// Each kind of sockets has a trait: TCP streams, the sockets of connections within the host, and UDP sockets for datagrams. None of them
-/// has a default method. An implementation without sockets of the last two kinds returns `None` from [`LocalSockets::local_path`], or
-/// false from [`PacketSockets::has_packets`]. Then the other methods of that trait are not called.
+/// Each kind of sockets has a trait: TCP streams, the sockets of connections within the host, and
+/// UDP sockets for datagrams. None of them has a default method. An implementation without sockets
+/// of the last two kinds returns `None` from [`LocalSockets::local_path`], or false from
+/// [`PacketSockets::has_packets`]. Then the other methods of that trait are not called.
 pub trait Net: Streams + LocalSockets + PacketSockets {}
 
 impl<N: Streams + LocalSockets + PacketSockets> Net for N {}
@@ -60,25 +62,28 @@ pub trait Streams: Send + fmt::Debug {
     /// Opens a TCP listener on the CM channel.
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId>;
 
-    /// Accepts one TCP connection and puts it on the CM channel. Returns the socket and the peer's address, or `WouldBlock` if no
-    /// connection waits.
+    /// Accepts one TCP connection and puts it on the CM channel. Returns the socket and the peer's
+    /// address, or `WouldBlock` if no connection waits.
     fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)>;
 
-    /// Starts to connect a TCP socket, on the CM channel. A writable edge reports that the attempt has ended. After this edge,
-    /// [`Streams::connected`] returns the result.
+    /// Starts to connect a TCP socket, on the CM channel. A writable edge reports that the attempt
+    /// has ended. After this edge, [`Streams::connected`] returns the result.
     fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId>;
 
     /// Returns the result of an attempt to connect, or `WouldBlock` if the attempt has not ended.
     fn connected(&mut self, socket: SocketId) -> io::Result<()>;
 
-    /// Moves a socket from the CM channel to the completion channel. If the socket is ready, an edge is raised on the completion channel.
+    /// Moves a socket from the CM channel to the completion channel. If the socket is ready, an
+    /// edge is raised on the completion channel.
     fn promote(&mut self, socket: SocketId) -> io::Result<()>;
 
-    /// Removes a socket without closing it. Another instance can take the returned descriptor with [`Streams::adopt`]. After an error, the
-    /// socket is unchanged. Implementations without descriptors return `Unsupported`.
+    /// Removes a socket without closing it. Another instance can take the returned descriptor with
+    /// [`Streams::adopt`]. After an error, the socket is unchanged. Implementations without
+    /// descriptors return `Unsupported`.
     fn release(&mut self, socket: SocketId) -> io::Result<OwnedFd>;
 
-    /// Adds a released socket to the CM channel. If the socket is ready, an edge is raised on the CM channel.
+    /// Adds a released socket to the CM channel. If the socket is ready, an edge is raised on the
+    /// CM channel.
     fn adopt(&mut self, socket: OwnedFd) -> io::Result<SocketId>;
 
     /// Returns the local address of a socket.
@@ -87,15 +92,17 @@ pub trait Streams: Send + fmt::Debug {
     /// Returns TCP's current maximum segment size, bytes (`TCP_MAXSEG`, `tcp`(7)).
     fn max_segment(&self, socket: SocketId) -> io::Result<usize>;
 
-    /// Returns true if the peer's TCP has acknowledged all bytes that were sent (`TCP_INFO`), or if the implementation does not know.
+    /// Returns true if the peer's TCP has acknowledged all bytes that were sent (`TCP_INFO`), or if
+    /// the implementation does not know.
     fn all_acknowledged(&self, socket: SocketId) -> bool;
 
-    /// Receives into the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices. Returns the number of received
-    /// bytes, or 0 at the end of the stream.
+    /// Receives into the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`]
+    /// slices. Returns the number of received bytes, or 0 at the end of the stream.
     fn recv(&mut self, socket: SocketId, bufs: &mut [RecvSlice<'_>]) -> io::Result<usize>;
 
-    /// Sends the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices. Returns the number of accepted bytes,
-    /// which may be smaller than the total length of the slices.
+    /// Sends the slices of `bufs` in order. There are at most [`crate::mem::MAX_SLICES`] slices.
+    /// Returns the number of accepted bytes, which may be smaller than the total length of the
+    /// slices.
     fn send(&mut self, socket: SocketId, bufs: &[SendSlice<'_>]) -> io::Result<usize>;
 
     /// Ends the local stream (FIN): nothing more will be sent.
@@ -105,10 +112,12 @@ pub trait Streams: Send + fmt::Debug {
     fn close(&mut self, socket: SocketId, reset: bool);
 }
 
-/// The sockets of connections within the host, which can move from their TCP streams to memory that both processes map. The sockets are
-/// Unix sockets (SOCK_SEQPACKET), because descriptors pass through them.
+/// The sockets of connections within the host, which can move from their TCP streams to memory that
+/// both processes map. The sockets are Unix sockets (SOCK_SEQPACKET), because descriptors pass
+/// through them.
 pub trait LocalSockets {
-    /// The memory that a connection shares with its peer. The system's implementation is [`MappedSegment`](crate::shm::MappedSegment).
+    /// The memory that a connection shares with its peer. The system's implementation is
+    /// [`MappedSegment`](crate::shm::MappedSegment).
     type Segment: Segment;
 
     /// Returns a hash of a TCP connection as this host sees it, if both ends are on this host, and
@@ -122,9 +131,10 @@ pub trait LocalSockets {
     /// Opens a Unix listener (SOCK_SEQPACKET) on the CM channel, at an abstract name (`unix`(7)).
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId>;
 
-    /// Accepts one Unix connection and puts it on the CM channel. Returns `WouldBlock` if no connection waits. Returns `PermissionDenied`
-    /// if the peer belongs to another user. In that case, the connection is closed. Returns
-    /// `ResourceBusy` if no connection is accepted until [`LocalSockets::renew_local`] is called.
+    /// Accepts one Unix connection and puts it on the CM channel. Returns `WouldBlock` if no
+    /// connection waits. Returns `PermissionDenied` if the peer belongs to another user. In that
+    /// case, the connection is closed. Returns `ResourceBusy` if no connection is accepted until
+    /// [`LocalSockets::renew_local`] is called.
     fn accept_local(&mut self, listener: SocketId) -> io::Result<SocketId>;
 
     /// Connects to a Unix listener without waiting, on the CM channel. Returns `PermissionDenied`
@@ -139,8 +149,9 @@ pub trait LocalSockets {
     /// Sends a packet on a Unix socket, with a descriptor if one is given.
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()>;
 
-    /// Receives a packet from a Unix socket. Returns the length of the packet, and the descriptor that was attached to it, or `None` if
-    /// none was attached. The length is 0 if the peer has closed the socket. Returns `WouldBlock` if there is no packet.
+    /// Receives a packet from a Unix socket. Returns the length of the packet, and the descriptor
+    /// that was attached to it, or `None` if none was attached. The length is 0 if the peer has
+    /// closed the socket. Returns `WouldBlock` if there is no packet.
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)>;
 }
 
@@ -149,29 +160,35 @@ pub trait PacketSockets {
     /// Returns true if the implementation supports UDP packets.
     fn has_packets(&self) -> bool;
 
-    /// Returns the network interface that has this local address. Several interfaces may have the same link-local address: its scope is the
-    /// index of the right one. Ignores the port number.
+    /// Returns the network interface that has this local address. Several interfaces may have the
+    /// same link-local address: its scope is the index of the right one. Ignores the port number.
     fn interface(&self, address: SocketAddr) -> io::Result<Interface>;
 
-    /// Returns the local address with which the system's routing table would send a packet to this peer.
+    /// Returns the local address with which the system's routing table would send a packet to this
+    /// peer.
     fn source(&self, peer: SocketAddr) -> io::Result<IpAddr>;
 
-    /// Opens a UDP socket at a local address, on the completion channel. For port 0, the system chooses a free port. The socket never
-    /// fragments packets; over IPv4, the identification of the packets is 0.
+    /// Opens a UDP socket at a local address, on the completion channel. For port 0, the system
+    /// chooses a free port. The socket never fragments packets; over IPv4, the identification of
+    /// the packets is 0.
     fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId>;
 
-    /// Opens a UDP socket on the completion channel. The socket receives the packets to a multicast group on one interface. `at` is the
-    /// address of the interface. Several sockets may have the same port.
+    /// Opens a UDP socket on the completion channel. The socket receives the packets to a multicast
+    /// group on one interface. `at` is the address of the interface. Several sockets may have the
+    /// same port.
     fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId>;
 
-    /// Sends the packets in `packets` from the index `first` on. Returns the number of packets that were sent. If the call fails, the
-    /// packet at `first` was not sent: sending it has failed, or the error is a network error that an earlier packet has caused.
+    /// Sends the packets in `packets` from the index `first` on. Returns the number of packets that
+    /// were sent. If the call fails, the packet at `first` was not sent: sending it has failed, or
+    /// the error is a network error that an earlier packet has caused.
     fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize>;
 
-    /// Replaces the packets in `packets` with received packets. Returns the number of received packets, and true if the socket was drained.
+    /// Replaces the packets in `packets` with received packets. Returns the number of received
+    /// packets, and true if the socket was drained.
     fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)>;
 
-    /// Returns the next network error that a sent packet has caused. The address is the destination of that packet, or `None` if it is not
-    /// known. Returns `WouldBlock` if there is no such error.
+    /// Returns the next network error that a sent packet has caused. The address is the destination
+    /// of that packet, or `None` if it is not known. Returns `WouldBlock` if there is no such
+    /// error.
     fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)>;
 }

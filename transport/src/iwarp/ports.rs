@@ -1,4 +1,5 @@
-//! The traffic of the UDP ports: datagrams of queue pairs, and the queries and replies of the connection manager.
+//! The traffic of the UDP ports: datagrams of queue pairs, and the queries and replies of the
+//! connection manager.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,13 +28,15 @@ use crate::wr::{RecvWr, SendWr};
 
 /// The hop limit in the routes to peers.
 const HOPS: u8 = 64;
-/// `PACKETS` is the largest number of packets that are read from a port before the next port is served. `CALLS` is the largest number of
-/// receive calls in which these packets are read.
+/// `PACKETS` is the largest number of packets that are read from a port before the next port is
+/// served. `CALLS` is the largest number of receive calls in which these packets are read.
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
-/// The largest number of network errors that are read from a port at a time. The error queue of a socket holds fewer errors than this.
+/// The largest number of network errors that are read from a port at a time. The error queue of a
+/// socket holds fewer errors than this.
 const REFUSALS: usize = 1024;
-/// The time after which a query without a reply is sent again for the first time. The time doubles with each attempt, up to `LAST_WAIT`.
+/// The time after which a query without a reply is sent again for the first time. The time doubles
+/// with each attempt, up to `LAST_WAIT`.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
@@ -57,7 +60,8 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Returns the next received query. After each call that may read packets, the provider takes them all.
+    /// Returns the next received query. After each call that may read packets, the provider takes
+    /// them all.
     #[inline]
     pub(super) fn next_query(&mut self) -> Option<Query> {
         self.queries.pop_front()
@@ -91,8 +95,9 @@ impl Ports {
         self.ids.get_mut(key)?.polled(opcode)
     }
 
-    /// Sends the queued datagrams of an id until the socket's buffer is full. A datagram that the system refuses is lost. Such a datagram
-    /// still completes successfully, because unreliable datagrams may be lost anywhere.
+    /// Sends the queued datagrams of an id until the socket's buffer is full. A datagram that the
+    /// system refuses is lost. Such a datagram still completes successfully, because unreliable
+    /// datagrams may be lost anywhere.
     pub(super) fn send_datagrams<N: Net>(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.tables.ports.get_mut(id.port)) else { return };
@@ -113,7 +118,8 @@ impl Ports {
                         port.waiting.push_back(key);
                         return;
                     }
-                    // The error may belong to an earlier datagram, so the current datagram is tried once more.
+                    // The error may belong to an earlier datagram, so the current datagram is tried
+                    // once more.
                     Err(_) if again => again = false,
                     result => {
                         log::debug!("a datagram from {} is lost: {result:?}", port.address);
@@ -125,8 +131,8 @@ impl Ports {
         }
     }
 
-    /// Sends a management datagram. A datagram that the system refuses is lost. That does no harm, because a query without a reply is sent
-    /// again.
+    /// Sends a management datagram. A datagram that the system refuses is lost. That does no harm,
+    /// because a query without a reply is sent again.
     pub(super) fn send_mad<N: Net>(&mut self, hub: &mut Hub<N>, port: Key, to: SocketAddr, octets: &MadOctets) {
         let Some(port) = self.tables.ports.get(port) else { return };
         let header = DatagramHeader {
@@ -152,8 +158,8 @@ impl Ports {
         }
     }
 
-    /// Handles an edge on the socket of a port: notes that the port is readable, or sends the datagrams that could not be sent while the
-    /// socket's buffer was full.
+    /// Handles an edge on the socket of a port: notes that the port is readable, or sends the
+    /// datagrams that could not be sent while the socket's buffer was full.
     pub(super) fn port_edge<N: Net>(&mut self, hub: &mut Hub<N>, key: Key, ready: Ready) {
         if ready.closed {
             self.read_network_errors(hub, key);
@@ -173,7 +179,8 @@ impl Ports {
         }
     }
 
-    /// Reads the network errors that packets of a port have caused. A query fails if its destination was unreachable.
+    /// Reads the network errors that packets of a port have caused. A query fails if its
+    /// destination was unreachable.
     fn read_network_errors<N: Net>(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(socket) = self.tables.ports.get(key).map(|port| SocketId(port.socket)) else { return };
         for _ in 0..REFUSALS {
@@ -209,9 +216,9 @@ impl Ports {
         }
     }
 
-    /// In most rounds of a busy poll, reads only from the port that received most recently, and returns true if more packets may remain. If
-    /// this round must check all sockets, reads nothing and returns `None`. `alone` is true if the provider has no connections beside its
-    /// ports.
+    /// In most rounds of a busy poll, reads only from the port that received most recently, and
+    /// returns true if more packets may remain. If this round must check all sockets, reads nothing
+    /// and returns `None`. `alone` is true if the provider has no connections beside its ports.
     #[cold]
     pub(super) fn spin_port<N: Net>(&mut self, hub: &mut Hub<N>, alone: bool, now: Instant) -> Option<bool> {
         let key = self.tables.hot?;
@@ -221,12 +228,14 @@ impl Ports {
         };
         self.spins = self.spins.wrapping_add(1);
         let full = if alone { SPIN_FULL } else { 2 };
-        // If datagrams wait because the buffer of the socket is full, the edges of the socket must be read.
+        // If datagrams wait because the buffer of the socket is full, the edges of the socket must
+        // be read.
         if self.spins % full == 0 || !port.waiting.is_empty() {
             return None;
         }
-        // One call suffices, even if more packets remain: the next round reads them. Each packet that has arrived since the last round that
-        // checked all sockets has an unread edge, so the caller does not sleep while packets remain.
+        // One call suffices, even if more packets remain: the next round reads them. Each packet
+        // that has arrived since the last round that checked all sockets has an unread edge, so the
+        // caller does not sleep while packets remain.
         let more = self.read_port(hub, key, now).is_some_and(|(_, more)| more);
         Some(more || !self.tables.ready.is_empty())
     }
@@ -246,8 +255,8 @@ impl Ports {
         true
     }
 
-    /// Makes one receive call for a port, and processes the received packets. Returns their number, and true if more packets may remain.
-    /// Returns `None` if the port is closed.
+    /// Makes one receive call for a port, and processes the received packets. Returns their number,
+    /// and true if more packets may remain. Returns `None` if the port is closed.
     #[inline]
     fn read_port<N: Net>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> Option<(usize, bool)> {
         let socket = SocketId(self.tables.ports.get(key)?.socket);
@@ -264,7 +273,8 @@ impl Ports {
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Some((0, false)),
             Err(_) => {
-                // The call has failed: the error belongs to a packet that was sent earlier, or a signal interrupted the call.
+                // The call has failed: the error belongs to a packet that was sent earlier, or a
+                // signal interrupted the call.
                 self.read_network_errors(hub, key);
                 Some((0, true))
             }
@@ -324,7 +334,8 @@ impl Ports {
         }
     }
 
-    /// Handles a query from a peer. A reply is as long as its query, so that nobody can use this host to amplify traffic.
+    /// Handles a query from a peer. A reply is as long as its query, so that nobody can use this
+    /// host to amplify traffic.
     fn handle_query<N: Net>(
         &mut self,
         hub: &mut Hub<N>,
@@ -336,7 +347,8 @@ impl Ports {
         let mut to = from;
         to.set_port(hub.config.roce.port.unwrap_or(from.port()));
         if let Some(&known) = self.tables.received_queries.get(&(to, query.request)) {
-            // The peer has repeated a known query. If the program has already accepted the query, send the same reply again.
+            // The peer has repeated a known query. If the program has already accepted the query,
+            // send the same reply again.
             let id = self.ids.get(known);
             if let Some((port, DatagramPhase::Replied(_, _, reply))) = id.map(|id| (id.port, &id.phase)) {
                 let reply = reply.clone();
@@ -364,8 +376,8 @@ impl Ports {
         self.queries.push_back(Query { key, event });
     }
 
-    /// Handles a reply from a peer. Ignores the reply unless the reply matches a local query and comes from the address to which that query
-    /// was sent.
+    /// Handles a reply from a peer. Ignores the reply unless the reply matches a local query and
+    /// comes from the address to which that query was sent.
     fn handle_reply<N: Net>(&mut self, hub: &mut Hub<N>, from: SocketAddr, reply: &SidrReply) {
         let Some(&key) = self.tables.queries.get(&reply.request) else { return };
         let shared = hub.config.roce.port.is_some();
@@ -405,8 +417,9 @@ impl Ports {
         }
     }
 
-    /// Schedules the first resend of each query that was sent since the last call of this function. The functions that send a new query
-    /// cannot schedule its resend, because they do not know the current time.
+    /// Schedules the first resend of each query that was sent since the last call of this function.
+    /// The functions that send a new query cannot schedule its resend, because they do not know the
+    /// current time.
     #[inline]
     pub(super) fn time_queries<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) {
         while let Some(key) = self.tables.fresh.pop() {
@@ -438,8 +451,9 @@ impl Ports {
 }
 
 fn arrival(config: &RoceConfig, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
-    // The LID of the source is the UDP port to which the program replies. If all ids of a provider share one UDP port, replies go to
-    // the shared port, even if the datagram came from another port.
+    // The LID of the source is the UDP port to which the program replies. If all ids of a provider
+    // share one UDP port, replies go to the shared port, even if the datagram came from another
+    // port.
     let lid = config.port.unwrap_or(from.port());
     let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
     Arrival {

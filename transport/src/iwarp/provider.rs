@@ -48,9 +48,10 @@ pub(super) fn is_device(device: DeviceId) -> Result<()> {
     if device == DEVICE { Ok(()) } else { Err(TransportError::Stale { object: "device" }) }
 }
 
-/// The embedded provider: iWARP in user space. The provider has no thread: all its work is done during the calls of its methods.
+/// The embedded provider: iWARP in user space. The provider has no thread: all its work is done
+/// during the calls of its methods.
 pub struct Iwarp<N: Net> {
-    /// What the engines share.
+    /// The part that the engines share.
     pub(super) hub: Hub<N>,
     device: DeviceInfo,
     pub(super) endpoints: Endpoints<N::Segment>,
@@ -75,8 +76,8 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// Creates a provider on the sockets of `net`. `entropy` produces the STags of memory regions and other secrets. A peer must not be
-    /// able to predict the output of `entropy`.
+    /// Creates a provider on the sockets of `net`. `entropy` produces the STags of memory regions
+    /// and other secrets. A peer must not be able to predict the output of `entropy`.
     ///
     /// # Errors
     /// Returns an error if a setting is out of range.
@@ -126,17 +127,21 @@ impl<N: Net> Iwarp<N> {
 }
 
 // SAFETY: Each number is a duty in the documentation of `Provider`.
-// 1. The scatter-gather entries of a work request are in the queues of its queue pair or of the shared queue. The entries stay there from
-//    the post until the call that adds the completion to the completion queue. Before that call, an FPDU that still refers to such an entry
-//    is sent or copied. `destroy_id` and `destroy_srq` drop the queues; `QueuePair::end` and `abandon` drop the FPDUs. An entry is only
-//    written for receives, Reads and atomic operations.
-// 2. A completion is created when its work request leaves the queue. A receive is only filled within its entries.
+// 1. The scatter-gather entries of a work request are in the queues of its queue pair or of the
+//    shared queue. The entries stay there from the post until the call that adds the completion to
+//    the completion queue. Before that call, an FPDU that still refers to such an entry is sent or
+//    copied. `destroy_id` and `destroy_srq` drop the queues; `QueuePair::end` and `abandon` drop
+//    the FPDUs. An entry is only written for receives, Reads and atomic operations.
+// 2. A completion is created when its work request leaves the queue. A receive is only filled
+//    within its entries.
 // 3. Work requests leave their queue in order, and completions leave the completion queue in order.
-// 4. The table of STags holds the memory of regions. For every access that this provider makes for a peer, the region is looked up in this
-//    table, and the access ends within the same call. A direct region (`Access::DIRECT`) is the exception: peers on this host map it, and
-//    can access its pages even after `deregister`, as the documentation of that right says.
-// 5. The provider owns all these objects, and uses them only within calls of its methods. When it is dropped, its links are dropped, and
-//    with them the lendings of memory to peers on this host end.
+// 4. The table of STags holds the memory of regions. For every access that this provider makes for
+//    a peer, the region is looked up in this table, and the access ends within the same call. A
+//    direct region (`Access::DIRECT`) is the exception: peers on this host map it, and can access
+//    its pages even after `deregister`, as the documentation of that right says.
+// 5. The provider owns all these objects, and uses them only within calls of its methods. When it
+//    is dropped, its links are dropped, and with them the lendings of memory to peers on this host
+//    end.
 // 6. Handles are keys of slabs, which never reuse a key.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
@@ -168,7 +173,8 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive(now, drive);
-        // The caller polls for completion events after `progress`, so `progress` need not wake the completion channel.
+        // The caller polls for completion events after `progress`, so `progress` need not wake the
+        // completion channel.
         self.hub.resources.cqs.take_edge();
         more
     }

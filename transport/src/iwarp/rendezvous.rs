@@ -1,14 +1,17 @@
-//! The setup of shared memory for connections within the host. A connection with shared memory no longer uses its TCP stream. The messages
-//! are in `crate::shm::greeting`.
+//! The setup of shared memory for connections within the host. A connection with shared memory no
+//! longer uses its TCP stream. The messages are in `crate::shm::greeting`.
 //!
 //! The active side decides where the connection continues:
 //!
-//! 1. The passive side names a Unix socket in its MPA reply: the offer. The active side sends a hello to this socket, with a new segment.
+//! 1. The passive side names a Unix socket in its MPA reply: the offer. The active side sends a
+//!    hello to this socket, with a new segment.
 //! 2. The passive side accepts the segment.
-//! 3. The active side writes the first record to the segment, and closes the TCP stream. From then on both sides use the segment.
+//! 3. The active side writes the first record to the segment, and closes the TCP stream. From then
+//!    on both sides use the segment.
 //!
-//! If anything fails before step 3, the active side sends its first message on the TCP stream. The passive side sends nothing until it has
-//! received a message on the stream or a record in the segment. So both sides use the same one: the TCP stream or the segment.
+//! If anything fails before step 3, the active side sends its first message on the TCP stream. The
+//! passive side sends nothing until it has received a message on the stream or a record in the
+//! segment. So both sides use the same one: the TCP stream or the segment.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,14 +37,16 @@ use crate::slab::{Key, Slab};
 const MAX_ACCEPTS: usize = 64;
 /// The first bytes of the Unix listener's abstract name. Random digits follow.
 const NAME: &[u8] = b"rdma-";
-/// The largest number of accepted peers that have sent no hello. At the limit, a new peer replaces the oldest one.
+/// The largest number of accepted peers that have sent no hello. At the limit, a new peer replaces
+/// the oldest one.
 const MAX_NEW_PEERS: usize = 64;
 /// The first pause of the setup. Each pause is twice as long as the one before, up to
 /// `LONGEST_PAUSE`: each may cost some sockets, which stay open until the process ends.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The Unix listener to which the peers with an offer connect, and the connected peers that have sent no hello.
+/// The Unix listener to which the peers with an offer connect, and the connected peers that have
+/// sent no hello.
 #[derive(Debug, Default)]
 pub(super) struct Rendezvous {
     pub(super) open: Option<(SocketId, [u8; NAME_LEN])>,
@@ -56,8 +61,8 @@ pub(super) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Creates the offer of shared memory for a connection that the program is accepting. Returns `None` if shared memory cannot be used
-    /// with the peer.
+    /// Creates the offer of shared memory for a connection that the program is accepting. Returns
+    /// `None` if shared memory cannot be used with the peer.
     pub(super) fn offer<N: Net>(
         &mut self,
         hub: &mut Hub<N>,
@@ -116,7 +121,8 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the reason why no offer can be made to the peer of a request, and true if the reason is temporary.
+    /// Returns the reason why no offer can be made to the peer of a request, and true if the reason
+    /// is temporary.
     pub(super) fn reason(&self, path: Option<u32>, asked: &RequestTerms) -> (&'static str, bool) {
         match path {
             None => ("the peer is on another host", false),
@@ -127,8 +133,8 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if the listener cannot be opened, or
-    /// the setup pauses.
+    /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns
+    /// `None` if the listener cannot be opened, or the setup pauses.
     fn listener_name<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) -> Option<[u8; NAME_LEN]> {
         if !self.meets_peers(hub, now) {
             return None;
@@ -182,8 +188,9 @@ impl Rendezvous {
                     self.read_hello(endpoints, hub, key, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                // No descriptor is free for the peer. The peer stays in the backlog of the listener and causes no further edge, so a
-                // deadline is set for the next attempt to accept the peer.
+                // No descriptor is free for the peer. The peer stays in the backlog of the listener
+                // and causes no further edge, so a deadline is set for the next attempt to accept
+                // the peer.
                 Err(error) if is_exhaustion(&error) => {
                     log::debug!("cannot accept peers within the host for now: {error}");
                     let until = now + hub.config.accept_backoff;
@@ -194,13 +201,14 @@ impl Rendezvous {
                     self.pause(endpoints, hub, &error, now);
                     return false;
                 }
-                // The peer belongs to another user, and its socket was closed. When the peer detects that its socket was closed, the peer
-                // stays on TCP.
+                // The peer belongs to another user, and its socket was closed. When the peer
+                // detects that its socket was closed, the peer stays on TCP.
                 Err(error) => log::debug!("cannot accept a peer within the host: {error}"),
             }
         }
-        // More peers may wait in the backlog of the Unix listener, and they cause no further edge. So the Unix listener, represented by
-        // [`Key::NONE`], stays in `handshakes.backlog`, and the channel is woken.
+        // More peers may wait in the backlog of the Unix listener, and they cause no further edge.
+        // So the Unix listener, represented by [`Key::NONE`], stays in `handshakes.backlog`, and
+        // the channel is woken.
         hub.net.wake(NetChannel::Cm);
         endpoints.handshakes.accept_later(Key::NONE);
         true
@@ -253,8 +261,9 @@ impl Rendezvous {
         }
     }
 
-    /// Closes the socket of a peer that has not sent its hello in time. The process may not have run for some time: the hello may have
-    /// arrived in time without being read, so it is read first.
+    /// Closes the socket of a peer that has not sent its hello in time. The process may not have
+    /// run for some time: the hello may have arrived in time without being read, so it is read
+    /// first.
     pub(super) fn close_new_peer<N: Net>(
         &mut self,
         endpoints: &mut Endpoints<N::Segment>,
@@ -296,8 +305,8 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Connects to the Unix socket of an offer, and sends a hello with a new segment. `stream` is the TCP socket of the connection.
-    /// Returns the Unix socket and the segment.
+    /// Connects to the Unix socket of an offer, and sends a hello with a new segment. `stream` is
+    /// the TCP socket of the connection. Returns the Unix socket and the segment.
     pub(super) fn send_hello<N: Net>(
         &mut self,
         endpoints: &mut Endpoints<N::Segment>,
@@ -327,8 +336,8 @@ impl Rendezvous {
         }
     }
 
-    /// Adds a connected peer and returns its key. At the limit of [`MAX_NEW_PEERS`], also removes and returns the oldest peer and its key.
-    /// The caller must close the socket of that peer.
+    /// Adds a connected peer and returns its key. At the limit of [`MAX_NEW_PEERS`], also removes
+    /// and returns the oldest peer and its key. The caller must close the socket of that peer.
     fn add(&mut self, socket: SocketId) -> (Key, Option<(Key, SocketId)>) {
         let oldest = if self.new_peers.len() < MAX_NEW_PEERS { None } else { self.oldest() };
         let key = self.new_peers.insert(socket);

@@ -1,4 +1,5 @@
-//! [`RingFlow`]: the engine of a connection in shared memory (a link). It serves the link, and returns what happened to the connection.
+//! [`RingFlow`]: the engine of a connection in shared memory (a link). It serves the link, and
+//! returns what happened to the connection.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -37,15 +38,16 @@ pub(super) struct RingFlow<S: Segment> {
     closed: bool,
     /// True if the connection is in the ready queue.
     queued: bool,
-    /// True if the last transmission has left output that can be written at once.
+    /// True if the last transmission has left output that can be written now.
     has_more: bool,
-    /// The time of the peer's last sign of life. Before the first one, the time at which the connection came into shared memory.
+    /// The time of the peer's last sign of life. Before the first one, the time at which the
+    /// connection came into shared memory.
     pub(super) last_heard: Instant,
 }
 
 impl<S: Segment> RingFlow<S> {
-    /// Creates the flow of a connection that has come into shared memory. Packets may have arrived on the Unix socket before it moves to
-    /// the completion channel, so it counts as readable.
+    /// Creates the flow of a connection that has come into shared memory. Packets may have arrived
+    /// on the Unix socket before it moves to the completion channel, so it counts as readable.
     pub(super) fn new(key: Key, socket: SocketId, link: Box<Link<S>>, announced: bool, now: Instant) -> Self {
         Self {
             key,
@@ -60,7 +62,8 @@ impl<S: Segment> RingFlow<S> {
         }
     }
 
-    /// Handles an edge on the Unix socket. Returns true if the link is not armed ([`RingFlow::pump`]).
+    /// Handles an edge on the Unix socket. Returns true if the link is not armed
+    /// ([`RingFlow::pump`]).
     #[must_use]
     pub(super) fn edge<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, ready: Ready) -> bool {
         self.closed |= ready.closed;
@@ -81,7 +84,8 @@ impl<S: Segment> RingFlow<S> {
         hub.enqueue(self.key, &mut self.queued);
     }
 
-    /// Arms the link. Returns true if input has already arrived. In that case, the caller must serve the link.
+    /// Arms the link. Returns true if input has already arrived. In that case, the caller must
+    /// serve the link.
     #[must_use]
     pub(super) fn arm<N: Net>(&mut self, hub: &mut Hub<N>) -> bool {
         if self.link.is_armed() || self.queued {
@@ -94,14 +98,16 @@ impl<S: Segment> RingFlow<S> {
         news
     }
 
-    /// Wakes the peer. An error is ignored: either the socket is full of wake-ups that the peer has not read, or the peer has ended.
+    /// Wakes the peer. An error is ignored: either the socket is full of wake-ups that the peer has
+    /// not read, or the peer has ended.
     #[inline]
     pub(super) fn call<N: Net>(&self, hub: &mut Hub<N>) {
         let _ = hub.net.pass(self.socket, &CALL_PACKET, None);
     }
 
-    /// Serves the link: reads packets, consumes records until the budget is used up, and writes pending output. Puts the link into the
-    /// ready queue if work may remain. The link is not armed afterwards, unless all completion queues are.
+    /// Serves the link: reads packets, consumes records until the budget is used up, and writes
+    /// pending output. Puts the link into the ready queue if work may remain. The link is not armed
+    /// afterwards, unless all completion queues are.
     pub(super) fn serve<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, now: Instant) -> Outcome {
         self.queued = false;
         let called = std::mem::take(&mut self.readable);
@@ -112,8 +118,8 @@ impl<S: Segment> RingFlow<S> {
         let budget = hub.config.receive_budget;
         let mut received = self.link.receive(budget, &mut hub.resources);
         if received.as_ref().is_ok_and(|received| received.unknown_window) {
-            // The peer sends the packet that announces a window before it writes the first record that uses the window. So the packet is
-            // already in the socket.
+            // The peer sends the packet that announces a window before it writes the first record
+            // that uses the window. So the packet is already in the socket.
             self.read_packets(hub);
             received = self.link.receive(budget, &mut hub.resources);
             if received.as_ref().is_ok_and(|received| received.unknown_window) {
@@ -123,7 +129,8 @@ impl<S: Segment> RingFlow<S> {
                     Some(LinkFault::Violation(Refusal::Malformed))
                 };
                 let Some(fault) = fault else {
-                    // The peer has ended the connection, and with it the lending of memory that this side has not read.
+                    // The peer has ended the connection, and with it the lending of memory that
+                    // this side has not read.
                     return Outcome::Ended(End::of(peer_has_gone(false)));
                 };
                 received = Err(fault);
@@ -137,9 +144,10 @@ impl<S: Segment> RingFlow<S> {
         if received.news {
             self.last_heard = now;
         }
-        // Whoever serves a link notes that it may not be armed.
+        // The caller notes that the link may not be armed.
         let _ = self.pump(hub);
-        // The peer has closed its socket, and the ring was found empty after that. So no more records can arrive.
+        // The peer has closed its socket, and the ring was found empty after that. So no more
+        // records can arrive.
         if self.closed && !received.more && !self.link.has_news() {
             return Outcome::Ended(End::of(peer_has_gone(self.link.is_at_boundary())));
         }
@@ -170,8 +178,8 @@ impl<S: Segment> RingFlow<S> {
         self.readable = true;
     }
 
-    /// Writes the pending output of the link to its ring, and wakes the peer if the peer sleeps. Returns true if the link is not armed: a
-    /// busy poll must look at its ring (`Rings::heat`).
+    /// Writes the pending output of the link to its ring, and wakes the peer if the peer sleeps.
+    /// Returns true if the link is not armed: a busy poll must look at its ring (`Rings::heat`).
     #[inline]
     #[must_use]
     pub(super) fn pump<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>) -> bool {
@@ -181,9 +189,9 @@ impl<S: Segment> RingFlow<S> {
         }
         let calls = self.link.publish() | self.link.release();
         let more = sent == TransmitProgress::More || self.link.has_fault();
-        // After `Link::transmit`, output may wait for room in the ring. In that case, a link that is armed only for incoming records must
-        // also be armed for room. If all completion queues are armed, the caller may sleep without another call, so every link must be
-        // armed.
+        // After `Link::transmit`, output may wait for room in the ring. In that case, a link that
+        // is armed only for incoming records must also be armed for room. If all completion queues
+        // are armed, the caller may sleep without another call, so every link must be armed.
         let arms = !self.link.is_armed() && (self.link.is_armed_at_all() || hub.resources.cqs.are_all_armed());
         let unarmed = !self.link.is_armed();
         self.has_more = more;
@@ -198,13 +206,15 @@ impl<S: Segment> RingFlow<S> {
         unarmed && !arms
     }
 
-    /// Sends the announcements of new lendings to the peer. If the socket is full, the next call of [`RingFlow::pump`] sends the remaining
-    /// ones. An edge reports that the socket is writable again.
+    /// Sends the announcements of new lendings to the peer. If the socket is full, the next call of
+    /// [`RingFlow::pump`] sends the remaining ones. An edge reports that the socket is writable
+    /// again.
     fn pass_announcements<N: Net>(&mut self, hub: &mut Hub<N>) {
         while let Some(announcement) = self.link.next_announcement() {
             let Err(error) = hub.net.pass(self.socket, &announcement.emit(), announcement.file()) else { continue };
             let is_full = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
-            // The system also limits the descriptors that are in packets, for all processes of a user.
+            // The system also limits the descriptors that are in packets, for all processes of a
+            // user.
             if is_full || is_exhaustion(&error) || error.raw_os_error() == Some(libc::ETOOMANYREFS) {
                 return self.link.announce_later(announcement);
             }
@@ -224,8 +234,9 @@ impl<S: Segment> RingFlow<S> {
         })
     }
 
-    /// Flushes the work queues of a link that has ended. Closes its Unix socket if the peer has ended the connection. Otherwise ends only
-    /// the local direction, and returns the socket: the peer may still read the last records.
+    /// Flushes the work queues of a link that has ended. Closes its Unix socket if the peer has
+    /// ended the connection. Otherwise ends only the local direction, and returns the socket: the
+    /// peer may still read the last records.
     #[must_use]
     pub(super) fn end<N: Net>(&mut self, hub: &mut Hub<N>, cause: &DisconnectCause) -> Option<SocketId> {
         let calls = self.link.end(&mut hub.resources.cqs);

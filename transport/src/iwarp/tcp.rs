@@ -20,7 +20,7 @@ use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
 
-/// The largest number of epoll events that one call of [`Net::poll`] returns.
+/// The largest number of epoll events that one call of [`Streams::poll`] returns.
 const EVENTS: usize = 256;
 const WAKE: Token = Token(usize::MAX);
 /// The largest value of `TCP_KEEPIDLE` that Linux accepts, in seconds.

@@ -12,13 +12,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::config::IwarpConfig;
+use super::super::hub::DEVICE;
 use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
-use super::super::provider::{DEVICE, Iwarp};
+use super::super::provider::Iwarp;
 use super::tape::Tape;
 use crate::cm::{CmEventKind, CmId, ConnectParam, ListenParam};
 use crate::cq::CqAttr;
@@ -404,7 +405,7 @@ impl World<'_> {
             }
             let local = self.iwarp.local_address(id).expect("it is bound");
             let qp_number = self.iwarp.qp_number(QpId(id.0)).expect("it has one");
-            let peer = DatagramPeer { route: self.iwarp.route_to(local), qp_number, queue_key: QUEUE_KEY };
+            let peer = DatagramPeer { route: crate::iwarp::ports::route_to(local), qp_number, queue_key: QUEUE_KEY };
             self.addresses.push((self.iwarp.create_address(DEVICE, &peer.route).expect("a route"), peer));
         }
     }
@@ -761,10 +762,10 @@ impl World<'_> {
             self.iwarp.destroy_address(handle).expect("it was made");
         }
         self.iwarp.destroy_cq(self.cq).expect("nobody uses it");
-        let tables = &self.iwarp.datagrams;
+        let tables = &self.iwarp.datagrams.tables;
         assert!(tables.ports.is_empty() && tables.queries.is_empty() && tables.received_queries.is_empty());
         assert!(tables.addresses.is_empty() && self.post.wire().sockets.is_empty());
-        assert_eq!(self.iwarp.live, 0);
+        assert_eq!(self.iwarp.sockets(), 0);
         (self.heard, self.questions)
     }
 }

@@ -20,14 +20,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::config::{CrcPolicy, IwarpConfig, SharedMemoryPolicy};
+use super::super::endpoint::{CmEndpoint, Work};
+use super::super::hub::DEVICE;
 use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
-use super::super::provider::{DEVICE, Iwarp};
+use super::super::provider::Iwarp;
 use super::super::startup::{self, FrameReader, Judgement, StartupTerms};
 use super::super::wire::StartupKind;
 use super::tape::Tape;
 use crate::cm::{CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use crate::cq::CqAttr;
-use crate::mem::{HostileFile, Memory, RecvSlice, SendSlice, Sharing, Window};
+use crate::mem::{HostileFile, Interface, Memory, Packets, RecvSlice, SendSlice, Sharing, Window};
 use crate::mr::{Access, RemoteKey};
 use crate::provider::{CqId, Drive, Provider};
 use crate::qp::{QpAttr, QpId};
@@ -762,7 +764,7 @@ impl World<'_> {
                 assert!(self.inbox.read(slot * ROOM + at, ROOM / 4) == [CANARY; ROOM / 4], "beside a receive");
             }
         }
-        let (bytes, count) = self.iwarp.links.account.used();
+        let (bytes, count) = self.iwarp.hub.account.used();
         assert!(bytes <= LIMITS.0 && count <= LIMITS.1, "{bytes} {count}");
         let host = self.net.host();
         assert!(host.accepted.len() <= 1 && host.accepted.iter().all(|key| host.entitled.contains(key)));
@@ -788,7 +790,10 @@ impl World<'_> {
     /// memory.
     fn end(mut self) -> usize {
         let Some(id) = self.id else { return 0 };
-        let moved = self.iwarp.endpoints.get(id.0).is_some_and(|endpoint| endpoint.link.is_some());
+        let moved = matches!(
+            self.iwarp.endpoints.get(id.0),
+            Some(CmEndpoint::Ring(_) | CmEndpoint::Dead(Some(Work::Ring(..))))
+        );
         let _ = self.iwarp.disconnect(id, self.now);
         self.turn();
         self.turn();
@@ -797,8 +802,8 @@ impl World<'_> {
         self.now += Duration::from_secs(60);
         self.turn();
         self.turn();
-        assert_eq!(self.iwarp.links.account.used(), (0, 0), "windows");
-        assert_eq!((self.iwarp.live, self.iwarp.links.count), (0, 0));
+        assert_eq!(self.iwarp.hub.account.used(), (0, 0), "windows");
+        assert_eq!(self.iwarp.sockets(), 0);
         let host = self.net.host();
         let left =
             host.sockets.iter().filter(|(_, socket)| !matches!(socket.0, HostSocket::Listener | HostSocket::Door(_)));
