@@ -149,7 +149,8 @@ impl<S: Segment> RingFlow<S> {
         // The peer has closed its socket, and the ring was found empty after that. So no more
         // records can arrive.
         if self.closed && !received.more && !self.link.has_news() {
-            return Outcome::Ended(End::of(peer_has_gone(self.link.is_at_boundary())));
+            let is_complete = self.link.is_at_boundary() && !self.link.is_removed();
+            return Outcome::Ended(End::of(peer_has_gone(is_complete)));
         }
         if received.more || self.readable || self.closed || self.has_more {
             self.enqueue(hub);

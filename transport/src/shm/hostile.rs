@@ -361,6 +361,23 @@ fn a_removed_segment_is_no_violation() {
     assert!(victim.link.receive(usize::MAX, &mut victim.resources).is_err() && victim.link.is_removed());
 }
 
+/// A side that has read nothing finds no record after the pages were removed. It notices that by the
+/// position that it has published itself.
+#[test]
+fn a_side_that_has_read_nothing_notices_a_removed_segment() {
+    let (ours, theirs) = segments();
+    let mut victim = Victim::new(ours, &account());
+    victim.link.begin();
+    victim.link.publish();
+    assert!(!victim.link.is_removed());
+    let half = SegmentSide::Passive.incoming();
+    theirs.poke(half + RING, RecordHeader::new(RecordKind::Ready, 0).emit());
+    theirs.store(half + HEAD, WORD as u64);
+    drop(theirs);
+    assert!(!victim.link.receive(usize::MAX, &mut victim.resources).unwrap().news);
+    assert!(victim.link.is_at_boundary() && victim.link.is_removed());
+}
+
 /// Peers announce as much memory as they can. The victim maps no more than the limits allow,
 /// however long, sparse or numerous the windows are, and reserves a part for staging buffers. All
 /// windows are unmapped at the end of their connections, or when their lendings end.

@@ -13,7 +13,7 @@ use super::outgoing::{INLINE, Outgoing, TransmitContext};
 use super::packet::{Announcement, Packet};
 use super::record::{RecordHeader, RecordKind};
 use super::ring::Consumer;
-use super::segment::{self, CAPACITY, HEAD, Segment, SegmentPayload, SegmentSide, TAIL};
+use super::segment::{self, CAPACITY, HEAD, Segment, SegmentPayload, SegmentSide};
 use super::windows::{Lendings, Windows};
 use crate::cm::ReadDepth;
 use crate::error::Result;
@@ -442,12 +442,13 @@ impl<S: Segment> Link<S> {
         header.is_some_and(|header| self.windows.has_ended(&self.segment, header.slot))
     }
 
-    /// Returns true if the pages of the segment were removed after both sides have used it. The peer
-    /// has ended the connection, and has waited long enough.
+    /// Returns true if the pages of the segment were removed: a position that one of the two sides
+    /// has published is 0 again. The peer has ended the connection, and has waited long enough, or
+    /// had no room to wait. Records that this side has not read are lost.
     pub(crate) fn is_removed(&self) -> bool {
-        let positions = [self.incoming.ring.half() + HEAD, self.outgoing.ring.half() + TAIL];
-        let is_used = self.incoming.ring.pos() + self.outgoing.ring.tail() > 0;
-        is_used && positions.iter().all(|&at| self.segment.load(at) == 0)
+        let ours = (self.outgoing.ring.published(), self.outgoing.ring.half());
+        let theirs = (self.incoming.ring.pos(), self.incoming.ring.half());
+        [ours, theirs].into_iter().any(|(pos, half)| pos > 0 && self.segment.load(half + HEAD) == 0)
     }
 
     /// Returns the fault of a refusal that the peer has published behind a lost payload ([`Link::has_lost_payload`]).

@@ -44,6 +44,11 @@ impl Producer {
         self.pos
     }
 
+    /// Returns the position up to which records are published.
+    pub(super) const fn published(&self) -> u64 {
+        self.published
+    }
+
     /// Returns the consumer's position at the last load.
     #[inline]
     pub(super) const fn tail(&self) -> u64 {
