@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use rdma_transport::iwarp::net::{LocalSockets, Net, NetChannel, PacketSockets, Ready, SocketId, Streams};
+use rdma_transport::iwarp::net::{LocalSockets, Net, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
 use rdma_transport::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
 
 use super::{Call, Gate};
@@ -46,7 +46,7 @@ impl<N: Net> GatedNet<N> {
     }
 }
 
-impl<N: Net> Streams for GatedNet<N> {
+impl<N: Net> StreamSockets for GatedNet<N> {
     fn channel(&self, channel: NetChannel) -> RawFd {
         self.inner.channel(channel)
     }

@@ -104,7 +104,7 @@ pub enum Script {
 pub(super) struct ChannelState {
     /// The sockets with new readiness, in the order of their edges.
     pub(super) ready: VecDeque<Key>,
-    /// True if [`rdma_transport::iwarp::net::Streams::wake`] was called.
+    /// True if [`rdma_transport::iwarp::net::StreamSockets::wake`] was called.
     pub(super) wake: bool,
     /// The token with which the reactor's poller has registered the channel.
     pub(super) token: Option<usize>,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Wait};
-use rdma_transport::iwarp::net::{NetChannel, SocketId, Streams};
+use rdma_transport::iwarp::net::{NetChannel, SocketId, StreamSockets};
 use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Untagged};
 use rdma_transport::mem::{RecvSlice, SendSlice};
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use rdma_transport::iwarp::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
+use rdma_transport::iwarp::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
 use rdma_transport::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
 
@@ -48,7 +48,7 @@ pub(super) const fn descriptor(node: usize, channel: usize) -> RawFd {
     (1000 + 10 * node + channel) as RawFd
 }
 
-impl Streams for SimNet {
+impl StreamSockets for SimNet {
     fn channel(&self, channel: NetChannel) -> RawFd {
         descriptor(self.node, index(channel))
     }

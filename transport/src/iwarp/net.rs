@@ -44,13 +44,13 @@ pub struct Ready {
 /// UDP sockets for datagrams. None of them has a default method. An implementation without sockets
 /// of the last two kinds returns `None` from [`LocalSockets::local_path`], or false from
 /// [`PacketSockets::has_packets`]. Then the other methods of that trait are not called.
-pub trait Net: Streams + LocalSockets + PacketSockets {}
+pub trait Net: StreamSockets + LocalSockets + PacketSockets {}
 
-impl<N: Streams + LocalSockets + PacketSockets> Net for N {}
+impl<N: StreamSockets + LocalSockets + PacketSockets> Net for N {}
 
 /// The channels of a [`Net`], and its TCP sockets.
-pub trait Streams: Send + fmt::Debug {
-    /// Returns a descriptor that becomes readable when [`Streams::poll`] has edges of this channel.
+pub trait StreamSockets: Send + fmt::Debug {
+    /// Returns a descriptor that becomes readable when [`StreamSockets::poll`] has edges of this channel.
     fn channel(&self, channel: NetChannel) -> RawFd;
 
     /// Makes the descriptor of a channel readable once, even if no socket has an edge.
@@ -67,7 +67,7 @@ pub trait Streams: Send + fmt::Debug {
     fn accept(&mut self, listener: SocketId) -> io::Result<(SocketId, SocketAddr)>;
 
     /// Starts to connect a TCP socket, on the CM channel. A writable edge reports that the attempt
-    /// has ended. After this edge, [`Streams::connected`] returns the result.
+    /// has ended. After this edge, [`StreamSockets::connected`] returns the result.
     fn connect(&mut self, peer: SocketAddr) -> io::Result<SocketId>;
 
     /// Returns the result of an attempt to connect, or `WouldBlock` if the attempt has not ended.
@@ -78,7 +78,7 @@ pub trait Streams: Send + fmt::Debug {
     fn promote(&mut self, socket: SocketId) -> io::Result<()>;
 
     /// Removes a socket without closing it. Another instance can take the returned descriptor with
-    /// [`Streams::adopt`]. After an error, the socket is unchanged. Implementations without
+    /// [`StreamSockets::adopt`]. After an error, the socket is unchanged. Implementations without
     /// descriptors return `Unsupported`.
     fn release(&mut self, socket: SocketId) -> io::Result<OwnedFd>;
 

@@ -13,14 +13,14 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::config::WithinHost;
-use super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
+use super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
 use super::unix::Strangers;
 use super::{udp, unix};
 use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
 
-/// The largest number of epoll events that one call of [`Streams::poll`] returns.
+/// The largest number of epoll events that one call of [`StreamSockets::poll`] returns.
 const EVENTS: usize = 256;
 const WAKE: Token = Token(usize::MAX);
 /// The largest value of `TCP_KEEPIDLE` that Linux accepts, in seconds.
@@ -250,7 +250,7 @@ impl TcpNet {
     }
 }
 
-impl Streams for TcpNet {
+impl StreamSockets for TcpNet {
     fn channel(&self, channel: NetChannel) -> RawFd {
         self.set(channel).poll.as_raw_fd()
     }

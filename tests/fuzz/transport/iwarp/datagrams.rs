@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::super::config::IwarpConfig;
 use super::super::hub::DEVICE;
-use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
+use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
 use super::super::provider::Iwarp;
 use super::tape::Tape;
 use crate::cm::{CmEventKind, CmId, ConnectParam, ListenParam};
@@ -107,7 +107,7 @@ fn nothing<T>() -> io::Result<T> {
     Err(io::ErrorKind::WouldBlock.into())
 }
 
-impl Streams for Post {
+impl StreamSockets for Post {
     fn channel(&self, _: NetChannel) -> RawFd {
         -1
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use super::super::config::{CrcPolicy, IwarpConfig, SharedMemoryPolicy};
 use super::super::endpoint::{CmEndpoint, Work};
 use super::super::hub::DEVICE;
-use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, Streams};
+use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
 use super::super::provider::Iwarp;
 use super::super::startup::{self, FrameReader, Judgement, StartupTerms};
 use super::super::wire::StartupKind;
@@ -133,7 +133,7 @@ fn gone() -> io::Error {
     io::ErrorKind::BrokenPipe.into()
 }
 
-impl Streams for HostNet {
+impl StreamSockets for HostNet {
     fn channel(&self, _: NetChannel) -> RawFd {
         -1
     }

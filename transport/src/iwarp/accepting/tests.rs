@@ -5,7 +5,7 @@ use super::super::hub::Owner;
 use super::*;
 use crate::cm::{CmEvent, ConnectParam, DisconnectCause, ListenParam, PathOptions};
 use crate::iwarp::forward_net::forward_net;
-use crate::iwarp::net::{LocalSockets, PacketSockets, Streams};
+use crate::iwarp::net::{LocalSockets, PacketSockets, StreamSockets};
 use crate::iwarp::unix::{host, path_within_host};
 use crate::iwarp::{CrcPolicy, IwarpConfig};
 use crate::iwarp::{Iwarp, SharedMemoryPolicy, TcpNet};
@@ -500,7 +500,7 @@ struct Exhausted {
     then_aborted: bool,
 }
 
-impl Streams for Exhausted {
+impl StreamSockets for Exhausted {
     forward_net!(
         channel wake poll listen connect connected promote local_address max_segment all_acknowledged recv
         send shutdown close release adopt

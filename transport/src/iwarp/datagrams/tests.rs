@@ -11,7 +11,7 @@ use crate::cm::{CmEvent, ConnectParam};
 use crate::cq::CqAttr;
 use crate::datagram::{Destination, QUEUE_KEY};
 use crate::iwarp::forward_net::forward_net;
-use crate::iwarp::net::{LocalSockets, PacketSockets, Streams};
+use crate::iwarp::net::{LocalSockets, PacketSockets, StreamSockets};
 use crate::iwarp::{IwarpConfig, TcpNet};
 use crate::mem::{Interface, Memory};
 use crate::patience;
@@ -414,7 +414,7 @@ struct LinkLocalNet {
     bound: BTreeMap<SocketId, SocketAddr>,
 }
 
-impl Streams for LinkLocalNet {
+impl StreamSockets for LinkLocalNet {
     forward_net!(
         channel wake poll listen accept connect connected promote max_segment all_acknowledged recv send
         shutdown release adopt

@@ -3,7 +3,7 @@
 use super::super::bench::{Bench, entropy, send};
 use super::super::endpoint::AttemptStep;
 use super::super::forward_net::forward_net;
-use super::super::net::{LocalSockets, PacketSockets, Streams};
+use super::super::net::{LocalSockets, PacketSockets, StreamSockets};
 use super::super::startup::{self, StartupTerms};
 use super::super::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use super::*;
@@ -37,7 +37,7 @@ struct FaultyNet {
     accepted: Option<SocketId>,
 }
 
-impl Streams for FaultyNet {
+impl StreamSockets for FaultyNet {
     forward_net!(
         channel wake poll listen accept connect connected local_address max_segment all_acknowledged recv send
         shutdown close release adopt
