@@ -22,15 +22,14 @@ use crate::error::{Result, TransportError};
 use crate::log_limit::NOBODY;
 use crate::mem::RecvSlice;
 use crate::newcomers::Host;
-use crate::shm::Segment;
 use crate::slab::Key;
 
 /// The largest number of connections that are accepted from one listener at a time.
 const ACCEPTS: usize = 64;
 
-impl<S: Segment> Endpoints<S> {
+impl<N: Net> Endpoints<N> {
     /// Accepts connections from a listener, until no connection waits or a limit is reached.
-    pub(super) fn accept_some<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    pub(super) fn accept_some(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some(&CmEndpoint::Listener(listener)) = self.get(key) else { return };
         if self.handshakes.is_paused(hub, key) {
             return;
@@ -78,7 +77,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Handles the deadline of a paused listener.
-    pub(super) fn end_pause<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    pub(super) fn end_pause(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         self.handshakes.paused.retain(|&paused| paused != key);
         if !crate::planted("a-listener-without-descriptors-is-forgotten") {
             self.accept_some(hub, key, now);
@@ -88,11 +87,7 @@ impl<S: Segment> Endpoints<S> {
     /// Evicts the oldest half-open connections until one more handshake is within the limits. If
     /// too few connections can be evicted now, returns an error. The error contains the time at
     /// which the next eviction will be allowed, or `None` if there is no half-open connection.
-    fn make_room<N: Net<Segment = S>>(
-        &mut self,
-        hub: &mut Hub<N>,
-        now: Instant,
-    ) -> std::result::Result<(), Option<Instant>> {
+    fn make_room(&mut self, hub: &mut Hub<N>, now: Instant) -> std::result::Result<(), Option<Instant>> {
         while let Some(host) = self.handshakes.crowd {
             if self.handshakes.half_open.count_of(host) <= hub.config.handshakes_per_peer() {
                 self.handshakes.crowd = None;
@@ -110,7 +105,7 @@ impl<S: Segment> Endpoints<S> {
     /// evicted after its `request_grace`. If none can be evicted now, returns an error. The error
     /// contains the time at which the eviction will be allowed, or `None` if there is no half-open
     /// connection.
-    fn evict<N: Net<Segment = S>>(
+    fn evict(
         &mut self,
         hub: &mut Hub<N>,
         host: Option<Host>,
@@ -129,14 +124,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Starts the handshake with a peer whose TCP connection was accepted.
-    fn requested<N: Net<Segment = S>>(
-        &mut self,
-        hub: &mut Hub<N>,
-        listener: CmId,
-        socket: SocketId,
-        peer: SocketAddr,
-        now: Instant,
-    ) {
+    fn requested(&mut self, hub: &mut Hub<N>, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
         let host = Host::of(peer.ip());
         let key = self.insert(CmEndpoint::Dead(None));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
@@ -154,7 +142,7 @@ impl<S: Segment> Endpoints<S> {
     /// Continues the handshake of a request after an edge on its socket. A request whose peer has
     /// reset the connection is removed, if the program was not notified of it: the request may
     /// still be readable, but an answer would reach nobody.
-    pub(super) fn request_edge<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, closed: bool, now: Instant) {
+    pub(super) fn request_edge(&mut self, hub: &mut Hub<N>, key: Key, closed: bool, now: Instant) {
         let Some(endpoint) = self.get_mut(key) else { return };
         let is_unknown = endpoint.is_unknown();
         let CmEndpoint::Request(request) = endpoint else { return };
@@ -165,7 +153,7 @@ impl<S: Segment> Endpoints<S> {
         self.read_request(hub, key, now);
     }
 
-    fn read_request<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    fn read_request(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some(CmEndpoint::Request(Request {
             socket,
             step: RequestStep::Reading { reader, listener, peer, .. },
@@ -210,7 +198,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Lets a request wait until the program receives it. Its connection is no longer half-open.
-    fn queue_request<N: Net>(&mut self, hub: &mut Hub<N>, key: Key, asked: RequestTerms, host: Host) {
+    fn queue_request(&mut self, hub: &mut Hub<N>, key: Key, asked: RequestTerms, host: Host) {
         let Some(CmEndpoint::Request(request)) = self.get_mut(key) else { return };
         let step = std::mem::replace(&mut request.step, RequestStep::Queued(asked, host));
         if let RequestStep::Reading { ticket, .. } = step {
@@ -220,7 +208,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Removes a connection, and rejects the request of its peer.
-    pub(super) fn turn_away<N: Net<Segment = S>>(
+    pub(super) fn turn_away(
         &mut self,
         hub: &mut Hub<N>,
         key: Key,
@@ -236,7 +224,7 @@ impl<S: Segment> Endpoints<S> {
     /// Resets a connection whose client has not sent its request in time. The process may not have
     /// run for some time: the request may have arrived in time without being read, so it is read
     /// first.
-    pub(super) fn expire_request<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    pub(super) fn expire_request(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         self.read_request(hub, key, now);
         match self.get(key) {
             Some(CmEndpoint::Request(Request { step: RequestStep::Reading { peer, .. }, .. })) => {
@@ -258,7 +246,7 @@ impl<S: Segment> Endpoints<S> {
     /// # Errors
     /// Returns an error, and leaves the request as it was, if the endpoint has no request or no
     /// queue pair, or if the peer cannot use shared memory, which is required.
-    pub(super) fn accept<N: Net<Segment = S>>(
+    pub(super) fn accept(
         &mut self,
         rendezvous: &mut Rendezvous,
         hub: &mut Hub<N>,
@@ -298,7 +286,7 @@ impl<S: Segment> Endpoints<S> {
     /// same time again, because it could not continue without an answer. The same holds if the
     /// deadline, which was `late` ago, was handled late by half of the limit: the client may be in
     /// this process, which did not run.
-    pub(super) fn expire_unannounced<N: Net<Segment = S>>(
+    pub(super) fn expire_unannounced(
         &mut self,
         rendezvous: &mut Rendezvous,
         hub: &mut Hub<N>,
@@ -331,10 +319,10 @@ impl<S: Segment> Endpoints<S> {
 
     /// Starts the stream of a connection whose handshake is complete. Moves the socket of the
     /// connection to the completion channel.
-    pub(super) fn begin<N: Net<Segment = S>>(
+    pub(super) fn begin(
         &mut self,
         hub: &mut Hub<N>,
-        mut flow: TcpFlow<S>,
+        mut flow: TcpFlow<N::Segment>,
         role: Role,
         agreement: &startup::Agreement,
         now: Instant,

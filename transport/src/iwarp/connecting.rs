@@ -19,14 +19,13 @@ use super::startup::{self, Agreement, FrameReader, Verdict};
 use super::stream::Stream;
 use super::wire::StartupKind;
 use crate::cm::{CmEventKind, ConnectFailure};
-use crate::shm::Segment;
 use crate::shm::greeting::Offer;
 use crate::shm::packet::Packet;
 use crate::shm::segment::SegmentSide;
 use crate::slab::Key;
 
-impl<S: Segment> Endpoints<S> {
-    fn attempt(&mut self, key: Key) -> Option<&mut Attempt<S>> {
+impl<N: Net> Endpoints<N> {
+    fn attempt(&mut self, key: Key) -> Option<&mut Attempt<N::Segment>> {
         match self.get_mut(key) {
             Some(CmEndpoint::Attempt(attempt)) => Some(attempt),
             _ => None,
@@ -34,7 +33,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Opens the TCP connection of a connection attempt.
-    pub(super) fn open<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, startup: Box<Startup>) {
+    pub(super) fn open(&mut self, hub: &mut Hub<N>, key: Key, startup: Box<Startup>) {
         let Some(attempt) = self.attempt(key) else { return };
         match hub.net.connect(attempt.peer) {
             Ok(socket) => {
@@ -47,7 +46,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Continues an attempt after an edge on its TCP socket: sends the MPA request once TCP has
     /// connected, and reads the reply. Fails the attempt if TCP cannot connect.
-    pub(super) fn attempt_edge<N: Net<Segment = S>>(
+    pub(super) fn attempt_edge(
         &mut self,
         rendezvous: &mut Rendezvous,
         hub: &mut Hub<N>,
@@ -124,7 +123,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Tries again with MPA revision 1 over a new TCP connection, because some peers close a
     /// connection that requests revision 2.
-    fn retry<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key) {
+    fn retry(&mut self, hub: &mut Hub<N>, key: Key) {
         let Some(attempt) = self.attempt(key) else { return };
         let AttemptStep::Starting(socket, mut startup) = std::mem::replace(&mut attempt.step, AttemptStep::Resolved)
         else {
@@ -141,7 +140,7 @@ impl<S: Segment> Endpoints<S> {
     /// sets up shared memory. Otherwise the connection stays on the stream. `data` is the private
     /// data of the reply.
     #[allow(clippy::too_many_arguments, reason = "the caller has found them, and they are not looked up again")]
-    fn accepted<N: Net<Segment = S>>(
+    fn accepted(
         &mut self,
         rendezvous: &mut Rendezvous,
         hub: &mut Hub<N>,
@@ -184,7 +183,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Continues the setup of shared memory, on either side, after an edge on its Unix socket.
-    pub(super) fn setup_edge<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    pub(super) fn setup_edge(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         if let Some(CmEndpoint::Attempt(_)) = self.get(key) {
             return self.continue_setup(hub, key, now);
         }
@@ -198,7 +197,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Reads the peer's answer to the hello of an attempt.
-    fn continue_setup<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    fn continue_setup(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some(Attempt { step: AttemptStep::SettingUp(_, sent), .. }) = self.attempt(key) else { return };
         let mut room = [0; 8];
         let why = match hub.net.take(sent.socket, &mut room) {
@@ -216,7 +215,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Moves a connection to shared memory, after the peer has accepted the segment.
-    fn leave_stream<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    fn leave_stream(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some((stream, sent)) = self.take_setup(key) else { return };
         let Some(qp) = self.take_queue_pair(key) else { return };
         let SentSegment { socket, segment, agreement, private_data, .. } = *sent;
@@ -228,7 +227,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Takes the setup of shared memory out of an attempt. Returns the TCP socket and the sent
     /// segment.
-    fn take_setup(&mut self, key: Key) -> Option<(SocketId, Box<SentSegment<S>>)> {
+    fn take_setup(&mut self, key: Key) -> Option<(SocketId, Box<SentSegment<N::Segment>>)> {
         let attempt = self.attempt(key)?;
         if !matches!(attempt.step, AttemptStep::SettingUp(..)) {
             return None;
@@ -242,7 +241,7 @@ impl<S: Segment> Endpoints<S> {
     /// Handles the deadline of an attempt. During a setup, the attempt fails only if its own
     /// deadline has passed; otherwise only the setup ends, unless the peer's answer has arrived
     /// without being read.
-    pub(super) fn expire_attempt<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    pub(super) fn expire_attempt(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         let Some(attempt) = self.attempt(key) else { return };
         match &attempt.step {
             AttemptStep::SettingUp(_, sent) if sent.until.is_some_and(|until| until <= now) => {
@@ -260,7 +259,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP
     /// stream. If shared memory is required, the connection fails instead.
-    fn end_setup<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, why: &str, now: Instant) {
+    fn end_setup(&mut self, hub: &mut Hub<N>, key: Key, why: &str, now: Instant) {
         let Some(Attempt { peer, step: AttemptStep::SettingUp(_, sent), .. }) = self.attempt(key) else { return };
         if sent.required {
             let peer = *peer;
@@ -273,14 +272,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Fails a connection attempt that may not stay on TCP, because shared memory cannot be used,
     /// for the reason `why`.
-    fn fail_without_segment<N: Net<Segment = S>>(
-        &mut self,
-        hub: &mut Hub<N>,
-        key: Key,
-        peer: SocketAddr,
-        why: &str,
-        now: Instant,
-    ) {
+    fn fail_without_segment(&mut self, hub: &mut Hub<N>, key: Key, peer: SocketAddr, why: &str, now: Instant) {
         let failure = if hub.requires_shared_memory() {
             ConnectFailure::Unreachable(format!("no shared memory with {peer}: {why}"))
         } else {
@@ -290,7 +282,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Starts the TCP stream. `why` is the reason why the connection is not in shared memory.
-    fn stay_on_stream<N: Net<Segment = S>>(
+    fn stay_on_stream(
         &mut self,
         hub: &mut Hub<N>,
         key: Key,

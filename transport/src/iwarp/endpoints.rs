@@ -17,7 +17,6 @@ use crate::cm::{CmEvent, CmEventKind, CmId, ConnectFailure, DisconnectCause, Rea
 use crate::error::{Result, TransportError};
 use crate::mr::{Access, MrId};
 use crate::newcomers::Host;
-use crate::shm::Segment;
 use crate::shm::link::{Link, PartedLink};
 use crate::shm::packet::CALL_PACKET;
 use crate::shm::segment::SegmentSide;
@@ -28,8 +27,8 @@ const PARTING: Duration = Duration::from_secs(10);
 
 /// The endpoints of a provider, and what is counted of them.
 #[derive(Debug)]
-pub(super) struct Endpoints<S: Segment> {
-    table: Slab<CmEndpoint<S>>, // bound: connections, half-open, queries
+pub(super) struct Endpoints<N: Net> {
+    table: Slab<CmEndpoint<N::Segment>>, // bound: connections, half-open, queries
     pub(super) handshakes: Handshakes,
     /// The number of live connections on TCP streams.
     pub(super) streams: usize,
@@ -53,7 +52,7 @@ pub(super) struct Move<S> {
     pub(super) announced: bool,
 }
 
-impl<S: Segment> Endpoints<S> {
+impl<N: Net> Endpoints<N> {
     pub(super) fn new() -> Self {
         Self {
             table: Slab::default(),
@@ -73,13 +72,13 @@ impl<S: Segment> Endpoints<S> {
         self.table.keys()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&CmEndpoint<S>> {
+    pub(super) fn get(&self, key: Key) -> Option<&CmEndpoint<N::Segment>> {
         self.count_look_up();
         self.table.get(key)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut CmEndpoint<S>> {
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut CmEndpoint<N::Segment>> {
         self.count_look_up();
         self.table.get_mut(key)
     }
@@ -92,28 +91,28 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Returns the endpoint of an id that the program knows.
-    pub(super) fn known(&self, id: CmId) -> Result<&CmEndpoint<S>> {
+    pub(super) fn known(&self, id: CmId) -> Result<&CmEndpoint<N::Segment>> {
         self.get(id.0).filter(|endpoint| !endpoint.is_unknown()).ok_or(STALE_ID)
     }
 
     /// Returns the endpoint of an id that the program knows.
-    pub(super) fn known_mut(&mut self, id: CmId) -> Result<&mut CmEndpoint<S>> {
+    pub(super) fn known_mut(&mut self, id: CmId) -> Result<&mut CmEndpoint<N::Segment>> {
         self.get_mut(id.0).filter(|endpoint| !endpoint.is_unknown()).ok_or(STALE_ID)
     }
 
     /// Adds an endpoint.
-    pub(super) fn insert(&mut self, endpoint: CmEndpoint<S>) -> Key {
+    pub(super) fn insert(&mut self, endpoint: CmEndpoint<N::Segment>) -> Key {
         self.table.insert(endpoint)
     }
 
     /// Changes the state of an endpoint. Returns the previous state, or `None` if the endpoint does
     /// not exist.
-    pub(super) fn replace<N: Net>(
+    pub(super) fn replace(
         &mut self,
         hub: &mut Hub<N>,
         key: Key,
-        state: CmEndpoint<S>,
-    ) -> Option<CmEndpoint<S>> {
+        state: CmEndpoint<N::Segment>,
+    ) -> Option<CmEndpoint<N::Segment>> {
         self.count_look_up();
         let endpoint = self.table.get_mut(key)?;
         match &state {
@@ -127,7 +126,7 @@ impl<S: Segment> Endpoints<S> {
         Some(previous)
     }
 
-    fn uncount<N: Net>(&mut self, hub: &mut Hub<N>, endpoint: &CmEndpoint<S>) {
+    fn uncount(&mut self, hub: &mut Hub<N>, endpoint: &CmEndpoint<N::Segment>) {
         match endpoint {
             CmEndpoint::Request(request) => {
                 self.handshakes.unfinished -= 1;
@@ -153,7 +152,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or
     /// let linger. A link lingers by itself.
-    pub(super) fn remove<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> Option<SocketId> {
+    pub(super) fn remove(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> Option<SocketId> {
         match self.take(hub, key)?.take_apart(hub) {
             (_, Some(Work::Ring(link, socket))) => {
                 part(hub, link, socket, now);
@@ -168,7 +167,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Takes an endpoint out of the table.
-    pub(super) fn take<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key) -> Option<CmEndpoint<S>> {
+    pub(super) fn take(&mut self, hub: &mut Hub<N>, key: Key) -> Option<CmEndpoint<N::Segment>> {
         let endpoint = self.table.remove(key)?;
         self.uncount(hub, &endpoint);
         hub.deadlines.clear(Owner::Endpoint(key));
@@ -177,7 +176,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Removes an endpoint of which the program was not notified, and closes its socket.
-    pub(super) fn drop_socket<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
+    pub(super) fn drop_socket(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) {
         if let Some(socket) = self.remove(hub, key, now) {
             hub.close(socket, false);
         }
@@ -186,7 +185,7 @@ impl<S: Segment> Endpoints<S> {
     /// Ends a handshake. If `failure` is given, raises an event that reports it. If `rest` is
     /// given, sends these bytes to the peer before the socket is closed. The time is the current
     /// one.
-    pub(super) fn fail<N: Net<Segment = S>>(
+    pub(super) fn fail(
         &mut self,
         hub: &mut Hub<N>,
         key: Key,
@@ -215,7 +214,7 @@ impl<S: Segment> Endpoints<S> {
     /// `ConnectFailed`. Unless the peer has ended the stream or the path has failed, the FPDUs that
     /// are already framed are sent before the socket is closed. After them, the Terminate of `end`
     /// is sent if there is one.
-    pub(super) fn end<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, end: End, now: Instant) {
+    pub(super) fn end(&mut self, hub: &mut Hub<N>, key: Key, end: End, now: Instant) {
         if !self.get(key).is_some_and(CmEndpoint::is_live) {
             return;
         }
@@ -253,20 +252,14 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Keeps the queue pair of a connection that has ended, until its id is destroyed.
-    fn keep(&mut self, key: Key, work: Option<Work<S>>) {
+    fn keep(&mut self, key: Key, work: Option<Work<N::Segment>>) {
         if let Some(endpoint) = self.get_mut(key) {
             *endpoint = CmEndpoint::Dead(work);
         }
     }
 
     /// Moves a connection to shared memory, and closes its TCP stream.
-    pub(super) fn enter_segment<N: Net<Segment = S>>(
-        &mut self,
-        hub: &mut Hub<N>,
-        key: Key,
-        connection: Move<S>,
-        now: Instant,
-    ) {
+    pub(super) fn enter_segment(&mut self, hub: &mut Hub<N>, key: Key, connection: Move<N::Segment>, now: Instant) {
         let Move { stream, socket, segment, side, qp, read_depth, announced } = connection;
         let mut link = Link::new(segment, side, read_depth, qp.leave(), &hub.account);
         if side == SegmentSide::Active {
@@ -298,7 +291,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Moves a connection to shared memory on the passive side, if the peer has written its first
     /// record to the segment, and returns true. Otherwise returns false.
-    pub(super) fn follow<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> bool {
+    pub(super) fn follow(&mut self, hub: &mut Hub<N>, key: Key, now: Instant) -> bool {
         let Some(CmEndpoint::Stream(flow)) = self.get_mut(key) else { return false };
         match flow.offer.as_deref() {
             Some(Offered::Accepted(_, segment)) if Link::has_begun(segment, SegmentSide::Passive) => {}
@@ -316,7 +309,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Carries out what has happened to a connection while it was served.
     #[inline]
-    pub(super) fn settle<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, key: Key, outcome: Outcome, now: Instant) {
+    pub(super) fn settle(&mut self, hub: &mut Hub<N>, key: Key, outcome: Outcome, now: Instant) {
         let end = match outcome {
             Outcome::Going => return,
             Outcome::Moved if self.follow(hub, key, now) => return,
@@ -332,7 +325,7 @@ impl<S: Segment> Endpoints<S> {
     /// Ends the lendings of a region. No correct peer begins an access to the region through shared
     /// memory afterwards, but a peer that has mapped the region keeps its pages
     /// ([`Access::DIRECT`]). Called before the region is deregistered.
-    pub(super) fn revoke<N: Net>(&mut self, hub: &mut Hub<N>, region: MrId) -> Result<()> {
+    pub(super) fn revoke(&mut self, hub: &mut Hub<N>, region: MrId) -> Result<()> {
         let (key, memory, access) = hub.resources.keys.memory(region)?;
         if crate::planted("a-lending-outlives-its-file") && memory.file().is_none() {
             return Ok(());
@@ -365,7 +358,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Removes a connection-manager id, and the id for datagrams that it names.
-    pub(super) fn remove_datagrams<N: Net>(&mut self, ports: &mut Ports, hub: &mut Hub<N>, id: CmId) {
+    pub(super) fn remove_datagrams(&mut self, ports: &mut Ports, hub: &mut Hub<N>, id: CmId) {
         if let Ok(key) = self.datagrams_of(id) {
             ports.remove(hub, key);
             self.table.remove(id.0);
@@ -374,7 +367,7 @@ impl<S: Segment> Endpoints<S> {
 
     /// Creates a connection-manager id for each query that was received, and notifies the program.
     #[inline]
-    pub(super) fn take_queries<N: Net>(&mut self, ports: &mut Ports, hub: &mut Hub<N>) {
+    pub(super) fn take_queries(&mut self, ports: &mut Ports, hub: &mut Hub<N>) {
         while let Some(query) = ports.next_query() {
             let id = self.add_datagrams(ports, query.key);
             hub.raise(id.0, query.event);
@@ -382,7 +375,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Returns the next event. Drops the events of ids that were destroyed after the event.
-    pub(super) fn next_event<N: Net>(&mut self, hub: &mut Hub<N>) -> Option<CmEvent> {
+    pub(super) fn next_event(&mut self, hub: &mut Hub<N>) -> Option<CmEvent> {
         loop {
             let event = hub.events.pop_front()?;
             if self.get(event.id.0).is_some() {
@@ -394,7 +387,7 @@ impl<S: Segment> Endpoints<S> {
     /// Takes the next event from the queue of connections that wait to start. The time that the
     /// program has for its decision about a connect request starts here: a program that is slow to
     /// take requests refuses nobody.
-    pub(super) fn next_start<N: Net>(&mut self, hub: &mut Hub<N>, now: Instant) -> Option<CmEvent> {
+    pub(super) fn next_start(&mut self, hub: &mut Hub<N>, now: Instant) -> Option<CmEvent> {
         let event = hub.starts.pop()?;
         let CmId(key) = event.id;
         match self.get_mut(key) {

@@ -16,7 +16,6 @@ use super::startup::{self, RequestTerms};
 use crate::cm::{CmId, Detached};
 use crate::error::{Result, TransportError};
 use crate::provider::DeviceId;
-use crate::shm::Segment;
 
 /// A connect request that has left one provider and has not entered another one. The request has no
 /// queue pair yet.
@@ -39,9 +38,9 @@ impl Drop for DetachedRequest {
     }
 }
 
-impl<S: Segment> Endpoints<S> {
+impl<N: Net> Endpoints<N> {
     /// Takes a request that has no queue pair out of a provider, with its socket.
-    pub(super) fn detach<N: Net<Segment = S>>(&mut self, hub: &mut Hub<N>, id: CmId) -> Result<Detached> {
+    pub(super) fn detach(&mut self, hub: &mut Hub<N>, id: CmId) -> Result<Detached> {
         let (socket, asked) = match self.known(id)? {
             CmEndpoint::Request(Request { step: RequestStep::Offered(_), qp: Some(_), .. }) => {
                 return Err(TransportError::InvalidState { call: "detach", state: "with a queue pair" });
@@ -61,12 +60,7 @@ impl<S: Segment> Endpoints<S> {
     }
 
     /// Adds a request that another provider has detached.
-    pub(super) fn attach<N: Net<Segment = S>>(
-        &mut self,
-        hub: &mut Hub<N>,
-        request: Detached,
-        now: Instant,
-    ) -> Result<(CmId, DeviceId)> {
+    pub(super) fn attach(&mut self, hub: &mut Hub<N>, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
         let mut request: DetachedRequest = request.into_state().map_err(|_| TransportError::Unsupported {
             provider: NAME,
             feature: "connect requests of other providers",

@@ -54,7 +54,7 @@ pub struct Iwarp<N: Net> {
     /// The part that the engines share.
     pub(super) hub: Hub<N>,
     device: DeviceInfo,
-    pub(super) endpoints: Endpoints<N::Segment>,
+    pub(super) endpoints: Endpoints<N>,
     pub(super) rendezvous: Rendezvous,
     pub(super) rings: Rings,
     pub(super) datagrams: Ports,

@@ -98,13 +98,7 @@ impl Rendezvous {
     /// Pauses the setup of shared memory, because too many sockets of other users must stay open.
     /// The Unix listener is closed, and connections whose peers may wait in its backlog go on
     /// without shared memory, or end. After the pause there is a new listener with another name.
-    fn pause<N: Net>(
-        &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
-        hub: &mut Hub<N>,
-        why: &io::Error,
-        now: Instant,
-    ) {
+    fn pause<N: Net>(&mut self, endpoints: &mut Endpoints<N>, hub: &mut Hub<N>, why: &io::Error, now: Instant) {
         self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.shut_until = Some(now + self.pause);
         let pause = self.pause.as_secs();
@@ -164,7 +158,7 @@ impl Rendezvous {
     /// Accepts the peers that have connected to the Unix listener. Returns true if more may wait.
     pub(super) fn accept_peers<N: Net>(
         &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
+        endpoints: &mut Endpoints<N>,
         hub: &mut Hub<N>,
         now: Instant,
     ) -> bool {
@@ -218,12 +212,7 @@ impl Rendezvous {
     /// connection with an offer expires: if the process has not run for some time, its hello may
     /// have arrived without being read. A connection has at most one hello, so peers that send
     /// anything else cannot prolong this without end.
-    pub(super) fn read_waiting_hellos<N: Net>(
-        &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
-        hub: &mut Hub<N>,
-        now: Instant,
-    ) {
+    pub(super) fn read_waiting_hellos<N: Net>(&mut self, endpoints: &mut Endpoints<N>, hub: &mut Hub<N>, now: Instant) {
         for key in self.new_peers.keys() {
             self.read_hello(endpoints, hub, key, now);
         }
@@ -237,7 +226,7 @@ impl Rendezvous {
     /// Reads the hello of an accepted peer. If the hello is valid, accepts the peer's segment.
     pub(super) fn read_hello<N: Net>(
         &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
+        endpoints: &mut Endpoints<N>,
         hub: &mut Hub<N>,
         key: Key,
         now: Instant,
@@ -266,7 +255,7 @@ impl Rendezvous {
     /// first.
     pub(super) fn close_new_peer<N: Net>(
         &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
+        endpoints: &mut Endpoints<N>,
         hub: &mut Hub<N>,
         key: Key,
         now: Instant,
@@ -280,7 +269,7 @@ impl Rendezvous {
     /// Checks the hello of a peer, maps the peer's segment, and accepts the segment.
     fn accept_segment<N: Net>(
         &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
+        endpoints: &mut Endpoints<N>,
         hub: &mut Hub<N>,
         hello: &Hello,
         socket: SocketId,
@@ -309,7 +298,7 @@ impl Rendezvous {
     /// the TCP socket of the connection. Returns the Unix socket and the segment.
     pub(super) fn send_hello<N: Net>(
         &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
+        endpoints: &mut Endpoints<N>,
         hub: &mut Hub<N>,
         stream: SocketId,
         offer: &Offer,

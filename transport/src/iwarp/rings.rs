@@ -43,7 +43,7 @@ impl Rings {
     #[inline]
     pub(super) fn spin<N: Net>(
         &mut self,
-        endpoints: &mut Endpoints<N::Segment>,
+        endpoints: &mut Endpoints<N>,
         hub: &mut Hub<N>,
         others: usize,
         now: Instant,
@@ -77,7 +77,7 @@ impl Rings {
 
     /// Makes a link hot, so that a busy poll checks its ring in every round.
     #[inline]
-    pub(super) fn heat<N: Net>(&mut self, endpoints: &mut Endpoints<N::Segment>, hub: &mut Hub<N>, key: Key) {
+    pub(super) fn heat<N: Net>(&mut self, endpoints: &mut Endpoints<N>, hub: &mut Hub<N>, key: Key) {
         self.unarmed = true;
         if self.hot.iter().any(|hot| hot.0 == key) {
             return;
@@ -92,7 +92,7 @@ impl Rings {
 
     /// Arms all links, before the caller may sleep. Returns true if input has already arrived on a
     /// link.
-    pub(super) fn arm_all<N: Net>(&mut self, endpoints: &mut Endpoints<N::Segment>, hub: &mut Hub<N>) -> bool {
+    pub(super) fn arm_all<N: Net>(&mut self, endpoints: &mut Endpoints<N>, hub: &mut Hub<N>) -> bool {
         self.unarmed = false;
         let mut news = false;
         for &(key, _) in &self.hot {
@@ -109,7 +109,7 @@ impl Rings {
 
 /// Arms a link that is no longer hot. The peer of an armed link wakes this side when there is
 /// input.
-fn cool<N: Net>(endpoints: &mut Endpoints<N::Segment>, hub: &mut Hub<N>, key: Key) {
+fn cool<N: Net>(endpoints: &mut Endpoints<N>, hub: &mut Hub<N>, key: Key) {
     if let Some(CmEndpoint::Ring(flow)) = endpoints.get_mut(key) {
         if flow.arm(hub) {
             flow.enqueue(hub);
