@@ -363,7 +363,6 @@ impl HostileFile {
     }
 
     /// Returns the number of bytes in pages of a file.
-    #[cfg(not(loom_model))]
     #[cfg(test)]
     pub(crate) fn allocated(file: &OwnedFd) -> u64 {
         stat(file).expect("the file's state").st_blocks as u64 * 512
