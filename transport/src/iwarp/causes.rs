@@ -15,6 +15,12 @@ pub(super) fn lost(error: &io::Error) -> DisconnectCause {
     }
 }
 
+/// Returns true if a connection ended because the peer has ended it or cannot be reached. Nothing
+/// that is sent afterwards would arrive.
+pub(super) const fn is_unreachable(cause: &DisconnectCause) -> bool {
+    matches!(cause, DisconnectCause::Peer | DisconnectCause::Truncated | DisconnectCause::Path(_))
+}
+
 /// Returns the failure for a connection attempt that ended because its socket has failed with
 /// `error`.
 pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::causes::{lost, never_up};
+use super::causes::{is_unreachable, lost, never_up};
 use super::endpoint::{AttemptStep, CmEndpoint, Request, RequestStep, Work, WorkMut};
 use super::flow::{End, Offered, Outcome};
 use super::half_open::Handshakes;
@@ -22,9 +22,9 @@ use crate::shm::packet::CALL_PACKET;
 use crate::shm::segment::SegmentSide;
 use crate::slab::{Key, Slab};
 
-/// The longest time for which the peer of a link that was closed can read its last records. It is long, because
-/// a peer that does not run must find its last messages when it runs again; the number of such links and their
-/// bytes are limited.
+/// The longest time for which the peer of a link that was closed can read its last records. It is
+/// long, because a peer that does not run must find its last messages when it runs again; the
+/// number of such links and their bytes are limited.
 const PARTING: Duration = Duration::from_secs(600);
 
 /// The endpoints of a provider, and what is counted of them.
@@ -231,11 +231,10 @@ impl<N: Net> Endpoints<N> {
                 flow.forget_offer(hub);
                 let rest = flow.qp.end(terminate, &mut hub.resources.cqs);
                 let rest = flow.reply.unsent(rest);
-                match cause {
-                    DisconnectCause::Peer | DisconnectCause::Truncated | DisconnectCause::Path(_) => {
-                        hub.close(flow.socket, false);
-                    }
-                    _ => hub.linger(flow.socket, rest, now),
+                if is_unreachable(&cause) {
+                    hub.close(flow.socket, false);
+                } else {
+                    hub.linger(flow.socket, rest, now);
                 }
                 self.keep(key, Some(Work::Stream(flow.qp)));
                 flow.announced

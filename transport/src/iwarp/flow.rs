@@ -5,7 +5,6 @@ use std::io;
 use std::time::Instant;
 
 use super::causes::lost;
-use super::config::SharedMemoryPolicy;
 use super::fault::Fault;
 use super::frame::Frame;
 use super::hub::{Hub, Owner};
@@ -288,7 +287,7 @@ impl<S> TcpFlow<S> {
                 ReceiveResult::Lost(error) => return Outcome::Ended(End::of(lost(&error))),
             };
             // The check precedes `input`, which completes receives and answers Reads.
-            let refuses = self.qp.is_held() && hub.config.shared_memory == SharedMemoryPolicy::Require;
+            let refuses = self.qp.is_held() && hub.requires_shared_memory();
             if refuses && !crate::planted("a-refused-stream-is-read") {
                 return Outcome::Ended(End::of_refused_stream());
             }
@@ -386,7 +385,7 @@ impl<S> TcpFlow<S> {
 
     /// Handles the deadline of a connection that was announced: sends no longer wait for the first
     /// message of a peer that has not agreed to send one, once its MPA reply is acknowledged.
-    /// `retry` is the time until the next check.
+    /// `retry` is the time of the next check.
     pub(super) fn end_grace<N: Net>(&mut self, hub: &mut Hub<N>, retry: Instant) {
         if !self.reply.is_sent() || !hub.net.all_acknowledged(self.socket) {
             hub.deadlines.set(Owner::Endpoint(self.key), retry);

@@ -2,17 +2,13 @@
 //! returns what happened to the connection.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::causes::is_exhaustion;
+use super::causes::{is_exhaustion, is_unreachable};
 use super::flow::{End, Outcome, peer_has_gone};
 use super::hub::Hub;
 use super::net::{Net, NetChannel, Ready, SocketId};
 use crate::cm::DisconnectCause;
-use crate::mem::Memory;
-use crate::mr::Access;
 use crate::shm::Segment;
 use crate::shm::fault::{LinkFault, Refusal};
 use crate::shm::link::{Link, TransmitProgress};
@@ -241,7 +237,7 @@ impl<S: Segment> RingFlow<S> {
     #[must_use]
     pub(super) fn end<N: Net>(&mut self, hub: &mut Hub<N>, cause: &DisconnectCause) -> Option<SocketId> {
         let calls = self.link.end(&mut hub.resources.cqs);
-        if matches!(cause, DisconnectCause::Peer | DisconnectCause::Truncated | DisconnectCause::Path(_)) {
+        if is_unreachable(cause) {
             hub.close(self.socket, false);
             return None;
         }
@@ -250,10 +246,5 @@ impl<S: Segment> RingFlow<S> {
         }
         hub.net.shutdown(self.socket);
         Some(self.socket)
-    }
-
-    /// Lends memory to the peer. Returns false if the peer cannot map it.
-    pub(super) fn lend(&mut self, (memory, file): (&Arc<Memory>, Option<OwnedFd>), key: u32, access: Access) -> bool {
-        self.link.lend((memory, file), key, access & Access::REMOTE_READ)
     }
 }

@@ -13,7 +13,7 @@ use super::provider::{Iwarp, is_device};
 use crate::cm::{CmEventKind, CmId, Detached, ListenParam};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Result, TransportError};
-use crate::mr::MrId;
+use crate::mr::{Access, MrId};
 use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::roles::{Datagrams, Extensions, Handover, Liveness, SharedMemory};
@@ -130,7 +130,8 @@ impl<N: Net> SharedMemory for Iwarp<N> {
         let Self { hub, endpoints, .. } = self;
         let (key, memory, access) = hub.resources.keys.memory(region)?;
         let Some(CmEndpoint::Ring(flow)) = endpoints.get_mut(qp.0) else { return Ok(false) };
-        let lent = hub.resources.keys.lent_to(region).is_none() && flow.lend((memory, file), key, access);
+        let lent = hub.resources.keys.lent_to(region).is_none()
+            && flow.link.lend((memory, file), key, access & Access::REMOTE_READ);
         if lent {
             hub.resources.keys.lend(region, qp.0)?;
         }
