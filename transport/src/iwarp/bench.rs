@@ -81,6 +81,16 @@ impl<N: Net> Bench<N> {
         id
     }
 
+    /// Starts a connection of the provider to a plain socket, and reads the MPA request, without a
+    /// hash of the path. Returns the listener, the connection's id, and the socket.
+    pub(super) fn dial(&mut self) -> (TcpListener, CmId, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = self.connect(&listener);
+        let mut peer = self.accept(&listener);
+        self.read(&mut peer, 24);
+        (listener, id, peer)
+    }
+
     pub(super) fn accept(&mut self, listener: &TcpListener) -> TcpStream {
         let (peer, _) = listener.accept().unwrap();
         peer.set_nonblocking(true).unwrap();

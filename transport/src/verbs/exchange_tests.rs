@@ -83,6 +83,11 @@ struct ExchangeTest {
     now: Instant,
 }
 
+/// Returns the options that name the fake device.
+fn on_fake0() -> ExchangeOptions {
+    ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() }
+}
+
 impl ExchangeTest {
     fn new() -> Self {
         Self::with(Personality::default())
@@ -110,6 +115,13 @@ impl ExchangeTest {
         let address = LOOPBACK.parse().unwrap();
         let id = self.verbs.listen_by_exchange(address, &ListenParam::default(), &ExchangeOptions::default()).unwrap();
         (id, self.verbs.local_address(id).unwrap())
+    }
+
+    /// Gives a stream without a request to a listener. Returns the end of the peer.
+    fn newcomer(&mut self, listener: CmId) -> UnixStream {
+        let (one, peer) = UnixStream::pair().unwrap();
+        self.verbs.exchange().unwrap().accept_stream(listener, one.into(), self.now).unwrap();
+        peer
     }
 
     fn resolve(&mut self, to: SocketAddr) -> Result<(CmId, DeviceId), TransportError> {
@@ -222,7 +234,7 @@ fn read(stream: &mut impl Read) -> Vec<u8> {
 /// is used. If no port has this address, a port without a GID does not keep the others from being used.
 #[test]
 fn the_port_of_a_named_device_is_that_of_the_address() {
-    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let options = on_fake0();
     for addresses in [&["10.0.0.1"][..], &[]] {
         let sysfs = Sysfs::new(addresses);
         sysfs.write("ports/2/link_layer", "Ethernet\n");
@@ -263,7 +275,7 @@ fn a_named_device_is_used_through_an_active_port() {
     world.sysfs.write("ports/2/gids/0", "0000:0000:0000:0000:0000:ffff:0a00:0002");
     world.sysfs.write("ports/2/gid_attrs/types/0", "RoCE v2");
     set_states(&world, ["4: ACTIVE\n", "4: ACTIVE\n"]);
-    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let options = on_fake0();
     let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     // The streams have no IP address, so they are on no port. Returns the port of a connection.
@@ -320,7 +332,7 @@ fn a_port_without_a_subnet_manager_is_refused() {
     let mut world = ExchangeTest::new();
     world.sysfs.write("ports/1/link_layer", "InfiniBand\n");
     world.fake.set_port(1, port_state::IBV_PORT_INIT);
-    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let options = on_fake0();
     let server = TcpListener::bind(LOOPBACK).unwrap();
     let to = server.local_addr().unwrap();
     let (id, device) = world.resolve_with(to, &PathOptions::default(), &options).unwrap();
@@ -579,8 +591,7 @@ fn the_oldest_newcomer_gives_way() {
     let (listener, _) = world.listen();
     let mut peers = Vec::new();
     for nth in 1..=MAX_NEWCOMERS + 2 {
-        let (one, other) = UnixStream::pair().unwrap();
-        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
+        let other = world.newcomer(listener);
         peers.push(other);
         assert_eq!(world.verbs.exchanges.newcomers.len(), nth.min(MAX_NEWCOMERS));
     }
@@ -590,19 +601,19 @@ fn the_oldest_newcomer_gives_way() {
     world.nothing_is_left(&[], 1);
 }
 
-/// The program answers no requests. Further ones are refused when as many wait as the listener allows, until one was answered.
+/// The program answers no requests. Further ones are refused when as many wait as the listener
+/// allows, until one was answered.
 #[test]
 fn requests_that_wait_for_the_program_are_limited() {
     const BACKLOG: u32 = 3;
     let mut world = ExchangeTest::new();
-    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let options = on_fake0();
     let param = ListenParam { backlog: BACKLOG, ..ListenParam::default() };
     let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &param, &options).unwrap();
     let mut peers = Vec::new();
     // Sends a request. Returns its id, or `None` if it was refused.
     let mut request = |world: &mut ExchangeTest| {
-        let (one, mut peer) = UnixStream::pair().unwrap();
-        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
+        let mut peer = world.newcomer(listener);
         peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
         let Some((id, kind)) = world.next() else {
             assert_eq!(read(&mut peer), octets(&ExchangeMessage::Refuse(ExchangeRefusal::Busy, b"")));
@@ -629,8 +640,7 @@ fn a_call_returns_although_sockets_are_ready() {
     let (listener, _) = world.listen();
     let mut peers = Vec::new();
     for _ in 0..STREAMS {
-        let (one, other) = UnixStream::pair().unwrap();
-        world.verbs.exchange().unwrap().accept_stream(listener, OwnedFd::from(one), world.now).unwrap();
+        let other = world.newcomer(listener);
         peers.push(other);
     }
     assert!(world.next().is_none());
@@ -860,7 +870,7 @@ fn the_results_of_searches_are_limited() {
     let mut world = ExchangeTest::new();
     for (host, is_found) in (2..=40).flat_map(|host| [(host, true), (host, false)]) {
         let source = SocketAddr::from(([127, 0, 0, host], 0));
-        let named = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+        let named = on_fake0();
         let options = if is_found { named } else { ExchangeOptions::default() };
         world.later(Duration::ZERO);
         assert_eq!(world.verbs.port_of_request(Some(source), &options).is_ok(), is_found, "{source}");
@@ -873,18 +883,18 @@ fn the_results_of_searches_are_limited() {
     assert_eq!((exchanges.port_gids.len(), exchanges.failed_searches.len()), (MAX_CACHED, MAX_CACHED));
 }
 
-/// Many requests have arrived. The provider reads the next one only after the program has taken the event of the one before.
+/// Many requests have arrived. The provider reads the next one only after the program has taken the
+/// event of the one before.
 #[test]
 fn requests_are_read_as_the_program_takes_them() {
     const REQUESTS: usize = 20;
     let mut world = ExchangeTest::new();
-    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let options = on_fake0();
     let listener = world.verbs.listen_by_exchange(LOOPBACK.parse().unwrap(), &ListenParam::default(), &options);
     let listener = listener.unwrap();
     let mut peers = Vec::new();
     for _ in 0..REQUESTS {
-        let (one, mut peer) = UnixStream::pair().unwrap();
-        world.verbs.exchange().unwrap().accept_stream(listener, one.into(), world.now).unwrap();
+        let mut peer = world.newcomer(listener);
         peer.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
         peers.push(peer);
     }
@@ -901,7 +911,7 @@ fn requests_are_read_as_the_program_takes_them() {
 #[test]
 fn the_program_brings_the_stream() {
     let mut world = ExchangeTest::new();
-    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let options = on_fake0();
     let address = LOOPBACK.parse().unwrap();
     let listener = world.verbs.listen_by_exchange(address, &ListenParam::default(), &options).unwrap();
     let (one, other) = UnixStream::pair().unwrap();
@@ -934,7 +944,7 @@ fn the_program_brings_the_stream() {
 #[test]
 fn a_stream_ends_whatever_descriptors_the_program_has() {
     let mut world = ExchangeTest::new();
-    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let options = on_fake0();
     // The bytes that the peer still reads, up to the end of the stream. An error means that the stream has not ended.
     let rest = |mut peer: UnixStream| {
         let mut rest = Vec::new();

@@ -187,11 +187,8 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
 /// closed the first connection.
 #[test]
 fn a_second_try_that_finds_nobody_does_not_hide_the_reason() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut bench = Bench::new(IwarpConfig::default());
-    bench.connect(&listener);
-    let mut peer = bench.accept(&listener);
-    bench.read(&mut peer, 24);
+    let (listener, _, peer) = bench.dial();
     bench.now += Duration::from_secs(13);
     drop((listener, peer));
     bench.events.clear();
@@ -210,11 +207,8 @@ fn replies_of_all_kinds() {
         (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "Protocol"),
     ];
     for (bytes, want) in cases {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut bench = Bench::new(IwarpConfig { markers: false, ..Default::default() });
-        let id = bench.connect(&listener);
-        let mut peer = bench.accept(&listener);
-        bench.read(&mut peer, 24);
+        let (_listener, id, mut peer) = bench.dial();
         peer.write_all(&bytes).unwrap();
         bench.events.clear();
         let event = bench.event();
@@ -243,11 +237,8 @@ fn no_answer_and_nobody_there() {
 
 #[test]
 fn data_behind_the_reply_and_an_end_in_the_middle() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut bench = Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..Default::default() });
-    let id = bench.connect(&listener);
-    let mut peer = bench.accept(&listener);
-    bench.read(&mut peer, 24);
+    let (_listener, id, mut peer) = bench.dial();
     let memory = Memory::new(4096).unwrap();
     let wr = crate::wr::RecvWr { wr_id: 5, sges: SgeList::one(memory.sge(0, 4096)) };
     bench.iwarp.post_recv(QpId(id.0), &[wr, wr]).unwrap();
@@ -695,7 +686,8 @@ fn a_request_that_is_taken_back_reaches_nobody() {
     assert_eq!((bench.events.len(), bench.iwarp.endpoints.len()), (0, 1));
 }
 
-/// From the call of `connect` to the event `Established`, the active side looks its endpoint up eight times.
+/// From the call of `connect` to the event `Established`, the active side looks its endpoint up
+/// eight times.
 #[test]
 fn a_connect_looks_its_endpoint_up_eight_times() {
     let config = || IwarpConfig { shared_memory: SharedMemoryPolicy::Off, ..IwarpConfig::default() };
