@@ -483,9 +483,9 @@ fn seen_by(onlooker: Arc<dyn Onlooker>) -> Reactor {
     Reactor::with_parts(limited_to(PATIENCE, Config::default()), parts).expect("a reactor")
 }
 
-/// A client keeps all files of its connections to a server that echoes messages of 8 MiB: the rings,
-/// the staging buffers and the copies of messages. After each connection, no file has any pages, so
-/// the server is charged for none, however often the client connects.
+/// A client keeps all files of its connections to a server that echoes messages of 8 MiB: the
+/// rings, the staging buffers and the copies of messages. After each connection, no file has any
+/// pages, so the server is charged for none, however often the client connects.
 #[test]
 fn a_server_gets_back_what_it_has_lent_to_a_client_that_keeps_it() {
     with_watchdog("a_server_gets_back_what_it_has_lent_to_a_client_that_keeps_it", || {

@@ -182,7 +182,8 @@ const FAILED: [(u64, Variant); 16] = [
     (0x3926_2e15_b35c_bb3a, Variant { secured: SecurityMode::Tls, ..SLOW }),
     (0x2d54_48a8_5b13_a6f1, Variant { one_host: true, ..SLOW }),
     (0xa61f_cd52_b71f_8a36, SLOW),
-    // A node that was absent for most of `Timeouts::transfer`, and came back before its end, ended the connection.
+    // A node that was absent for most of `Timeouts::transfer`, and came back before its end, ended
+    // the connection.
     (0x372b_fea8_abfb_871b, SLOW),
 ];
 

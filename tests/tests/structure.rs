@@ -52,8 +52,9 @@ const EMBEDDED_WALKS: [(&str, usize); 5] = [
 const LOOK_UPS: Ways = Ways { functions: &["of_work", "at", "at_with_provider", "input"], field: "table" };
 /// How the embedded provider looks up a connection: by these functions, or in this field.
 const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["known", "known_mut", "attempt"], field: "endpoints" };
-/// How widely the methods of types may be spread ([`calls::spread`]): the methods, the files, and the files that call each other in a
-/// circle. Types in one row count as one. Each row may only get smaller.
+/// How widely the methods of types may be spread ([`calls::spread`]): the methods, the files, and
+/// the files that call each other in a circle. Types in one row count as one. Each row may only get
+/// smaller.
 const TRANSPORT_SPREADS: [(&[&str], Spread); 5] = [
     (&["Iwarp"], Spread { methods: 80, files: 4, circle: 1 }),
     (&["Endpoints"], Spread { methods: 80, files: 4, circle: 1 }),
@@ -555,7 +556,8 @@ mod checks {
                 circle - 1
             );
         }
-        // A name that another type has too does not tell whom a call is for, unless the receiver is `self`.
+        // A name that another type has too does not tell whom a call is for, unless the receiver is
+        // `self`.
         let split = [
             ("lib.rs", "mod a; mod b; struct O; impl O { fn g(&self) {} }"),
             ("a.rs", "impl T { fn f(&self) { o.g() } }"),

@@ -67,8 +67,9 @@ fn a_listener_finds_its_device_again() {
     assert!(client.errors.borrow().is_empty(), "{:?}", client.errors);
 }
 
-/// A closed endpoint releases its entries of the completion queue. They are free when the reactor has seen the queue empty, and no
-/// completion makes it look. So it polls the queue before it sleeps, and the next endpoint needs no further queue.
+/// A closed endpoint releases its entries of the completion queue. They are free when the reactor
+/// has seen the queue empty, and no completion makes it look. So it polls the queue before it
+/// sleeps, and the next endpoint needs no further queue.
 #[test]
 fn entries_of_a_completion_queue_that_were_released_are_used_again() {
     let (fabric, gate) = (network(1), Gate::default());
@@ -95,9 +96,9 @@ fn entries_of_a_completion_queue_that_were_released_are_used_again() {
     }
 }
 
-/// Sends of other threads wait for slots of the send queue. The completions that free the slots are handled when a turn is continued,
-/// and their queue has raised its event before, in the same turn. So no event follows: the reactor itself must see to the turn that
-/// executes the sends.
+/// Sends of other threads wait for slots of the send queue. The completions that free the slots are
+/// handled when a turn is continued, and their queue has raised its event before, in the same turn.
+/// So no event follows: the reactor itself must see to the turn that executes the sends.
 #[test]
 fn sends_of_other_threads_follow_a_resumed_turn() {
     const SENDS: u64 = 20;
@@ -116,7 +117,8 @@ fn sends_of_other_threads_follow_a_resumed_turn() {
     until(&fabric, &mut nodes, "the connections", |_| up.up.borrow().len() == 2);
     let calm = lock(&fabric).now() + 100 * MS;
     until(&fabric, &mut nodes, "silence", |_| lock(&fabric).now() > calm);
-    // From now on, only the client takes turns. Its next turn looks for edges, because its last look was long ago.
+    // From now on, only the client takes turns. Its next turn looks for edges, because its last
+    // look was long ago.
     let later = lock(&fabric).now() + 100 * MS;
     lock(&fabric).advance(later);
     let Node { reactor: client, handler, .. } = &mut nodes[0];

@@ -86,8 +86,9 @@ pub trait SharedMemory {
     /// payloads are copied. If the connection ends before the peer has read the payload of a send, the peer does not receive that message.
     /// Lend a memory to one connection only. The peer may read the memory at any time, even after the region is deregistered.
     ///
-    /// Memory with [`Sharing::Lent`](crate::mem::Sharing::Lent) is only for Reads of the peer, which it executes on its mapping. Sends from
-    /// there are copied. The peer may also write to this memory, and removes its pages when the lending has ended.
+    /// Memory with [`Sharing::Lent`](crate::mem::Sharing::Lent) is only for Reads of the peer,
+    /// which it executes on its mapping. Sends from there are copied. The peer may also write to
+    /// this memory, and removes its pages when the lending has ended.
     ///
     /// `file` is the descriptor of the memory, from
     /// [`Memory::take_file`](crate::Memory::take_file). The provider closes it once it is sent to

@@ -52,9 +52,10 @@ pub struct Timeouts {
     ///   connection.
     /// - If the peer has reported that it has no memory for the message yet, the timeout is four times as long.
     /// - A message that arrives in several buffers must be complete within this timeout.
-    /// - The times for which the local side takes no turn do not count. The reactor checks the timeout eight times, and
-    ///   adds the times by which the checks are late. For each check that is late by more than an eighth of the timeout,
-    ///   it adds another eighth, at most as long as the timeout in all.
+    /// - The times for which the local side takes no turn do not count. The reactor checks the
+    ///   timeout eight times, and adds the times by which the checks are late. For each check that
+    ///   is late by more than an eighth of the timeout, it adds another eighth, at most as long as
+    ///   the timeout in all.
     ///
     /// While the receiver fetches a message, it sends a report to the sender for every 4 MiB that it has fetched. Each
     /// report counts as progress. So the timeout may be short even for long messages. Default: 30 s.

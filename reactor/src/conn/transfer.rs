@@ -96,8 +96,8 @@ struct Absence {
     of: Instant,
     /// The sum of the times by which the checks of the transfer timeout were late.
     late: Duration,
-    /// The time that the peer gets in addition. An absence that makes a check late began after the check before it, but it is not known
-    /// when.
+    /// The time that the peer gets in addition. An absence that makes a check late began after the
+    /// check before it, but it is not known when.
     grace: Duration,
 }
 
@@ -107,8 +107,8 @@ impl Absence {
         Self { of: now, late: Duration::ZERO, grace: Duration::ZERO }
     }
 
-    /// Adds the time by which a check of the transfer timeout `limit` is late. The grace is at most `limit`, so that there is an end even
-    /// if all checks are late.
+    /// Adds the time by which a check of the transfer timeout `limit` is late. The grace is at most
+    /// `limit`, so that there is an end even if all checks are late.
     fn add(&mut self, late: Duration, limit: Duration) {
         let interval = look_interval(limit);
         self.late += late;
@@ -300,11 +300,12 @@ impl Transfers {
         [reads, offers, parts].into_iter().flatten().min()
     }
 
-    /// Returns the time at which the connection ends, unless a transfer makes progress. `None` if no transfer waits for the peer. `late` is
-    /// the time by which this check is late, because the local side took no turn.
+    /// Returns the time at which the connection ends, unless a transfer makes progress. `None` if
+    /// no transfer waits for the peer. `late` is the time by which this check is late, because the
+    /// local side took no turn.
     ///
-    /// Without turns, the local side has not read what the peer has sent, and the peer has waited for its answers. So the times by which
-    /// the checks of a wait are late do not count.
+    /// Without turns, the local side has not read what the peer has sent, and the peer has waited
+    /// for its answers. So the times by which the checks of a wait are late do not count.
     pub(crate) fn ends_at(&mut self, limit: Duration, late: Duration, now: Instant) -> Option<Instant> {
         let since = self.stands_since(limit)?;
         let active = self.active_mut()?;
@@ -424,7 +425,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Schedules the first check of the transfer timeout, because a transfer is in flight and may stall.
+    /// Schedules the first check of the transfer timeout, because a transfer is in flight and may
+    /// stall.
     pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
         self.want(env, Action::LookBy(env.now + look_interval(env.config.timeouts.transfer)));
     }
@@ -790,8 +792,9 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(8);
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Checks the limit of a transfer that makes no progress. `late` returns the time by which the check with this number is late. Returns
-    /// the time after which the transfer is given up, without the times for which the checks were late.
+    /// Checks the limit of a transfer that makes no progress. `late` returns the time by which the
+    /// check with this number is late. Returns the time after which the transfer is given up,
+    /// without the times for which the checks were late.
     fn patience(late: impl Fn(u32) -> Duration) -> Duration {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
         let start = Instant::now();
@@ -814,7 +817,8 @@ mod tests {
     fn only_the_time_in_which_the_local_side_takes_turns_counts() {
         assert_eq!(patience(|_| Duration::ZERO), LIMIT);
         assert_eq!(patience(|_| SECOND / 10), LIMIT);
-        // An absence that ends shortly before the limit, one that ends long after it, and several of both.
+        // An absence that ends shortly before the limit, one that ends long after it, and several
+        // of both.
         for absences in [&[(0, 7)][..], &[(5, 100)], &[(7, 100)], &[(0, 9), (1, 7)], &[(2, 5), (4, 9), (6, 30), (8, 7)]]
         {
             let late =

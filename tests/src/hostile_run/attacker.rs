@@ -99,7 +99,8 @@ pub struct Report {
     pub reached: u64,
     /// The number of MPA requests that the server has refused.
     pub refused: u64,
-    /// The most pages of the memory files of the attacker that the server was charged for at a time, in KiB.
+    /// The most pages of the memory files of the attacker that the server was charged for at a
+    /// time, in KiB.
     pub charged_kib: u64,
 }
 

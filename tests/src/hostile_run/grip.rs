@@ -162,9 +162,9 @@ impl Onlooker for Grips {
         let Ok(file) = file.try_clone_to_owned() else { return };
         let rights = packet.get(4..8).and_then(|octets| octets.try_into().ok()).map_or(0, u32::from_le_bytes);
         let rights = rdma_transport::mr::Access::from_bits_truncate(rights);
-        // The staging buffer, which has the key 0, and copies of messages are lent: the attacker may
-        // write to them. It must not reach the buffers of the server, which are announced without
-        // rights.
+        // The staging buffer, which has the key 0, and copies of messages are lent: the attacker
+        // may write to them. It must not reach the buffers of the server, which are announced
+        // without rights.
         let is_staging = packet.get(8..12).is_some_and(|key| key == [0; 4]);
         let may_write = is_staging || !rights.is_empty();
         match writable(&file) {

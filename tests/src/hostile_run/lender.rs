@@ -1,7 +1,7 @@
 //! An attacker in shared memory that lends memory to its server without end. The memory has 1 TiB
 //! without pages, or more than one connection may lend, or the attacker removes its pages after the
-//! server has mapped it, and then has the server access them. It also sends messages that the server
-//! fetches, and removes the pages of their copies all the time.
+//! server has mapped it, and then has the server access them. It also sends messages that the
+//! server fetches, and removes the pages of their copies all the time.
 //!
 //! The kernel charges a page to the process that accesses it first, until nobody has its file. So
 //! the attacker keeps each file whose pages it has removed: a page that the file has again is one
@@ -133,7 +133,8 @@ impl Link {
     /// byte of each page. Adds the file to `removed` if pages could be removed. Returns false if
     /// the server does not answer.
     fn remove(&self, generation: u64, rights: Access, removed: &mut Vec<OwnedFd>) -> bool {
-        // The server may only read every second file, one half of which can lose its pages for good.
+        // The server may only read every second file, one half of which can lose its pages for
+        // good.
         let seals = match generation % 3 {
             1 if rights.is_empty() => SealFlags::FUTURE_WRITE,
             2 if rights.is_empty() => SealFlags::SEAL,
@@ -254,8 +255,8 @@ impl Lender {
         }
     }
 
-    /// Removes the pages of the copies that the server fetches, all the time. Looks for charged pages
-    /// meanwhile.
+    /// Removes the pages of the copies that the server fetches, all the time. Looks for charged
+    /// pages meanwhile.
     fn remove_copies(&self) {
         let mut looked = Instant::now();
         loop {

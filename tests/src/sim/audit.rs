@@ -319,10 +319,11 @@ impl Pair {
 
     /// Returns true if a fault of the world explains this error of a connect. The faults are
     ///
-    /// - `disturbed`: a link was cut or stalled, perhaps before the listener knew of it, a node paused, or the connection gave way to a
-    ///   newer one,
+    /// - `disturbed`: a link was cut or stalled, perhaps before the listener knew of it, a node
+    ///   paused, or the connection gave way to a newer one,
     /// - `deaf`: the node that was to accept did not listen, or was killed,
-    /// - `scarce`: connects and accepts find no descriptor, so one fails, and the other one is late,
+    /// - `scarce`: connects and accepts find no descriptor, so one fails, and the other one is
+    ///   late,
     /// - the first packet of a connect is lost.
     #[must_use]
     pub fn judge_error(&self, error: &ConnectError, fabric: &Fabric) -> bool {

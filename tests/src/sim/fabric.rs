@@ -180,7 +180,8 @@ pub struct Fabric {
     /// The faults of UDP packets; `None` if the nodes have no UDP sockets.
     pub udp: Option<UdpOptions>,
     pub(super) flying: Slab<Flying>,
-    /// The links of all connects so far, each with the nodes at both ends and the time of the connect.
+    /// The links of all connects so far, each with the nodes at both ends and the time of the
+    /// connect.
     pub(super) dialled: Vec<(SocketAddr, [usize; 2], u64)>,
     /// True if all nodes are on one host, so that they may use shared memory.
     pub one_host: bool,
@@ -567,7 +568,8 @@ impl Fabric {
         self.links.get(&initiator).copied().unwrap_or(0)
     }
 
-    /// Returns true if a link that the first of these nodes has opened to the second one since this time was disturbed.
+    /// Returns true if a link that the first of these nodes has opened to the second one since this
+    /// time was disturbed.
     #[must_use]
     pub fn has_disturbed(&self, nodes: [usize; 2], since: u64) -> bool {
         let mut links = self.dialled.iter().rev().take_while(|(_, _, at)| *at >= since);

@@ -180,7 +180,8 @@ impl Fabric {
         }
     }
 
-    /// Notifies the peer that this end sends nothing more, after the packets in flight have arrived.
+    /// Notifies the peer that this end sends nothing more, after the packets in flight have
+    /// arrived.
     pub(super) fn shutdown_local(&mut self, key: Key) {
         let peer = self.local(key).ok().and_then(|local| local.peer);
         if let Some(peer) = peer {

@@ -128,8 +128,9 @@ impl LocalSockets for SimNet {
     type Segment = SimSegment;
 
     fn segment(&mut self, memory: Memory) -> SimSegment {
-        // On the active side, the hello with the segment's file was just sent. On the passive side, the hello was received, and the
-        // confirmation that the file is mapped is sent next. On both sides, `greeted` is the socket of this segment.
+        // On the active side, the hello with the segment's file was just sent. On the passive side,
+        // the hello was received, and the confirmation that the file is mapped is sent next. On
+        // both sides, `greeted` is the socket of this segment.
         let segment = SimSegment::new(self.node, &self.fabric, memory, self.greeted.take());
         self.unbound = Some(segment.key());
         segment

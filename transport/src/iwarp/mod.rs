@@ -1,29 +1,38 @@
 //! The embedded provider: iWARP in user space over TCP, on the wire that adapters and the kernel's `siw` speak.
 //!
-//! | module | holds |
-//! |---|---|
-//! | [`wire`] | parsing and writing of MPA, DDP and RDMAP |
-//! | `startup` | the MPA handshake: its frames, and the terms on which both peers agree |
-//! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
-//! | `stream`, `markers` | outgoing FPDUs, and the MPA markers in them |
-//! | `intake`, `forecast` | the destinations of a receive call, and the segments that are expected next |
-//! | `placement`, `fault` | the kinds of destinations for payload, and the faults that end a stream |
-//! | `requester`, `responder` | outstanding Reads and atomic operations: of the local side, and of the peer |
-//! | `stag` | the Terminates for a misused STag |
-//! | `queue_pair` | a queue pair: both directions of one stream |
-//! | `hub` | what the engines share: sockets and their owners, regions and queues, events, deadlines, who waits to be served |
-//! | `flow`, `pace` | the engine of a connection on a TCP stream, and the amount that it receives at a time |
-//! | `ring`, `rings` | the engine of a connection in shared memory, and the rings that a busy poll looks at |
-//! | `datagrams`, `ports`, `udp` | the engine of datagrams: ids, UDP ports, and the sockets; the packets are in `crate::roce` |
-//! | `endpoint`, `endpoints` | what a connection-manager id names, in which state; the table of all, and the changes of states |
-//! | `accepting`, `half_open`, `start_queue` | the passive side of connections, those without a request, and those that wait to start |
-//! | `connecting` | the active side of connections |
-//! | `rendezvous`, `unix` | the meeting of two processes of one host that go on in shared memory, and its sockets |
-//! | `frame`, `linger`, `causes` | a startup frame that is being sent, sockets that outlive their connections, and what their errors mean |
-//! | `drive` | the rounds: finds whom an edge or a deadline is for, and carries out what an engine returns |
-//! | `handover`, `roles` | connect requests that move to another provider, and the other roles |
-//! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
-//! | [`net`], [`tcp`] | the interface to the sockets, and its implementation on the system |
+//! - [`wire`]: parsing and writing of MPA, DDP and RDMAP
+//! - `startup`: the MPA handshake: its frames, and the terms on which both peers agree
+//! - `receive`, `transmit`: the two directions of a queue pair: bytes in, bytes out
+//! - `stream`, `markers`: outgoing FPDUs, and the MPA markers in them
+//! - `intake`, `forecast`: the destinations of a receive call, and the segments that are expected
+//!   next
+//! - `placement`, `fault`: the kinds of destinations for payload, and the faults that end a stream
+//! - `requester`, `responder`: outstanding Reads and atomic operations: of the local side, and of
+//!   the peer
+//! - `stag`: the Terminates for a misused STag
+//! - `queue_pair`: a queue pair: both directions of one stream
+//! - `hub`: what the engines share: sockets and their owners, regions and queues, events,
+//!   deadlines, who waits to be served
+//! - `flow`, `pace`: the engine of a connection on a TCP stream, and the amount that it receives at
+//!   a time
+//! - `ring`, `rings`: the engine of a connection in shared memory, and the rings that a busy poll
+//!   looks at
+//! - `datagrams`, `ports`, `udp`: the engine of datagrams: ids, UDP ports, and the sockets; the
+//!   packets are in `crate::roce`
+//! - `endpoint`, `endpoints`: what a connection-manager id names, in which state; the table of all,
+//!   and the changes of states
+//! - `accepting`, `half_open`, `start_queue`: the passive side of connections, those without a
+//!   request, and those that wait to start
+//! - `connecting`: the active side of connections
+//! - `rendezvous`, `unix`: the meeting of two processes of one host that go on in shared memory,
+//!   and its sockets
+//! - `frame`, `linger`, `causes`: a startup frame that is being sent, sockets that outlive their
+//!   connections, and what their errors mean
+//! - `drive`: the rounds: finds whom an edge or a deadline is for, and carries out what an engine
+//!   returns
+//! - `handover`, `roles`: connect requests that move to another provider, and the other roles
+//! - [`provider`]: [`Iwarp`]: the [`crate::Provider`]
+//! - [`net`], [`tcp`]: the interface to the sockets, and its implementation on the system
 //!
 //! The modules from `startup` to `queue_pair` do no I/O: bytes and the time are arguments.
 #![deny(unsafe_code)]

@@ -50,7 +50,8 @@ impl<N: StreamSockets + LocalSockets + PacketSockets> Net for N {}
 
 /// The channels of a [`Net`], and its TCP sockets.
 pub trait StreamSockets: Send + fmt::Debug {
-    /// Returns a descriptor that becomes readable when [`StreamSockets::poll`] has edges of this channel.
+    /// Returns a descriptor that becomes readable when [`StreamSockets::poll`] has edges of this
+    /// channel.
     fn channel(&self, channel: NetChannel) -> RawFd;
 
     /// Makes the descriptor of a channel readable once, even if no socket has an edge.

@@ -14,7 +14,8 @@ pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 /// A reserved bit of the MPA request: the initiator can use shared memory. siw echoes the bit in its reply.
 const LOCAL: u8 = 0x01;
 /// A reserved bit of the MPA request: the last bytes of the private data are the initiator's hash
-/// of the path ([`super::net::LocalSockets::local_path`]), and no part of the program's private data.
+/// of the path ([`super::net::LocalSockets::local_path`]), and no part of the program's private
+/// data.
 const PATH: u8 = 0x02;
 /// The length in bytes of the hash of the path.
 pub(crate) const PATH_LEN: usize = 4;

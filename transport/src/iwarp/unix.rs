@@ -17,8 +17,8 @@ const BACKLOG: i32 = i32::MAX;
 /// The user id that stands for all unknown users in a user namespace. Used if `/proc/sys/kernel/overflowuid` cannot be read.
 const OVERFLOW: u32 = 65534;
 /// The largest number of sockets that a provider keeps open because closing them may block, until
-/// [`LocalSockets::renew_local`](super::net::LocalSockets::renew_local) is called, and the largest number of those in the
-/// backlog of a listener.
+/// [`LocalSockets::renew_local`](super::net::LocalSockets::renew_local) is called, and the largest
+/// number of those in the backlog of a listener.
 const MAX_KEPT: usize = 8; // bound: foreign-sockets
 
 /// The peers that are refused, because they belong to other users. Such a peer may send packets with descriptors before it is refused. When

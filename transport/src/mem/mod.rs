@@ -83,8 +83,8 @@ pub struct Memory {
 enum Backing {
     /// A mapping with this length, in bytes.
     Mapping(usize),
-    /// A mapping of a whole memory file with this length, in bytes. If the flag is true, the pages of
-    /// the file are removed when the memory is dropped.
+    /// A mapping of a whole memory file with this length, in bytes. If the flag is true, the pages
+    /// of the file are removed when the memory is dropped.
     Lent(usize, AtomicBool),
     /// A vector with this capacity, in bytes. All words that contain a byte of the memory are inside the capacity, and
     /// are initialised.

@@ -30,9 +30,9 @@ pub enum Sharing {
     Read,
     /// The other process may read and write.
     Write,
-    /// The memory is lent for some time. The process that has made it and the one that has mapped it
-    /// each remove its pages when they drop it, so the bytes are zeros for the other one from then
-    /// on. Both can write to it.
+    /// The memory is lent for some time. The process that has made it and the one that has mapped
+    /// it each remove its pages when they drop it, so the bytes are zeros for the other one from
+    /// then on. Both can write to it.
     Lent,
 }
 
@@ -45,10 +45,11 @@ const FIXED: libc::c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 impl Memory {
-    /// Allocates `len` bytes, rounded up to whole pages, in a memory file. The file's descriptor may be sent to another
-    /// process of this host ([`Memory::file`]). All pages are allocated, the file's size is sealed, and the mapping is
-    /// excluded from child processes and core dumps. With [`Sharing::Lent`], the drop of the memory removes all pages,
-    /// even if another process has the file.
+    /// Allocates `len` bytes, rounded up to whole pages, in a memory file. The file's descriptor
+    /// may be sent to another process of this host ([`Memory::file`]). All pages are allocated, the
+    /// file's size is sealed, and the mapping is excluded from child processes and core dumps. With
+    /// [`Sharing::Lent`], the drop of the memory removes all pages, even if another process has the
+    /// file.
     ///
     /// # Errors
     /// The system's error if it has no memory or no descriptor left; `InvalidInput` if `len` is 0 or above `i64::MAX`;
@@ -124,15 +125,15 @@ impl Window {
     /// rounded up to whole pages, all of which are allocated. The caller may close the descriptor
     /// afterwards.
     ///
-    /// With [`Sharing::Write`], the file is fixed: no process can remove pages of it afterwards, and
-    /// none can map it for writing any more. With [`Sharing::Lent`], the file must be lent. It can
-    /// be written, and the drop of the window removes its pages. With [`Sharing::Read`], the file
-    /// may be of either kind.
+    /// With [`Sharing::Write`], the file is fixed: no process can remove pages of it afterwards,
+    /// and none can map it for writing any more. With [`Sharing::Lent`], the file must be lent. It
+    /// can be written, and the drop of the window removes its pages. With [`Sharing::Read`], the
+    /// file may be of either kind.
     ///
     /// # Errors
-    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are missing,
-    /// if it is of the wrong kind, or if it is in huge pages; the system's error if the file cannot
-    /// be mapped, or another process maps it already with [`Sharing::Write`].
+    /// `InvalidInput` if the file has another size, if its size is not sealed, if pages are
+    /// missing, if it is of the wrong kind, or if it is in huge pages; the system's error if the
+    /// file cannot be mapped, or another process maps it already with [`Sharing::Write`].
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::map_in_pages(file, len, sharing, page_size())
     }
@@ -167,14 +168,15 @@ impl Window {
         if !is_lent && seals & PAGES == 0 && !crate::planted("pages-of-a-peer-can-be-removed") {
             seal(file, PAGES)?;
         }
-        // Nobody can remove a page of a fixed file from here on, so it has all its pages for good if
-        // it has them now. The size is in units of 512 bytes on every file system.
+        // Nobody can remove a page of a fixed file from here on, so it has all its pages for good
+        // if it has them now. The size is in units of 512 bytes on every file system.
         let allocated = u64::try_from(stat(file)?.st_blocks).unwrap_or(0).saturating_mul(512);
         if allocated < whole as u64 {
             return wrong(format!("a peer's memory file has {allocated} bytes in pages instead of {whole}"));
         }
         if is_lent {
-            // One page at a time, so that page faults are a measure of the pages that the peer has removed.
+            // One page at a time, so that page faults are a measure of the pages that the peer has
+            // removed.
             advise(&memory, libc::MADV_NOHUGEPAGE);
             memory.backing = Backing::Lent(whole, AtomicBool::new(true));
         }
@@ -553,8 +555,8 @@ mod tests {
         }
     }
 
-    /// A peer removes the pages of a lent file after this process has mapped it. Each page for which
-    /// this process is charged then is counted.
+    /// A peer removes the pages of a lent file after this process has mapped it. Each page for
+    /// which this process is charged then is counted.
     #[test]
     fn pages_that_a_peer_has_removed_are_counted() {
         const LEN: usize = 1 << 20;

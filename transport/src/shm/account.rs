@@ -29,9 +29,9 @@ const REMOVAL: u64 = 8;
 /// `vm.max_map_count`. At that number of mappings, the kernel refuses memory to every part of the
 /// process.
 pub(crate) const MAX_IN_PROCESS: usize = 16 << 10;
-/// The pages that peers may remove are the bytes divided by this number, at most: 48 MiB by default.
-/// The kernel maps 16 pages by one fault. So honest peers do not reach that, even if they use all
-/// bytes.
+/// The pages that peers may remove are the bytes divided by this number, at most: 48 MiB by
+/// default. The kernel maps 16 pages by one fault. So honest peers do not reach that, even if they
+/// use all bytes.
 const CHARGED: u64 = 16 * PART / (PART - 1);
 /// A connection may use the bytes divided by this number. The same part of the bytes, and of the
 /// number of windows, is reserved for staging buffers.
@@ -132,8 +132,8 @@ impl WindowAccount {
         self.subtract(len);
     }
 
-    /// Returns true if a message may be read from this window. If the peer can remove its pages, the
-    /// process is charged for few pages of this window and of all.
+    /// Returns true if a message may be read from this window. If the peer can remove its pages,
+    /// the process is charged for few pages of this window and of all.
     pub(super) fn may_fetch(&self, window: &Window) -> bool {
         let most = window.len() as u64 / 8 + SMALL;
         let is_little = window.charged() <= most && self.charged.load(Relaxed) < self.limits.bytes / CHARGED;

@@ -116,7 +116,8 @@ impl Victim {
         }
     }
 
-    /// Sends a message that is in no record: it is in the staging buffer if the peer has mapped that.
+    /// Sends a message that is in no record: it is in the staging buffer if the peer has mapped
+    /// that.
     fn send_long(&mut self) {
         let sges = SgeList::one(self.out.sge(0, ROOM));
         let wr = SendWr { wr_id: 1, op: SendOp::Send, sges, flags: SendFlags::SIGNALED };
@@ -292,9 +293,9 @@ const FILES: [(MakeFile, u64); 6] = [
     (HostileFile::unsealed, 64 << 10),
 ];
 
-/// A hostile peer keeps the files of the segment and of the staging buffer, and mappings of both. At
-/// the end of the connection, the process that has lent them gets the memory back. The peer could
-/// read its last message until then.
+/// A hostile peer keeps the files of the segment and of the staging buffer, and mappings of both.
+/// At the end of the connection, the process that has lent them gets the memory back. The peer
+/// could read its last message until then.
 #[test]
 fn the_memory_of_a_connection_comes_back_whatever_its_peer_keeps() {
     let mut segment = Memory::new_shared(LEN, Sharing::Lent).unwrap();
@@ -361,8 +362,8 @@ fn a_removed_segment_is_no_violation() {
     assert!(victim.link.receive(usize::MAX, &mut victim.resources).is_err() && victim.link.is_removed());
 }
 
-/// A side that has read nothing finds no record after the pages were removed. It notices that by the
-/// position that it has published itself.
+/// A side that has read nothing finds no record after the pages were removed. It notices that by
+/// the position that it has published itself.
 #[test]
 fn a_side_that_has_read_nothing_notices_a_removed_segment() {
     let (ours, theirs) = segments();

@@ -480,9 +480,10 @@ impl<S: Segment> Link<S> {
         self.incoming.is_at_boundary() && self.outgoing.front().is_none_or(|awaited| awaited.done == 0)
     }
 
-    /// Ends the use of the queue pair. Releases its entries on its completion queues, except the entries of unpolled
-    /// completions. Returns receives to the shared receive queue if the queue pair has taken them from there and not
-    /// completed them. Unmaps the memory of the peer. The peer can still read the last records.
+    /// Ends the use of the queue pair. Releases its entries on its completion queues, except the
+    /// entries of unpolled completions. Returns receives to the shared receive queue if the queue
+    /// pair has taken them from there and not completed them. Unmaps the memory of the peer. The
+    /// peer can still read the last records.
     pub(crate) fn part(&mut self, resources: &mut Resources) {
         self.wake(false);
         self.lendings.end(&self.segment);

@@ -759,8 +759,8 @@ impl Outgoing {
         let Some(address) = remote.address.checked_add(self.part as u64) else { return false };
         if matches!(entry.wr.op, SendOp::Read(_)) {
             let part = sink.part(self.part, (entry.len - self.part).min(MAX_PIECE));
-            // The peer may have written the bytes during the copy if the lending has ended. A request
-            // then reads them again, or fails.
+            // The peer may have written the bytes during the copy if the lending has ended. A
+            // request then reads them again, or fails.
             let is_valid = windows.fetch(segment, remote.key.0, address, &part);
             self.part += if is_valid { part.len() } else { 0 };
             return is_valid;
@@ -1049,8 +1049,8 @@ mod tests {
         }
         assert!(outgoing.message(&segment, INLINE, |_, _| {}), "the ring is empty");
     }
-    /// The peer consumes nothing. Payloads of any length are refused when the staging buffer is full, and fit again when the peer has
-    /// consumed the oldest ones.
+    /// The peer consumes nothing. Payloads of any length are refused when the staging buffer is
+    /// full, and fit again when the peer has consumed the oldest ones.
     #[test]
     fn the_staging_buffer_is_full_at_its_length() {
         for len in [1, ALIGN, 1000, STAGING_PIECE, 10 * STAGING_PIECE] {

@@ -160,7 +160,8 @@ impl Lendings {
         self.slots.iter().enumerate().find_map(|(at, slot)| {
             let lent = slot.lent.as_ref().filter(|lent| lent.state == LendingState::Mapped)?;
             let offset = (entry.address() as usize).checked_sub(lent.memory.as_ptr() as usize)?;
-            // The peer reads memory that can lose its pages only by requests, except its staging buffer.
+            // The peer reads memory that can lose its pages only by requests, except its staging
+            // buffer.
             let fits = offset.checked_add(entry.len())? <= lent.memory.len() && !lent.memory.is_lent();
             fits.then_some((at as u8, offset as u64))
         })
@@ -297,8 +298,8 @@ impl Windows {
     }
 
     /// Copies the bytes at `address` of the peer's region `key` to an entry. Returns false if no
-    /// window contains them, if its lending has ended before the end of the copy, or if the peer has
-    /// removed too many pages that this process has read.
+    /// window contains them, if its lending has ended before the end of the copy, or if the peer
+    /// has removed too many pages that this process has read.
     pub(super) fn fetch<W: Words>(&self, words: &W, key: u32, address: u64, to: &Sge) -> bool {
         let region = self.region(words, key, address, to.len(), Access::REMOTE_READ);
         let Some((window, slot, offset)) = region.filter(|(window, ..)| self.account.may_fetch(window)) else {
@@ -408,8 +409,9 @@ mod tests {
 
     /// Peers remove the pages of memory that they lend, each time before the local side fetches a
     /// message from there. So the kernel charges the local side for new pages. It fetches a part of
-    /// each window only, and nothing once a 21st of the limit of all windows is charged. It gets that
-    /// back when it unmaps the windows, although the peers keep the files. An honest peer is not affected.
+    /// each window only, and nothing once a 21st of the limit of all windows is charged. It gets
+    /// that back when it unmaps the windows, although the peers keep the files. An honest peer is
+    /// not affected.
     #[cfg(not(loom_model))]
     #[test]
     fn the_pages_that_peers_remove_are_limited() {

@@ -188,8 +188,8 @@ fn a_hello_that_has_arrived_keeps_its_connection() {
     }
 }
 
-/// No descriptor is free for the Unix socket of the client, which waits in the backlog of the listener. No edge reports it again, so it is
-/// accepted after a pause.
+/// No descriptor is free for the Unix socket of the client, which waits in the backlog of the
+/// listener. No edge reports it again, so it is accepted after a pause.
 #[test]
 fn a_peer_without_a_descriptor_is_accepted_after_a_pause() {
     let mut world = SetupWorld::new(31, true);

@@ -236,8 +236,9 @@ fn a_damaged_frame_among_many_completes_nothing() {
     }
 }
 
-/// TCP accepts nothing. Only so much is framed, of the program's memory and of copies, that a little more than half a mebibyte waits for
-/// TCP. With markers, each payload is copied, and less is framed.
+/// TCP accepts nothing. Only so much is framed, of the program's memory and of copies, that a
+/// little more than half a mebibyte waits for TCP. With markers, each payload is copied, and less
+/// is framed.
 #[test]
 fn what_tcp_does_not_take_is_limited() {
     for (markers, most) in [(false, (512 + 260) << 10), (true, 260 << 10)] {
@@ -262,7 +263,8 @@ fn what_tcp_does_not_take_is_limited() {
     }
 }
 
-/// With a CRC, a Write that arrives in pieces is held segment by segment. So however long it is, 64 KiB are enough.
+/// With a CRC, a Write that arrives in pieces is held segment by segment. So however long it is, 64
+/// KiB are enough.
 #[test]
 fn a_write_is_held_in_64_kib() {
     let mut pair = Pair::new(agreement(true, None), SEGMENT);
