@@ -25,7 +25,7 @@ use crate::slab::{Key, Slab};
 /// The longest time for which the peer of a link that was closed can read its last records. It is
 /// long, because a peer that does not run must find its last messages when it runs again; the
 /// number of such links and their bytes are limited.
-const PARTING: Duration = Duration::from_secs(600);
+pub(super) const PARTING: Duration = Duration::from_secs(600);
 
 /// The endpoints of a provider, and what is counted of them.
 #[derive(Debug)]

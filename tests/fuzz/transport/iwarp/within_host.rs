@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::super::config::{CrcPolicy, IwarpConfig, SharedMemoryPolicy};
 use super::super::endpoint::{CmEndpoint, Work};
+use super::super::endpoints::PARTING;
 use super::super::hub::DEVICE;
 use super::super::net::{LocalSockets, NetChannel, PacketSockets, Ready, SocketId, StreamSockets};
 use super::super::provider::Iwarp;
@@ -799,7 +800,7 @@ impl World<'_> {
         self.turn();
         assert!(self.open.is_empty(), "{:?} are left", self.open);
         self.iwarp.destroy_id(id, self.now).expect("an id of this side");
-        self.now += Duration::from_secs(60);
+        self.now += PARTING;
         self.turn();
         self.turn();
         assert_eq!(self.iwarp.hub.account.used(), (0, 0), "windows");
