@@ -58,7 +58,7 @@ impl Backoff {
         Self { first, most, attempts: 0, random: seed }
     }
 
-    /// Returns the pause before the next attempt. Pass it to [`crate::Context::set_timer`].
+    /// Returns the pause before the next attempt. Pass it to [`crate::TimerContext::set`].
     #[must_use]
     pub fn next_pause(&mut self) -> Duration {
         let longest = self.first.saturating_mul(1 << self.attempts.min(31)).min(self.most);

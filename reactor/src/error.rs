@@ -128,10 +128,11 @@ pub enum SendErrorKind {
     /// A resource is used up. When it is available again, the reactor calls `on_writable` once.
     #[error("{0}: wait for on_writable")]
     WouldBlock(Blocked),
-    /// The message is longer than the longest message that the peer accepts. A copied message that the peer would fetch must also fit into
-    /// the local `LargeMessageSettings::memory`. A [`crate::SendBuffer`] must fit into one buffer of the peer
-    /// ([`crate::Context::buffer_size`]). For a datagram, a one-sided operation or a piece of a transfer, the length exceeds the limit
-    /// of the local device.
+    /// The message is longer than the longest message that the peer accepts. A copied message that
+    /// the peer would fetch must also fit into the local `LargeMessageSettings::memory`. A
+    /// [`crate::SendBuffer`] must fit into one buffer of the peer
+    /// ([`crate::ConnectionContext::buffer_size`]). For a datagram, a one-sided operation or a
+    /// piece of a transfer, the length exceeds the limit of the local device.
     #[error("{len} bytes in one message or operation: at most {max} are possible here")]
     TooLong {
         /// The length of the message, the operation or the piece, in bytes.
@@ -256,7 +257,7 @@ pub enum Outcome {
     /// the message: only an answer of that program does.
     Sent,
     /// The connection ended before the send completed. The peer may or may not have received the message. To report the device together
-    /// with the failure, call [`crate::Context::device`].
+    /// with the failure, call [`crate::ConnectionContext::device`].
     Failed(Failure),
     /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse only messages that it
     /// would fetch: those of [`crate::Context::offer`], and those that are longer than one buffer and are not sent in

@@ -187,7 +187,7 @@ impl fmt::Debug for SendId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OfferId(pub(crate) u32);
 
-/// The id of a transfer of a list ([`crate::Context::transfer`]) on one connection.
+/// The id of a transfer of a list ([`crate::RemoteContext::transfer`]) on one connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(u64);
 

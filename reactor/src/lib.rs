@@ -3,6 +3,7 @@
 //!
 //! - [`Config`] has every limit and timeout, with its default and range.
 //! - [`Context`] has the operations that callbacks use: connect, listen, send, close, set timers.
+//!   Its table lists them.
 //! - [`Message`] is a received message, in the registered buffer in which it arrived.
 //! - [`Region`] is registered memory for one-sided operations; [`RemoteRegion`] describes such memory to a peer.
 //! - `datagram` has unreliable datagrams and multicast groups, on devices that support them and on the embedded
@@ -66,7 +67,9 @@ pub mod stream;
 pub mod threaded;
 mod turn;
 
-pub use crate::api::context::Context;
+pub use crate::api::context::{
+    ConnectionContext, Context, IoContext, ListenerContext, RegionContext, RemoteContext, TimerContext,
+};
 #[cfg(feature = "datagram")]
 pub use crate::api::context::{DatagramContext, DatagramHandler};
 pub use crate::api::handle::{HandleError, ReactorHandle};

@@ -45,7 +45,7 @@ pub struct TurnStats {
     /// Number of times that the poller reported a completion channel as ready.
     pub completion_edges: u64,
     /// Number of times that the poller reported that a descriptor of the program is ready. The program registers such
-    /// descriptors with [`crate::Context::register_io`].
+    /// descriptors with [`crate::IoContext::register`].
     pub io_edges: u64,
     /// Number of turns in which the poller reported a ready descriptor, and which then found completions.
     pub wakes: u64,
@@ -182,7 +182,7 @@ pub struct MemoryStats {
     /// reactor. Until such a region is deregistered, peers may continue to access it, and the program does not get its
     /// memory as a slice. The reactor invalidates a key in these cases:
     ///
-    /// - The program called [`crate::Context::revoke`].
+    /// - The program called [`crate::RegionContext::revoke`].
     /// - [`crate::RegionOptions::lifetime`] has passed since peers got access.
     /// - The connection of the region ended.
     /// - The program dropped the region while an operation still used it.

@@ -65,7 +65,7 @@ pub fn echo(p: &mut Pair, connections: &[ConnectionId]) {
 /// # Panics
 /// Panics if no device carries the connection.
 pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
-    reactor.context().device(conn).expect("it is on a device").to_owned()
+    reactor.context().connection(conn).device().expect("it is on a device").to_owned()
 }
 
 /// The server's address in the in-process network of [`with_loopback`].
@@ -100,8 +100,8 @@ pub fn with_loopback(config: &Config) -> Pair {
 pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
     let mut connections = Vec::new();
     for (ip, device) in devices {
-        let listener = p.server.context().listen(SocketAddr::new(*ip, 0)).expect("listening");
-        p.address = p.server.context().local_address(listener).expect("its address");
+        let listener = p.server.context().listeners().listen(SocketAddr::new(*ip, 0)).expect("listening");
+        p.address = p.server.context().listeners().local_address(listener).expect("its address");
         let conn = p.connect();
         assert_eq!(device_of(&mut p.client, conn), *device, "the connection to {ip}");
         connections.push(conn);

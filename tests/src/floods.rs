@@ -86,7 +86,7 @@ impl Floods {
 impl<M> Handler<M> for Floods {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         // The greeting in the private data has the server's initial window.
-        self.granted = u32::from_le_bytes(cx.private_data(conn)[8..12].try_into().expect("a greeting"));
+        self.granted = u32::from_le_bytes(cx.connection(conn).private_data()[8..12].try_into().expect("a greeting"));
         cx.send(conn, &message(HELLO, WINDOW, &[])).expect("room");
         self.sent = 1;
         self.fill(cx, conn);

@@ -192,7 +192,7 @@ impl Program {
     }
 
     fn region(&self, cx: &mut Context<'_>, conn: ConnectionId, access: Access) -> Result<RemoteRegion, Error> {
-        let mut region = cx.register(conn, 2 * PART, &RegionOptions::new().allow(access))?;
+        let mut region = cx.regions().register(conn, 2 * PART, &RegionOptions::new().allow(access))?;
         region.copy_from(PART, &pattern(PART)).expect("not lent");
         let remote = region.remote();
         self.with(conn, |talk| talk.region = Some(region));
@@ -240,7 +240,7 @@ impl Program {
             let region = talk.region.as_mut().expect("it was registered");
             region.copy_from(0, &[0; PART]).expect("not lent");
             let list = (0..PART).rev().map(piece).collect();
-            cx.transfer(conn, Transfer::Read(&mut [region]), list, &TransferOptions::within(WITHIN))
+            cx.remote(conn).transfer(Transfer::Read(&mut [region]), list, &TransferOptions::within(WITHIN))
         })
     }
 
@@ -258,18 +258,19 @@ impl Program {
             }
             Want::Write => {
                 let (remote, region) = (part(talk, 0), talk.region.as_ref().expect("it was registered"));
-                cx.write_with_immediate(conn, remote, region, PART..2 * PART, TOLD)
+                cx.remote(conn).write_with_immediate(remote, region, PART..2 * PART, TOLD)
             }
             Want::Read => {
                 let remote = part(talk, PART as u64);
-                cx.read(conn, remote, talk.region.as_mut().expect("it was registered"), 0..PART)
+                cx.remote(conn).read(remote, talk.region.as_mut().expect("it was registered"), 0..PART)
             }
             Want::List => unreachable!("a list is no send"),
             // The side that has opened the connection offers the large message from a region, or sends a copy if no region can be
             // registered. The other side always sends a copy.
             Want::Large if talk.opened_here => {
                 let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-                talk.source = talk.source.take().or_else(|| cx.register_vec(conn, pattern(LARGE), &readable).ok());
+                talk.source =
+                    talk.source.take().or_else(|| cx.regions().register_vec(conn, pattern(LARGE), &readable).ok());
                 match &talk.source {
                     Some(source) => cx.offer(conn, source, 0..LARGE, u64::from(TOLD)),
                     None => cx.send(conn, &pattern(LARGE)),
@@ -306,14 +307,14 @@ impl Program {
     }
 
     fn pause(&self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let timer = cx.set_timer(PAUSE, 0);
+        let timer = cx.timers().set(PAUSE, 0);
         self.0.borrow_mut().timers.insert(timer, conn);
     }
 }
 
 impl Handler for Program {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let kind = if cx.private_data(conn) == Kind::Ping.name() { Kind::Ping } else { Kind::Life };
+        let kind = if cx.connection(conn).private_data() == Kind::Ping.name() { Kind::Ping } else { Kind::Life };
         let talk = |book: &mut Book| {
             let talk = book.talks.entry(conn).or_insert_with(|| Talk::new(kind, false));
             assert!(!std::mem::replace(&mut talk.up, true), "on_connect is called once");
@@ -402,7 +403,7 @@ impl Handler for Program {
         if !self.with(conn, |talk| talk.opened_here) {
             assert!(offer.tag.is_none_or(|tag| tag == u64::from(TOLD)), "{offer:?}");
             // If no region or no slot is available, the program does not answer the offer, and the message arrives by `on_recv`.
-            let Ok(mut place) = cx.register(conn, LARGE, &RegionOptions::new()) else { return };
+            let Ok(mut place) = cx.regions().register(conn, LARGE, &RegionOptions::new()) else { return };
             if cx.land(conn, offer.id, &mut place, 0).is_ok() {
                 self.with(conn, |talk| talk.landing = Some((offer, place)));
             }

@@ -186,7 +186,7 @@ impl Program {
         let most = if self.work == Work::Write { 16 } else { u64::MAX };
         while self.left > 0 && !self.blocked && self.under_way < most {
             let begun = match (self.work, &self.local, &self.remote) {
-                (Work::Write, Some(local), Some(remote)) => cx.write(conn, *remote, local, 0..SIZE).map(drop),
+                (Work::Write, Some(local), Some(remote)) => cx.remote(conn).write(*remote, local, 0..SIZE).map(drop),
                 (Work::Call, ..) => {
                     call(&mut self.calls, cx, conn, self.payload);
                     Ok(())
@@ -213,8 +213,8 @@ impl Program {
         (self.left, self.under_way) = (self.left - list.len() as u64, list.len() as u64);
         let options = TransferOptions::within(Duration::from_secs(600));
         let begun = match reads {
-            true => cx.transfer(conn, Transfer::Read(&mut [local]), list, &options),
-            false => cx.transfer(conn, Transfer::Write(&[local]), list, &options),
+            true => cx.remote(conn).transfer(Transfer::Read(&mut [local]), list, &options),
+            false => cx.remote(conn).transfer(Transfer::Write(&[local]), list, &options),
         };
         begun.expect("an open connection");
     }
@@ -281,7 +281,7 @@ impl Handler for Program {
         if self.work.is_one_sided() {
             let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let options = if self.echoes { RegionOptions::new().allow(access) } else { RegionOptions::new() };
-            let region = cx.register(conn, self.work.memory(), &options).expect("memory");
+            let region = cx.regions().register(conn, self.work.memory(), &options).expect("memory");
             if self.echoes {
                 cx.send(conn, &region.remote().to_bytes()).expect("room");
             }
@@ -326,7 +326,7 @@ impl Handler for Program {
             return self.deadline(cx, timer);
         }
         self.done += 1;
-        cx.set_timer(Duration::ZERO, 0);
+        cx.timers().set(Duration::ZERO, 0);
     }
 }
 
@@ -391,8 +391,8 @@ impl Steady {
         let server = (server, Program::new(work, true));
         let mut steady = Self { work, looks_at, spins: mode.spins, client, server };
         let mut server = steady.server.0.context();
-        let listener = server.listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
-        let address = server.local_address(listener).expect("it listens");
+        let listener = server.listeners().listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
+        let address = server.listeners().local_address(listener).expect("it listens");
         for up in 1..=mode.idle + 1 {
             steady.client.0.context().connect(address).expect("connecting");
             while steady.client.1.up < up || steady.server.1.up < up {
@@ -408,7 +408,7 @@ impl Steady {
             while steady.client.0.context().now() < end {
                 steady.prepare();
             }
-            steady.client.0.context().set_timer(Duration::ZERO, 0);
+            steady.client.0.context().timers().set(Duration::ZERO, 0);
         }
         steady
     }

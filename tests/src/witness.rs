@@ -49,7 +49,7 @@ impl Baseline {
         // The library opens a device on its first use, and keeps it open. So each device is used once before the objects are counted.
         let mut reactor = Reactor::new(crate::device::config()).expect("a reactor");
         for device in devices {
-            reactor.context().listen(device.address()).expect("listening");
+            reactor.context().listeners().listen(device.address()).expect("listening");
         }
         drop(reactor);
         Self { devices: devices.to_vec(), descriptors: open_descriptors(), resources: resources(devices) }
@@ -121,9 +121,9 @@ impl Handler for Asker {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let number = *cx.private_data(conn).last().expect("a number behind the mark");
+        let number = *cx.connection(conn).private_data().last().expect("a number behind the mark");
         self.asked.insert(conn, (number, 0));
-        cx.set_user(conn, u64::from(number));
+        cx.connection(conn).set_user(u64::from(number));
         self.ask(cx, conn);
     }
 
@@ -134,7 +134,7 @@ impl Handler for Asker {
         }
         *next += 1;
         self.tally.echoes[usize::from(*number)].fetch_add(1, Ordering::Relaxed);
-        cx.set_timer(PAUSE, u64::from(*number));
+        cx.timers().set(PAUSE, u64::from(*number));
     }
 
     fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
@@ -146,7 +146,7 @@ impl Handler for Asker {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, number: u64) {
         let conn = self.asked.iter().find(|(_, asked)| u64::from(asked.0) == number).map(|(conn, _)| *conn);
         if self.tally.rests.load(Ordering::Relaxed) {
-            cx.set_timer(PAUSE, number);
+            cx.timers().set(PAUSE, number);
         } else if let Some(conn) = conn {
             self.ask(cx, conn);
         }
@@ -169,8 +169,8 @@ pub struct Watched {
 
 impl Watched {
     /// Handles a new connection. Returns true if it is the connection to the neighbour.
-    pub fn comes_up(&mut self, cx: &Context<'_>, conn: ConnectionId) -> bool {
-        let is_it = cx.private_data(conn) == MARK;
+    pub fn comes_up(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> bool {
+        let is_it = cx.connection(conn).private_data() == MARK;
         if is_it {
             assert_eq!(self.conn.replace(conn), None, "one witness for each reactor");
         }
@@ -340,8 +340,8 @@ impl Witness {
 /// Runs the neighbour on its thread.
 fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(ReactorHandle, SocketAddr)>) {
     let mut reactor = Reactor::new(config).expect("the witness's reactor");
-    let listener = reactor.context().listen(device.address()).expect("listening");
-    let address = reactor.context().local_address(listener).expect("it listens");
+    let listener = reactor.context().listeners().listen(device.address()).expect("listening");
+    let address = reactor.context().listeners().local_address(listener).expect("it listens");
     ready.send((reactor.handle(), address)).expect("the test waits");
     reactor.run(&mut asker).expect("the witness's run");
     asker.leaves = true;

@@ -30,10 +30,10 @@ fn a_wildcard_listener_serves_the_device_and_the_loopback() {
         if both {
             p.address.set_ip([127, 0, 0, 1].into());
             connections.push(p.connect());
-            let on = p.client.context().device(connections[1]).map(str::to_owned);
+            let on = p.client.context().connection(connections[1]).device().map(str::to_owned);
             assert_eq!(on.as_deref(), Some("iwarp0"));
         }
-        assert_ne!(p.client.context().device(connections[0]), Some("iwarp0"));
+        assert_ne!(p.client.context().connection(connections[0]).device(), Some("iwarp0"));
         for &conn in &connections {
             p.client.context().send(conn, b"there and back").expect("room");
         }

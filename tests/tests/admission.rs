@@ -1,5 +1,5 @@
 //! Tests of a program that judges its peer's identity some time after `on_identity`, while the peer waits: with
-//! `Context::postpone_judgement` on virtual time, and with `PendingPeers` of `aio`.
+//! `ConnectionContext::postpone_judgement` on virtual time, and with `PendingPeers` of `aio`.
 #![allow(clippy::disallowed_methods, reason = "clients in a thread of their own")]
 
 use std::cell::RefCell;
@@ -35,7 +35,8 @@ const WAIT: Duration = Duration::from_millis(300);
 struct Seen {
     /// The connections for which `on_identity` was called.
     asked: Vec<ConnectionId>,
-    /// The results of `Context::judge`: true if the connection was still waiting for the judgement.
+    /// The results of `ConnectionContext::judge`: true if the connection was still waiting for the
+    /// judgement.
     answered: Vec<bool>,
     up: Vec<ConnectionId>,
     messages: usize,
@@ -60,8 +61,8 @@ impl Handler for Side {
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
         self.seen.borrow_mut().asked.push(conn);
         if self.answer.is_some() {
-            cx.postpone_judgement(conn);
-            cx.set_timer(WAIT, 0);
+            cx.connection(conn).postpone_judgement();
+            cx.timers().set(WAIT, 0);
         }
         Ok(())
     }
@@ -71,8 +72,8 @@ impl Handler for Side {
         let conn = *seen.asked.last().expect("a peer");
         let answer = self.answer.clone().expect("an answer");
         // Only the first call of `judge` has an effect. The second call must return false.
-        let first = cx.judge(conn, answer);
-        seen.answered.extend([first, cx.judge(conn, Ok(()))]);
+        let first = cx.connection(conn).judge(answer);
+        seen.answered.extend([first, cx.connection(conn).judge(Ok(()))]);
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
@@ -97,7 +98,7 @@ fn connect(config: Config, sides: [&Side; 2], done: impl Fn(&Seen, &Seen) -> boo
         .map(|node| Node::new(reactor(node, &fabric, config.clone()), Box::new(sides[node].clone())))
         .into_iter()
         .collect::<Vec<_>>();
-    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
     let begin = lock(&fabric).now();
     until(&fabric, &mut nodes, "the end of the attempt", |_| {
@@ -160,16 +161,16 @@ impl Handler for Together {
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
         let mut seen = self.seen.borrow_mut();
         seen.asked.push(conn);
-        cx.postpone_judgement(conn);
+        cx.connection(conn).postpone_judgement();
         if seen.asked.len() == self.wanted {
-            cx.set_timer(WAIT, 0);
+            cx.timers().set(WAIT, 0);
         }
         Ok(())
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         let mut seen = self.seen.borrow_mut();
-        let answered = seen.asked.iter().map(|conn| cx.judge(*conn, Ok(()))).collect();
+        let answered = seen.asked.iter().map(|conn| cx.connection(*conn).judge(Ok(()))).collect();
         seen.answered = answered;
     }
 
@@ -180,7 +181,7 @@ impl Handler for Together {
         assert_eq!(early, None, "it has not had its on_connect");
         for other in seen.asked.iter().filter(|other| !seen.up.contains(other)) {
             cx.flush(*other);
-            assert_eq!((cx.buffer_size(*other), cx.writable(*other)), (None, 0), "{other}");
+            assert_eq!((cx.connection(*other).buffer_size(), cx.writable(*other)), (None, 0), "{other}");
             assert!(cx.send(*other, b"early").is_err(), "{other}");
         }
         cx.send(conn, b"hello").expect("room");
@@ -205,7 +206,7 @@ fn connections_that_come_up_together_come_up_in_turn() {
                     if node == late { Box::new(together.clone()) } else { Box::new(side.clone()) };
                 Node::new(reactor(node, &fabric, config.clone()), program)
             });
-            nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+            nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
             for _ in 0..WANTED {
                 nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
             }
@@ -236,7 +237,7 @@ fn a_cork_does_not_hold_back_the_end_of_a_handshake() {
             Node::new(reactor(SERVER, &fabric, config.clone()), Box::new(Corks)),
             Node::new(reactor(CLIENT, &fabric, config), Box::new(client.clone())),
         ];
-        nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+        nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
         nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
         let end = lock(&fabric).now() + 1000 * MS;
         until(&fabric, &mut nodes, "a connection", |_| {
@@ -260,7 +261,7 @@ fn a_postponed_judgement_is_not_about_another_address() {
             .collect::<Vec<_>>();
         let servers = [0, 2].map(|node| address(node, 7471));
         for (node, address) in [(0, servers[0]), (2, servers[1])] {
-            nodes[node].reactor.context().listen(address).expect("a free port");
+            nodes[node].reactor.context().listeners().listen(address).expect("a free port");
         }
         nodes[CLIENT].reactor.context().connect_any(&servers, ConnectOptions::new()).expect("connecting");
         until(&fabric, &mut nodes, "the answer, which is too late", |_| !client.seen.borrow().answered.is_empty());
@@ -281,9 +282,9 @@ struct Generous {
 impl Handler for Generous {
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
         let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
-        self.regions.borrow_mut().push(cx.register(conn, 64, &options).expect("a region"));
-        cx.postpone_judgement(conn);
-        cx.set_timer(WAIT, 0);
+        self.regions.borrow_mut().push(cx.regions().register(conn, 64, &options).expect("a region"));
+        cx.connection(conn).postpone_judgement();
+        cx.timers().set(WAIT, 0);
         Ok(())
     }
 
@@ -301,7 +302,7 @@ fn an_evicted_peer_loses_its_rights() {
         let limited = secured.clone().max_pending(1);
         let mut nodes = vec![Node::new(reactor(SERVER, &fabric, limited), Box::new(server.clone()))];
         nodes.extend([1, 2].map(|node| Node::new(reactor(node, &fabric, secured.clone()), Box::new(Side::new(None)))));
-        nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+        nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "the first has waited", |_| *server.waited.borrow() == 1);
         assert!(server.regions.borrow_mut()[0].bytes_mut().is_none(), "{mode:?}: the peer may write");

@@ -313,7 +313,7 @@ fn memory_is_read_written_and_counted_up() {
         here.read(remote, &mut local, 0..4096).await.unwrap();
         assert!(local.bytes().unwrap()[1000..1100].iter().all(|&byte| byte == 9));
         let word = remote.part(0, 8).unwrap();
-        here.operate(|cx| cx.fetch_add(here.id(), word, &mut local, 0, 2)).await.unwrap();
+        here.operate(|cx| cx.remote(here.id()).fetch_add(word, &mut local, 0, 2)).await.unwrap();
         assert_eq!((local.load(0), shared.load(0)), (40, 42));
         // The test posts more writes than the send queue has slots. The later writes wait for a free slot.
         join_all((0..500).map(|_| here.write(word, &local, 0..8))).await.into_iter().for_each(|done| done.unwrap());
@@ -440,8 +440,8 @@ impl StreamHandler for Mirror {
 fn a_stream_of_futures_talks_to_one_of_callbacks() {
     with_watchdog("a_stream_of_futures", || {
         let mut server = Reactor::new(config()).unwrap();
-        let listener = server.context().listen(Setup::iwarp().address).unwrap();
-        let address = server.context().local_address(listener).unwrap();
+        let listener = server.context().listeners().listen(Setup::iwarp().address).unwrap();
+        let address = server.context().listeners().local_address(listener).unwrap();
         let mut mirror = Streams::new(Mirror::default());
         let net = AsyncReactor::new(config()).unwrap();
         let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n % 249) as u8).collect();

@@ -729,7 +729,7 @@ fn a_closure_that_panics_wakes_the_driver() {
     assert!(requested.as_mut().poll(&mut Task::from_waker(&waker)).is_pending());
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         client.with(|cx| {
-            cx.set_timer(Duration::ZERO, 0);
+            cx.timers().set(Duration::ZERO, 0);
             assert!(cx.connections() > 0, "a planted panic");
         });
     }));

@@ -172,7 +172,7 @@ struct Lines {
 
 impl Lines {
     fn new(net: &AsyncReactor, conn: &AsyncConnection) -> Self {
-        let buffer = net.with(|cx| cx.buffer_size(conn.id())).unwrap_or(usize::MAX);
+        let buffer = net.with(|cx| cx.connection(conn.id()).buffer_size()).unwrap_or(usize::MAX);
         Self { buffer, lines: Default::default() }
     }
 

@@ -91,7 +91,7 @@ impl Publisher {
 
 impl Handler for Publisher {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let [slow, number] = *cx.private_data(conn) else { panic!("two bytes") };
+        let [slow, number] = *cx.connection(conn).private_data() else { panic!("two bytes") };
         let slow = match slow {
             b'd' => OverflowPolicy::Drop,
             b'c' => OverflowPolicy::Close,
@@ -102,14 +102,14 @@ impl Handler for Publisher {
         let mut log = self.log.borrow_mut();
         log.up += 1;
         if log.up == self.receivers {
-            cx.set_timer(PERIOD, 0);
+            cx.timers().set(PERIOD, 0);
         }
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         let published = self.publish(cx);
         if published && self.log.borrow().published < MESSAGES {
-            cx.set_timer(PERIOD, 0);
+            cx.timers().set(PERIOD, 0);
         }
         self.go_on(cx);
     }
@@ -148,7 +148,7 @@ struct Reader {
 
 impl Handler for Reader {
     fn on_connect(&mut self, cx: &mut Context<'_>, _: ConnectionId) {
-        self.pace.into_iter().for_each(|pace| _ = cx.set_timer(pace, 0));
+        self.pace.into_iter().for_each(|pace| _ = cx.timers().set(pace, 0));
     }
 
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, arrived: Message<'_>) {
@@ -164,7 +164,7 @@ impl Handler for Reader {
         if !self.kept.is_empty() {
             self.kept.remove(0);
         }
-        self.pace.into_iter().for_each(|pace| _ = cx.set_timer(pace, 0));
+        self.pace.into_iter().for_each(|pace| _ = cx.timers().set(pace, 0));
     }
 
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
@@ -198,7 +198,7 @@ fn broadcast(
     let (log, receivers) = (Rc::<RefCell<Log>>::default(), readers.len());
     let publisher = Publisher { broadcast, receivers, len, connections: BTreeMap::new(), log: Rc::clone(&log) };
     let mut nodes = vec![Node::new(reactor(0, &fabric, config.clone()), Box::new(publisher))];
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
     let mut all_got = Vec::new();
     for (number, &(slow, pace)) in (1..).zip(readers) {
         let got = Rc::<RefCell<Got>>::default();

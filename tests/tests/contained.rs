@@ -66,7 +66,7 @@ impl Handler for Program {
         if self.book.borrow().panics == PANICS {
             return;
         }
-        cx.set_timer(PAUSE, token + 1);
+        cx.timers().set(PAUSE, token + 1);
         let conn = self.book.borrow().up[token as usize % 2];
         if token as usize % 8 < self.after {
             let len = cx.append(conn, |room| self.fill(room, false));
@@ -90,7 +90,7 @@ impl StreamHandler for Program {
         if self.book.borrow().panics == PANICS {
             return;
         }
-        cx.context().set_timer(PAUSE, token + 1);
+        cx.context().timers().set(PAUSE, token + 1);
         let id = self.book.borrow().up[token as usize % 2];
         let _ = cx.stream(id).write_with(|room| self.fill(room, true));
     }
@@ -110,7 +110,7 @@ fn connected(program: &Program, handler: Box<dyn Handler>) -> (Shared, Vec<Node>
         Node::new(reactor(0, &fabric, config()), handler),
         Node::new(reactor(1, &fabric, config()), Box::new(server.clone())),
     ];
-    nodes[1].reactor.context().listen(address(1, 7471)).expect("a free port");
+    nodes[1].reactor.context().listeners().listen(address(1, 7471)).expect("a free port");
     for _ in 0..2 {
         nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
     }
@@ -134,7 +134,7 @@ fn close(fabric: &Shared, nodes: &mut [Node], program: &Program) {
 /// ended no connection.
 fn panic_often(fabric: &Shared, nodes: &mut [Node], program: &Program) {
     for nth in 0..8 {
-        nodes[0].reactor.context().set_timer(PAUSE, nth);
+        nodes[0].reactor.context().timers().set(PAUSE, nth);
     }
     until(fabric, nodes, "all panics", |nodes| nodes[0].reactor.stats().turns.panics == PANICS as u64);
     assert_eq!((program.book.borrow().panics, program.book.borrow().gone.len()), (PANICS, 0));
@@ -239,7 +239,7 @@ fn panics_in_the_last_callback_leave_no_stream() {
     assert_eq!(nodes[0].reactor.stats().turns.panics, 2);
     let (all, free) = nodes[0].reactor.pool_levels();
     assert_eq!(all, free, "buffers of streams that are gone");
-    nodes[0].reactor.context().set_timer(PAUSE, 0);
+    nodes[0].reactor.context().timers().set(PAUSE, 0);
     until(&fabric, &mut nodes, "the timer", |_| careless.reads.borrow().len() == 2);
     let closed: Result<usize, _> = Err(ErrorKind::NotConnected);
     assert_eq!(careless.reads.take(), [closed; 2]);
@@ -254,7 +254,7 @@ fn panics_in_fill_cost_their_connections_only() {
         Node::new(reactor(0, &fabric, config()), Box::new(program.clone())),
         Node::new(reactor(1, &fabric, config()), Box::new(server.clone())),
     ];
-    nodes[1].reactor.context().listen(address(1, 7471)).expect("a free port");
+    nodes[1].reactor.context().listeners().listen(address(1, 7471)).expect("a free port");
     for nth in 0..200 {
         nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
         until(&fabric, &mut nodes, "the end", |_| program.book.borrow().gone.len() == nth + 1);

@@ -100,11 +100,11 @@ fn connected_with(
 
 fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendErrorKind>) {
     let mut cx = reactor.context();
-    let mut local = cx.register(conn, 64, &RegionOptions::new()).unwrap();
+    let mut local = cx.regions().register(conn, 64, &RegionOptions::new()).unwrap();
     let remote = RemoteRegion { address: 0x1000, len: 64, key: 7 };
-    let refused = cx.fetch_add(conn, remote, &mut local, 0, 1).err();
+    let refused = cx.remote(conn).fetch_add(remote, &mut local, 0, 1).err();
     if refused.is_some() {
-        cx.write_with_immediate(conn, remote, &local, 0..8, 9).unwrap();
+        cx.remote(conn).write_with_immediate(remote, &local, 0..8, 9).unwrap();
     }
     (local, refused)
 }
@@ -115,7 +115,7 @@ fn not_without_the_peers_word() {
     // uses no security. The others have no meaning.
     for features in [0, 0xce] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, patient(Config::default()));
-        let has = reactor.context().capabilities(conn).unwrap().features;
+        let has = reactor.context().connection(conn).capabilities().unwrap().features;
         assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
         let (_local, refused) = use_them(&mut reactor, conn);
         assert!(matches!(refused, Some(SendErrorKind::Unsupported { .. })), "{refused:?}");
@@ -132,7 +132,7 @@ fn not_without_the_peers_word() {
 #[test]
 fn with_the_peers_word() {
     let (mut reactor, mut client, mut peer, conn) = connected(1, patient(Config::default()));
-    let has = reactor.context().capabilities(conn).unwrap().features;
+    let has = reactor.context().connection(conn).capabilities().unwrap().features;
     assert!(has.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
     let (_local, refused) = use_them(&mut reactor, conn);
     assert!(refused.is_none(), "{refused:?}");
@@ -148,11 +148,11 @@ fn with_raw_framing_the_program_knows() {
         let options = ConnectOptions::new().framing(Framing::Raw).extensions(known);
         let (mut reactor, mut client, mut peer, conn) = connected_with(None, patient(Config::default()), options);
         let mut cx = reactor.context();
-        let has = cx.capabilities(conn).unwrap().features;
+        let has = cx.connection(conn).capabilities().unwrap().features;
         assert_eq!(has.contains(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), known, "{has:?}");
-        let local = cx.register(conn, 64, &RegionOptions::new()).unwrap();
+        let local = cx.regions().register(conn, 64, &RegionOptions::new()).unwrap();
         let remote = RemoteRegion { address: 0x1000, len: 64, key: 7 };
-        let written = cx.write_with_immediate(conn, remote, &local, 0..8, 9);
+        let written = cx.remote(conn).write_with_immediate(remote, &local, 0..8, 9);
         assert_eq!(matches!(written, Err(SendErrorKind::Unsupported { .. })), !known, "{written:?}");
         cx.send(conn, b"a message").unwrap();
         for _ in 0..10 {
@@ -173,7 +173,7 @@ fn with_raw_framing_the_program_knows() {
 fn with_a_greeting_the_peer_knows() {
     let options = ConnectOptions::new().extensions(true);
     let (mut reactor, _, _peer, conn) = connected_with(Some(0), patient(Config::default()), options);
-    let has = reactor.context().capabilities(conn).unwrap().features;
+    let has = reactor.context().connection(conn).capabilities().unwrap().features;
     assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
 }
 
@@ -195,11 +195,11 @@ fn the_next_message_solicits_an_event() {
         let mut cx = reactor.context();
         cx.send(conn, b"this one").unwrap();
         cx.send(conn, b"not this one").unwrap();
-        let local = cx.register(conn, 64, &RegionOptions::new()).unwrap();
+        let local = cx.regions().register(conn, 64, &RegionOptions::new()).unwrap();
         let remote = RemoteRegion { address: 0x1000, len: 64, key: 7 };
         cx.solicit(conn);
-        cx.write(conn, remote, &local, 0..8).unwrap();
-        cx.write_with_immediate(conn, remote, &local, 0..8, 9).unwrap();
+        cx.remote(conn).write(remote, &local, 0..8).unwrap();
+        cx.remote(conn).write_with_immediate(remote, &local, 0..8, 9).unwrap();
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }

@@ -62,7 +62,7 @@ impl Handler for Loaded {
         if self.round_trips == BEFORE {
             match &mut self.wanted {
                 Wanted::Edge(far) => far.write_all(b"x").expect("room for a byte"),
-                Wanted::Timer => drop(cx.set_timer(Duration::from_millis(2), 0)),
+                Wanted::Timer => drop(cx.timers().set(Duration::from_millis(2), 0)),
                 Wanted::Call(remote) => remote.post(()).expect("room for a message"),
             }
         }
@@ -104,8 +104,8 @@ impl Handler for Peer {
 fn served_under_load(wanted: impl FnOnce(&mut Reactor) -> Wanted) {
     let config = Config::default().wait(SPIN);
     let ([mut client, mut server], mirror) = Null::reactors(&config, || Box::new(Steps::new()));
-    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
-    let address = server.context().local_address(listener).expect("it listens");
+    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = server.context().listeners().local_address(listener).expect("it listens");
     client.context().connect(address).expect("an attempt");
     let wanted = wanted(&mut client);
     let (mut program, mut peer) = (Loaded { wanted, conn: None, round_trips: 0, served: false }, Peer::default());
@@ -124,7 +124,7 @@ fn a_descriptor_is_served_under_load() {
     let (near, far) = UnixStream::pair().expect("two descriptors");
     near.set_nonblocking(true).expect("it does not block");
     served_under_load(|reactor| {
-        reactor.context().register_io(&near, Interest::READABLE).expect("a registration");
+        reactor.context().io().register(&near, Interest::READABLE).expect("a registration");
         Wanted::Edge(far)
     });
 }
@@ -145,8 +145,8 @@ fn a_call_is_heard_under_load() {
 fn sends_of_other_threads_go_out_when_there_is_room() {
     const SENDS: u64 = 1_000;
     let ([mut client, mut server], _) = Null::reactors(&Config::default(), || Box::new(Steps::new()));
-    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
-    let address = server.context().local_address(listener).expect("it listens");
+    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = server.context().listeners().local_address(listener).expect("it listens");
     client.context().connect(address).expect("an attempt");
     let (mut program, mut peer) = (Peer::default(), Peer::default());
     let mut turns = |program: &mut Peer, peer: &mut Peer| {
@@ -215,8 +215,8 @@ fn spinning_threads_share_a_processor() {
     let config = || patient(Config::default().provider(ProviderChoice::Iwarp).wait(SPIN));
     let reactor = move || Reactor::new(config()).expect("a reactor");
     let mut server = reactor();
-    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
-    let address = server.context().local_address(listener).expect("it listens");
+    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let address = server.context().listeners().local_address(listener).expect("it listens");
     let stop = server.handle();
     let serving = std::thread::spawn(move || {
         Reactors::pin(0).expect("a core");
@@ -248,13 +248,13 @@ struct Ticks {
 impl Handler for Ticks {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.conn = Some(conn);
-        cx.set_timer(Duration::from_millis(10), 0);
+        cx.timers().set(Duration::from_millis(10), 0);
     }
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         assert_eq!(self.arrived.get(), self.sent, "messages have arrived 10 ms after the last of them was sent");
         self.sent += 1;
         cx.send(self.conn.expect("the connection"), b"tick").expect("room for one message");
-        cx.set_timer(Duration::from_millis(10), 0);
+        cx.timers().set(Duration::from_millis(10), 0);
     }
 }
 
@@ -271,7 +271,7 @@ fn a_message_that_ends_with_its_post_leaves_with_its_turn() {
         let config = patient(Config::default().quiet_sends(true).receive_depth(64));
         nodes.push(Node::new(reactor(node, &fabric, config), handler));
     }
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "messages arrive", |_| arrived.get() == 20);
 }

@@ -28,7 +28,7 @@ impl Handler for Program {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.conn = Some(conn);
         if let Some(pace) = self.pace {
-            cx.set_timer(pace, 0);
+            cx.timers().set(pace, 0);
         }
     }
 
@@ -40,7 +40,7 @@ impl Handler for Program {
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         if let (Some(pace), Some(conn)) = (self.pace, self.conn) {
-            cx.set_timer(pace, 0);
+            cx.timers().set(pace, 0);
             cx.send(conn, b"tick").expect("one at a time");
         }
     }
@@ -66,7 +66,7 @@ impl World {
         if connections == 1 {
             nodes[1].handler = program(pace);
         }
-        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
         for _ in 0..connections {
             nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         }
@@ -179,7 +179,7 @@ impl Handler for Lender {
         let registered = lock(&self.fabric).now() + 10 * MS;
         lock(&self.fabric).advance(registered);
         let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer().lifetime(Duration::from_millis(5));
-        let region = cx.register_at(address(0, 7471).ip(), 64, &options).expect("a region");
+        let region = cx.regions().register_at(address(0, 7471).ip(), 64, &options).expect("a region");
         self.lent = Some((region, registered));
     }
 }
@@ -190,7 +190,7 @@ fn a_long_callback_does_not_shorten_the_lifetime_of_a_region() {
     let fabric = network(1);
     let mut reactor = reactor(0, &fabric, config(Wait::Event));
     let mut lender = Lender { fabric, lent: None };
-    reactor.context().set_timer(Duration::ZERO, 0);
+    reactor.context().timers().set(Duration::ZERO, 0);
     while lender.lent.is_none() {
         reactor.turn(&mut lender, Duration::ZERO).expect("a turn");
     }

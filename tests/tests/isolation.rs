@@ -40,7 +40,7 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
             p.client = Forward::reactor(config, Features::empty(), &gate);
             let conn = p.connect();
             gate.break_after(call, more);
-            p.client.context().set_timer(Duration::from_millis(5), 7);
+            p.client.context().timers().set(Duration::from_millis(5), 7);
             // The messages ensure that the reactor polls the completion queue and arms it.
             while disconnect(&p.c).is_none() {
                 if let Err(error) = p.client.context().send(conn, b"into the void") {
@@ -91,8 +91,8 @@ fn a_listener_follows_its_address() {
         let gate = Gate::default();
         p.server = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let mut listen = || {
-            let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
-            (listener, p.server.context().local_address(listener).expect("its address"))
+            let listener = p.server.context().listeners().listen(Setup::iwarp().address).expect("listening");
+            (listener, p.server.context().listeners().local_address(listener).expect("its address"))
         };
         let ((moving, moved), (_, other)) = (listen(), listen());
         p.address = moved;
@@ -100,11 +100,11 @@ fn a_listener_follows_its_address() {
         gate.move_address();
         p.address = other;
         p.connect();
-        assert_eq!(p.server.context().local_address(moving), Some(moved), "under the same id");
+        assert_eq!(p.server.context().listeners().local_address(moving), Some(moved), "under the same id");
         p.address = moved;
         p.connect();
         assert_eq!(p.s.live(), 3, "connections stay");
-        p.server.context().close_listener(moving);
+        p.server.context().listeners().close(moving);
         p.client.context().connect(moved).expect("connecting");
         p.until("the refusal", |p| p.c.count(|event| matches!(event, Event::ConnectError(..))) == 1);
         p.finish();
@@ -143,7 +143,7 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
         let gate = Gate::default();
         p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let conn = p.connect();
-        let device = p.client.context().device(conn).expect("it is on a device").to_owned();
+        let device = p.client.context().connection(conn).device().expect("it is on a device").to_owned();
         gate.fail_completion(FAILURE);
         // The message is too long to be sent inline. An inline send would complete when it is posted, and could not fail later.
         p.client.context().send(conn, &[7; 4096]).expect("room");
@@ -168,16 +168,16 @@ fn a_remote_key_that_the_device_keeps_is_reported() {
         let gate = Gate::default();
         p.client = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let conn = p.connect();
-        let device = p.client.context().device(conn).expect("it is on a device").to_owned();
+        let device = p.client.context().connection(conn).device().expect("it is on a device").to_owned();
         gate.break_after(Call::Invalidate, 0);
         let writable = || RegionOptions::new().allow(Access::REMOTE_WRITE);
         let mut cx = p.client.context();
-        let mut asked = cx.register(conn, 64, &writable()).expect("a region");
-        let mut of_peer = cx.register(conn, 64, &writable()).expect("a region");
+        let mut asked = cx.regions().register(conn, 64, &writable()).expect("a region");
+        let mut of_peer = cx.regions().register(conn, 64, &writable()).expect("a region");
         let lease = writable().any_peer().lifetime(Duration::from_millis(1));
-        let mut leased = cx.register(conn, 64, &lease).expect("a region");
+        let mut leased = cx.regions().register(conn, 64, &lease).expect("a region");
         for nth in 1..=2 {
-            let error = p.client.context().revoke(&asked).expect_err("the device keeps it").to_string();
+            let error = p.client.context().regions().revoke(&asked).expect_err("the device keeps it").to_string();
             assert!(error.starts_with(&format!("{device}: ")), "{error}");
             assert_eq!(p.client.stats().memory.unrevoked, nth);
         }
@@ -191,13 +191,17 @@ fn a_remote_key_that_the_device_keeps_is_reported() {
         }
         gate.heal();
         for region in [&mut asked, &mut of_peer, &mut leased] {
-            p.client.context().revoke(region).expect("the device takes it back");
-            p.client.context().revoke(region).expect("there is nothing to take back");
+            p.client.context().regions().revoke(region).expect("the device takes it back");
+            p.client.context().regions().revoke(region).expect("there is nothing to take back");
             assert!(region.bytes_mut().is_some());
         }
-        let foreign =
-            p.client.context().register_at([127, 0, 0, 1].into(), 64, &writable().any_peer()).expect("a region");
-        assert!(matches!(p.server.context().revoke(&foreign), Err(Error::Gone(_))), "of another reactor");
+        let foreign = p
+            .client
+            .context()
+            .regions()
+            .register_at([127, 0, 0, 1].into(), 64, &writable().any_peer())
+            .expect("a region");
+        assert!(matches!(p.server.context().regions().revoke(&foreign), Err(Error::Gone(_))), "of another reactor");
         assert_eq!((p.client.stats().memory.unrevoked, p.client.stats().memory.unreleased), (5, 0));
     });
 }
@@ -240,7 +244,7 @@ struct Late {
 impl Handler for Late {
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: DisconnectReason) {
         let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
-        self.refusal = Some(cx.register(conn, 64, &options).map(drop));
+        self.refusal = Some(cx.regions().register(conn, 64, &options).map(drop));
     }
 }
 
@@ -290,7 +294,7 @@ fn beside_a_silent_client(config: &Config) -> (Shared, [Node; 3], [Told; 3]) {
         let program = Box::new(told[node].clone());
         Node::new(reactor(node, &fabric, config.clone()), program)
     });
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
     for node in 1..3 {
         nodes[node].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "it is up", |_| {
@@ -363,7 +367,7 @@ fn short_messages_that_are_offered_and_kept_are_limited() {
         (p.s.large, p.c.large, p.s.keep) = (true, true, Some(Vec::new()));
         let conn = p.connect();
         let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-        let source = p.client.context().register_vec(conn, vec![5; 1], &readable).expect("a region");
+        let source = p.client.context().regions().register_vec(conn, vec![5; 1], &readable).expect("a region");
         let (mut offered, mut received, mut most) = (0, 0, 0);
         while received < 400 {
             while offered < 400 && p.client.context().offer(conn, &source, 0..1, 1).is_ok() {

@@ -93,16 +93,16 @@ impl Handler for Rude {
         cx.send(conn, &message(HELLO, WINDOW, &[])).expect("room");
         if !self.first.is_empty() {
             cx.send(conn, &self.first).expect("room");
-            self.region = Some(cx.register(conn, 8, &RegionOptions::new()).expect("a region"));
-            cx.set_timer(Duration::from_millis(INTERVAL / 2), 0);
+            self.region = Some(cx.regions().register(conn, 8, &RegionOptions::new()).expect("a region"));
+            cx.timers().set(Duration::from_millis(INTERVAL / 2), 0);
         }
     }
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         let nowhere = RemoteRegion { address: 0, len: 0, key: 0 };
         let conn = cx.connection_ids().next();
         if let (Some(region), Some(conn)) = (&self.region, conn) {
-            self.signs.set(self.signs.get() + u32::from(cx.write(conn, nowhere, region, 0..0).is_ok()));
-            cx.set_timer(Duration::from_millis(INTERVAL / 2), 0);
+            self.signs.set(self.signs.get() + u32::from(cx.remote(conn).write(nowhere, region, 0..0).is_ok()));
+            cx.timers().set(Duration::from_millis(INTERVAL / 2), 0);
         }
     }
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message_in: Message<'_>) {
@@ -117,7 +117,7 @@ impl Handler for Rude {
 fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude: Rude) -> [Node; 2] {
     let mut nodes =
         [Node::new(reactor(0, fabric, server), program), Node::new(reactor(1, fabric, config()), Box::new(rude))];
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
     nodes[1].reactor.context().connect_with(address(0, 7471), options).expect("connecting");
     nodes

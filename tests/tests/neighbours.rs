@@ -193,14 +193,14 @@ struct Reads(Option<(Region, RemoteRegion)>);
 impl Reads {
     fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let Some((sink, from)) = &mut self.0 else { return };
-        while cx.read(conn, *from, sink, 0..65_536).is_ok() {}
+        while cx.remote(conn).read(*from, sink, 0..65_536).is_ok() {}
     }
 }
 
 impl Handler for Reads {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         let from = RemoteRegion::from_bytes(&message).expect("a region's name");
-        let sink = cx.register(conn, 65_536, &RegionOptions::new()).expect("a region");
+        let sink = cx.regions().register(conn, 65_536, &RegionOptions::new()).expect("a region");
         self.0 = Some((sink, from));
         self.read(cx, conn);
     }
@@ -221,7 +221,7 @@ struct Library(Server, Vec<Region>);
 impl Handler for Library {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
-        let region = cx.register(conn, 65_536, &options).expect("a region");
+        let region = cx.regions().register(conn, 65_536, &options).expect("a region");
         // The key is not sent to the first client, the honest one, which would take it for an echo.
         if !self.1.is_empty() {
             cx.send(conn, &region.remote().to_bytes()).expect("room");

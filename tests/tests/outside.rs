@@ -48,7 +48,7 @@ mod turns {
 
         fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
             self.received += 1;
-            if cx.listener(conn).is_some() {
+            if cx.connection(conn).listener().is_some() {
                 cx.send(conn, &message).expect("room");
             }
         }
@@ -89,8 +89,8 @@ mod turns {
         (server, echo): (&mut Reactor, &mut dyn Handler),
         (client, program): (&mut Reactor, &mut Program),
     ) -> ConnectionId {
-        let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-        let address = server.context().local_address(listener).expect("it listens");
+        let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = server.context().listeners().local_address(listener).expect("it listens");
         client.context().connect(address).expect("an attempt");
         loop {
             server.turn(&mut *echo, Duration::ZERO).expect("a turn");
@@ -109,12 +109,12 @@ mod turns {
         rings();
         let hour = Duration::from_secs(3600);
         reactor.step(&mut program, Duration::ZERO).expect("a turn");
-        reactor.context().set_timer(hour, 0);
+        reactor.context().timers().set(hour, 0);
         assert!(!rings());
         let turn = reactor.resume(&mut program).expect("its rest");
         let turn = reactor.arm(turn).expect("its end");
         assert!(!turn.more && !rings());
-        reactor.context().set_timer(hour, 0);
+        reactor.context().timers().set(hour, 0);
         assert!(rings());
     }
 
@@ -136,11 +136,11 @@ mod turns {
         };
         assert_eq!(refused, SendErrorKind::WouldBlock(Blocked::Window));
         let options = TransferOptions::within(Duration::from_secs(3600)).message(b"never");
-        let transfer = client.context().transfer(conn, Transfer::Write(&[]), Vec::new(), &options);
+        let transfer = client.context().remote(conn).transfer(Transfer::Write(&[]), Vec::new(), &options);
         let transfer = transfer.expect("it is open");
         while client.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
         assert!(program.transferred.is_empty(), "there is no credit for its message");
-        assert!(client.context().cancel_transfer(conn, transfer));
+        assert!(client.context().remote(conn).cancel_transfer(transfer));
         assert!(rings(), "nothing wakes the loop that waits for the descriptor");
         client.turn(&mut program, Duration::ZERO).expect("a turn");
         assert_eq!(program.transferred, [(transfer, TransferOutcome::Cancelled)]);
@@ -181,7 +181,7 @@ mod turns {
         let conn = connect((&mut server, &mut echo), (&mut client, &mut program));
         // This is longer than what is sent in several buffers. The server takes no more turns, so it fetches none of the messages.
         let large = vec![7; 300 << 10];
-        while client.context().writable_for(conn, large.len()) {
+        while client.context().connection(conn).writable_for(large.len()) {
             client.context().send(conn, &large).expect("room");
             client.turn(&mut program, Duration::ZERO).expect("a turn");
         }
@@ -201,11 +201,11 @@ mod turns {
         let _group = Reactors::of(&mut reactors);
         let listens = &mut reactors[0];
         let mut rings = outer_loop(listens);
-        let listener = listens.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let listener = listens.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
         listens.context().drain(Duration::from_secs(3600));
         while listens.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
         assert!(listens.is_draining() && !listens.is_drained(), "it listens for the other one");
-        listens.context().close_listener(listener);
+        listens.context().listeners().close(listener);
         assert!(rings(), "nothing wakes the loop that waits for the descriptor");
         listens.turn(&mut program, Duration::ZERO).expect("a turn");
         assert!(listens.is_drained());
@@ -218,10 +218,10 @@ mod turns {
         let (mut reactor, mut program) = (reactor(), Program::default());
         let mut rings = outer_loop(&reactor);
         let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
-        let _without = reactor.context().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
+        let _without = reactor.context().regions().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
         while reactor.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
         let options = options.lifetime(Duration::from_secs(3600));
-        let _with = reactor.context().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
+        let _with = reactor.context().regions().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
         assert!(rings(), "nothing wakes the loop that waits for a later deadline");
     }
 
@@ -229,8 +229,8 @@ mod turns {
     fn a_resumed_turn_posts_what_was_asked_for() {
         let (mut server, mut client) = (reactor(), reactor());
         let (mut echo, mut program) = (Program::default(), Program::default());
-        let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-        let address = server.context().local_address(listener).expect("it listens");
+        let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = server.context().listeners().local_address(listener).expect("it listens");
         client.context().connect(address).expect("an attempt");
         let mut sent = 0;
         while program.received < ECHOES {

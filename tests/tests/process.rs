@@ -101,7 +101,7 @@ fn ten_thousand_timers_at_one_time() {
     let mut reactor = reactor(0, &fabric, Config::default());
     let mut cx = reactor.context();
     for number in 0..TIMERS {
-        cx.set_timer(Duration::from_secs(1), number);
+        cx.timers().set(Duration::from_secs(1), number);
     }
     // Each timer is due a little later than the previous one, because the clock advances with each call. `all_due` is later than all of
     // these times.

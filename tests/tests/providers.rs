@@ -42,7 +42,7 @@ fn a_connection_goes_over_the_first_provider_that_leads_there() {
                 how.into_iter().for_each(|how| gate.leave_unresolved(how));
             }
             let conn = p.connect();
-            let on = p.client.context().device(conn).expect("a device").to_owned();
+            let on = p.client.context().connection(conn).device().expect("a device").to_owned();
             assert_eq!(on, format!("forward{expected}"), "{first:?}, {second:?}");
             let mut after = before;
             after[expected] += 1;
@@ -114,11 +114,11 @@ fn a_listener_is_on_the_providers_that_have_the_address() {
         let (mut p, gates) = pair(patient(Setup::iwarp().config()));
         for unspecified in [false, true] {
             let address = if unspecified { [0, 0, 0, 0] } else { [127, 0, 0, 1] };
-            let listener = p.client.context().listen((address, 0).into()).expect("listening");
+            let listener = p.client.context().listeners().listen((address, 0).into()).expect("listening");
             assert_eq!(ids(&gates), [1, 0, 0], "unspecified: {unspecified}");
-            let port = p.client.context().local_address(listener).expect("an address").port();
+            let port = p.client.context().listeners().local_address(listener).expect("an address").port();
             assert_ne!(port, 0);
-            p.client.context().close_listener(listener);
+            p.client.context().listeners().close(listener);
             assert_eq!(ids(&gates), [0; 3]);
         }
         p.finish();

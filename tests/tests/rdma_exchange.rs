@@ -67,8 +67,8 @@ mod faults {
     /// Returns a server that listens for exchanges with these options, and a client.
     fn pair(options: ListenOptions) -> Pair {
         let mut p = pair_at(&config().timeouts(|t| t.keepalive = PATIENCE), Probe::echo(), RXE.address());
-        let listener = p.server.context().listen_with(RXE.address(), options).expect("a listener");
-        p.address = p.server.context().local_address(listener).expect("its address");
+        let listener = p.server.context().listeners().listen_with(RXE.address(), options).expect("a listener");
+        p.address = p.server.context().listeners().local_address(listener).expect("its address");
         p
     }
 
@@ -88,7 +88,7 @@ mod faults {
             assert!(without.contains("rdma_ucm") && without.contains("by exchange"), "{without}");
             let conn = p.client.context().connect_with(p.address, by_exchange()).expect("an attempt");
             p.until("both sides are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
-            assert_eq!(p.client.context().device(conn), Some(&*RXE.name()));
+            assert_eq!(p.client.context().connection(conn).device(), Some(&*RXE.name()));
             for nth in 1..=20 {
                 p.client.context().send(conn, &[7; 5000]).expect("room");
                 p.until("it is back", |p| p.c.received == nth);
@@ -104,11 +104,11 @@ mod faults {
             let auto = config().provider(ProviderChoice::Auto);
             let mut p = pair_at(&auto, Probe::echo(), RXE.address());
             for any in [RXE.address(), SocketAddr::from(([0, 0, 0, 0], 0))] {
-                let listener = p.server.context().listen(any).expect("a listener");
-                p.address.set_port(p.server.context().local_address(listener).expect("its address").port());
+                let listener = p.server.context().listeners().listen(any).expect("a listener");
+                p.address.set_port(p.server.context().listeners().local_address(listener).expect("its address").port());
                 let conn = p.client.context().connect(p.address).expect("an attempt");
                 p.until("the client is connected", |p| p.c.live() == 1);
-                assert_eq!(p.client.context().device(conn), Some("iwarp0"));
+                assert_eq!(p.client.context().connection(conn).device(), Some("iwarp0"));
                 p.client.context().close(conn);
                 p.until("it has ended", |p| p.s.live() + p.c.live() == 0);
             }
@@ -230,7 +230,7 @@ mod faults {
                 let mut p = pair_at(&config().timeouts(within), Probe::echo(), RXE.address());
                 let any = SocketAddr::from(([127, 0, 0, 1], 0));
                 let listener = ListenOptions::new().exchange(exchange.clone());
-                let listener = p.server.context().listen_with(any, listener).expect("a listener");
+                let listener = p.server.context().listeners().listen_with(any, listener).expect("a listener");
                 let [(active, from_active), (passive, from_passive)] =
                     [0; 2].map(|_| UnixStream::pair().expect("two ends"));
                 let [mut back, mut forth] =
@@ -239,7 +239,7 @@ mod faults {
                 let answers = thread().spawn(move || misdirect(from_passive, from_active)).expect("a thread");
                 let copy = move || io::copy(&mut forth, &mut back).and(back.shutdown(Shutdown::Both));
                 let requests = thread().spawn(copy).expect("a thread");
-                p.server.context().accept_over(listener, passive.into()).expect("a stream");
+                p.server.context().listeners().accept_over(listener, passive.into()).expect("a stream");
                 let retries = Retries { path, ..Retries::default() };
                 let options = ConnectOptions::new().exchange(exchange.clone()).retries(retries).ack_timeout(ack);
                 p.client.context().connect_over(active.into(), options).expect("a stream");
@@ -265,9 +265,9 @@ mod faults {
             let mut p = pair_at(&config(), Probe::echo(), RXE.address());
             let any = SocketAddr::from(([127, 0, 0, 1], 0));
             let listener = ListenOptions::new().exchange(options.clone());
-            let listener = p.server.context().listen_with(any, listener).expect("a listener");
+            let listener = p.server.context().listeners().listen_with(any, listener).expect("a listener");
             let (one, other) = UnixStream::pair().expect("two ends");
-            p.server.context().accept_over(listener, one.into()).expect("a stream");
+            p.server.context().listeners().accept_over(listener, one.into()).expect("a stream");
             let conn = p
                 .client
                 .context()

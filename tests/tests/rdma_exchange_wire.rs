@@ -29,8 +29,9 @@ fn config() -> Config {
 fn pair(v6: bool, options: ExchangeOptions) -> Pair {
     let [mut server, client] = [0; 2].map(|_| Reactor::new(config()).expect("a reactor"));
     let any = SocketAddr::new(ends(v6)[1], 0);
-    let listener = server.context().listen_with(any, ListenOptions::new().exchange(options)).expect("a listener");
-    let address = server.context().local_address(listener).expect("its address");
+    let listener =
+        server.context().listeners().listen_with(any, ListenOptions::new().exchange(options)).expect("a listener");
+    let address = server.context().listeners().local_address(listener).expect("its address");
     Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None }
 }
 
@@ -41,7 +42,7 @@ fn talk(v6: bool, options: ExchangeOptions) {
         .source(Source::Address(ends(v6)[0]));
     let conn = p.client.context().connect_with(p.address, options).expect("an attempt");
     p.until("both sides are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
-    assert_eq!(p.client.context().device(conn), Some(DEVICES[0]));
+    assert_eq!(p.client.context().connection(conn).device(), Some(DEVICES[0]));
     for (nth, len) in [1, 1000, 4000, 100_000, 1].into_iter().enumerate() {
         let sent = vec![nth as u8; len];
         p.client.context().send(conn, &sent).expect("room");
@@ -68,8 +69,9 @@ fn the_stream_may_take_another_network() {
             |device: usize| ExchangeOptions { device: Some(DEVICES[device].into()), ..ExchangeOptions::default() };
         let [mut server, client] = [0; 2].map(|_| Reactor::new(config()).expect("a reactor"));
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let listener = server.context().listen_with(any, ListenOptions::new().exchange(named(1))).expect("a listener");
-        let address = server.context().local_address(listener).expect("its address");
+        let listener =
+            server.context().listeners().listen_with(any, ListenOptions::new().exchange(named(1))).expect("a listener");
+        let address = server.context().listeners().local_address(listener).expect("its address");
         let mut p =
             Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None };
         let conn =

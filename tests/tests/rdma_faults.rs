@@ -115,8 +115,8 @@ impl Side {
 
     fn listen(&mut self, address: SocketAddr) -> SocketAddr {
         let mut cx = self.reactor.context();
-        let listener = cx.listen(address).expect("listening");
-        cx.local_address(listener).expect("it listens")
+        let listener = cx.listeners().listen(address).expect("listening");
+        cx.listeners().local_address(listener).expect("it listens")
     }
 
     fn turn(&mut self) {

@@ -17,7 +17,7 @@ fn pair(device: Device, config: Config, s: Probe) -> Pair {
 fn each_vector_wakes_its_reactor(device: Device) {
     let mut p = pair(device, Setup::on(device).config(), Probe::default());
     let conn = p.connect();
-    let vectors = p.client.context().capabilities(conn).expect("it is up").completion_vectors;
+    let vectors = p.client.context().connection(conn).capabilities().expect("it is up").completion_vectors;
     p.finish();
     println!("{}: {vectors} completion vectors", device.kind());
     assert!(vectors > 1, "one vector proves nothing: the guest has two processors");

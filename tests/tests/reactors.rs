@@ -136,8 +136,8 @@ fn a_thousand_connections_are_shared_evenly() {
         rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
         let mut reactors: Vec<_> = (0..REACTORS).map(|_| Reactor::new(config()).expect("a reactor")).collect();
         let group = Reactors::of(&mut reactors);
-        let listener = reactors[0].context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-        let address = reactors[0].context().local_address(listener).expect("it listens");
+        let listener = reactors[0].context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = reactors[0].context().listeners().local_address(listener).expect("it listens");
         let counts: Vec<Arc<AtomicUsize>> = (0..REACTORS).map(|_| Arc::default()).collect();
         let spawn = |(index, mut reactor): (usize, Reactor)| {
             let mut echo = Echo(index as u8, Arc::clone(&counts[index]));
@@ -166,7 +166,9 @@ fn a_thousand_connections_are_shared_evenly() {
             if round == 0 {
                 // The client closes all connections of one reactor, and a tenth of all others.
                 let mut gone = client.live.clone();
-                gone.retain(|&conn| reactor.context().private_data(conn) == [1] || conn.to_string().ends_with("0.1"));
+                gone.retain(|&conn| {
+                    reactor.context().connection(conn).private_data() == [1] || conn.to_string().ends_with("0.1")
+                });
                 gone.iter().for_each(|&conn| reactor.context().close(conn));
                 let left = CONNECTIONS - gone.len();
                 until(&mut reactor, &mut client, "closing", |client| {

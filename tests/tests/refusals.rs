@@ -71,13 +71,13 @@ fn refused_operations_name_the_cure() {
     let (conn, with) = (p.connect(), ConnectOptions::new);
     let mut cx = p.client.context();
     let rights = RegionOptions::new().allow(Access::REMOTE);
-    let mut region = cx.register(conn, 64, &rights).expect("a region");
+    let mut region = cx.regions().register(conn, 64, &rights).expect("a region");
     let there = region.remote();
     let zone = "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0";
     let nobody = "no address to connect to: give at least one";
     let endpoint = EndpointOptions::new().receive_depth(0);
     all_are(&[
-        (text(cx.listen(at("[fe80::1]:7"))), zone),
+        (text(cx.listeners().listen(at("[fe80::1]:7"))), zone),
         (text(cx.connect(at("[fe80::1]:7"))), zone),
         (text(cx.connect_any(&[at("[fe80::1]:7"), at("[fe80::2]:7")], with())), zone),
         (text(cx.connect_host("fe80::1", 7, with())), zone),
@@ -85,7 +85,10 @@ fn refused_operations_name_the_cure() {
         (text(cx.connect_host("", 7, with())), nobody),
         (text(cx.connect_host("[]", 7, with())), nobody),
         (text(cx.connect_any(&[], with())), nobody),
-        (text(cx.listen(at("192.0.2.1:7"))), "cannot listen on 192.0.2.1:7: Cannot assign requested address"),
+        (
+            text(cx.listeners().listen(at("192.0.2.1:7"))),
+            "cannot listen on 192.0.2.1:7: Cannot assign requested address",
+        ),
         (
             text(cx.connect_with(at("192.0.2.1:7"), with().private_data(vec![0; 57]))),
             "57 bytes of private data: the limit is 36",
@@ -94,14 +97,17 @@ fn refused_operations_name_the_cure() {
             text(cx.datagrams().open(at("127.0.0.1:0"), endpoint)),
             "endpoint's receive_depth is 0: it must be 1 to 16,384 datagrams",
         ),
-        (text(cx.register(conn, 0, &rights)), "cannot register 0 bytes of memory: give one byte at least"),
-        (text(cx.register_vec(conn, Vec::new(), &rights)), "cannot register 0 bytes of memory: give one byte at least"),
+        (text(cx.regions().register(conn, 0, &rights)), "cannot register 0 bytes of memory: give one byte at least"),
+        (
+            text(cx.regions().register_vec(conn, Vec::new(), &rights)),
+            "cannot register 0 bytes of memory: give one byte at least",
+        ),
         (
             text(cx.send(conn, &vec![0; 65 << 20])),
             "68157440 bytes in one message or operation: at most 67108864 are possible here",
         ),
-        (text(cx.write(conn, there, &region, 60..65)), "the range ends at byte 65 of a region of 64 bytes"),
-        (text(cx.fetch_add(conn, there, &mut region, 4, 1)), "4"),
+        (text(cx.remote(conn).write(there, &region, 60..65)), "the range ends at byte 65 of a region of 64 bytes"),
+        (text(cx.remote(conn).fetch_add(there, &mut region, 4, 1)), "4"),
     ]);
     drop(region);
     p.finish();
@@ -161,7 +167,8 @@ fn place_of(act: impl FnOnce()) -> (String, u32) {
 #[test]
 fn a_range_outside_of_a_region_is_the_callers_panic() {
     let mut reactor: Reactor = Reactor::new(Setup::iwarp().config()).expect("a reactor");
-    let mut region = reactor.context().register_at([127, 0, 0, 1].into(), 64, &RegionOptions::new()).expect("a region");
+    let mut region =
+        reactor.context().regions().register_at([127, 0, 0, 1].into(), 64, &RegionOptions::new()).expect("a region");
     let lines = line!();
     let places = [
         place_of(|| region.copy_to(60, &mut [0; 8])),

@@ -44,7 +44,7 @@ struct Server {
 impl Handler for Server {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.up.push(conn);
-        self.carriers.push(cx.provider(conn));
+        self.carriers.push(cx.connection(conn).provider());
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
@@ -74,8 +74,8 @@ impl Host {
             .provider(ProviderChoice::Shm)
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (PATIENCE, 2 * PATIENCE));
         let mut reactor = Reactor::new(change(config)).expect("a reactor");
-        let listener = reactor.context().listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-        let address = reactor.context().local_address(listener).expect("it listens");
+        let listener = reactor.context().listeners().listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let address = reactor.context().listeners().local_address(listener).expect("it listens");
         Self { reactor, server: Server::default(), address }
     }
 

@@ -198,11 +198,11 @@ struct Brief {
 
 impl Handler for Brief {
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
-        if self.refuses && cx.listener(conn).is_some() { Err("not on the list".into()) } else { Ok(()) }
+        if self.refuses && cx.connection(conn).listener().is_some() { Err("not on the list".into()) } else { Ok(()) }
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        if cx.listener(conn).is_some() {
+        if cx.connection(conn).listener().is_some() {
             cx.send(conn, b"hello").expect("room");
             cx.send(conn, b"and goodbye").expect("room");
             cx.close(conn);
@@ -214,7 +214,7 @@ impl Handler for Brief {
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        if cx.listener(conn).is_none() {
+        if cx.connection(conn).listener().is_none() {
             self.heard.borrow_mut().end = Some(reason);
         }
     }
@@ -238,7 +238,7 @@ fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
         Node::new(reactor, Box::new(brief.clone()))
     };
     let mut nodes = vec![node(SERVER), node(CLIENT)];
-    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the connection is over", |nodes| {
         let heard = brief.heard.borrow();
@@ -277,11 +277,12 @@ struct SendsDeviceMemory {
 impl Handler for SendsDeviceMemory {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         const LEN: usize = 1 << 20;
-        if cx.listener(conn).is_some() {
+        if cx.connection(conn).listener().is_some() {
             return;
         }
         let file = std::fs::File::open("/dev/null").expect("a descriptor");
-        let region = cx.register_dmabuf(conn, file.as_fd(), 0, 2 * LEN, &RegionOptions::new()).expect("a region");
+        let region =
+            cx.regions().register_dmabuf(conn, file.as_fd(), 0, 2 * LEN, &RegionOptions::new()).expect("a region");
         for len in [LEN, LEN - 1] {
             let sent = cx.send_region(conn, &region, 0..LEN);
             assert!(matches!(sent, Err(SendErrorKind::Sealed)), "{sent:?}");
@@ -300,8 +301,8 @@ impl Handler for SendsDeviceMemory {
 fn listening(mode: SecurityMode, gate: &Gate) -> (Reactor, SocketAddr) {
     let config = patient(Config::default().security(security(mode)));
     let mut reactor = Forward::reactor(config, Features::empty(), gate);
-    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-    let address = reactor.context().local_address(listener).expect("it listens");
+    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let address = reactor.context().listeners().local_address(listener).expect("it listens");
     (reactor, address)
 }
 
@@ -333,7 +334,7 @@ struct RefusesSome {
 
 impl Handler for RefusesSome {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        if cx.listener(conn).is_none() {
+        if cx.connection(conn).listener().is_none() {
             for len in [REFUSED, 1 << 20, REFUSED, REFUSED, 1 << 19] {
                 cx.send(conn, &vec![len as u8 ^ 5; len]).expect("room");
             }

@@ -74,8 +74,8 @@ fn options_of_a_listener_arrive_with_each_connection() {
         p.server = Forward::recording(config(), |_| {}, &record);
         let options = ListenOptions::new().type_of_service(8).ack_timeout(31).ipv6_only(true);
         let options = options.retries(RETRIES).read_depth(DEPTH).framing(Framing::Credits);
-        let listener = p.server.context().listen_with(Setup::iwarp().address, options).expect("listening");
-        p.address = p.server.context().local_address(listener).expect("its address");
+        let listener = p.server.context().listeners().listen_with(Setup::iwarp().address, options).expect("listening");
+        p.address = p.server.context().listeners().local_address(listener).expect("its address");
         p.connect();
         let asked = record.take();
         let options =
@@ -109,7 +109,12 @@ fn options_out_of_range_are_refused() {
         (ListenOptions::new().retries(Retries { min_rnr_timer: 41, ..Retries::default() }), 41),
     ];
     for (options, wrong) in wrong {
-        let error = p.client.context().listen_with(Setup::iwarp().address, options).expect_err("it is out of range");
+        let error = p
+            .client
+            .context()
+            .listeners()
+            .listen_with(Setup::iwarp().address, options)
+            .expect_err("it is out of range");
         assert!(
             matches!(error, Error::Transport(TransportError::OutOfRange { value, .. }) if value == wrong),
             "{error}"
@@ -221,13 +226,13 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
             assert_eq!(sent.err(), open.then_some(SendErrorKind::ForeignRegion), "the copy is registered nowhere");
 
             let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-            let source = p.server.context().register(there, 10, &readable).expect("a region");
-            let mut closed = p.client.context().register(here, 100, &RegionOptions::new()).expect("a region");
-            let refused = p.client.context().read(here, source.remote(), &mut closed, 0..10);
+            let source = p.server.context().regions().register(there, 10, &readable).expect("a region");
+            let mut closed = p.client.context().regions().register(here, 100, &RegionOptions::new()).expect("a region");
+            let refused = p.client.context().remote(here).read(source.remote(), &mut closed, 0..10);
             assert_eq!(refused.err(), open.then_some(SendErrorKind::NotASink));
             let options = RegionOptions::new().allow(Access::READ_SINK);
-            let mut sink = p.client.context().register(here, 100, &options).expect("a region");
-            p.client.context().read(here, source.remote(), &mut sink, 0..10).expect("it is a sink");
+            let mut sink = p.client.context().regions().register(here, 100, &options).expect("a region");
+            p.client.context().remote(here).read(source.remote(), &mut sink, 0..10).expect("it is a sink");
             let reads = 1 + 2 * u64::from(!open);
             p.until("the read", |p| p.c.sent == reads);
             assert!(
@@ -235,7 +240,7 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
                 "{:?}",
                 p.c
             );
-            p.client.context().revoke(&sink).expect("the device takes keys back");
+            p.client.context().regions().revoke(&sink).expect("the device takes keys back");
             assert_eq!(sink.bytes(), None, "it is open as long as it is registered");
             drop((region, sink, closed, source));
             p.until("all are released", |p| p.client.stats().memory.regions == 0);
@@ -315,8 +320,8 @@ fn only_allowed_networks_may_connect() {
                 );
                 if forwarded {
                     p.server = Forward::recording(config.clone(), |_| {}, &Record::default());
-                    let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
-                    p.address = p.server.context().local_address(listener).expect("its address");
+                    let listener = p.server.context().listeners().listen(Setup::iwarp().address).expect("listening");
+                    p.address = p.server.context().listeners().local_address(listener).expect("its address");
                 }
                 if admitted {
                     p.connect();
@@ -369,15 +374,15 @@ fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     let any = Setup { address: (std::net::Ipv6Addr::UNSPECIFIED, 0).into(), ..Setup::iwarp() };
     let mut server = Reactor::new(any.config()).unwrap();
     let options = ListenOptions::new().ipv6_only(false);
-    let listener = server.context().listen_with(any.address, options).unwrap();
-    let port = server.context().local_address(listener).unwrap().port();
+    let listener = server.context().listeners().listen_with(any.address, options).unwrap();
+    let port = server.context().listeners().local_address(listener).unwrap().port();
     let client = Reactor::new(any.config()).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut p =
         Pair { server, s: Probe::default(), client, c: Probe::default(), address, flushes: true, witness: None };
     p.connect();
     let there = p.s.connection().unwrap();
-    assert_eq!(p.server.context().peer_address(there).unwrap().ip(), address.ip());
+    assert_eq!(p.server.context().connection(there).peer_address().unwrap().ip(), address.ip());
     p.finish();
 }
 
@@ -395,7 +400,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     ];
     let [silent, there] = [0, 2].map(|node| address(node, 7471));
     for (node, address) in [(0, silent), (2, there)] {
-        nodes[node].reactor.context().listen(address).expect("a free port");
+        nodes[node].reactor.context().listeners().listen(address).expect("a free port");
     }
     // The kernel of node 0 accepts the TCP connection, but the process of node 0 never answers.
     nodes[0].dead = true;
@@ -405,7 +410,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     until(&fabric, &mut nodes, "a connection", |_| !attempts.up.borrow().is_empty());
     let took = lock(&fabric).now() - begun;
     assert!((2 * ATTEMPT * MS..3 * ATTEMPT * MS).contains(&took), "{took} ns");
-    assert_eq!(nodes[1].reactor.context().peer_address(conn), Some(there));
+    assert_eq!(nodes[1].reactor.context().connection(conn).peer_address(), Some(there));
     // The last address of a list may use the whole connect timeout.
     let begun = lock(&fabric).now();
     nodes[1].reactor.context().connect_any(&[silent, silent], ConnectOptions::new()).expect("connecting");
@@ -446,7 +451,7 @@ fn a_closed_connection_has_its_time_for_each_message() {
     let (taken, sent) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     let mut server = reactor(0, &fabric, Config::default());
     let address = ([10, 0, 0, 1], 7471).into();
-    server.context().listen(address).expect("listening");
+    server.context().listeners().listen(address).expect("listening");
     // The close timeout is long enough for one message, but not for all ten. So this timeout must begin again with each message.
     let mut client = reactor(1, &fabric, Config::default().timeouts(|t| t.close = Duration::from_secs(1)));
     client.context().connect(address).expect("connecting");
@@ -475,9 +480,10 @@ fn memory_that_peers_may_write_late_is_not_lent_again() {
             [(Access::REMOTE_WRITE, !late), (Access::REMOTE_ATOMIC, !late), (Access::REMOTE_READ, true)]
         {
             let options = RegionOptions::new().allow(access).any_peer();
-            let mut region = reactor.context().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
+            let mut region =
+                reactor.context().regions().register_at([127, 0, 0, 1].into(), 64, &options).expect("a region");
             assert!(region.bytes_mut().is_none(), "a peer may use it");
-            reactor.context().revoke(&region).expect("the device takes keys back");
+            reactor.context().regions().revoke(&region).expect("the device takes keys back");
             let again = (region.bytes().is_some(), region.bytes_mut().is_some());
             assert_eq!(again, (lent, lent), "{access:?}, late: {late}");
             region.copy_from(0, &[7; 64]).expect("nothing is lent");

@@ -104,7 +104,7 @@ impl Program {
                 Traffic::Offers => cx.send(conn, &[3; 20_000]),
                 Traffic::Writes => {
                     let (Some(remote), Some(region)) = (book.remote, &self.region) else { return };
-                    cx.write(conn, remote, region, 0..64)
+                    cx.remote(conn).write(remote, region, 0..64)
                 }
             };
             match sent {
@@ -124,7 +124,8 @@ impl Handler for Program {
         self.book.borrow_mut().up += 1;
         self.conn = Some(conn);
         if self.traffic == Traffic::Writes {
-            let region = cx.register(conn, 4096, &RegionOptions::new().allow(rdma_reactor::Access::REMOTE_WRITE));
+            let region =
+                cx.regions().register(conn, 4096, &RegionOptions::new().allow(rdma_reactor::Access::REMOTE_WRITE));
             let region = region.expect("memory");
             let name = cx.send(conn, &region.remote().to_bytes()).expect("room");
             self.book.borrow_mut().sends.insert(name);
@@ -136,7 +137,7 @@ impl Handler for Program {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         self.book.borrow_mut().received += 1;
         match self.traffic {
-            Traffic::Echoes => drop(cx.set_timer(Duration::from_millis(1), 0)),
+            Traffic::Echoes => drop(cx.timers().set(Duration::from_millis(1), 0)),
             Traffic::Kept => self.book.borrow_mut().kept.push(message.detach()),
             Traffic::Writes => {
                 self.book.borrow_mut().remote = RemoteRegion::from_bytes(&message);
@@ -159,7 +160,7 @@ impl Handler for Program {
         let mut book = self.book.borrow_mut();
         assert!(book.sends.remove(&send), "{send:?} completes once");
         if self.active && self.traffic == Traffic::Writes && outcome.is_sent() && book.sends.is_empty() {
-            cx.set_timer(Duration::from_micros(200), 0);
+            cx.timers().set(Duration::from_micros(200), 0);
         }
     }
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
@@ -199,7 +200,7 @@ impl World {
             Node::new(reactor(node, &fabric, config.clone()), Box::new(program))
         };
         let mut nodes = [node(0), node(1)];
-        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         Self { fabric, nodes, books }
     }
@@ -387,7 +388,7 @@ fn early_messages_to_a_slow_peer_leave_room_for_data() {
                         Config::default().receive_depth(depth).timeouts(|t| t.handshake = Duration::from_secs(60));
                     Node::new(reactor(node, &fabric, config), Box::new(program))
                 });
-                nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+                nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
                 nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
                 until(&fabric, &mut nodes, &what, |_| up[1].get().is_some());
                 assert!(up[0].get().is_none(), "{what}: the server is not slow");

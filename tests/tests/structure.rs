@@ -69,6 +69,9 @@ const REACTOR_SPREADS: [(&[&str], Spread); 2] = [
     (&["Driver"], Spread { methods: 252, files: 16, circle: 14 }),
     (&["Connection"], Spread { methods: 214, files: 11, circle: 9 }),
 ];
+/// The largest number of public methods of `Context`. A method on a noun of its own belongs to a
+/// facet.
+const CONTEXT_METHODS: usize = 45;
 /// The largest number of methods of `Provider` that return no role (a trait for an optional part of a provider), and the largest number of
 /// methods of a role.
 const SEAM: [usize; 2] = [25, 10];
@@ -217,6 +220,14 @@ fn the_public_items_are_listed() {
         assert!(listed == now, "{PUBLIC_ITEMS} differs, at first in {differs:?}: PUBLIC_ITEMS=write writes it anew");
     }
     assert_eq!(last, Some(number), "{PUBLIC_ITEMS}: the last line of its history, `# NUMBER: WHY`, has another number");
+}
+
+/// A reader of a handler has to know the methods of the context.
+#[test]
+fn the_context_has_few_methods() {
+    let items = surface::items(&reactor());
+    assert!(items.contains("Context::send"), "`Context` is not found");
+    none(&surface::too_many_methods(&items, "Context", CONTEXT_METHODS));
 }
 
 /// `docs/loop.md` promises a limit on the lines that peers can cause.

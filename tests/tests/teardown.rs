@@ -30,7 +30,7 @@ impl Handler for Holder {
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
         let mut held = self.0.borrow_mut();
         held.conn = Some(conn);
-        held.region = Some(cx.register(conn, 4096, &options).expect("a region"));
+        held.region = Some(cx.regions().register(conn, 4096, &options).expect("a region"));
         held.buffer = Some(cx.buffer(conn).expect("a buffer"));
     }
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
@@ -83,7 +83,7 @@ fn take_down(order: &[Thing], steps: u32) {
         .send_depth(16)
         .large_messages(|l| l.eager_limit = 8 << 10);
     let mut server = gated(0, &fabric, &gate, config.clone()).expect("no call fails");
-    server.context().listen(address(0, 7471)).expect("a free port");
+    server.context().listeners().listen(address(0, 7471)).expect("a free port");
     let remote: ReactorHandle = server.handle();
     let mut nodes =
         vec![Node::new(server, Box::new(holder.clone())), Node::new(reactor(1, &fabric, config), Box::new(Giver))];

@@ -93,7 +93,7 @@ struct Sender {
 impl Handler for Sender {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
-        let region = cx.register_vec(conn, std::mem::take(&mut self.bytes), &options).expect("memory");
+        let region = cx.regions().register_vec(conn, std::mem::take(&mut self.bytes), &options).expect("memory");
         self.started = Some(Instant::now());
         cx.send_region(conn, &region, 0..len()).expect("a new connection has room");
         self.region = Some(region);
@@ -132,8 +132,8 @@ fn a_message_takes_little_beside_its_buffer() {
         return send(to.parse().expect("an address"));
     }
     let mut reactor = Reactor::new(config()).expect("a reactor");
-    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-    let address = reactor.context().local_address(listener).expect("it listens");
+    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let address = reactor.context().listeners().local_address(listener).expect("it listens");
     let started = Instant::now();
     // The child process runs this test again. It is the sender, because `TRANSFER_TO` is set. The program `timeout`
     // kills the child if it takes too long.
@@ -146,7 +146,7 @@ fn a_message_takes_little_beside_its_buffer() {
         .spawn()
         .expect("it starts");
     let mut receiver = Receiver::default();
-    reactor.context().set_timer(TEST, 0);
+    reactor.context().timers().set(TEST, 0);
     reactor.run(&mut receiver).expect("it runs");
     for line in BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok) {
         let _ = writeln!(std::io::stdout(), "  {line}");

@@ -1,5 +1,6 @@
-//! Transfers of lists of pieces (`Context::transfer`) on virtual time, over a simulated network with random delays and short writes. Peers
-//! stop, close, are aborted, or name wrong memory. Each transfer must end once, at most the time of a flush after its time limit. Its
+//! Transfers of lists of pieces (`RemoteContext::transfer`) on virtual time, over a simulated
+//! network with random delays and short writes. Peers stop, close, are aborted, or name wrong
+//! memory. Each transfer must end once, at most the time of a flush after its time limit. Its
 //! report about the pieces must be true.
 //!
 //! `TRANSFER_WORLDS=100` sets the number of worlds (default: 4,000), and `TRANSFER_SEED=7` runs only the world with that seed.
@@ -237,8 +238,8 @@ impl World {
         let [mut server, client] = [0, 1].map(|node| reactor(node, &fabric, configs[node].clone()));
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE).any_peer();
         let mut cx = server.context();
-        cx.listen(address(0, PORT)).expect("a listener");
-        let mut region = cx.register_at(address(0, PORT).ip(), ROOM * TRANSFERS, &options).expect("memory");
+        cx.listeners().listen(address(0, PORT)).expect("a listener");
+        let mut region = cx.regions().register_at(address(0, PORT).ip(), ROOM * TRANSFERS, &options).expect("memory");
         region.copy_from(0, &[THERE; ROOM * TRANSFERS]).expect("nothing is lent");
         let region = Rc::new(RefCell::new(region));
         let (client, server) = ((client, Client::default()), (server, Server::default()));
@@ -308,7 +309,7 @@ impl World {
                     let (conn, transfer) = begun[self.rng.index(begun.len())];
                     // The transfer may have ended already, although the program is notified of this end only in the next turn. The
                     // cancellation then has no effect.
-                    self.client.0.context().cancel_transfer(conn, transfer);
+                    self.client.0.context().remote(conn).cancel_transfer(transfer);
                 }
             }
             60..85 => {
@@ -383,7 +384,9 @@ impl World {
         let payload: Vec<u8> = (0..ROOM).map(|at| byte(number, at)).collect();
         let mut book = self.client.1.0.borrow_mut();
         let mut cx = self.client.0.context();
-        let Ok(mut local) = cx.register(conn, ROOM, &RegionOptions::new().allow(Access::READ_SINK)) else { return };
+        let Ok(mut local) = cx.regions().register(conn, ROOM, &RegionOptions::new().allow(Access::READ_SINK)) else {
+            return;
+        };
         let source = if reads { &[HERE; ROOM][..] } else { &payload };
         local.copy_from(0, source).expect("nothing is lent");
         if reads {
@@ -391,8 +394,8 @@ impl World {
             remote.borrow_mut().copy_from(number * ROOM, &payload).expect("nothing is lent");
         }
         let transfer = match reads {
-            true => cx.transfer(conn, Transfer::Read(&mut [&mut local]), list.clone(), &options),
-            false => cx.transfer(conn, Transfer::Write(&[&local]), list.clone(), &options),
+            true => cx.remote(conn).transfer(Transfer::Read(&mut [&mut local]), list.clone(), &options),
+            false => cx.remote(conn).transfer(Transfer::Write(&[&local]), list.clone(), &options),
         };
         if let Ok(transfer) = transfer {
             let until = virtual_ns(cx.now()) + within + FLUSH + LATE;

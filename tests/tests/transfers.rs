@@ -1,5 +1,5 @@
-//! Transfers of lists of pieces (`Context::transfer`) with the embedded provider: peers that stop, wrong keys, and futures that are
-//! dropped.
+//! Transfers of lists of pieces (`RemoteContext::transfer`) with the embedded provider: peers that
+//! stop, wrong keys, and futures that are dropped.
 
 use std::time::Duration;
 
@@ -28,13 +28,13 @@ fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
     let here = p.connect();
     let there = p.s.connection().expect("the server was told");
     let options = RegionOptions::new().allow(Access::REMOTE_READ);
-    let remote = p.server.context().register(there, BLOCK, &options).expect("a shared region");
-    let mut local = p.client.context().register(here, BLOCK, &RegionOptions::new()).expect("a region");
-    let beside = p.client.context().register(here, BLOCK, &RegionOptions::new()).expect("a region");
+    let remote = p.server.context().regions().register(there, BLOCK, &options).expect("a shared region");
+    let mut local = p.client.context().regions().register(here, BLOCK, &RegionOptions::new()).expect("a region");
+    let beside = p.client.context().regions().register(here, BLOCK, &RegionOptions::new()).expect("a region");
     let pieces = vec![Piece::new(0, remote.remote()); BLOCKS];
     let within = Duration::from_millis(300);
     let (begun, options) = (now(), TransferOptions::within(within).message(b"never"));
-    p.client.context().transfer(here, Transfer::Read(&mut [&mut local]), pieces, &options).expect("it is open");
+    p.client.context().remote(here).transfer(Transfer::Read(&mut [&mut local]), pieces, &options).expect("it is open");
     while p.c.count(|event| matches!(event, Event::Transferred(..))) == 0 {
         assert!(begun.elapsed() < PATIENCE, "the transfer is in progress for ever");
         p.client.turn(&mut p.c, Some(Duration::from_millis(5))).expect("a turn");
@@ -65,14 +65,14 @@ fn a_wrong_key_at_piece_7000_is_found_there() {
     let here = p.connect();
     let there = p.s.connection().expect("the server was told");
     let options = RegionOptions::new().allow(Access::REMOTE_READ);
-    let mut remote = p.server.context().register(there, BLOCK, &options).expect("a shared region");
+    let mut remote = p.server.context().regions().register(there, BLOCK, &options).expect("a shared region");
     remote.copy_from(0, &[7; BLOCK]).expect("nothing is lent");
-    let mut local = p.client.context().register(here, BLOCKS * 64, &RegionOptions::new()).expect("a region");
+    let mut local = p.client.context().regions().register(here, BLOCKS * 64, &RegionOptions::new()).expect("a region");
     let from = remote.remote().part(0, 64).expect("inside");
     let mut pieces: Vec<_> = (0..BLOCKS).map(|nth| Piece::new(nth * 64, from)).collect();
     pieces[7000].remote.key ^= 0x5500;
     let options = TransferOptions::within(PATIENCE);
-    p.client.context().transfer(here, Transfer::Read(&mut [&mut local]), pieces, &options).expect("it is open");
+    p.client.context().remote(here).transfer(Transfer::Read(&mut [&mut local]), pieces, &options).expect("it is open");
     p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
     let ends =
         p.c.events.iter().filter_map(|event| if let Event::Transferred(_, _, end) = event { Some(end) } else { None });

@@ -56,7 +56,7 @@ impl Pacer {
         match self.rng.below(100) {
             // The delay is a multiple of a millisecond, the resolution of timers.
             0 => {
-                cx.set_timer(Duration::from_micros(self.rng.below(1_500)), 0);
+                cx.timers().set(Duration::from_micros(self.rng.below(1_500)), 0);
             }
             kind @ 1..60 => {
                 let until = now() + Duration::from_nanos(self.rng.skewed(1..=if kind < 50 { 20_000 } else { 150_000 }));
@@ -102,8 +102,8 @@ fn paced(provider: ProviderChoice, wait: Wait) {
     let count: u64 = text.parse().unwrap_or_else(|error| panic!("WAKEUP_MESSAGES={text}: {error}"));
     let config = patient(Config::default().provider(provider).wait(wait));
     let mut server = Reactor::new(config.clone()).expect("a reactor");
-    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
-    let address = server.context().local_address(listener).expect("it listens");
+    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let address = server.context().listeners().local_address(listener).expect("it listens");
     let mut client = Reactor::new(config).expect("a reactor");
     client.context().connect(address).expect("a peer");
     let (stop, wake) = (server.handle(), client.handle());

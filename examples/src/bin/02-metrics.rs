@@ -94,13 +94,13 @@ impl Server {
                     // `accept` may have failed for lack of descriptors or memory. Closing the oldest connection frees a descriptor and
                     // memory.
                     if !self.close_oldest(cx) {
-                        self.again = Some(cx.set_timer(AGAIN, 0));
+                        self.again = Some(cx.timers().set(AGAIN, 0));
                         return;
                     }
                 }
             }
         }
-        self.again = Some(cx.set_timer(Duration::ZERO, 0));
+        self.again = Some(cx.timers().set(Duration::ZERO, 0));
     }
 
     fn accept_one(&mut self, cx: &mut Context<'_>) -> std::io::Result<()> {
@@ -109,8 +109,8 @@ impl Server {
             self.close_oldest(cx);
         }
         stream.set_nonblocking(true)?;
-        let id = cx.register_io(&stream, Interest::READABLE | Interest::WRITABLE)?;
-        let until = cx.set_timer(VISIT, 0);
+        let id = cx.io().register(&stream, Interest::READABLE | Interest::WRITABLE)?;
+        let until = cx.timers().set(VISIT, 0);
         self.visitors.insert(id, Visitor { stream, until, request: Vec::new(), response: Vec::new() });
         self.ages.push_back(id);
         Ok(())
@@ -125,8 +125,8 @@ impl Server {
 
     fn close(&mut self, cx: &mut Context<'_>, id: IoId) {
         if let Some(visitor) = self.visitors.remove(&id) {
-            cx.deregister_io(id);
-            cx.cancel_timer(visitor.until);
+            cx.io().deregister(id);
+            cx.timers().cancel(visitor.until);
             self.ages.retain(|&other| other != id);
         }
     }
@@ -181,10 +181,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         pipe::register(signal, sender.try_clone()?)?;
     }
     let mut cx = reactor.context();
-    let rdma = cx.listen(rdma)?;
-    let rdma = cx.local_address(rdma).ok_or("the listener is gone")?;
-    let accepting = cx.register_io(&listener, Interest::READABLE)?;
-    let signalled = cx.register_io(&signals, Interest::READABLE)?;
+    let rdma = cx.listeners().listen(rdma)?;
+    let rdma = cx.listeners().local_address(rdma).ok_or("the listener is gone")?;
+    let accepting = cx.io().register(&listener, Interest::READABLE)?;
+    let signalled = cx.io().register(&signals, Interest::READABLE)?;
     println!("echo on {rdma}, counters on http://{}/", listener.local_addr()?);
     let (visitors, ages) = (BTreeMap::new(), VecDeque::new());
     let mut server = Server { listener, accepting, again: None, visitors, ages, signals, signalled };

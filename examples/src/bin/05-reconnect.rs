@@ -50,7 +50,7 @@ impl Client {
         let pause = self.backoff.next_pause();
         println!("{reason}; attempt {} in {pause:?}", self.backoff.attempts());
         self.conn = None;
-        cx.set_timer(pause, CONNECT);
+        cx.timers().set(pause, CONNECT);
     }
 
     fn ping(&self, cx: &mut Context<'_>, conn: ConnectionId) {
@@ -79,7 +79,7 @@ impl Handler for Client {
         if self.answered == self.most {
             cx.close(conn);
         } else {
-            cx.set_timer(INTERVAL, PING);
+            cx.timers().set(INTERVAL, PING);
         }
     }
 
@@ -130,7 +130,7 @@ fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), 
         } else {
             let mut reactor = Reactor::new(config.clone())?;
             // The previous server's port may still be in use for a moment, so the listen is retried.
-            while let Err(error) = reactor.context().listen(address) {
+            while let Err(error) = reactor.context().listeners().listen(address) {
                 println!("the server: {error}");
                 thread::sleep(Duration::from_millis(100));
             }
@@ -159,8 +159,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         None => {
             let mut server = Reactor::new(config.clone())?;
-            let listener = server.context().listen(([127, 0, 0, 1], 0).into())?;
-            let address = server.context().local_address(listener).ok_or("nobody listens")?;
+            let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into())?;
+            let address = server.context().listeners().local_address(listener).ok_or("nobody listens")?;
             let config = config.clone();
             // The server's thread is not joined: it ends with the process.
             thread::spawn(move || lives(server, config, address));

@@ -86,7 +86,7 @@ struct Receiver {
 
 impl Handler for Receiver {
     fn on_connect(&mut self, cx: &mut Context<'_>, _: ConnectionId) {
-        cx.set_timer(Duration::from_millis(1), 0);
+        cx.timers().set(Duration::from_millis(1), 0);
     }
 
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
@@ -104,7 +104,7 @@ impl Handler for Receiver {
         if self.over && self.kept.is_empty() {
             cx.stop();
         } else {
-            cx.set_timer(Duration::from_millis(1), 0);
+            cx.timers().set(Duration::from_millis(1), 0);
         }
     }
 
@@ -118,8 +118,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The sender's last messages wait for credits before its close completes. The receiver is slow, so the close gets a long timeout.
     let mut client = Reactor::new(config.clone().timeouts(|t| t.close = Duration::from_secs(60)))?;
     let mut server = Reactor::new(config)?;
-    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
-    let address = server.context().local_address(listener).ok_or("the listener is gone")?;
+    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let thread = thread::spawn(move || {
         let mut receiver = Receiver::default();
         server.run(&mut receiver).map(|()| receiver)

@@ -31,7 +31,7 @@ impl Handler for Board {
             // could access the memory.
             let rights = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
             let options = RegionOptions::new().allow(rights).any_peer();
-            match cx.register(conn, (1 + CLIENTS) * PLACE, &options) {
+            match cx.regions().register(conn, (1 + CLIENTS) * PLACE, &options) {
                 Ok(region) => self.region = Some(region),
                 Err(error) => return eprintln!("{conn}: {error}"),
             }
@@ -69,11 +69,11 @@ impl Client {
     fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
         let (Some(board), Some(own)) = (self.board, &mut self.own) else { return Ok(()) };
         let Some(ticket) = self.ticket else {
-            cx.fetch_add(conn, board, own, 0, 1)?;
+            cx.remote(conn).fetch_add(board, own, 0, 1)?;
             return Ok(());
         };
         let place = board.part((1 + ticket) * PLACE as u64, PLACE as u64).ok_or("no entry is left")?;
-        cx.write(conn, place, own, 8..8 + PLACE)?;
+        cx.remote(conn).write(place, own, 8..8 + PLACE)?;
         // The message arrives after the write, because both use one connection.
         cx.send(conn, b"done")?;
         Ok(())
@@ -83,12 +83,12 @@ impl Client {
 impl Handler for Client {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         self.board = RemoteRegion::from_bytes(&message);
-        let made =
-            cx.register(conn, 8 + PLACE, &RegionOptions::new()).map_err(Box::<dyn Error>::from).and_then(|mut own| {
-                own.copy_from(8, self.name.as_bytes())?;
-                self.own = Some(own);
-                self.step(cx, conn)
-            });
+        let own = cx.regions().register(conn, 8 + PLACE, &RegionOptions::new());
+        let made = own.map_err(Box::<dyn Error>::from).and_then(|mut own| {
+            own.copy_from(8, self.name.as_bytes())?;
+            self.own = Some(own);
+            self.step(cx, conn)
+        });
         if let Err(error) = made {
             self.failed = Some(error.to_string());
             cx.stop();
@@ -129,8 +129,8 @@ impl Handler for Client {
 fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut server = Reactor::new(config.clone())?;
-    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
-    let address = server.context().local_address(listener).ok_or("the listener is gone")?;
+    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let thread = thread::spawn(move || {
         let mut board = Board::default();
         server.run(&mut board).map(|()| board)

@@ -31,7 +31,7 @@ impl Sender {
         self.copy = Some(cx.send(conn, &self.to_copy)?);
         // The peer fetches a long message from the sender's memory by RDMA Read, so the region must allow remote reads.
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
-        let region = cx.register_vec(conn, mem::take(&mut self.to_lend), &options)?;
+        let region = cx.regions().register_vec(conn, mem::take(&mut self.to_lend), &options)?;
         cx.send_region(conn, &region, 0..LEN)?;
         self.region = Some(region);
         cx.close(conn);
@@ -46,7 +46,7 @@ impl Sender {
 
 impl Handler for Sender {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        println!("the peer accepts messages of up to {} MiB", cx.max_message(conn).unwrap_or_default() >> 20);
+        println!("the peer accepts messages of up to {} MiB", cx.connection(conn).max_message().unwrap_or(0) >> 20);
         if let Err(error) = self.start(cx, conn) {
             self.fail(cx, conn, &*error);
         }
@@ -87,8 +87,8 @@ impl Handler for Receiver {
 fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut server = Reactor::new(config.clone())?;
-    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
-    let address = server.context().local_address(listener).ok_or("the listener is gone")?;
+    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let thread = thread::spawn(move || server.run(&mut Receiver));
     // The receiver reads every byte of the first message before it fetches the second one, so the close gets a long timeout.
     let mut client = Reactor::new(config.timeouts(|t| t.close = Duration::from_secs(60)))?;

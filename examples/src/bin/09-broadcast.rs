@@ -40,7 +40,7 @@ impl Feed {
 
 impl Handler for Feed {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let slow = match cx.private_data(conn) {
+        let slow = match cx.connection(conn).private_data() {
             b"drop-me" => OverflowPolicy::Drop,
             b"close-me" => OverflowPolicy::Close,
             _ => OverflowPolicy::Wait,
@@ -52,7 +52,7 @@ impl Handler for Feed {
         self.quick.extend((slow == OverflowPolicy::Wait).then_some(conn));
         self.members += 1;
         if self.members == MEMBERS.len() {
-            cx.set_timer(PERIOD, 0);
+            cx.timers().set(PERIOD, 0);
         }
     }
 
@@ -62,7 +62,7 @@ impl Handler for Feed {
         if self.next == MESSAGES && !self.is_behind() {
             return cx.close_all();
         }
-        cx.set_timer(PERIOD, 0);
+        cx.timers().set(PERIOD, 0);
         if self.next == MESSAGES {
             return;
         }
@@ -112,7 +112,7 @@ impl Handler for Member {
         self.received += 1;
         if self.slow {
             if self.kept.is_empty() {
-                cx.set_timer(SLOW, 0);
+                cx.timers().set(SLOW, 0);
             }
             self.kept.push_back(message.detach());
         }
@@ -121,7 +121,7 @@ impl Handler for Member {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         self.kept.pop_front();
         if !self.kept.is_empty() {
-            cx.set_timer(SLOW, 0);
+            cx.timers().set(SLOW, 0);
         }
     }
 
@@ -161,8 +161,8 @@ fn start(name: &'static str, address: SocketAddr, feed: ReactorHandle) -> JoinHa
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
-    let listener = reactor.context().listen("127.0.0.1:0".parse()?)?;
-    let address = reactor.context().local_address(listener).ok_or("the listener is gone")?;
+    let listener = reactor.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let address = reactor.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let members = MEMBERS.map(|name| (name, start(name, address, reactor.handle())));
     // A member may be at most 64 messages behind.
     let mut feed = Feed { broadcast: Broadcast::new(64, 1024), members: 0, quick: Vec::new(), next: 0 };

@@ -59,7 +59,7 @@ impl Store {
             self.file.read_exact_at(region.bytes_mut().ok_or("the block is lent")?, block * BLOCK as u64)?;
             // After the block, the transfer sends a message with the number of the block.
             let options = TransferOptions::within(PATIENCE).message(&block.to_le_bytes());
-            let sent = cx.transfer(conn, Transfer::Write(&[&region]), vec![Piece::new(0, place)], &options)?;
+            let sent = cx.remote(conn).transfer(Transfer::Write(&[&region]), vec![Piece::new(0, place)], &options)?;
             self.sending.insert(sent, region);
         }
         Ok(())
@@ -77,7 +77,7 @@ fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Done) {
 impl Handler for Store {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         for _ in 0..SLOTS {
-            match cx.register(conn, BLOCK, &RegionOptions::new()) {
+            match cx.regions().register(conn, BLOCK, &RegionOptions::new()) {
                 Ok(region) => self.free.push(region),
                 Err(error) => return check(cx, conn, Err(error.into())),
             }
@@ -202,7 +202,7 @@ impl Handler for Client {
         // To store a block, the server reads it from this memory. To return a block, the server writes it to this memory.
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
         for _ in 0..SLOTS {
-            match cx.register(conn, BLOCK, &options) {
+            match cx.regions().register(conn, BLOCK, &options) {
                 Ok(region) => self.free.push(region),
                 Err(error) => return check(cx, conn, Err(error.into())),
             }
@@ -286,8 +286,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut server = Reactor::new(config.clone())?;
-    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
-    let address = server.context().local_address(listener).ok_or("the listener is gone")?;
+    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let (landing, sending) = (BTreeMap::new(), BTreeMap::new());
     let mut store = Store { file, free: Vec::new(), landing, sending, wanted: Vec::new() };
     let thread = thread::spawn(move || server.run(&mut store));

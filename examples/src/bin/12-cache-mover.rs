@@ -47,7 +47,7 @@ struct Owner {
 impl Handler for Owner {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
-        match cx.register_vec(conn, std::mem::take(&mut self.content), &options) {
+        match cx.regions().register_vec(conn, std::mem::take(&mut self.content), &options) {
             Ok(cache) => {
                 cx.send(conn, &cache.remote().to_bytes()).expect("a new connection has room");
                 self.cache = Some(cache);
@@ -97,17 +97,17 @@ impl Mover {
         self.started = Instant::now();
         match self.transfers {
             1 => {
-                cx.transfer(conn, Transfer::Read(&mut [blocks]), pieces, &options)?;
+                cx.remote(conn).transfer(Transfer::Read(&mut [blocks]), pieces, &options)?;
             }
             2 => {
                 // On iWARP, the completion of a write does not show that the data has arrived. With `confirm`, a read of a few bytes
                 // follows the last block; the completion of this read shows that all blocks have arrived.
-                cx.transfer(conn, Transfer::Write(&[blocks]), pieces, &options.confirm().immediate(1))?;
+                cx.remote(conn).transfer(Transfer::Write(&[blocks]), pieces, &options.confirm().immediate(1))?;
             }
             3 => {
-                let transfer = cx.transfer(conn, Transfer::Read(&mut [blocks]), pieces, &options)?;
+                let transfer = cx.remote(conn).transfer(Transfer::Read(&mut [blocks]), pieces, &options)?;
                 self.cancel = Some((conn, transfer));
-                cx.set_timer(Duration::from_millis(2), 0);
+                cx.timers().set(Duration::from_millis(2), 0);
             }
             _ => cx.close(conn),
         }
@@ -124,7 +124,7 @@ impl Handler for Mover {
         }
         // The memory is the destination of reads. An iWARP adapter requires the right `READ_SINK` for such memory.
         let options = RegionOptions::new().allow(Access::READ_SINK);
-        self.blocks = cx.register(conn, len * BLOCKS, &options).ok();
+        self.blocks = cx.regions().register(conn, len * BLOCKS, &options).ok();
         let gone_on = self.go_on(cx, conn);
         check(cx, conn, gone_on);
     }
@@ -132,7 +132,7 @@ impl Handler for Mover {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         if let Some((conn, transfer)) = self.cancel {
             // The cancelled transfer posts no further pieces. It ends when all posted pieces have completed.
-            cx.cancel_transfer(conn, transfer);
+            cx.remote(conn).cancel_transfer(transfer);
         }
     }
 
@@ -178,8 +178,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let block: usize = block.ok_or_else(|| format!("{argument:?} is not a length of a block: give {bound:?} bytes"))?;
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut owner = Reactor::new(config.clone())?;
-    let listener = owner.context().listen("127.0.0.1:0".parse()?)?;
-    let address = owner.context().local_address(listener).ok_or("the listener is gone")?;
+    let listener = owner.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let address = owner.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let content = (0..BLOCKS).flat_map(|nth| std::iter::repeat_n(nth as u8, block)).collect();
     let thread = thread::spawn(move || {
         let mut handler = Owner { content, cache: None, notified: 0, written: Vec::new() };

@@ -69,8 +69,8 @@ impl Server {
     /// The system has no descriptors or ports left.
     pub fn start() -> Result<Self, Error> {
         let mut reactor = Reactor::new(config())?;
-        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into())?;
-        let address = reactor.context().local_address(listener).ok_or(Error::Gone("listener"))?;
+        let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into())?;
+        let address = reactor.context().listeners().local_address(listener).ok_or(Error::Gone("listener"))?;
         let remote = reactor.handle();
         Ok(Self { address, remote, thread: thread::spawn(move || reactor.run(&mut Echo)) })
     }
@@ -150,7 +150,7 @@ impl Handler for Load {
             cx.close(conn);
         } else if self.echoed == self.rests * BURST + BURST {
             // Nothing is in flight now, so only this timer can wake the loop.
-            cx.set_timer(REST, 0);
+            cx.timers().set(REST, 0);
             self.resting = Some(conn);
         } else {
             self.pump(cx, conn);

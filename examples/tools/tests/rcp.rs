@@ -127,7 +127,7 @@ impl<F: FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)> Handler for Script
         if let Some(first) = &self.first {
             cx.send(conn, first).expect("room");
         }
-        cx.set_timer(Duration::from_millis(50), 0);
+        cx.timers().set(Duration::from_millis(50), 0);
     }
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         (self.answer)(cx, conn, Some(&message));
@@ -136,7 +136,7 @@ impl<F: FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)> Handler for Script
         for conn in cx.connection_ids().collect::<Vec<_>>() {
             (self.answer)(cx, conn, None);
         }
-        cx.set_timer(Duration::from_millis(50), 0);
+        cx.timers().set(Duration::from_millis(50), 0);
     }
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
         cx.stop();
@@ -579,8 +579,8 @@ fn a_file_that_grows_meanwhile_is_a_failure() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-growing-{}", std::process::id()));
     fs::write(&path, bytes(10_000)).expect("written");
     let mut reactor = Reactor::new(config()).expect("a reactor");
-    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
-    let port = reactor.context().local_address(listener).expect("an address").port().to_string();
+    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+    let port = reactor.context().listeners().local_address(listener).expect("an address").port().to_string();
     let child = start(&[path.to_str().expect("text"), "127.0.0.1:copy", "-p", &port]);
     let grows = path.clone();
     let answer = move |cx: &mut Context<'_>, conn: ConnectionId, message: Option<&[u8]>| {
@@ -623,8 +623,8 @@ fn an_interrupted_copy_says_so_by_its_status() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-interrupted-{}", std::process::id()));
     fs::write(&path, bytes(10_000)).expect("written");
     let mut reactor = Reactor::new(config()).expect("a reactor");
-    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
-    let port = reactor.context().local_address(listener).expect("an address").port().to_string();
+    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+    let port = reactor.context().listeners().local_address(listener).expect("an address").port().to_string();
     let child = start(&[path.to_str().expect("text"), "127.0.0.1:copy", "-p", &port]);
     let answer = |_: &mut Context<'_>, _: ConnectionId, message: Option<&[u8]>| {
         if message.is_some() {

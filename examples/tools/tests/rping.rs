@@ -213,7 +213,7 @@ impl Peer {
     fn reactor() -> Reactor {
         let config = Config::default().provider(ProviderChoice::Iwarp);
         let mut reactor = Reactor::new(config).unwrap();
-        reactor.context().set_timer(PATIENCE, 0);
+        reactor.context().timers().set(PATIENCE, 0);
         reactor
     }
 
@@ -221,9 +221,9 @@ impl Peer {
     fn serve(mut self, args: &str) -> Finished {
         let mut reactor = Self::reactor();
         let mut cx = reactor.context();
-        let listener =
-            cx.listen_with("127.0.0.1:0".parse().unwrap(), ListenOptions::new().framing(Framing::Raw)).unwrap();
-        let client = client(cx.local_address(listener).unwrap(), args);
+        let options = ListenOptions::new().framing(Framing::Raw);
+        let listener = cx.listeners().listen_with("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let client = client(cx.listeners().local_address(listener).unwrap(), args);
         reactor.run(&mut self).unwrap();
         end(client)
     }
@@ -266,20 +266,20 @@ const LEAVE: Reaction = |_, cx, conn, _| cx.close(conn);
 const NOD: Reaction = |_, cx, conn, _| reply(cx, conn, advert::LEN);
 /// A server's correct reaction: reads the ping. `on_send_complete` then sends "go ahead".
 const READ: Reaction = |peer, cx, conn, message| {
-    cx.read(conn, advert::decode(message).unwrap(), peer.region.as_mut().unwrap(), 0..LEN).unwrap();
+    cx.remote(conn).read(advert::decode(message).unwrap(), peer.region.as_mut().unwrap(), 0..LEN).unwrap();
 };
 /// A server's wrong reaction: writes the ping back with one wrong byte.
 const CORRUPT: Reaction = |peer, cx, conn, message| {
     let region = peer.region.as_mut().unwrap();
     region.bytes_mut().unwrap()[40] ^= 0x20;
-    cx.write(conn, advert::decode(message).unwrap(), region, 0..LEN).unwrap();
+    cx.remote(conn).write(advert::decode(message).unwrap(), region, 0..LEN).unwrap();
     reply(cx, conn, advert::LEN);
 };
 
 impl Handler for Peer {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let access = if self.active { Access::REMOTE_READ | Access::REMOTE_WRITE } else { Access::empty() };
-        let mut region = cx.register(conn, LEN, &RegionOptions::new().allow(access)).unwrap();
+        let mut region = cx.regions().register(conn, LEN, &RegionOptions::new().allow(access)).unwrap();
         region.copy_from(0, &self.text).expect("nothing is lent");
         self.region = Some(region);
         if self.active {
@@ -319,14 +319,14 @@ fn a_client_notices_what_a_server_does_wrong() {
             &[|peer, cx, conn, message| {
                 let mut remote = advert::decode(message).unwrap();
                 remote.address += 1;
-                cx.read(conn, remote, peer.region.as_mut().unwrap(), 0..LEN).unwrap();
+                cx.remote(conn).read(remote, peer.region.as_mut().unwrap(), 0..LEN).unwrap();
             }],
             "the connection ended in round 0: ",
         ),
         // Here the server writes to the client's source, which permits only reads.
         (
             &[|peer, cx, conn, message| {
-                cx.write(conn, advert::decode(message).unwrap(), peer.region.as_ref().unwrap(), 0..LEN).unwrap();
+                cx.remote(conn).write(advert::decode(message).unwrap(), peer.region.as_ref().unwrap(), 0..LEN).unwrap();
             }],
             "the connection ended in round 0: ",
         ),

@@ -149,7 +149,7 @@ impl Server {
         let source = self.source.as_mut().unwrap();
         source.copy_from(0, &self.out[..len]).unwrap();
         let told = if let Fault::Written(told) = self.wrong { told } else { len as u32 };
-        self.writing = accepted(cx.write_with_immediate(conn, self.room, source, 0..len, told));
+        self.writing = accepted(cx.remote(conn).write_with_immediate(self.room, source, 0..len, told));
         self.out.drain(..len);
         self.room.address += len as u64;
         self.room.len -= len as u64;
@@ -159,8 +159,8 @@ impl Server {
 impl Handler for Server {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
-        self.buffer = Some(cx.register(conn, self.len, &options).unwrap());
-        self.source = Some(cx.register(conn, self.len, &RegionOptions::new()).unwrap());
+        self.buffer = Some(cx.regions().register(conn, self.len, &options).unwrap());
+        self.source = Some(cx.regions().register(conn, self.len, &RegionOptions::new()).unwrap());
         self.offer(cx, conn);
         accepted(cx.send(conn, &command(2, [0; 16])));
     }
@@ -240,8 +240,8 @@ fn talk(wrong: Fault, len: usize, args: &[&str]) -> (Output, Server) {
     let config = Config::default().provider(ProviderChoice::Iwarp).receive_depth(1024);
     let mut reactor = Reactor::new(config).unwrap();
     let options = ListenOptions::new().framing(Framing::Raw).extensions(true);
-    let listener = reactor.context().listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
-    let address = reactor.context().local_address(listener).unwrap();
+    let listener = reactor.context().listeners().listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
+    let address = reactor.context().listeners().local_address(listener).unwrap();
     let stop = reactor.handle();
     let (pid, of_client) = mpsc::channel();
     let mut server = Server {
@@ -333,8 +333,8 @@ fn what_is_due_after_the_close_is_no_failure() {
     let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap();
     let mut cx = reactor.context();
     let options = ListenOptions::new().framing(Framing::Raw).extensions(true);
-    let listener = cx.listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
-    let address = cx.local_address(listener).unwrap();
+    let listener = cx.listeners().listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
+    let address = cx.listeners().local_address(listener).unwrap();
     cx.connect_with(address, ConnectOptions::new().framing(Framing::Raw).extensions(true)).unwrap();
     let mut closer = Closer::default();
     reactor.run(&mut closer).unwrap();

@@ -104,7 +104,7 @@ impl AsyncConnection {
     /// Returns the address of the peer; `None` if the connection has ended.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.core().with(|cx, _| cx.peer_address(self.id()))
+        self.core().with(|cx, _| cx.connection(self.id()).peer_address())
     }
 
     // Operations on messages.
@@ -134,7 +134,7 @@ impl AsyncConnection {
 
     /// Returns `None` if [`AsyncConnection::try_send`] may attempt to send a message of `len` bytes. Returns a reason if the waiting tasks
     /// need the room: `try_send` then fails with `WouldBlock` and that reason.
-    fn refusal(&self, cx: &Context<'_>, len: usize) -> Option<Blocked> {
+    fn refusal(&self, cx: &mut Context<'_>, len: usize) -> Option<Blocked> {
         let state = self.shared().state.borrow();
         if state.room_waiters.is_empty() {
             return None;
@@ -257,7 +257,8 @@ impl AsyncConnection {
 
     // Operations on remote memory.
 
-    /// Registers memory, as [`Context::register`] does. If the connection uses a hardware device, this call may block.
+    /// Registers memory, as [`crate::RegionContext::register`] does. If the connection uses a
+    /// hardware device, this call may block.
     ///
     /// ```
     /// use rdma_reactor::aio::AsyncConnection;
@@ -270,9 +271,9 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::register`].
+    /// The errors of [`crate::RegionContext::register`].
     pub fn register(&self, len: usize, options: &RegionOptions) -> Result<Region, crate::Error> {
-        self.core().with(|cx, _| cx.register(self.id(), len, options))
+        self.core().with(|cx, _| cx.regions().register(self.id(), len, options))
     }
 
     /// Fills `range` of `local` with the first bytes of `remote` by RDMA Read, and waits for the completion. If the future is dropped after
@@ -290,15 +291,15 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::read`], except `WouldBlock`. [`OperationError::Failed`] if the connection ended before the operation
-    /// completed.
+    /// The errors of [`crate::RemoteContext::read`], except `WouldBlock`.
+    /// [`OperationError::Failed`] if the connection ended before the operation completed.
     pub async fn read(
         &self,
         remote: RemoteRegion,
         local: &mut Region,
         range: Range<usize>,
     ) -> Result<(), OperationError> {
-        self.perform(AttemptKind::Operation, |cx| cx.read(self.id(), remote, local, range.clone())).await
+        self.perform(AttemptKind::Operation, |cx| cx.remote(self.id()).read(remote, local, range.clone())).await
     }
 
     /// Writes `range` of `local` to the first bytes of `remote` by RDMA Write, and waits for the completion. If the future is dropped after
@@ -318,7 +319,7 @@ impl AsyncConnection {
     /// # Errors
     /// The errors of [`AsyncConnection::read`].
     pub async fn write(&self, remote: RemoteRegion, local: &Region, range: Range<usize>) -> Result<(), OperationError> {
-        self.perform(AttemptKind::Operation, |cx| cx.write(self.id(), remote, local, range.clone())).await
+        self.perform(AttemptKind::Operation, |cx| cx.remote(self.id()).write(remote, local, range.clone())).await
     }
 
     /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. The closure `begin` requests the operation. If
@@ -331,7 +332,7 @@ impl AsyncConnection {
     ///
     /// /// Adds to a counter in the peer's memory; the old value lands in the first word of `old`.
     /// async fn add(conn: &AsyncConnection, to: RemoteRegion, old: &mut Region, what: u64) -> Result<(), OperationError> {
-    ///     conn.operate(|cx| cx.fetch_add(conn.id(), to, old, 0, what)).await
+    ///     conn.operate(|cx| cx.remote(conn.id()).fetch_add(to, old, 0, what)).await
     /// }
     ///
     /// /// Sends a message, and waits until it is sent: [`AsyncConnection::send`] waits for room only.
@@ -383,15 +384,15 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::transfer`]. An error means that the transfer was not started; the result of a started transfer is the
-    /// [`TransferEnd`].
+    /// The errors of [`crate::RemoteContext::transfer`]. An error means that the transfer was not
+    /// started; the result of a started transfer is the [`TransferEnd`].
     pub async fn transfer(
         &self,
         transfer: Transfer<'_>,
         pieces: Vec<Piece>,
         options: &TransferOptions,
     ) -> Result<TransferEnd, SendErrorKind> {
-        let transfer = self.core().with(|cx, _| cx.transfer(self.id(), transfer, pieces, options))?;
+        let transfer = self.core().with(|cx, _| cx.remote(self.id()).transfer(transfer, pieces, options))?;
         let wait = TransferWait::new(self, transfer);
         Ok(poll_fn(|task| wait.poll(task)).await)
     }

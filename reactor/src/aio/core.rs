@@ -271,20 +271,20 @@ fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: Drop
     match action {
         DropAction::Close(conn) => handler.close(cx, conn),
         DropAction::StopListening(listener) => {
-            cx.close_listener(listener);
+            cx.listeners().close(listener);
             handler.refuse_peers(cx, listener);
             handler.stop_listening(listener).into_iter().for_each(|conn| cx.close(conn));
         }
         DropAction::NotifyWaiters(conn) => handler.notify_room_waiters(cx, conn),
         DropAction::CancelTimer(timer) => {
-            cx.cancel_timer(timer);
+            cx.timers().cancel(timer);
             return handler.timers.remove(&timer);
         }
-        DropAction::CancelTransfer(conn, transfer) => _ = cx.cancel_transfer(conn, transfer),
+        DropAction::CancelTransfer(conn, transfer) => _ = cx.remote(conn).cancel_transfer(transfer),
         DropAction::CancelCall(call) => _ = handler.calls.cancel(cx, call),
         DropAction::Dismiss(request) => handler.calls.dismiss(cx, request),
         DropAction::RefusePeers(listener) => handler.refuse_peers(cx, listener),
-        DropAction::RefusePeer(conn) => _ = cx.judge(conn, Err(NOT_APPROVED.into())),
+        DropAction::RefusePeer(conn) => _ = cx.connection(conn).judge(Err(NOT_APPROVED.into())),
     }
     None
 }

@@ -226,7 +226,7 @@ impl TaskHandler {
     pub(super) fn refuse_peers(&mut self, cx: &mut Context<'_>, listener: ListenerId) {
         let Some(peers) = self.pending_peers.get_mut(&listener).and_then(Option::take) else { return };
         let mut peers = peers.borrow_mut();
-        peers.take().into_iter().for_each(|conn| _ = cx.judge(conn, Err(NOT_APPROVED.into())));
+        peers.take().into_iter().for_each(|conn| _ = cx.connection(conn).judge(Err(NOT_APPROVED.into())));
         peers.end(&mut self.ready);
     }
 
@@ -298,7 +298,7 @@ impl Handler for TaskHandler {
         // This connection is not in the table: a listener has accepted the connection, or the program has dropped the future that opened
         // it. Close the connection if no listener can queue it: the connection has no listener, the listener was dropped, the reactor is
         // being drained, or the queue is full.
-        let backlog = cx.listener(conn).and_then(|listener| self.listeners.get_mut(&listener));
+        let backlog = cx.connection(conn).listener().and_then(|listener| self.listeners.get_mut(&listener));
         let takes = |backlog: &AsyncQueue<_>| !backlog.is_over() && !is_overfull(backlog);
         let Some(backlog) = backlog.filter(|backlog| takes(&backlog.borrow())) else { return cx.close(conn) };
         let shared = SharedConnection::new(conn);
@@ -308,7 +308,7 @@ impl Handler for TaskHandler {
     }
 
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: &PeerIdentity) -> Result<(), String> {
-        let Some(listener) = cx.listener(conn) else { return Ok(()) };
+        let Some(listener) = cx.connection(conn).listener() else { return Ok(()) };
         if !self.listeners.contains_key(&listener) {
             // The program has dropped the listener, so no task would get the connection.
             return Err(NOT_APPROVED.into());
@@ -322,7 +322,7 @@ impl Handler for TaskHandler {
         if waiting.len() >= MAX_PENDING_PEERS {
             return Err("too many peers wait for approval".into());
         }
-        cx.postpone_judgement(conn);
+        cx.connection(conn).postpone_judgement();
         self.ready.extend(waiting.add(conn));
         Ok(())
     }
@@ -394,7 +394,7 @@ impl Handler for TaskHandler {
         }
         // No task need accept or refuse the peers that wait: a peer that a task accepts now would be closed once it is up.
         for conn in pending_peers.values().flatten().flat_map(|peers| peers.borrow_mut().take()) {
-            cx.judge(conn, Err(NOT_APPROVED.into()));
+            cx.connection(conn).judge(Err(NOT_APPROVED.into()));
         }
         // `finish` closes a connection once the calls and requests on it have ended. If a connection has no calls and no requests, `finish`
         // closes it immediately. The drain ends the remaining connections at its deadline.

@@ -50,7 +50,7 @@ impl AsyncListener {
     /// shutdown, or at the end of a drain.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
-        self.core.with(|cx, _| cx.local_address(self.id))
+        self.core.with(|cx, _| cx.listeners().local_address(self.id))
     }
 }
 

@@ -36,7 +36,7 @@ impl PendingPeers {
         loop {
             let id = NextItem::new(&self.peers).await?;
             // A connection that ended while its peer was in this queue has no identity. Skip such a peer.
-            let identity = self.core.with(|cx, _| cx.identity(id).cloned());
+            let identity = self.core.with(|cx, _| cx.connection(id).identity().cloned());
             if let Some(identity) = identity {
                 return Some(PendingPeer { core: Rc::clone(&self.core), id, identity });
             }
@@ -74,17 +74,17 @@ impl PendingPeer {
     /// Returns the address of the peer; `None` if the connection has ended.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.core.with(|cx, _| cx.peer_address(self.id))
+        self.core.with(|cx, _| cx.connection(self.id).peer_address())
     }
 
     /// Accepts the peer. [`super::AsyncListener::accept`] returns the connection once it is established.
     pub fn accept(self) {
-        self.core.with(|cx, _| cx.judge(self.id, Ok(())));
+        self.core.with(|cx, _| cx.connection(self.id).judge(Ok(())));
     }
 
     /// Refuses the peer. At most 200 bytes of `why` are sent to the peer, unencrypted.
     pub fn refuse(self, why: &str) {
-        self.core.with(|cx, _| cx.judge(self.id, Err(why.to_owned())));
+        self.core.with(|cx, _| cx.connection(self.id).judge(Err(why.to_owned())));
     }
 }
 
@@ -97,9 +97,9 @@ impl Drop for PendingPeer {
 
 impl AsyncConnection {
     /// Returns the identity that the peer of a secured connection has proven. Returns `None` if the connection is not secured or has ended,
-    /// as [`crate::Context::identity`] does.
+    /// as [`crate::ConnectionContext::identity`] does.
     #[must_use]
     pub fn identity(&self) -> Option<PeerIdentity> {
-        self.core().with(|cx, _| cx.identity(self.id()).cloned())
+        self.core().with(|cx, _| cx.connection(self.id()).identity().cloned())
     }
 }

@@ -51,11 +51,11 @@ pub(super) struct TaskNeed {
 }
 
 impl TaskNeed {
-    pub(super) fn of(attempt: AttemptKind, cx: &Context<'_>, conn: ConnectionId) -> Self {
+    pub(super) fn of(attempt: AttemptKind, cx: &mut Context<'_>, conn: ConnectionId) -> Self {
         match attempt {
             AttemptKind::Operation => Self { kind: NeedKind::Slots, weight: 1 },
             AttemptKind::Any => Self { kind: NeedKind::Unknown, weight: 1 },
-            AttemptKind::Message(len) => match cx.buffer_size(conn) {
+            AttemptKind::Message(len) => match cx.connection(conn).buffer_size() {
                 // The reactor sends this message in parts, or offers it to the peer. An offer needs only one credit. The choice is not
                 // known before the attempt. So the weight of the task is the number of parts, each of which needs a credit. If fewer
                 // credits are free, the task must wait until no other task is notified.
@@ -90,8 +90,8 @@ pub(super) struct FreeRoom {
 }
 
 impl FreeRoom {
-    pub(super) fn of(cx: &Context<'_>, conn: ConnectionId) -> Self {
-        Self { slots: cx.free_slots(conn), messages: cx.writable(conn) }
+    pub(super) fn of(cx: &mut Context<'_>, conn: ConnectionId) -> Self {
+        Self { slots: cx.connection(conn).free_slots(), messages: cx.writable(conn) }
     }
 }
 

@@ -39,7 +39,7 @@ impl Future for Sleep {
         // `old` may contain a waker. Dropping a waker may drop its task, whose destructors may use the reactor. So `old` is dropped only
         // after `with`, which borrows the reactor, has returned.
         let (timer, old) = self.core.with(|cx, handler| {
-            let timer = known.unwrap_or_else(|| cx.set_timer(delay, 0));
+            let timer = known.unwrap_or_else(|| cx.timers().set(delay, 0));
             (timer, handler.timers.insert(timer, TimerState::Set(task.waker().clone())))
         });
         self.timer = Some(timer);

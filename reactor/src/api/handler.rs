@@ -89,13 +89,13 @@ pub enum Decision {
 ///
 /// impl Handler for Echo {
 ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-///         if cx.listener(conn).is_none() {
+///         if cx.connection(conn).listener().is_none() {
 ///             cx.send(conn, b"hello").expect("a new connection has room");
 ///         }
 ///     }
 ///
 ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-///         if cx.listener(conn).is_some() {
+///         if cx.connection(conn).listener().is_some() {
 ///             // One message at a time: there is always room for its answer. The README's server has no such limit.
 ///             cx.send(conn, &message).expect("room for an answer");
 ///         } else {
@@ -109,8 +109,8 @@ pub enum Decision {
 /// // One reactor may be both sides.
 /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
 /// let mut context = reactor.context();
-/// let listener = context.listen("127.0.0.1:0".parse()?)?;
-/// let server = context.local_address(listener).expect("it listens");
+/// let listener = context.listeners().listen("127.0.0.1:0".parse()?)?;
+/// let server = context.listeners().local_address(listener).expect("it listens");
 /// context.connect(server)?;
 /// reactor.run(&mut Echo)?;
 /// # Ok(())
@@ -147,7 +147,8 @@ pub trait Handler<M = ()> {
     /// there is none.
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {}
 
-    /// A timer has expired. `token` is the value that the program passed to [`Context::set_timer`].
+    /// A timer has expired. `token` is the value that the program passed to
+    /// [`crate::TimerContext::set`].
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
 
     /// The peer offers a message: either the message is longer than one buffer, or the peer's program has called
@@ -178,9 +179,11 @@ pub trait Handler<M = ()> {
         Decision::Accept
     }
 
-    /// Decides if the program accepts the peer of a secured connection ([`crate::Security`]). The peer has just proven
-    /// its identity. The reactor calls this on both sides, before `on_connect`. Nothing can be sent on the connection
-    /// yet. [`Context::postpone_judgement`] postpones the decision. The default accepts the peer.
+    /// Decides if the program accepts the peer of a secured connection ([`crate::Security`]). The
+    /// peer has just proven its identity. The reactor calls this on both sides, before
+    /// `on_connect`. Nothing can be sent on the connection yet.
+    /// [`crate::ConnectionContext::postpone_judgement`] postpones the decision. The default accepts
+    /// the peer.
     ///
     /// If this returns an error, the connection is not established. The reactor sends the error's text to the peer
     /// without encryption, at most 200 bytes.
@@ -197,16 +200,16 @@ pub trait Handler<M = ()> {
     /// earlier writes of the peer, are in place.
     fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {}
 
-    /// A transfer of a list of pieces ([`Context::transfer`]) has ended. This is called once for each transfer, and
-    /// before `on_disconnect` if the connection ends. The program may use the regions again. `end` contains the list
-    /// and the state of its pieces.
+    /// A transfer of a list of pieces ([`crate::RemoteContext::transfer`]) has ended. This is
+    /// called once for each transfer, and before `on_disconnect` if the connection ends. The
+    /// program may use the regions again. `end` contains the list and the state of its pieces.
     fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId, end: TransferEnd) {}
 
     // File descriptors, and messages of other threads.
 
-    /// A file descriptor that [`Context::register_io`] watches has become ready. Readiness is edge-triggered: read,
-    /// write or accept until `WouldBlock`. If the program stops earlier, the reactor does not call this again for the
-    /// remaining data.
+    /// A file descriptor that [`crate::IoContext::register`] watches has become ready. Readiness is
+    /// edge-triggered: read, write or accept until `WouldBlock`. If the program stops earlier, the
+    /// reactor does not call this again for the remaining data.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
     /// Another thread has sent a message with [`crate::ReactorHandle::post`]. The messages of one thread arrive in the

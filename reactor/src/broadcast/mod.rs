@@ -22,7 +22,8 @@
 //!
 //! - The sends in flight hold `2 * depth - 1` slots, or those to this receiver hold `depth` slots.
 //!   Then the message is copied as by [`Context::send`].
-//! - The message is longer than [`Context::buffer_size`], and [`Broadcast::fetchable`] is not set.
+//! - The message is longer than [`crate::ConnectionContext::buffer_size`], and
+//!   [`Broadcast::fetchable`] is not set.
 //! - The embedded provider sends the message, and the connection uses a CRC ([`CrcPolicy`](crate::transport::iwarp::CrcPolicy)).
 //! - The connection is secured: it encrypts a copy of the message.
 
@@ -178,10 +179,12 @@ impl Broadcast {
         Self { receivers: BTreeMap::new(), slots, depth }
     }
 
-    /// Allows the peers of all connections to read the slots of messages. Messages longer than [`Context::buffer_size`] are then not copied
-    /// for each receiver: every peer reads them from the slot by RDMA Read. A malicious peer can also read messages that were published
-    /// before the peer joined, while they are in the slots. Secured connections refuse memory that every peer may read, unless
-    /// [`crate::Config::allow_plain_remote_memory`] is set. Call `fetchable` before the first receiver joins.
+    /// Allows the peers of all connections to read the slots of messages. Messages longer than
+    /// [`crate::ConnectionContext::buffer_size`] are then not copied for each receiver: every peer
+    /// reads them from the slot by RDMA Read. A malicious peer can also read messages that were
+    /// published before the peer joined, while they are in the slots. Secured connections refuse
+    /// memory that every peer may read, unless [`crate::Config::allow_plain_remote_memory`] is set.
+    /// Call `fetchable` before the first receiver joins.
     #[must_use]
     pub fn fetchable(mut self) -> Self {
         self.slots.options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
@@ -190,12 +193,12 @@ impl Broadcast {
 
     /// Makes an open connection a receiver of the messages that are published from now on. If the connection is a receiver already, only
     /// its policy changes. A connection that has left may join again. When the first connection of a device joins, the slots are registered
-    /// with that device, which may block: see [`Context::register`].
+    /// with that device, which may block: see [`crate::RegionContext::register`].
     ///
     /// Example: [`Broadcast`].
     ///
     /// # Errors
-    /// The errors of [`Context::register`].
+    /// The errors of [`crate::RegionContext::register`].
     pub fn join(&mut self, cx: &mut Context<'_>, conn: ConnectionId, policy: OverflowPolicy) -> Result<(), Error> {
         let device = self.slots.device(cx, conn)?;
         let receiver = self.receivers.entry(conn).or_insert_with(|| BroadcastReceiver::new(device, policy));

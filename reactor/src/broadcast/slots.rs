@@ -80,7 +80,7 @@ impl Slots {
     /// Returns the index of a connection's device in `devices`. If the device is not in the list yet, first registers the memory of all
     /// slots with the device, and adds the device.
     pub(super) fn device(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<usize, Error> {
-        let name = cx.device(conn).ok_or(Error::Gone("connection"))?.to_owned();
+        let name = cx.connection(conn).device().ok_or(Error::Gone("connection"))?.to_owned();
         if let Some(known) = self.devices.iter().position(|device| *device == name) {
             return Ok(known);
         }
@@ -90,7 +90,7 @@ impl Slots {
             self.free.push(self.slots.len());
             self.slots.push(MessageSlot { memory: Arc::new(memory), regions: Vec::new(), holders: 0, sends: 0 });
         }
-        let register = |slot: &MessageSlot| cx.register_memory(conn, Arc::clone(&slot.memory), &self.options);
+        let register = |slot: &MessageSlot| cx.regions().register_memory(conn, Arc::clone(&slot.memory), &self.options);
         let regions = self.slots.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         self.slots.iter_mut().zip(regions).for_each(|(slot, region)| slot.regions.push(region));
         self.devices.push(name);

@@ -189,7 +189,7 @@ impl<T> ConnectionCalls<T> {
     #[cold]
     fn queue_request(
         &mut self,
-        cx: &Context<'_>,
+        cx: &mut Context<'_>,
         shared: &mut Shared,
         key: Key,
         until: Instant,
@@ -212,8 +212,8 @@ impl<T> ConnectionCalls<T> {
         Ok(())
     }
 
-    fn check_length(&self, cx: &Context<'_>, payload: &[u8]) -> Result<(), SendErrorKind> {
-        let max = cx.max_copied(self.id).ok_or(SendErrorKind::Closed)?;
+    fn check_length(&self, cx: &mut Context<'_>, payload: &[u8]) -> Result<(), SendErrorKind> {
+        let max = cx.connection(self.id).max_copied().ok_or(SendErrorKind::Closed)?;
         let (len, max) = (payload.len().saturating_add(HEADER), usize::try_from(max).unwrap_or(usize::MAX));
         if len > max { Err(SendErrorKind::TooLong { len, max }) } else { Ok(()) }
     }

@@ -68,9 +68,10 @@ impl Deadlines {
     #[cold]
     fn arm(&mut self, cx: &mut Context<'_>, at: Instant) {
         if let Some((_, timer)) = self.armed.take() {
-            cx.cancel_timer(timer);
+            cx.timers().cancel(timer);
         }
-        let timer = cx.set_timer(at.saturating_duration_since(cx.now()), 0);
+        let delay = at.saturating_duration_since(cx.now());
+        let timer = cx.timers().set(delay, 0);
         self.armed = Some((at, timer));
     }
 }

@@ -72,7 +72,7 @@ use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKin
 ///
 /// impl Handler for Program {
 ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-///         if cx.listener(conn).is_none() {
+///         if cx.connection(conn).listener().is_none() {
 ///             self.calls.call(cx, conn, b"hello", Duration::from_secs(10), "greeting").expect("an open connection");
 ///         }
 ///     }
@@ -110,8 +110,8 @@ use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKin
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
 /// let mut context = reactor.context();
-/// let listener = context.listen("127.0.0.1:0".parse()?)?;
-/// let server = context.local_address(listener).expect("it listens");
+/// let listener = context.listeners().listen("127.0.0.1:0".parse()?)?;
+/// let server = context.listeners().local_address(listener).expect("it listens");
 /// context.connect(server)?;
 /// reactor.run(&mut Program::default())?;
 /// # Ok(())
@@ -432,8 +432,8 @@ impl<T> Calls<T> {
     /// Adds a connection to `connections`, because its first frame is sent or has arrived. Returns true if the connection was added.
     /// Returns false if the connection is not open.
     #[cold]
-    fn open(&mut self, cx: &Context<'_>, conn: ConnectionId) -> bool {
-        if cx.max_message(conn).is_none() {
+    fn open(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> bool {
+        if cx.connection(conn).max_message().is_none() {
             return false;
         }
         let slot = conn.slot();
@@ -445,7 +445,7 @@ impl<T> Calls<T> {
         if let Some(old) = self.connections[slot].as_ref().map(|connection| connection.id) {
             self.on_disconnect(old, &DisconnectReason::Lost);
         }
-        let host = self.shared.held.open(cx.peer_address(conn).map(|address| Host::of(address.ip())));
+        let host = self.shared.held.open(cx.connection(conn).peer_address().map(|address| Host::of(address.ip())));
         self.connections[slot] = Some(Box::new(ConnectionCalls::new(conn, host)));
         true
     }

@@ -511,12 +511,14 @@ impl Config {
         self
     }
 
-    /// Allows one-sided operations on secured connections, and regions that the peers of such connections may access.
-    /// Adapters can neither encrypt nor authenticate the data of these operations. An attacker on the path can read and
-    /// change the data, and can use the remote keys that are sent with it. Default: false. With false, such operations
-    /// fail with [`crate::SendErrorKind::PlainRemoteMemory`], and the registration of such a region fails with
-    /// [`Error::Security`]. A region that is registered for no connection ([`crate::Context::register_at`]) fails if
-    /// [`Config::security`] is set, whatever the options of listeners and connections say.
+    /// Allows one-sided operations on secured connections, and regions that the peers of such
+    /// connections may access. Adapters can neither encrypt nor authenticate the data of these
+    /// operations. An attacker on the path can read and change the data, and can use the remote
+    /// keys that are sent with it. Default: false. With false, such operations fail with
+    /// [`crate::SendErrorKind::PlainRemoteMemory`], and the registration of such a region fails
+    /// with [`Error::Security`]. A region that is registered for no connection
+    /// ([`crate::RegionContext::register_at`]) fails if [`Config::security`] is set, whatever the
+    /// options of listeners and connections say.
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;

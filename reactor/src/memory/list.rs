@@ -27,7 +27,7 @@ pub struct Piece {
 impl Piece {
     /// Creates a piece of the first local region of a list. `offset` is the piece's offset in that region, in bytes.
     ///
-    /// Example: [`crate::Context::transfer`].
+    /// Example: [`crate::RemoteContext::transfer`].
     #[must_use]
     pub const fn new(offset: usize, remote: RemoteRegion) -> Self {
         Self { region: 0, offset: offset as u64, remote }

@@ -83,13 +83,13 @@ pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> RegionBy
     if open || late && written { RegionBytes::Shared(memory) } else { RegionBytes::Own(memory) }
 }
 
-/// Prepares memory for regions of one device, on any thread. [`crate::Context::adopt`] makes a region of the prepared
-/// memory. [`crate::Context::region_maker`] returns a `RegionMaker`.
+/// Prepares memory for regions of one device, on any thread. [`crate::RegionContext::adopt`] makes
+/// a region of the prepared memory. [`crate::RegionContext::maker`] returns a `RegionMaker`.
 #[derive(Debug)]
 pub struct RegionMaker {
-    /// The part of the provider that registers memory on other threads; `None` if the provider registers memory only on
-    /// the reactor's thread. In that case [`crate::Context::adopt`] registers the memory. Registration takes no time on
-    /// such a provider.
+    /// The part of the provider that registers memory on other threads; `None` if the provider
+    /// registers memory only on the reactor's thread. In that case [`crate::RegionContext::adopt`]
+    /// registers the memory. Registration takes no time on such a provider.
     pub(crate) registrar: Option<Box<dyn Registrar>>,
     pub(crate) options: RegionOptions,
     /// The index of the device for which memory is prepared.
@@ -97,8 +97,8 @@ pub struct RegionMaker {
     pub(crate) drop_channel: DropChannel,
 }
 
-/// Memory that a [`RegionMaker`] has prepared. [`crate::Context::adopt`] makes a region of it. If the `PreparedRegion`
-/// is dropped instead, the memory is deregistered and freed.
+/// Memory that a [`RegionMaker`] has prepared. [`crate::RegionContext::adopt`] makes a region of
+/// it. If the `PreparedRegion` is dropped instead, the memory is deregistered and freed.
 #[derive(Debug)]
 pub struct PreparedRegion {
     pub(crate) memory: Arc<Memory>,

@@ -16,7 +16,7 @@ use rdma_transport::wr::{RemoteAddress, Sge};
 use super::region_memory::{CopyRefused, Hold, Lease, RegionMemory};
 use crate::seam::wake::WakeFlag;
 
-/// The options of a region, for [`crate::Context::register`] and similar methods.
+/// The options of a region, for [`crate::RegionContext::register`] and similar methods.
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
     pub(crate) access: Access,
@@ -64,12 +64,14 @@ impl RegionOptions {
     /// device. So does every peer but the first if peers may write the region, or change it by
     /// atomic operations. The option has four consequences:
     ///
-    /// - A peer **keeps the pages** that it has mapped until the memory is freed. So [`Context::revoke`](crate::Context::revoke) and
-    ///   [`RegionOptions::lifetime`] have no effect.
+    /// - A peer **keeps the pages** that it has mapped until the memory is freed. So
+    ///   [`RegionContext::revoke`](crate::RegionContext::revoke) and [`RegionOptions::lifetime`]
+    ///   have no effect.
     /// - The program can copy the bytes, but never borrow them.
     /// - The region keeps a descriptor open ([`crate::MemoryStats::direct_regions`]).
-    /// - The region must allocate the memory itself, in [`Context::register`](crate::Context::register) or
-    ///   [`Context::register_at`](crate::Context::register_at).
+    /// - The region must allocate the memory itself, in
+    ///   [`RegionContext::register`](crate::RegionContext::register) or
+    ///   [`RegionContext::register_at`](crate::RegionContext::register_at).
     ///
     /// Only the embedded provider has such regions.
     #[must_use]
@@ -168,7 +170,7 @@ impl RemoteRegion {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
-/// let mut region = reactor.context().register_at("127.0.0.1".parse()?, 64, &RegionOptions::new())?;
+/// let mut region = reactor.context().regions().register_at("127.0.0.1".parse()?, 64, &RegionOptions::new())?;
 /// region.copy_from(8, b"bytes")?;
 /// region.store(0, 42)?;
 /// let mut out = [0; 5];
@@ -239,8 +241,8 @@ impl Region {
     /// Returns the bytes of the region. Returns `None` while an operation or a peer may write to the bytes. Always
     /// returns `None` for the following regions, because their bytes may change at any time:
     ///
-    /// - memory that the program shares ([`crate::Context::register_memory`]) and dma-bufs
-    ///   ([`crate::Context::register_dmabuf`]);
+    /// - memory that the program shares ([`crate::RegionContext::register_memory`]) and dma-bufs
+    ///   ([`crate::RegionContext::register_dmabuf`]);
     /// - regions with `Access::READ_SINK` or [`RegionOptions::direct`];
     /// - regions to which peers may write, on devices with `Features::LATE_PLACEMENT`.
     #[must_use]

@@ -220,8 +220,8 @@ impl Tls {
     /// Returns settings to connect and to listen if there is no certificate authority. Both sides present public keys without certificates
     /// (RFC 7250). `peers` (in PEM, `PUBLIC KEY`) are the keys of the accepted peers.
     ///
-    /// A key is not bound to a name, so the library cannot verify which of the accepted peers has which name. [`crate::Context::identity`]
-    /// returns the key of a peer.
+    /// A key is not bound to a name, so the library cannot verify which of the accepted peers has
+    /// which name. [`crate::ConnectionContext::identity`] returns the key of a peer.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

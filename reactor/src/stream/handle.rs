@@ -26,8 +26,8 @@ impl Stream<'_> {
 
     /// Returns the address of the peer; `None` if the connection has ended.
     #[must_use]
-    pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.cx.peer_address(self.id)
+    pub fn peer_address(&mut self) -> Option<SocketAddr> {
+        self.cx.connection(self.id).peer_address()
     }
 
     /// Returns the readiness of the stream, for loops that poll:

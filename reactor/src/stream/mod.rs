@@ -117,10 +117,11 @@ pub trait StreamHandler<M = ()> {
     /// The state of a device that the reactor uses, or the state of a port of such a device, has changed.
     fn on_device_event(&mut self, cx: &mut StreamContext<'_>, event: &DeviceEvent) {}
 
-    /// A timer that the program has set with [`Context::set_timer`] has expired.
+    /// A timer that the program has set with [`crate::TimerContext::set`] has expired.
     fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {}
 
-    /// The readiness of a descriptor that the program has registered with [`Context::register_io`] has changed.
+    /// The readiness of a descriptor that the program has registered with
+    /// [`crate::IoContext::register`] has changed.
     fn on_io_ready(&mut self, cx: &mut StreamContext<'_>, io: IoId, readiness: Readiness) {}
 
     /// Another thread has sent a message to the reactor with [`crate::ReactorHandle::post`].

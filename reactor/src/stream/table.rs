@@ -157,7 +157,7 @@ impl StreamTable {
         self.shut_down_writing(cx, id);
         match self.live(id) {
             Some(record) if record.writing == Writing::Finishing => {
-                let timer = cx.set_timer(linger, 0);
+                let timer = cx.timers().set(linger, 0);
                 record.linger = Some(timer);
                 self.lingering.insert(timer, id);
             }
@@ -209,7 +209,7 @@ impl StreamTable {
         let mut record = self.live[id.slot()].take()?;
         if let Some(timer) = record.linger.take() {
             self.lingering.remove(&timer);
-            cx.cancel_timer(timer);
+            cx.timers().cancel(timer);
         }
         let reason =
             if record.violated { DisconnectReason::PeerViolation(PeerViolation::MalformedMessage) } else { reason };

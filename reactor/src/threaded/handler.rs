@@ -195,9 +195,9 @@ impl ThreadHandler {
         options: ListenOptions,
     ) -> Result<NewListener, Error> {
         let link = self.link()?;
-        let id = cx.listen_with(address, options)?;
+        let id = cx.listeners().listen_with(address, options)?;
         let (handle, (accepted, backlog)) = (ListenerHandle { link, id }, mpsc::unbounded_channel());
-        let address = cx.local_address(id).ok_or(Error::Gone("listener"))?;
+        let address = cx.listeners().local_address(id).ok_or(Error::Gone("listener"))?;
         self.listeners.insert(id, ListenerBacklog { accepted, ended: Vec::new() });
         Ok((handle, address, backlog))
     }
@@ -285,8 +285,8 @@ impl ThreadHandler {
 
     /// Returns the backlog of the listener on which a connection has arrived. Returns `None` if the local side has opened the connection,
     /// or if the program has dropped the listener.
-    fn backlog(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut ListenerBacklog> {
-        self.listeners.get_mut(&cx.listener(conn)?)
+    fn backlog(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<&mut ListenerBacklog> {
+        self.listeners.get_mut(&cx.connection(conn).listener()?)
     }
 
     /// Removes and returns the entry of a connection. Returns `None` if the connection has no entry.
@@ -310,7 +310,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
             }
             ThreadCommand::StopListening(listener) => {
                 self.listeners.remove(&listener);
-                cx.close_listener(listener);
+                cx.listeners().close(listener);
             }
             ThreadCommand::Run(act) => act(cx),
             ThreadCommand::LimitCalls(set) => set(self.calls.limits()),
@@ -344,7 +344,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let peer = (cx.max_copied(conn).unwrap_or(0), cx.peer_address(conn));
+        let peer = (cx.connection(conn).max_copied().unwrap_or(0), cx.connection(conn).peer_address());
         if let Some(entry) = self.entry(conn) {
             let _ = entry.state.peer.set(peer);
             if let Some(opening) = entry.opening.take() {

@@ -215,7 +215,7 @@ struct Client {
 impl Client {
     fn open(&self, cx: &mut Context<'_>) {
         if cx.connect(self.to).is_err() {
-            cx.set_timer(AGAIN, 0);
+            cx.timers().set(AGAIN, 0);
         }
     }
 
@@ -278,12 +278,12 @@ impl Handler<Order> for Client {
                 self.open(cx);
             }
             None if self.finishing => {}
-            None => drop(cx.set_timer(AGAIN, 0)),
+            None => drop(cx.timers().set(AGAIN, 0)),
         }
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: ConnectError) {
-        cx.set_timer(AGAIN, 0);
+        cx.timers().set(AGAIN, 0);
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
@@ -307,8 +307,8 @@ impl Handler<Order> for Client {
 
 fn serve() -> Result<()> {
     let mut reactor = Reactor::with_messages(config())?;
-    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into())?;
-    println!("{}", reactor.context().local_address(listener).ok_or("the listener is closed")?);
+    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into())?;
+    println!("{}", reactor.context().listeners().local_address(listener).ok_or("the listener is closed")?);
     obey(reactor, &mut Server::default())
 }
 

@@ -38,7 +38,7 @@ impl Handler for Peer {
         for _ in 0..self.messages {
             cx.send(conn, &[7; SIZE]).expect("a new connection has room");
         }
-        println!("up {}", cx.provider(conn).unwrap_or("?"));
+        println!("up {}", cx.connection(conn).provider().unwrap_or("?"));
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
@@ -92,8 +92,8 @@ fn main() -> Result<(), Error> {
                 if let Some(exchange) = &exchange {
                     options = options.exchange(exchange.clone());
                 }
-                let listener = reactor.context().listen_with(parse(address), options)?;
-                println!("listening {}", reactor.context().local_address(listener).expect("it listens"));
+                let listener = reactor.context().listeners().listen_with(parse(address), options)?;
+                println!("listening {}", reactor.context().listeners().local_address(listener).expect("it listens"));
             }
         }
         ["connect", address, count, messages] => {
@@ -105,8 +105,8 @@ fn main() -> Result<(), Error> {
         ["self", count, total, ref addresses @ ..] => {
             (peer.messages, peer.left) = (2, parse(total));
             for address in addresses {
-                let listener = reactor.context().listen(parse(address))?;
-                let to = reactor.context().local_address(listener).expect("it listens");
+                let listener = reactor.context().listeners().listen(parse(address))?;
+                let to = reactor.context().listeners().local_address(listener).expect("it listens");
                 for _ in 0..parse::<usize>(count) {
                     reactor.context().connect(to)?;
                 }

@@ -113,8 +113,8 @@ impl Both {
     fn new(setup: &Setup, config: Config, echoes: bool) -> Self {
         let mut server = (setup.reactor)(config.clone()).expect("the server's reactor");
         let client = (setup.reactor)(config).expect("the client's reactor");
-        let listener = server.context().listen(setup.address).expect("listening");
-        let address = server.context().local_address(listener).expect("the listener's address");
+        let listener = server.context().listeners().listen(setup.address).expect("listening");
+        let address = server.context().listeners().local_address(listener).expect("the listener's address");
         let mut both = Self { server: (server, Party::new(echoes)), client: (client, Party::new(true)), address };
         both.connect();
         both
@@ -174,7 +174,7 @@ impl Both {
 pub fn calls_of_every_size_are_answered(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), true);
     let here = both.here();
-    let buffer = both.client.0.context().buffer_size(here).expect("connected");
+    let buffer = both.client.0.context().connection(here).buffer_size().expect("connected");
     let sizes = [0, 1, 64, buffer - 17, buffer - 16, buffer - 15, 3 * buffer, 300_000];
     for (tag, size) in (0..).zip(sizes) {
         both.call(&pattern(size, size), PATIENCE, tag);
@@ -183,7 +183,8 @@ pub fn calls_of_every_size_are_answered(setup: &Setup) {
     for (tag, size) in (0..).zip(sizes) {
         assert!(both.client.1.ends[&tag] == Ok(pattern(size, size)), "{size} bytes");
     }
-    let max = usize::try_from(both.client.0.context().max_message(here).expect("connected")).expect("in memory");
+    let max =
+        usize::try_from(both.client.0.context().connection(here).max_message().expect("connected")).expect("in memory");
     let (reactor, party) = &mut both.client;
     let refused = party.calls.call(&mut reactor.context(), here, &vec![0; max - 15], PATIENCE, 99);
     let why = refused.expect_err("it is one byte too long").why;

@@ -114,9 +114,9 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     let mut cx = p.client.context();
     assert_eq!(cx.send(old, b"x"), Err(SendErrorKind::Closed));
     assert!(cx.buffer(old).is_none());
-    assert_eq!((cx.writable(old), cx.user(old), cx.peer_address(old)), (0, None, None));
-    cx.set_user(old, 5);
-    assert_eq!(cx.user(new), Some(0));
+    assert_eq!((cx.writable(old), cx.connection(old).user(), cx.connection(old).peer_address()), (0, None, None));
+    cx.connection(old).set_user(5);
+    assert_eq!(cx.connection(new).user(), Some(0));
     cx.close(old);
     // The server's id of the same connection must not be valid at the client.
     let there = p.s.connection().expect("the server was told");
@@ -154,7 +154,7 @@ pub fn the_last_end_finds_no_connection(setup: &Setup) {
     let noted = Rc::clone(&left);
     let client = Probe::new(move |cx, event| {
         if let Event::Disconnect(conn, _) | Event::ConnectError(conn, _) = event {
-            assert!(cx.peer_address(*conn).is_some(), "the id is good until the callback returns");
+            assert!(cx.connection(*conn).peer_address().is_some(), "the id is good until the callback returns");
             let (ids, all, current) = (cx.connection_ids().count(), cx.connections(), cx.stats().connections.current);
             noted.borrow_mut().push([ids, all, current].map(|count| count - seen));
         }
@@ -203,11 +203,11 @@ pub fn listener_closes_connections_stay(setup: &Setup) {
     // Until the refusal, nobody else may listen on the closed listener's port. If another test has already got that port, the next listener
     // is closed instead.
     let closed = loop {
-        let listener = p.server.context().listen(setup.address).expect("a second listener");
-        let address = p.server.context().local_address(listener).expect("an address");
-        p.server.context().close_listener(listener);
-        p.server.context().close_listener(listener);
-        assert_eq!(p.server.context().local_address(listener), None);
+        let listener = p.server.context().listeners().listen(setup.address).expect("a second listener");
+        let address = p.server.context().listeners().local_address(listener).expect("an address");
+        p.server.context().listeners().close(listener);
+        p.server.context().listeners().close(listener);
+        assert_eq!(p.server.context().listeners().local_address(listener), None);
         p.turn();
         if let Ok(reserved) = Deserted::at(address) {
             break reserved;

@@ -26,7 +26,7 @@ pub fn exchanges_private_data(setup: &Setup) {
         p.until("connected", |p| p.s.live() == 1 && p.c.live() == 1);
         assert_eq!(p.c.events, [Event::Connect(conn, vec![7; len])]);
         assert_eq!(p.s.events[0], Event::Request(vec![9; len]));
-        assert!(p.client.context().peer_address(conn).is_some_and(|peer| peer == p.address));
+        assert!(p.client.context().connection(conn).peer_address().is_some_and(|peer| peer == p.address));
         p.finish();
     }
 }
@@ -97,7 +97,7 @@ pub fn too_much_private_data_is_refused(setup: &Setup) {
 pub fn address_in_use_is_named(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let address = p.address;
-    let error = p.client.context().listen(address).expect_err("it is taken");
+    let error = p.client.context().listeners().listen(address).expect_err("it is taken");
     assert!(error.to_string().contains(&address.to_string()), "{error}");
     p.finish();
 }
@@ -151,9 +151,13 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
         }
     });
     let mut p = Pair::new(setup, setup.config(), s, Probe::default());
-    let listener =
-        p.server.context().listen_with(setup.address, ListenOptions::new().framing(Framing::Raw)).expect("listening");
-    let address = p.server.context().local_address(listener).expect("an address");
+    let listener = p
+        .server
+        .context()
+        .listeners()
+        .listen_with(setup.address, ListenOptions::new().framing(Framing::Raw))
+        .expect("listening");
+    let address = p.server.context().listeners().local_address(listener).expect("an address");
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(b"as it is".to_vec());
     let conn = p.client.context().connect_with(address, options).expect("connecting");
     p.until("the active side is up", |p| p.c.live() == 1);
@@ -208,20 +212,21 @@ pub fn the_next_address_is_tried(setup: &Setup) {
 
     let conn =
         p.client.context().connect_any(&[nobody[0], nobody[1], here, nobody[0]], options.clone()).expect("connecting");
-    p.client.context().set_user(conn, 77);
+    p.client.context().connection(conn).set_user(77);
     p.until("both sides are connected", |p| p.s.live() + p.c.live() == 2);
     assert_eq!(p.c.events, [Event::Connect(conn, Vec::new())]);
     assert_eq!(p.s.events[0], Event::Request(b"for each".to_vec()));
-    let cx = p.client.context();
-    assert_eq!((cx.peer_address(conn), cx.user(conn)), (Some(here), Some(77)));
-    assert!(cx.device(conn).is_some_and(|name| !name.is_empty()), "{:?}", cx.device(conn));
+    let mut cx = p.client.context();
+    assert_eq!((cx.connection(conn).peer_address(), cx.connection(conn).user()), (Some(here), Some(77)));
+    let device = cx.connection(conn).device();
+    assert!(device.is_some_and(|name| !name.is_empty()), "{device:?}");
     p.c.events.clear();
 
     let last = p.client.context().connect_any(&nobody, options.clone()).expect("connecting");
     let failed = |p: &Pair| p.c.count(|event| matches!(event, Event::ConnectError(..)));
     p.until("the error", |p| failed(p) == 1);
     assert!(matches!(p.c.events[0], Event::ConnectError(id, ConnectError::Transport(_)) if id == last), "{:?}", p.c);
-    assert_eq!(p.client.context().device(last), None);
+    assert_eq!(p.client.context().connection(last).device(), None);
 
     p.s.decision = Decision::Reject(b"no".to_vec());
     p.c.events.clear();
@@ -247,7 +252,7 @@ pub fn a_host_is_found_by_its_name(setup: &Setup) {
     let (host, port) = (p.address.ip().to_string(), p.address.port());
     let conn = p.client.context().connect_host(&host, port, ConnectOptions::new()).expect("looking up");
     p.until("connected", |p| p.s.live() == 1 && p.c.live() == 1);
-    assert_eq!(p.client.context().peer_address(conn), Some(p.address));
+    assert_eq!(p.client.context().connection(conn).peer_address(), Some(p.address));
     if p.address.ip().is_loopback() {
         // The first address of this name may be `::1`, on which nothing listens.
         p.client.context().connect_host("localhost", port, ConnectOptions::new()).expect("looking up");

@@ -332,7 +332,7 @@ pub fn a_closed_endpoint_ends_with_its_last_send(setup: &Setup) {
     let Some(mut pair) = datagrams_with(setup, LONG, Probe::default(), Probe::new(close)) else { return };
     let (there, here, peer) = acquainted(&mut pair, setup, EndpointOptions::new());
     *known.borrow_mut() = Some((here, peer));
-    pair.client.context().set_timer(Duration::ZERO, 0);
+    pair.client.context().timers().set(Duration::ZERO, 0);
     pair.until("it closes", |p| closed(&p.c, here) == 1);
     assert_eq!(sent(&pair.c, here), [(0, Outcome::Sent)]);
     pair.until("the last datagram has arrived", |p| heard(&p.s, there).len() == 1);

@@ -87,7 +87,7 @@ pub fn what_has_no_room_is_offered(setup: &Setup) {
         for (nth, &size) in sizes.iter().enumerate() {
             while let Err(error) = p.client.context().send(conn, &pattern(nth, size)) {
                 assert!(matches!(error, SendErrorKind::WouldBlock(_)), "{error}");
-                assert!(!p.client.context().writable_for(conn, size));
+                assert!(!p.client.context().connection(conn).writable_for(size));
                 p.turn();
             }
         }
@@ -125,7 +125,7 @@ pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
     let mut cx = p.client.context();
     let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-    let mut region = cx.register_vec(conn, pattern(3, 2 * LIMIT), &readable).expect("a region");
+    let mut region = cx.regions().register_vec(conn, pattern(3, 2 * LIMIT), &readable).expect("a region");
     cx.send_region(conn, &region, 5..5 + LIMIT).expect("room");
     if setup.secured.is_none() {
         assert!(region.copy_from(4 + LIMIT, &[0]).is_err(), "it is lent");

@@ -27,8 +27,8 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
     type Ask = fn(&mut Context<'_>, ConnectionId, SocketAddr);
     let asks: [(&str, Ask); 6] = [
         ("send", |cx, conn, _| _ = cx.send(conn, b"x").expect("room")),
-        ("set_timer", |cx, _, _| _ = cx.set_timer(Duration::from_secs(60), 1)),
-        ("listen", |cx, _, address| _ = cx.listen(SocketAddr::new(address.ip(), 0)).expect("listening")),
+        ("set_timer", |cx, _, _| _ = cx.timers().set(Duration::from_secs(60), 1)),
+        ("listen", |cx, _, address| _ = cx.listeners().listen(SocketAddr::new(address.ip(), 0)).expect("listening")),
         ("connect", |cx, _, address| _ = cx.connect(address).expect("connecting")),
         ("close", |cx, conn, _| cx.close(conn)),
         ("drain", |cx, _, _| cx.drain(Duration::from_secs(60))),
@@ -77,7 +77,7 @@ pub fn an_outer_loop_misses_nothing(setup: &Setup) {
     c.record_messages = false;
     let mut p = Pair::new(setup, config, Probe::echo(), c);
     p.client.context().connect(p.address).expect("connecting");
-    p.client.context().set_timer(Duration::from_millis(50), 7);
+    p.client.context().timers().set(Duration::from_millis(50), 7);
 
     let mut outer = Poll::new().expect("an outer poll");
     for (fd, token) in [(p.server.as_raw_fd(), 0), (p.client.as_raw_fd(), 1)] {

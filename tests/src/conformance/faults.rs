@@ -253,7 +253,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
     let (owner, there) = connect(&mut p);
     let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
-    let mut region = p.server.context().register(there, LEN as usize, &options).expect("a region");
+    let mut region = p.server.context().regions().register(there, LEN as usize, &options).expect("a region");
     region.copy_from(0, &[0x55; LEN as usize]).expect("nothing is lent");
     let real = region.remote();
     let part = |address: u64, key: u32| RemoteRegion { address, len: 8, key };
@@ -270,11 +270,11 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
         for reads in [false, true] {
             let (here, there) = connect(&mut p);
             let sink = RegionOptions::new().allow(Access::READ_SINK);
-            let mut local = p.client.context().register(here, 8, &sink).expect("a region");
+            let mut local = p.client.context().regions().register(here, 8, &sink).expect("a region");
             local.copy_from(0, &[0x11; 8]).expect("nothing is lent");
             let sent = match reads {
-                true => p.client.context().read(here, target, &mut local, 0..8),
-                false => p.client.context().write(here, target, &local, 0..8),
+                true => p.client.context().remote(here).read(target, &mut local, 0..8),
+                false => p.client.context().remote(here).write(target, &local, 0..8),
             };
             assert!(sent.is_ok(), "{what}: {sent:?}");
             p.until(what, |p| end(p, here).is_some() && reason(p, there).is_some());
@@ -292,14 +292,14 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
     }
     // The peer for which the region was registered can still use the region. When this peer writes beyond the end of the region, its
     // connection ends too.
-    let source = p.client.context().register_vec(owner, vec![7; 8], &RegionOptions::new()).expect("a region");
-    p.client.context().write(owner, part(real.address, real.key), &source, 0..8).expect("room");
+    let source = p.client.context().regions().register_vec(owner, vec![7; 8], &RegionOptions::new()).expect("a region");
+    p.client.context().remote(owner).write(part(real.address, real.key), &source, 0..8).expect("room");
     p.until("it is written", |_| {
         let mut now = [0; LEN as usize];
         region.copy_to(0, &mut now);
         now[..8] == [7; 8] && now[8..] == [0x55; LEN as usize - 8]
     });
-    p.client.context().write(owner, part(real.address + LEN - 4, real.key), &source, 0..8).expect("room");
+    p.client.context().remote(owner).write(part(real.address + LEN - 4, real.key), &source, 0..8).expect("room");
     p.until("the end", |p| end(p, owner).is_some() && reason(p, there).is_some());
     let mut now = [0; LEN as usize];
     region.copy_to(0, &mut now);
@@ -366,7 +366,7 @@ pub fn a_panic_costs_its_connection(setup: &Setup) {
         let mut p = Pair::new(setup, setup.config().contain_panics(true), server, filler());
         let here = p.client.context().connect(p.address).expect("connecting");
         if callback == Timer {
-            p.server.context().set_timer(Duration::from_millis(5), 0);
+            p.server.context().timers().set(Duration::from_millis(5), 0);
         }
         if matches!(callback, Timer | Disconnect) {
             p.until("both are up", |p| (p.s.live(), p.c.live()) == (1, 1));
@@ -431,15 +431,15 @@ pub fn every_call_in_every_callback(setup: &Setup) {
         if *count > 2 {
             return;
         }
-        let listener = cx.listen(local).expect("listening");
-        cx.close_listener(listener);
+        let listener = cx.listeners().listen(local).expect("listening");
+        cx.listeners().close(listener);
         for to in [nobody, address] {
             cx.connect(to).expect("connecting");
             connects.set(connects.get() + 1);
         }
-        cx.set_timer(Duration::ZERO, 1);
-        let timer = cx.set_timer(HOUR, 2);
-        assert!(cx.cancel_timer(timer));
+        cx.timers().set(Duration::ZERO, 1);
+        let timer = cx.timers().set(HOUR, 2);
+        assert!(cx.timers().cancel(timer));
         for conn in &up {
             let sent = cx.send(*conn, b"from any callback");
             assert!(matches!(sent, Ok(_) | Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)), "{sent:?}");
@@ -451,7 +451,7 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), s, filler());
     to.set(Some(p.address));
     p.client.context().connect(p.address).expect("connecting");
-    p.server.context().set_timer(Duration::ZERO, 0);
+    p.server.context().timers().set(Duration::ZERO, 0);
     // The server connects to itself and to an address without a listener, equally often. Each connection of the server to itself calls
     // `on_connect` twice on the server. The client's connection calls it once.
     p.until("it was in each callback, and everything has an outcome", |p| {
@@ -546,7 +546,7 @@ pub fn many_timers_leave_room_for_others(setup: &Setup) {
     let conn = p.connect();
     let mut cx = p.client.context();
     for number in 0..TIMERS {
-        cx.set_timer(Duration::from_millis(100), number);
+        cx.timers().set(Duration::from_millis(100), number);
     }
     cx.send(conn, b"beside them").expect("room");
     let (mut most, mut before) = (0, 0);

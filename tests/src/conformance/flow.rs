@@ -266,25 +266,25 @@ pub fn timers_fire_in_order(setup: &Setup) {
     let ms = Duration::from_millis;
     let start = loop {
         let (start, mut cx) = (now(), p.client.context());
-        let set = [cx.set_timer(ms(30), 3), cx.set_timer(ms(10), 1)];
+        let set = [cx.timers().set(ms(30), 3), cx.timers().set(ms(10), 1)];
         if now() - start < ms(20) {
             break start;
         }
         // After a pause between the two calls, the deadlines may have the other order.
-        assert!(set.into_iter().all(|timer| cx.cancel_timer(timer)));
+        assert!(set.into_iter().all(|timer| cx.timers().cancel(timer)));
     };
     let cancelled = {
         let mut cx = p.client.context();
-        cx.set_timer(Duration::MAX, 99);
-        let cancelled = cx.set_timer(ms(20), 2);
-        assert!(cx.cancel_timer(cancelled));
+        cx.timers().set(Duration::MAX, 99);
+        let cancelled = cx.timers().set(ms(20), 2);
+        assert!(cx.timers().cancel(cancelled));
         cancelled
     };
     assert!(p.client.next_deadline().is_some_and(|at| at <= now() + ms(10)));
     p.until("the last timer", |p| p.c.events.contains(&Event::Timer(3)));
     assert!(now() - start >= ms(30));
     assert_eq!(p.c.events, [Event::Timer(1), Event::Timer(3)]);
-    assert!(!p.client.context().cancel_timer(cancelled));
+    assert!(!p.client.context().timers().cancel(cancelled));
     p.finish();
 }
 
@@ -349,7 +349,7 @@ pub fn own_stall_is_not_the_peers(setup: &Setup) {
     });
     let mut p = Pair::with_configs(setup, setup.config(), hasty, Probe::echo(), c);
     let conn = p.connect();
-    p.client.context().set_timer(Duration::from_millis(1), 0);
+    p.client.context().timers().set(Duration::from_millis(1), 0);
     p.until("the stall", |p| p.c.events.contains(&Event::Timer(0)));
     let pings = p.client.stats().connections.pings;
     p.until("the peer is asked after it", |p| p.client.stats().connections.pings > pings || p.c.live() == 0);

@@ -428,7 +428,7 @@ impl Handler for Probe {
             return;
         }
         assert!(self.live.insert(conn, 0).is_none(), "{conn} connected twice");
-        let private_data = cx.private_data(conn).to_vec();
+        let private_data = cx.connection(conn).private_data().to_vec();
         self.tell(cx, Event::Connect(conn, private_data));
     }
 
@@ -586,8 +586,8 @@ impl Pair {
         let witness = setup.witnessed.map(|device| Witness::new(device, setup.config().wait(Wait::Event), 2));
         let mut server = (setup.reactor)(server).expect("the server's reactor");
         let mut client = (setup.reactor)(client).expect("the client's reactor");
-        let listener = server.context().listen(setup.address).expect("listening");
-        let address = server.context().local_address(listener).expect("the listener's address");
+        let listener = server.context().listeners().listen(setup.address).expect("listening");
+        let address = server.context().listeners().local_address(listener).expect("the listener's address");
         for (reactor, number) in [&mut server, &mut client].into_iter().zip([SERVER, CLIENT]) {
             witness.iter().for_each(|witness| witness.watch(reactor, number));
         }

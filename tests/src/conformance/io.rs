@@ -21,8 +21,8 @@ struct Bridge {
 impl Handler for Bridge {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.conn = Some(conn);
-        self.io = Some(cx.register_io(&self.stream, Interest::READABLE | Interest::WRITABLE).expect("a stream"));
-        let again = cx.register_io(&self.stream, Interest::READABLE);
+        self.io = Some(cx.io().register(&self.stream, Interest::READABLE | Interest::WRITABLE).expect("a stream"));
+        let again = cx.io().register(&self.stream, Interest::READABLE);
         assert!(again.is_err(), "a descriptor is registered once");
     }
 
@@ -38,7 +38,7 @@ impl Handler for Bridge {
                 Ok(0) => {
                     self.ended = true;
                     assert!(readiness.closed, "the end of a stream is an end");
-                    assert!(cx.deregister_io(io) && !cx.deregister_io(io), "deregistered once");
+                    assert!(cx.io().deregister(io) && !cx.io().deregister(io), "deregistered once");
                     return;
                 }
                 Ok(n) => {
@@ -81,7 +81,7 @@ pub fn descriptors_share_the_loop(setup: &Setup) {
         p.client.turn(&mut bridge, Some(Duration::ZERO)).expect("a turn");
     }
     assert_eq!(bridge.edges, edges, "no edge follows after it was deregistered");
-    let idle = p.client.context().register_io(&bridge.stream, Interest::empty()).map_err(|error| error.kind());
+    let idle = p.client.context().io().register(&bridge.stream, Interest::empty()).map_err(|error| error.kind());
     assert_eq!(idle, Err(ErrorKind::InvalidInput));
     p.client.shutdown(&mut bridge, PATIENCE).expect("the client's end");
     p.finish();
@@ -107,14 +107,14 @@ pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     }
     let mut reactor = Reactor::new(Config::default().provider(setup.provider)).expect("a reactor");
     let (a, mut b) = UnixStream::pair().expect("a pair of streams");
-    let old = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
+    let old = reactor.context().io().register(&a, Interest::READABLE).expect("a stream");
     b.write_all(b"x").expect("room");
     drop(a);
     // The new descriptors probably have the numbers of the closed ones. Whatever their numbers are, the system has already removed the old
     // registration.
     let (a, mut b) = UnixStream::pair().expect("a pair of streams");
-    let new = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
-    reactor.context().deregister_io(old);
+    let new = reactor.context().io().register(&a, Interest::READABLE).expect("a stream");
+    reactor.context().io().deregister(old);
     b.write_all(b"x").expect("room");
     let mut count = Count(Vec::new());
     while count.0.is_empty() {

@@ -52,9 +52,9 @@ fn landings(
     let here = p.connect();
     let there = p.s.connection().expect("the server was told");
     let sink = RegionOptions::new().allow(Access::READ_SINK);
-    *place.borrow_mut() = Some(p.server.context().register(there, len, &sink).expect("a region"));
+    *place.borrow_mut() = Some(p.server.context().regions().register(there, len, &sink).expect("a region"));
     let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-    let source = p.client.context().register_vec(here, pattern(3, len), &readable).expect("a region");
+    let source = p.client.context().regions().register_vec(here, pattern(3, len), &readable).expect("a region");
     Landings { p, here, place, source }
 }
 
@@ -158,7 +158,7 @@ pub fn careless_landings_are_refused(setup: &Setup) {
     assert_eq!(client.context().offer(l.here, &l.source, 7..7, 0), Err(SendErrorKind::Empty));
     let outside = client.context().offer(l.here, &l.source, 0..2 * BUFFER + 1, 0);
     assert!(matches!(outside, Err(SendErrorKind::OutOfBounds { .. })), "{outside:?}");
-    let private = client.context().register(l.here, BUFFER, &RegionOptions::new()).expect("a region");
+    let private = client.context().regions().register(l.here, BUFFER, &RegionOptions::new()).expect("a region");
     assert_eq!(client.context().offer(l.here, &private, 0..8, 0), Err(SendErrorKind::NotReadable { max: 0 }));
     l.offer(BUFFER, BUFFER as u64);
     l.p.client.context().send(l.here, &pattern(4, BUFFER + 1)).expect("room");
@@ -237,8 +237,9 @@ pub fn secured_messages_do_not_land(setup: &Setup) {
     (p.s.large, p.c.large) = (true, true);
     let here = p.connect();
     let there = p.s.connection().expect("the server was told");
-    *place.borrow_mut() = Some(p.server.context().register(there, 1 << 20, &RegionOptions::new()).expect("a region"));
-    let region = p.client.context().register(here, BUFFER, &RegionOptions::new()).expect("a region");
+    *place.borrow_mut() =
+        Some(p.server.context().regions().register(there, 1 << 20, &RegionOptions::new()).expect("a region"));
+    let region = p.client.context().regions().register(here, BUFFER, &RegionOptions::new()).expect("a region");
     let refused = p.client.context().offer(here, &region, 0..8, 1);
     assert!(matches!(refused, Err(SendErrorKind::Unsupported { .. })), "{refused:?}");
     p.client.context().send(here, &pattern(5, 100_000)).expect("room");

@@ -28,7 +28,7 @@ fn finish(mut p: Pair) {
 /// A message of any length must arrive as one message, in order with messages that fit in one buffer.
 pub fn any_length_arrives_in_order(setup: &Setup) {
     let (mut p, conn) = connected(setup);
-    assert_eq!(p.client.context().max_message(conn), Some(64 << 20));
+    assert_eq!(p.client.context().connection(conn).max_message(), Some(64 << 20));
     let sizes = [10, BUFFER, BUFFER + 1, 0, 100_000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5, 7_654_321, 1];
     let mut sent = 0;
     for (i, &size) in sizes.iter().enumerate() {
@@ -67,8 +67,8 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     let len = 3_000_000;
     let mut cx = p.client.context();
     let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-    let region = cx.register_vec(conn, pattern(9, len), &readable).expect("a region");
-    let private = cx.register_vec(conn, pattern(8, len), &RegionOptions::new()).expect("a region");
+    let region = cx.regions().register_vec(conn, pattern(9, len), &readable).expect("a region");
+    let private = cx.regions().register_vec(conn, pattern(8, len), &RegionOptions::new()).expect("a region");
     assert_eq!(cx.send_region(conn, &private, 0..len), Err(SendErrorKind::NotReadable { max: BUFFER }));
     cx.send_region(conn, &private, 7..BUFFER + 7).expect("it fits a buffer");
     cx.send_region(conn, &region, 0..0).expect("nothing, either");
@@ -244,7 +244,7 @@ pub fn what_is_kept_is_bounded(setup: &Setup) {
         for (nth, message) in p.s.messages().into_iter().enumerate() {
             assert!(message == pattern(nth, len), "message {nth}");
         }
-        let features = p.client.context().capabilities(conn).expect("it is up").features;
+        let features = p.client.context().connection(conn).capabilities().expect("it is up").features;
         let known = features.contains(Features::OPEN_READ_SINKS);
         p.client.context().close(conn);
         p.until("the end", |p| p.c.live() + p.s.live() == 0);

@@ -22,8 +22,8 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
 /// Writes `bytes` from the client to a region of the server. Then sends a message and waits for it, so that the bytes have arrived.
 fn write(p: &mut Pair, here: ConnectionId, to: &Region, bytes: Vec<u8>) {
     let (len, received) = (bytes.len(), p.s.received);
-    let source = p.client.context().register_vec(here, bytes, &RegionOptions::new()).expect("a region");
-    p.client.context().write(here, to.remote(), &source, 0..len).expect("room");
+    let source = p.client.context().regions().register_vec(here, bytes, &RegionOptions::new()).expect("a region");
+    p.client.context().remote(here).write(to.remote(), &source, 0..len).expect("room");
     p.client.context().send(here, b"written").expect("room");
     p.until("the message behind the write", |p| p.s.received > received);
 }
@@ -41,18 +41,18 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     let (memory, file) = Memory::new_file(LEN).expect("a memory file");
     let (memory, other) = (Arc::new(memory), Memory::map_file(file.as_fd(), 0, LEN).expect("another mapping"));
     let writable = RegionOptions::new().allow(Access::REMOTE_WRITE | Access::REMOTE_READ);
-    let region = p.server.context().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
+    let region = p.server.context().regions().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
     write(&mut p, here, &region, pattern(1, LEN));
     let mut seen = vec![0; LEN];
     assert!(other.copy_out(0, &mut seen) && memory.word(0).is_some());
     assert_eq!(seen, pattern(1, LEN));
     assert_eq!(copy(&region), seen);
-    p.server.context().revoke(&region).expect("the device takes keys back");
+    p.server.context().regions().revoke(&region).expect("the device takes keys back");
     assert!(region.bytes().is_none(), "no peer writes it any more, but other processes may");
 
     // In the opposite direction, bytes that were written through another mapping must be sent.
     assert!(other.copy_in(7, b"from elsewhere"));
-    let from = p.server.context().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
+    let from = p.server.context().regions().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
     p.server.context().send_region(there, &from, 7..21).expect("room");
     p.until("the message", |p| p.c.received == 1);
     assert_eq!(p.c.messages(), [b"from elsewhere"]);
@@ -72,11 +72,13 @@ pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     let writable = RegionOptions::new().allow(Access::REMOTE_WRITE);
     for (offset, len) in [(1, 8), (0, 0), (0, 12)] {
         // SAFETY: the call is refused before the memory is accessed.
-        let refused = unsafe { p.server.context().register_raw(there, base.byte_add(offset), len, &writable) };
+        let refused =
+            unsafe { p.server.context().regions().register_raw(there, base.byte_add(offset), len, &writable) };
         assert!(matches!(refused, Err(Error::Transport(TransportError::Memory { .. }))), "{refused:?}");
     }
     // SAFETY: the vector is not used until `share` shows that the region has ended.
-    let (region, share) = unsafe { p.server.context().register_raw(there, base, LEN, &writable) }.expect("a region");
+    let (region, share) =
+        unsafe { p.server.context().regions().register_raw(there, base, LEN, &writable) }.expect("a region");
     write(&mut p, here, &region, pattern(2, LEN));
     assert!(region.bytes().is_none());
     drop(region);
@@ -93,23 +95,23 @@ pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
 pub fn other_threads_prepare_regions(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let readable = RegionOptions::new().allow(Access::REMOTE_WRITE);
-    let maker = p.server.context().region_maker(there, &readable).expect("it is up");
+    let maker = p.server.context().regions().maker(there, &readable).expect("it is up");
     let prepare = move || [maker.prepare(LEN), maker.prepare(LEN), maker.prepare(LEN)];
     let [first, second, third] =
         std::thread::spawn(prepare).join().expect("the other thread").map(|made| made.expect("memory"));
-    let region = p.server.context().adopt(there, first).expect("a region");
+    let region = p.server.context().regions().adopt(there, first).expect("a region");
     write(&mut p, here, &region, pattern(3, LEN));
-    p.server.context().revoke(&region).expect("the device takes keys back");
+    p.server.context().regions().revoke(&region).expect("the device takes keys back");
     if region.bytes().is_none() {
         assert_eq!(copy(&region), pattern(3, LEN), "a device that cannot take rights back");
     }
     assert!(region.bytes().is_none_or(|bytes| bytes == pattern(3, LEN)));
-    let elsewhere = p.client.context().adopt(here, second);
+    let elsewhere = p.client.context().regions().adopt(here, second);
     assert!(matches!(elsewhere, Err(Error::ForeignDevice)), "{elsewhere:?}");
     drop(third);
     p.client.context().close(here);
     p.until("the end", |p| p.s.live() == 0);
-    let gone = p.server.context().region_maker(there, &readable);
+    let gone = p.server.context().regions().maker(there, &readable);
     assert!(matches!(gone, Err(Error::Gone("connection"))), "{gone:?}");
     drop(region);
     p.until("the region is gone", |p| p.server.stats().memory.regions == 0);
@@ -121,9 +123,16 @@ pub fn other_threads_prepare_regions(setup: &Setup) {
 pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let options = RegionOptions::new().allow(Access::REMOTE_WRITE | Access::ON_DEMAND);
-    let has = p.server.context().capabilities(there).expect("it is up").features.contains(Features::ON_DEMAND_PAGING);
+    let has = p
+        .server
+        .context()
+        .connection(there)
+        .capabilities()
+        .expect("it is up")
+        .features
+        .contains(Features::ON_DEMAND_PAGING);
     println!("on-demand paging: {has}");
-    match p.server.context().register(there, LEN, &options) {
+    match p.server.context().regions().register(there, LEN, &options) {
         Ok(region) => {
             assert!(has, "the device says that it has no such regions");
             write(&mut p, here, &region, pattern(4, LEN));
@@ -143,8 +152,9 @@ pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     let (mut p, here, _) = connected(setup);
     let (_, file) = Memory::new_file(LEN).expect("a descriptor that is no dma-buf");
     let mut cx = p.client.context();
-    let error = cx.register_dmabuf(here, file.as_fd(), 0, LEN, &RegionOptions::new()).expect_err("it is no dma-buf");
-    let has = cx.capabilities(here).expect("it is up").features.contains(Features::DMABUF);
+    let error =
+        cx.regions().register_dmabuf(here, file.as_fd(), 0, LEN, &RegionOptions::new()).expect_err("it is no dma-buf");
+    let has = cx.connection(here).capabilities().expect("it is up").features.contains(Features::DMABUF);
     let unsupported = matches!(error, Error::Transport(TransportError::Unsupported { .. }));
     assert!(has || unsupported, "{error}");
     assert!(error.to_string().contains("dma"), "{error}");
@@ -158,10 +168,11 @@ pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
 pub fn memory_before_any_connection(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));
-    let refused = p.server.context().register_at(local, LEN, &open);
+    let refused = p.server.context().regions().register_at(local, LEN, &open);
     assert!(matches!(refused, Err(Error::NoPeer)), "{refused:?}");
-    let region = p.server.context().register_at(local, LEN, &open.any_peer()).expect("a region");
-    let private = p.server.context().register_at(local, LEN, &RegionOptions::new()).expect("a region without rights");
+    let region = p.server.context().regions().register_at(local, LEN, &open.any_peer()).expect("a region");
+    let private =
+        p.server.context().regions().register_at(local, LEN, &RegionOptions::new()).expect("a region without rights");
     for round in 1..=2 {
         let here = p.connect();
         write(&mut p, here, &region, pattern(round, LEN));
@@ -181,18 +192,18 @@ pub fn memory_of_two_reactors(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let memory = Arc::new(Memory::new(LEN).expect("memory"));
     let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));
-    let refused = p.server.context().register_memory_at(local, Arc::clone(&memory), &open);
+    let refused = p.server.context().regions().register_memory_at(local, Arc::clone(&memory), &open);
     assert!(matches!(refused, Err(Error::NoPeer)), "{refused:?}");
     let open = open.any_peer();
-    let written = p.server.context().register_memory_at(local, Arc::clone(&memory), &open).expect("a region");
-    let read = p.client.context().register_memory_at(local, Arc::clone(&memory), &open).expect("a region");
+    let written = p.server.context().regions().register_memory_at(local, Arc::clone(&memory), &open).expect("a region");
+    let read = p.client.context().regions().register_memory_at(local, Arc::clone(&memory), &open).expect("a region");
     let here = p.connect();
     write(&mut p, here, &written, pattern(1, LEN));
     let mut seen = vec![0; LEN];
     assert!(memory.copy_out(0, &mut seen) && seen == pattern(1, LEN));
     let there = p.server.context().connection_ids().next().expect("the connection");
-    let mut back = p.server.context().register(there, LEN, &RegionOptions::new()).expect("a region");
-    p.server.context().read(there, read.remote(), &mut back, 0..LEN).expect("room");
+    let mut back = p.server.context().regions().register(there, LEN, &RegionOptions::new()).expect("a region");
+    p.server.context().remote(there).read(read.remote(), &mut back, 0..LEN).expect("room");
     p.until("the read", |p| p.s.count(|event| matches!(event, Event::Sent(_, _, Outcome::Sent))) == 1);
     assert_eq!(copy(&back), pattern(1, LEN));
     drop((written, read));

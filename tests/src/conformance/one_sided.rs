@@ -25,17 +25,17 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
 
 /// Returns a region of the server, on which the client has the rights `access`.
 fn shared(p: &mut Pair, there: ConnectionId, len: usize, access: Access) -> Region {
-    p.server.context().register(there, len, &RegionOptions::new().allow(access)).expect("a shared region")
+    p.server.context().regions().register(there, len, &RegionOptions::new().allow(access)).expect("a shared region")
 }
 
 /// Returns a region of the client without rights for peers.
 fn own(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
-    p.client.context().register(here, len, &RegionOptions::new()).expect("a region")
+    p.client.context().regions().register(here, len, &RegionOptions::new()).expect("a region")
 }
 
 /// Returns a region of the client that can be the destination of reads.
 fn sink(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
-    p.client.context().register(here, len, &RegionOptions::new().allow(Access::READ_SINK)).expect("a region")
+    p.client.context().regions().register(here, len, &RegionOptions::new().allow(Access::READ_SINK)).expect("a region")
 }
 
 /// Returns a copy of the bytes in a region.
@@ -80,15 +80,15 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
         sink.copy_from(0, &vec![0xee; room]).expect("nothing is lent");
         source.bytes_mut().expect("nobody uses it")[..len].copy_from_slice(&pattern(i, len));
         let target = remote.remote().part(8, len as u64).expect("inside");
-        let write = p.client.context().write(here, target, &source, 0..len).expect("room");
+        let write = p.client.context().remote(here).write(target, &source, 0..len).expect("room");
         assert_eq!((write.kind(), write.sequence()), (SendKind::Write, 2 * i as u64));
         // The embedded provider copies a short write when it is posted. So the program may have access to the source of the write
         // immediately.
         let may_be_copied = setup.provider == ProviderChoice::Iwarp && len <= 256;
         assert!(may_be_copied || source.bytes_mut().is_none(), "lent to be read");
         assert!(source.bytes().is_some(), "it is only read");
-        p.client.context().fence(here);
-        let read = p.client.context().read(here, target, &mut sink, 8..8 + len).expect("room");
+        p.client.context().remote(here).fence();
+        let read = p.client.context().remote(here).read(target, &mut sink, 8..8 + len).expect("room");
         assert_eq!(read.kind(), SendKind::Read);
         assert_eq!(sink.copy_from(8, &[0xee; 8]).is_err(), len > 0, "lent to be written");
         done(&mut p, read);
@@ -110,7 +110,7 @@ pub fn vectored_and_many_at_once(setup: &Setup) {
     a.bytes_mut().expect("unused").copy_from_slice(&pattern(1, 3000));
     b.bytes_mut().expect("unused").copy_from_slice(&pattern(2, 3000));
     let parts = [(&a, 0..1000), (&b, 500..501), (&a, 2000..2000), (&b, 1000..3000)];
-    let write = p.client.context().write_vectored(here, remote.remote(), &parts).expect("room");
+    let write = p.client.context().remote(here).write_vectored(remote.remote(), &parts).expect("room");
     done(&mut p, write);
     placed(&mut p, here);
     let want = [&pattern(1, 3000)[..1000], &pattern(2, 3000)[500..501], &pattern(2, 3000)[1000..]].concat();
@@ -120,7 +120,7 @@ pub fn vectored_and_many_at_once(setup: &Setup) {
 
     let (mut a, mut b) = (sink(&mut p, here, 3000), sink(&mut p, here, 3000));
     let mut parts = [(&mut a, 1..2), (&mut b, 0..3000)];
-    let read = p.client.context().read_vectored(here, remote.remote(), &mut parts).expect("room");
+    let read = p.client.context().remote(here).read_vectored(remote.remote(), &mut parts).expect("room");
     done(&mut p, read);
     assert_eq!(copy(&a)[..3], [0, want[0], 0]);
     assert!(copy(&b) == [&want[1..], &[0; 3000][..3000 - (want.len() - 1)]].concat()[..3000]);
@@ -131,7 +131,7 @@ pub fn vectored_and_many_at_once(setup: &Setup) {
     for i in 0..60 {
         let part = remote.remote().part(i * 50, 50).expect("inside");
         let at = i as usize * 50;
-        last = Some(p.client.context().read(here, part, &mut sink, at..at + 50).expect("room"));
+        last = Some(p.client.context().remote(here).read(part, &mut sink, at..at + 50).expect("room"));
     }
     done(&mut p, last.expect("sixty"));
     assert!(copy(&sink)[..3000] == want[..3000]);
@@ -148,7 +148,8 @@ pub fn immediate_data_follows_its_write(setup: &Setup) {
         let target = remote.remote();
         let mut cx = p.client.context();
         cx.send(here, b"before").expect("room");
-        let write = cx.write_with_immediate(here, target, &source, 0..len, 0xabcd_0000 + i as u32).expect("room");
+        let write =
+            cx.remote(here).write_with_immediate(target, &source, 0..len, 0xabcd_0000 + i as u32).expect("room");
         cx.send(here, b"after").expect("room");
         p.until("the message behind it", |p| p.s.received == 2 * (i as u64 + 1));
         done(&mut p, write);
@@ -167,12 +168,13 @@ pub fn immediate_data_follows_its_write(setup: &Setup) {
 pub fn atomics_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let access = BOTH | Access::REMOTE_ATOMIC;
-    let has = p.client.context().capabilities(here).expect("connected").features.contains(Features::ATOMICS);
+    let has =
+        p.client.context().connection(here).capabilities().expect("connected").features.contains(Features::ATOMICS);
     let mut local = own(&mut p, here, 64);
     if !has {
         eprintln!("skipped: atomics are not among the device's capabilities");
         let nowhere = RemoteRegion { address: 0, len: 8, key: 0 };
-        let no = p.client.context().fetch_add(here, nowhere, &mut local, 0, 1).expect_err("not there");
+        let no = p.client.context().remote(here).fetch_add(nowhere, &mut local, 0, 1).expect_err("not there");
         assert!(matches!(no, SendErrorKind::Unsupported { feature: "atomic operations", .. }), "{no}");
         assert!(local.bytes().is_some(), "nothing was lent");
         p.finish();
@@ -181,12 +183,12 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
     let mut remote = shared(&mut p, there, 64, access);
     remote.store(8, 40).expect("nothing is lent");
     let word = remote.remote().part(8, 8).expect("inside");
-    let add = p.client.context().fetch_add(here, word, &mut local, 16, 2).expect("room");
+    let add = p.client.context().remote(here).fetch_add(word, &mut local, 16, 2).expect("room");
     assert_eq!(add.kind(), SendKind::FetchAdd);
     done(&mut p, add);
     assert_eq!((local.load(16), remote.load(8)), (40, 42));
     for (expected, now) in [(41, 42), (42, 99)] {
-        let swap = p.client.context().compare_swap(here, word, &mut local, 0, expected, 99).expect("room");
+        let swap = p.client.context().remote(here).compare_swap(word, &mut local, 0, expected, 99).expect("room");
         done(&mut p, swap);
         assert_eq!((local.load(0), remote.load(8)), (42, now));
     }
@@ -197,8 +199,10 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
 /// end. No byte may change.
 pub fn rights_are_kept(setup: &Setup) {
     type Attempt = fn(&mut Pair, ConnectionId, RemoteRegion, &mut Region) -> SendId;
-    let write: Attempt = |p, here, remote, local| p.client.context().write(here, remote, local, 0..8).expect("room");
-    let read: Attempt = |p, here, remote, local| p.client.context().read(here, remote, local, 0..8).expect("room");
+    let write: Attempt =
+        |p, here, remote, local| p.client.context().remote(here).write(remote, local, 0..8).expect("room");
+    let read: Attempt =
+        |p, here, remote, local| p.client.context().remote(here).read(remote, local, 0..8).expect("room");
     for (access, attempt, revoke) in [
         (Access::REMOTE_READ, write, false),
         (Access::REMOTE_WRITE, read, false),
@@ -215,7 +219,7 @@ pub fn rights_are_kept(setup: &Setup) {
         let mut local = sink(&mut p, here, 8);
         local.copy_from(0, &[0x11; 8]).expect("nothing is lent");
         if revoke {
-            p.server.context().revoke(&remote).expect("the device takes keys back");
+            p.server.context().regions().revoke(&remote).expect("the device takes keys back");
             assert_eq!(remote.bytes_mut().is_none(), setup.places_late, "no peer reaches it any more");
         }
         let send = attempt(&mut p, here, remote.remote(), &mut local);
@@ -236,7 +240,7 @@ pub fn leases_end(setup: &Setup) {
     let (mut p, _, there) = connected(setup);
     let mut with_peer = shared(&mut p, there, 100, Access::REMOTE_WRITE);
     let options = RegionOptions::new().allow(Access::REMOTE_WRITE).lifetime(Duration::from_millis(50));
-    let mut short = p.server.context().register(there, 100, &options).expect("a region");
+    let mut short = p.server.context().regions().register(there, 100, &options).expect("a region");
     assert!(with_peer.bytes().is_none() && short.bytes().is_none(), "a peer may write them");
     p.turn_for(Duration::from_millis(60));
     // The lifetime of the region `short` has ended before this turn.
@@ -257,33 +261,36 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     let mut local = own(&mut p, here, 100);
     let name = remote.remote();
     let mut cx = p.client.context();
-    assert_eq!(cx.write(here, name, &foreign, 0..10), Err(SendErrorKind::ForeignRegion));
-    assert_eq!(cx.write(here, name, &local, 90..101), Err(SendErrorKind::OutOfBounds { end: 101, len: 100 }));
+    assert_eq!(cx.remote(here).write(name, &foreign, 0..10), Err(SendErrorKind::ForeignRegion));
+    assert_eq!(cx.remote(here).write(name, &local, 90..101), Err(SendErrorKind::OutOfBounds { end: 101, len: 100 }));
     let part = name.part(95, 5).expect("inside");
-    assert_eq!(cx.read(here, part, &mut local, 0..6), Err(SendErrorKind::OutOfBounds { end: 6, len: 5 }));
-    assert_eq!(cx.write_vectored(here, name, &[]), Err(SendErrorKind::TooManyRegions { count: 0, max: 4 }));
+    assert_eq!(cx.remote(here).read(part, &mut local, 0..6), Err(SendErrorKind::OutOfBounds { end: 6, len: 5 }));
+    assert_eq!(cx.remote(here).write_vectored(name, &[]), Err(SendErrorKind::TooManyRegions { count: 0, max: 4 }));
     let five: Vec<_> = (0..5).map(|i| (&local, i..i + 1)).collect();
-    assert_eq!(cx.write_vectored(here, name, &five), Err(SendErrorKind::TooManyRegions { count: 5, max: 4 }));
+    assert_eq!(cx.remote(here).write_vectored(name, &five), Err(SendErrorKind::TooManyRegions { count: 5, max: 4 }));
     drop(five);
-    if cx.capabilities(here).expect("connected").features.contains(Features::ATOMICS) {
+    if cx.connection(here).capabilities().expect("connected").features.contains(Features::ATOMICS) {
         let word = name.part(8, 8).expect("inside");
-        let here_wrong = cx.fetch_add(here, word, &mut local, 4, 1);
+        let here_wrong = cx.remote(here).fetch_add(word, &mut local, 4, 1);
         assert_eq!(here_wrong, Err(SendErrorKind::Misaligned { location: MemoryLocation::Local, at: 4 }));
         let beside = name.part(9, 8).expect("inside");
-        let there_wrong = cx.compare_swap(here, beside, &mut local, 8, 0, 1);
+        let there_wrong = cx.remote(here).compare_swap(beside, &mut local, 8, 0, 1);
         assert_eq!(
             there_wrong,
             Err(SendErrorKind::Misaligned { location: MemoryLocation::Remote, at: name.address + 9 })
         );
     }
-    assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
+    assert!(cx.regions().register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");
     // If the send queue is full, the reactor must refuse an operation. When the queue has space again, the reactor must call `on_writable`.
     let mut taken = 0;
-    while p.client.context().write(here, name, &local, 0..100).is_ok() {
+    while p.client.context().remote(here).write(name, &local, 0..100).is_ok() {
         taken += 1;
     }
-    assert_eq!(p.client.context().write(here, name, &local, 0..1), Err(SendErrorKind::WouldBlock(Blocked::Queue)));
+    assert_eq!(
+        p.client.context().remote(here).write(name, &local, 0..1),
+        Err(SendErrorKind::WouldBlock(Blocked::Queue))
+    );
     p.until("room again", |p| p.c.count(|e| matches!(e, Event::Writable(_))) == 1);
     p.until("all have ended", |p| p.c.sent == taken);
     p.finish();
@@ -314,10 +321,10 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
     let remote = shared(&mut p, there, 64, BOTH);
     let (mut a, mut b) = (sink(&mut p, here, 64), sink(&mut p, here, 64));
     let name = remote.remote();
-    let refusal = p.client.context().read_vectored(here, name, &mut [(&mut a, 0..8), (&mut b, 0..8)]);
+    let refusal = p.client.context().remote(here).read_vectored(name, &mut [(&mut a, 0..8), (&mut b, 0..8)]);
     assert_eq!(refusal, Err(SendErrorKind::TooManyRegions { count: 2, max: 1 }));
-    let native = p.client.context().capabilities(here).expect("connected").features;
-    match once_there_is_room(&mut p, |cx| cx.write_with_immediate(here, name, &a, 0..8, 1)) {
+    let native = p.client.context().connection(here).capabilities().expect("connected").features;
+    match once_there_is_room(&mut p, |cx| cx.remote(here).write_with_immediate(name, &a, 0..8, 1)) {
         Ok(write) => {
             assert!(native.contains(Features::WRITE_WITH_IMMEDIATE));
             done(&mut p, write);
@@ -325,8 +332,11 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
         Err(SendErrorKind::Unsupported { feature, .. }) => assert!(feature.contains("send_depth"), "{feature}"),
         Err(other) => panic!("{other}"),
     }
-    let read = once_there_is_room(&mut p, |cx| cx.read(here, name, &mut a, 0..8)).expect("one fits");
-    assert_eq!(p.client.context().read(here, name, &mut b, 0..8), Err(SendErrorKind::WouldBlock(Blocked::Queue)));
+    let read = once_there_is_room(&mut p, |cx| cx.remote(here).read(name, &mut a, 0..8)).expect("one fits");
+    assert_eq!(
+        p.client.context().remote(here).read(name, &mut b, 0..8),
+        Err(SendErrorKind::WouldBlock(Blocked::Queue))
+    );
     done(&mut p, read);
     p.finish();
 }
@@ -336,8 +346,9 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
 pub fn dropped_regions_are_given_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 100_000, BOTH);
-    let source = p.client.context().register_vec(here, pattern(3, 99_999), &RegionOptions::new()).expect("a region");
-    let write = p.client.context().write(here, remote.remote(), &source, 0..99_999).expect("room");
+    let source =
+        p.client.context().regions().register_vec(here, pattern(3, 99_999), &RegionOptions::new()).expect("a region");
+    let write = p.client.context().remote(here).write(remote.remote(), &source, 0..99_999).expect("room");
     drop(source);
     let sink = own(&mut p, here, 1 << 20);
     drop(sink);

@@ -29,7 +29,7 @@ pub fn both_learn_who_the_other_is(setup: &Setup) {
     let mode = mode(setup);
     let check = move |cx: &mut Context<'_>, event: &Event| {
         if let Event::Connect(conn, _) = event {
-            match (mode, cx.identity(*conn)) {
+            match (mode, cx.connection(*conn).identity()) {
                 (SecurityMode::Tls, Some(PeerIdentity::Certificates(chain))) => assert_eq!(chain.len(), 1),
                 (SecurityMode::Psk, Some(PeerIdentity::Psk(name))) => assert_eq!(name, "tests"),
                 other => panic!("{other:?}"),
@@ -104,7 +104,7 @@ struct Distrustful {
 
 impl Handler for Distrustful {
     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, peer: &PeerIdentity) -> Result<(), String> {
-        assert_eq!(cx.identity(conn), Some(peer));
+        assert_eq!(cx.connection(conn).identity(), Some(peer));
         assert_eq!(cx.send(conn, b"too early"), Err(SendErrorKind::Closed));
         *self.asked.borrow_mut() += 1;
         Err("not on the list".into())
@@ -128,8 +128,8 @@ pub fn handlers_have_the_last_word(setup: &Setup) {
     for server_refuses in [true, false] {
         let mut server = (setup.reactor)(setup.config()).expect("a reactor");
         let mut client = (setup.reactor)(setup.config()).expect("a reactor");
-        let listener = server.context().listen(setup.address).expect("listening");
-        let address = server.context().local_address(listener).expect("an address");
+        let listener = server.context().listeners().listen(setup.address).expect("listening");
+        let address = server.context().listeners().local_address(listener).expect("an address");
         client.context().connect(address).expect("connecting");
         let (mut strict, mut open) = (Distrustful::default(), Probe::default());
         let deadline = super::harness::now() + PATIENCE;
@@ -181,11 +181,11 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     let error = p.client.context().connect_with(p.address, raw).expect_err("it cannot be secured");
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
-    assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
+    assert!(matches!(p.server.context().listeners().listen_with(setup.address, raw), Err(Error::Security(_))));
     // A listener or a connect may have other security settings than its reactor.
     let open = ListenOptions::new().security(Security::Plain);
-    let listener = p.server.context().listen_with(setup.address, open).expect("listening");
-    let address = p.server.context().local_address(listener).expect("an address");
+    let listener = p.server.context().listeners().listen_with(setup.address, open).expect("listening");
+    let address = p.server.context().listeners().local_address(listener).expect("an address");
     let options = ConnectOptions::new().security(Security::Plain);
     p.client.context().connect_with(address, options).expect("connecting");
     p.until("both are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
@@ -200,15 +200,15 @@ pub fn remote_memory_is_refused_unless_allowed(setup: &Setup) {
     let conn = p.connect();
     let mut cx = p.client.context();
     let open = RegionOptions::new().allow(Access::REMOTE_READ);
-    assert!(matches!(cx.register(conn, 4096, &open), Err(Error::Security(_))));
-    let mut own = cx.register(conn, 4096, &RegionOptions::new()).expect("a region that no peer reaches");
+    assert!(matches!(cx.regions().register(conn, 4096, &open), Err(Error::Security(_))));
+    let mut own = cx.regions().register(conn, 4096, &RegionOptions::new()).expect("a region that no peer reaches");
     let remote = own.remote();
-    assert_eq!(cx.read(conn, remote, &mut own, 0..8), Err(SendErrorKind::PlainRemoteMemory));
-    assert_eq!(cx.write(conn, remote, &own, 0..8), Err(SendErrorKind::PlainRemoteMemory));
-    assert_eq!(cx.write_with_immediate(conn, remote, &own, 0..8, 1), Err(SendErrorKind::PlainRemoteMemory));
-    assert_eq!(cx.fetch_add(conn, remote, &mut own, 0, 1), Err(SendErrorKind::PlainRemoteMemory));
+    assert_eq!(cx.remote(conn).read(remote, &mut own, 0..8), Err(SendErrorKind::PlainRemoteMemory));
+    assert_eq!(cx.remote(conn).write(remote, &own, 0..8), Err(SendErrorKind::PlainRemoteMemory));
+    assert_eq!(cx.remote(conn).write_with_immediate(remote, &own, 0..8, 1), Err(SendErrorKind::PlainRemoteMemory));
+    assert_eq!(cx.remote(conn).fetch_add(remote, &mut own, 0, 1), Err(SendErrorKind::PlainRemoteMemory));
     let (list, within) = (vec![Piece::new(0, remote)], TransferOptions::within(PATIENCE));
-    let listed = cx.transfer(conn, Transfer::Write(&[&own]), list, &within);
+    let listed = cx.remote(conn).transfer(Transfer::Write(&[&own]), list, &within);
     assert_eq!(listed, Err(SendErrorKind::PlainRemoteMemory));
     once_there_is_room(&mut p, |cx| cx.send(conn, b"messages go")).expect("it is open");
     p.until("the message", |p| p.s.received == 1);
@@ -225,7 +225,7 @@ pub fn regions_are_sent_as_sealed_copies(setup: &Setup) {
     let conn = p.connect();
     let len = 3_000_000;
     let mut cx = p.client.context();
-    let mut region = cx.register_vec(conn, pattern(8, len), &RegionOptions::new()).expect("a region");
+    let mut region = cx.regions().register_vec(conn, pattern(8, len), &RegionOptions::new()).expect("a region");
     cx.send_region(conn, &region, 7..4096 + 7).expect("it fits a buffer");
     cx.send_region(conn, &region, 0..0).expect("nothing, either");
     cx.send_region(conn, &region, 100..len).expect("room");

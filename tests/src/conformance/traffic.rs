@@ -13,7 +13,7 @@ pub fn every_size_arrives_intact(setup: &Setup) {
     let config = setup.config().buffer_size(max).receive_depth(8).send_depth(8);
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let conn = p.connect();
-    assert_eq!(p.client.context().buffer_size(conn), Some(max as usize));
+    assert_eq!(p.client.context().connection(conn).buffer_size(), Some(max as usize));
     let sizes = [
         0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 247, 248, 249, 255, 256, 257, 1000, 1415, 1416, 1417, 1423, 1424, 1425,
         1448, 4095, 4096, 4097, 65_400, 65_475, 65_500, 65_527, 65_528, 65_535, 65_536, 65_537, 131_072, 299_999,
@@ -66,7 +66,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
                 match cx.send(conn, b"the last") {
                     Ok(_) => cx.close(conn),
                     // The grant for the earlier messages has not arrived yet.
-                    Err(SendErrorKind::WouldBlock(_)) => _ = cx.set_timer(Duration::from_millis(1), 0),
+                    Err(SendErrorKind::WouldBlock(_)) => _ = cx.timers().set(Duration::from_millis(1), 0),
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -83,7 +83,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         // send has completed.
         p.c.record_messages = true;
         let sent = once_there_is_room(&mut p, |cx| cx.send(conn, b"one more")).expect("it is open");
-        let mut region = p.client.context().register(conn, 100, &RegionOptions::default()).expect("memory");
+        let mut region = p.client.context().regions().register(conn, 100, &RegionOptions::default()).expect("memory");
         region.bytes_mut().expect("nobody uses it").fill(7);
         let from_region = once_there_is_room(&mut p, |cx| cx.send_region(conn, &region, 0..100)).expect("it is open");
         assert!(from_region.sequence() > sent.sequence());
@@ -102,7 +102,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         // There are two cases. With the timer, the timer's callback sends the last message. Without it, the last message is sent just
         // before the close, so its send completes together with the goodbye.
         if by_a_timer {
-            p.client.context().set_timer(Duration::ZERO, 0);
+            p.client.context().timers().set(Duration::ZERO, 0);
         } else {
             once_there_is_room(&mut p, |cx| cx.send(conn, b"the last")).expect("it is open");
             p.client.context().close(conn);

@@ -34,9 +34,14 @@ fn bench_with(setup: &Setup, config: Config) -> Bench {
     let here = p.connect();
     let there = p.s.connection().expect("the server was told");
     let len = BLOCK * BLOCKS;
-    let remote = p.server.context().register(there, len, &RegionOptions::new().allow(BOTH)).expect("a shared region");
-    let local =
-        p.client.context().register(here, len, &RegionOptions::new().allow(Access::READ_SINK)).expect("a region");
+    let remote =
+        p.server.context().regions().register(there, len, &RegionOptions::new().allow(BOTH)).expect("a shared region");
+    let local = p
+        .client
+        .context()
+        .regions()
+        .register(here, len, &RegionOptions::new().allow(Access::READ_SINK))
+        .expect("a region");
     Bench { p, here, remote, local }
 }
 
@@ -67,11 +72,11 @@ fn soon() -> TransferOptions {
 
 impl Bench {
     fn write(&mut self, pieces: Vec<Piece>, options: &TransferOptions) -> Result<TransferId, SendErrorKind> {
-        self.p.client.context().transfer(self.here, Transfer::Write(&[&self.local]), pieces, options)
+        self.p.client.context().remote(self.here).transfer(Transfer::Write(&[&self.local]), pieces, options)
     }
 
     fn read(&mut self, pieces: Vec<Piece>, options: &TransferOptions) -> Result<TransferId, SendErrorKind> {
-        self.p.client.context().transfer(self.here, Transfer::Read(&mut [&mut self.local]), pieces, options)
+        self.p.client.context().remote(self.here).transfer(Transfer::Read(&mut [&mut self.local]), pieces, options)
     }
 
     /// Waits for the end of a transfer, and returns its result.
@@ -88,7 +93,7 @@ impl Bench {
 
     /// Returns true if, on this device, the completion of a write proves that the bytes have arrived.
     fn proves(&mut self) -> bool {
-        let features = self.p.client.context().capabilities(self.here).expect("connected").features;
+        let features = self.p.client.context().connection(self.here).capabilities().expect("connected").features;
         features.contains(Features::ACKNOWLEDGED_WRITES)
     }
 
@@ -207,12 +212,12 @@ pub fn careless_lists_are_refused(setup: &Setup) {
     }
     assert!(matches!(b.write(list.clone(), &soon().message(&[0; 1 << 20])), Err(SendErrorKind::TooLong { .. })));
     let foreign = &b.remote;
-    let result = b.p.client.context().transfer(b.here, Transfer::Write(&[foreign]), Vec::new(), &soon());
+    let result = b.p.client.context().remote(b.here).transfer(Transfer::Write(&[foreign]), Vec::new(), &soon());
     assert_eq!(result, Err(SendErrorKind::ForeignRegion));
     assert!(b.local.copy_from(0, &[1; BLOCK * BLOCKS]).is_ok(), "nothing was lent");
     let write = b.write(list.clone(), &soon()).expect("it is open");
     assert!(b.end(write).is_done());
-    assert!(!b.p.client.context().cancel_transfer(b.here, write), "it has ended");
+    assert!(!b.p.client.context().remote(b.here).cancel_transfer(write), "it has ended");
     let here = b.here;
     b.p.client.context().close(here);
     assert_eq!(b.write(list, &soon()), Err(SendErrorKind::Closed));
@@ -231,14 +236,14 @@ pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
     let end = b.end(late);
     assert_eq!((end.outcome, end.untouched() <= BLOCKS), (TransferOutcome::Deadline, true));
     let at_once = b.read(list.clone(), &soon().message(b"never")).expect("it is open");
-    assert!(b.p.client.context().cancel_transfer(b.here, at_once));
+    assert!(b.p.client.context().remote(b.here).cancel_transfer(at_once));
     let end = b.end(at_once);
     assert_eq!((end.outcome, end.there, end.untouched()), (TransferOutcome::Cancelled, 0, BLOCKS));
     assert!(b.local.copy_from(0, &[0xee; BLOCK * BLOCKS]).is_ok(), "free again");
 
     let half = b.read(list, &soon().message(b"never")).expect("it is open");
     (0..6).for_each(|_| b.p.turn());
-    let cancelled = b.p.client.context().cancel_transfer(b.here, half);
+    let cancelled = b.p.client.context().remote(b.here).cancel_transfer(half);
     let end = b.end(half);
     assert!(!cancelled || end.outcome == TransferOutcome::Cancelled && end.unknown == 0, "{end:?}");
     let (got, want) = (copy(&b.local), shuffled_back(&bytes));

@@ -56,7 +56,7 @@ impl Handler for Client {
         if self.outcome.up() == self.settings.count {
             cx.stop();
         } else {
-            cx.set_timer(self.settings.every, 0);
+            cx.timers().set(self.settings.every, 0);
         }
     }
 

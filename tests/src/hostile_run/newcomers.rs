@@ -93,12 +93,12 @@ impl Clients {
 impl Handler for Clients {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         if self.open.len() >= self.settings.at_once {
-            cx.set_timer(self.settings.every, 0);
+            cx.timers().set(self.settings.every, 0);
             return;
         }
         self.begun += 1;
         if self.begun < self.settings.count {
-            cx.set_timer(self.settings.every, 0);
+            cx.timers().set(self.settings.every, 0);
         }
         let now = Instant::now();
         match cx.connect(self.settings.server) {
@@ -139,7 +139,7 @@ pub fn run(settings: Settings) -> Result<Outcome> {
     let config = config(settings.credentials.security()?, settings.within_host);
     let config = config.wait(Wait::Event).timeouts(|t| t.connect = settings.patience);
     let mut reactor = Reactor::new(config)?;
-    reactor.context().set_timer(Duration::ZERO, 0);
+    reactor.context().timers().set(Duration::ZERO, 0);
     let mut clients = Clients { settings, begun: 0, open: BTreeMap::new(), outcome: Outcome::default() };
     reactor.run(&mut clients)?;
     clients.outcome.micros.sort_unstable();

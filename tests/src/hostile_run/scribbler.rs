@@ -53,7 +53,7 @@ impl Scribbler {
         self.wrong.clear();
         match cx.connect(self.server) {
             Ok(conn) => self.conn = Some(conn),
-            Err(_) => _ = cx.set_timer(Duration::from_millis(5), 0),
+            Err(_) => _ = cx.timers().set(Duration::from_millis(5), 0),
         }
     }
 
@@ -72,9 +72,9 @@ impl Scribbler {
         let theirs = self.theirs[nth];
         // If the reactor refuses an operation for now, the operation is not repeated.
         let done = match kind {
-            0 => cx.write(conn, theirs, own, 0..REGION),
-            1 => cx.read(conn, theirs, own, 0..REGION),
-            2 => cx.fetch_add(conn, theirs, own, 0, 1),
+            0 => cx.remote(conn).write(theirs, own, 0..REGION),
+            1 => cx.remote(conn).read(theirs, own, 0..REGION),
+            2 => cx.remote(conn).fetch_add(theirs, own, 0, 1),
             3 => cx.send(conn, &vec![7; self.rng.skewed(1..=100_000) as usize]),
             _ => cx.send(conn, &vec![7; 1 + self.rng.index(900)]),
         };
@@ -90,16 +90,16 @@ impl Scribbler {
     }
 
     fn again(&self, cx: &mut Context<'_>) {
-        cx.set_timer(Duration::ZERO, 0);
+        cx.timers().set(Duration::ZERO, 0);
     }
 }
 
 impl Handler<Order> for Scribbler {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.opened += 1;
-        self.own = cx.register(conn, REGION, &RegionOptions::new()).ok();
+        self.own = cx.regions().register(conn, REGION, &RegionOptions::new()).ok();
         let _ = cx.send(conn, KEYS);
-        cx.set_timer(Duration::from_millis(1 + self.rng.below(60)), self.opened);
+        cx.timers().set(Duration::from_millis(1 + self.rng.below(60)), self.opened);
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {

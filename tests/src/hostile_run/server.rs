@@ -92,9 +92,9 @@ impl Server {
     fn keys(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Vec<u8>, Error> {
         if let Entry::Vacant(free) = self.regions.entry(conn) {
             let all = RegionOptions::new().allow(Access::REMOTE);
-            let own = cx.register(conn, REGION, &all)?;
-            let direct = cx.register(conn, REGION, &all.direct())?;
-            let mut read = cx.register(conn, REGION, &RegionOptions::new().allow(Access::REMOTE_READ))?;
+            let own = cx.regions().register(conn, REGION, &all)?;
+            let direct = cx.regions().register(conn, REGION, &all.direct())?;
+            let mut read = cx.regions().register(conn, REGION, &RegionOptions::new().allow(Access::REMOTE_READ))?;
             let _ = read.copy_from(0, &CONTENT);
             free.insert([own, direct, read]);
         }
@@ -103,7 +103,7 @@ impl Server {
     }
 
     fn guard(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Error> {
-        let mut region = cx.register(conn, REGION, &RegionOptions::new().allow(Access::REMOTE))?;
+        let mut region = cx.regions().register(conn, REGION, &RegionOptions::new().allow(Access::REMOTE))?;
         let _ = region.copy_from(0, &CONTENT);
         self.guarded = Some(region);
         Ok(())
@@ -191,8 +191,8 @@ impl Handler<Order> for Server {
 pub fn run(settings: &Settings) -> super::Result<()> {
     let config = config(settings.credentials.security()?, settings.within_host);
     let mut reactor: Reactor<Order> = Reactor::with_messages(config)?;
-    let listener = reactor.context().listen(SocketAddr::from(([127, 0, 0, 1], 0)))?;
-    answer(&reactor.context().local_address(listener).ok_or("the listener is closed")?)?;
+    let listener = reactor.context().listeners().listen(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    answer(&reactor.context().listeners().local_address(listener).ok_or("the listener is closed")?)?;
     obey(reactor.handle());
     Ok(reactor.run(&mut Server::default())?)
 }

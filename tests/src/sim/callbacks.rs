@@ -48,7 +48,8 @@ impl Handler<Said> for Program<'_> {
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if !self.state.live.contains_key(&conn) {
-            let cookie = cookie_of(cx.private_data(conn)).filter(|cookie| self.audit.pairs.contains_key(cookie));
+            let cookie =
+                cookie_of(cx.connection(conn).private_data()).filter(|cookie| self.audit.pairs.contains_key(cookie));
             let Some(cookie) = cookie else {
                 return self.state.check(false, format_args!("{conn} is a connection that no node opened"));
             };
@@ -66,9 +67,10 @@ impl Handler<Said> for Program<'_> {
         let max = self.state.max_messages[node].min(self.state.max_messages[peer]) as usize;
         self.state.note(format_args!("on_connect {conn}: {cookie:x}, with node{peer}"));
         self.state.check(!again && for_us && !closed, format_args!("{conn}: on_connect again, or for another node"));
-        self.state.check(cx.buffer_size(conn) == Some(max), format_args!("{conn}: max_message is not {max}"));
+        self.state
+            .check(cx.connection(conn).buffer_size() == Some(max), format_args!("{conn}: max_message is not {max}"));
         if side == ACTIVE {
-            let said = cx.private_data(conn).to_vec();
+            let said = cx.connection(conn).private_data().to_vec();
             self.state.check(pair.answers.contains(&said), format_args!("{conn}: the peer did not say {said:?}"));
             let bound = MS * (self.state.options.connect_timeout / MS + 1);
             self.state.check(self.state.is_within(pair.opened, bound), format_args!("{conn}: up too late"));
@@ -78,7 +80,7 @@ impl Handler<Said> for Program<'_> {
         if let Some((_, _, end)) = self.end(conn) {
             end.max = max;
         }
-        cx.set_user(conn, cookie);
+        cx.connection(conn).set_user(cookie);
         if is_stream(cookie) {
             self.state.streams.handler.next = (cookie, side);
             Handler::<Said>::on_connect(&mut self.state.streams, cx, conn);

@@ -68,7 +68,7 @@ struct Server(Rc<RefCell<Book>>);
 impl Handler for Server {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let mut book = self.0.borrow_mut();
-        let listener = cx.listener(conn).and_then(|id| book.listeners.iter().position(|&of| of == id));
+        let listener = cx.connection(conn).listener().and_then(|id| book.listeners.iter().position(|&of| of == id));
         let side = listener.or_else(|| book.opened.get(&conn).copied()).expect("it was opened or accepted");
         book.up.insert(conn, side);
     }
@@ -236,7 +236,8 @@ impl World {
         let handler = Box::new(self.server.clone());
         self.nodes.push(Node { reactor, handler, ports: vec![0, 1], more: true });
         for side in 0..2 {
-            let listener = self.nodes[0].reactor.context().listen(address(side, PORT)).expect("a free port");
+            let listener =
+                self.nodes[0].reactor.context().listeners().listen(address(side, PORT)).expect("a free port");
             self.server.0.borrow_mut().listeners.push(listener);
         }
         for nth in 0..PEERS {
@@ -244,7 +245,7 @@ impl World {
             let config = config(&mut self.rng, false);
             let mut reactor = gated(node, &self.fabric, &self.gates[node], config).expect("no call fails");
             for port in [PORT, PORT + 1] {
-                reactor.context().listen(address(node, port)).expect("a free port");
+                reactor.context().listeners().listen(address(node, port)).expect("a free port");
             }
             self.nodes.push(Node { reactor, handler: Box::new(peer.clone()), ports: vec![node], more: true });
             self.peers.push(peer);
@@ -365,7 +366,7 @@ impl World {
         let options = if any_peer { options.any_peer() } else { options };
         let mut book = self.server.0.borrow_mut();
         let mut cx = self.nodes[0].reactor.context();
-        let Ok(region) = cx.register(conn, LEN, &options) else { return };
+        let Ok(region) = cx.regions().register(conn, LEN, &options) else { return };
         let (number, remote) = (book.number(), region.remote());
         let mut offer = message(OFFER, false, number, 16);
         offer[HEAD..HEAD + 8].copy_from_slice(&remote.address.to_le_bytes());
@@ -395,11 +396,11 @@ impl World {
         let source = match self.sources[nth].get(&offer.conn) {
             Some(source) => source,
             None => {
-                let Ok(made) = cx.register(offer.conn, LEN, &RegionOptions::new()) else { return };
+                let Ok(made) = cx.regions().register(offer.conn, LEN, &RegionOptions::new()) else { return };
                 self.sources[nth].entry(offer.conn).or_insert(made)
             }
         };
-        let _ = cx.write(offer.conn, offer.remote, source, 0..LEN);
+        let _ = cx.remote(offer.conn).write(offer.remote, source, 0..LEN);
         self.nodes[1 + nth].more = true;
     }
 
@@ -444,7 +445,7 @@ impl World {
             book.lent.remove(&number);
         } else if let Some(lent) = book.lent.get(&number) {
             // The result is ignored: the device may refuse to release the key. The counters of the gate record such a refusal.
-            let _ = self.nodes[0].reactor.context().revoke(&lent.region);
+            let _ = self.nodes[0].reactor.context().regions().revoke(&lent.region);
             book.hide(|of, _| of == number);
         }
         self.nodes[0].more = true;

@@ -137,7 +137,7 @@ impl Flows {
         let delay = self.rng.skewed(1_000..=50 * MS);
         let token = OF_FLOW | self.naps.len() as u64;
         self.naps.push(id);
-        cx.context().set_timer(Duration::from_nanos(delay), token);
+        cx.context().timers().set(Duration::from_nanos(delay), token);
     }
 
     /// Writes the remaining bytes of a stream in pieces, then shuts down writing. Stops earlier if the stream would block.

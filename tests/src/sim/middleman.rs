@@ -340,7 +340,7 @@ impl Program {
     /// Closes the connection if this side has opened it and everything was sent and received.
     fn close_if_done(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         let seen = self.0.borrow();
-        let active = cx.listener(conn).is_none();
+        let active = cx.connection(conn).listener().is_none();
         if active && seen.sent == said().len() && seen.messages.len() == said().len() {
             cx.close(conn);
         }
@@ -432,7 +432,7 @@ pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> History {
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(1), Duration::from_secs(3)));
     let node = |node: usize| Node::new(reactor(node, &fabric, config.clone()), Box::new(programs[node].clone()));
     let mut nodes = vec![node(SERVER), node(CLIENT)];
-    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
     let outcome = || {
         let fabric = lock(&fabric);

@@ -77,14 +77,14 @@ pub struct EmptyWrites(Option<Region>);
 
 impl Handler for EmptyWrites {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.0 = Some(cx.register(conn, 8, &RegionOptions::new()).expect("a region"));
+        self.0 = Some(cx.regions().register(conn, 8, &RegionOptions::new()).expect("a region"));
         self.on_writable(cx, conn);
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let nowhere = RemoteRegion { address: 0, len: 0, key: 0 };
         let local = self.0.as_ref().expect("it is connected");
-        while !matches!(cx.write(conn, nowhere, local, 0..0), Err(SendErrorKind::WouldBlock(_))) {}
+        while !matches!(cx.remote(conn).write(nowhere, local, 0..0), Err(SendErrorKind::WouldBlock(_))) {}
     }
 }
 
@@ -111,7 +111,7 @@ impl Street {
             Node::new(reactor(0, &fabric, config.clone()), server),
             Node::new(reactor(1, &fabric, config.clone()), Box::new(times.clone())),
         ];
-        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("a peer");
         Self { fabric, nodes, times }
     }

@@ -113,7 +113,7 @@ impl Program<'_> {
         };
         let remote = shared.remote.part(range.start as u64, range.len() as u64).expect("inside");
         if rng.chance(150) {
-            cx.fence(id);
+            cx.remote(id).fence();
             self.end(id).expect("it is live").2.fence = true;
         }
         self.start(cx, id, number, range, remote, kind);
@@ -165,7 +165,7 @@ impl Program<'_> {
         let fenced = |end: &super::audit::End| end.fences + u64::from(end.fence);
         let fences = fenced(&self.audit.pairs[&who.0].ends[who.1]);
         let room = cx.writable(id);
-        let features = cx.capabilities(id).map_or(Features::empty(), |capabilities| capabilities.features);
+        let features = cx.connection(id).capabilities().map_or(Features::empty(), |capabilities| capabilities.features);
         let amount = self.state.rng.range(1..=9);
         let (expected, swap) = self.audit.memory[number].swap(&mut self.state.rng);
         let immediate = (kind == SendKind::Write && self.state.rng.chance(300)).then(|| self.state.rng.bits() as u32);
@@ -174,8 +174,10 @@ impl Program<'_> {
             SendKind::Write => {
                 let parts: Vec<_> = locals.iter().map(|(n, range)| (&memories[n].region, range.clone())).collect();
                 let result = match (&parts[..], immediate) {
-                    ([(local, range)], Some(value)) => cx.write_with_immediate(id, remote, local, range.clone(), value),
-                    _ => cx.write_vectored(id, remote, &parts),
+                    ([(local, range)], Some(value)) => {
+                        cx.remote(id).write_with_immediate(remote, local, range.clone(), value)
+                    }
+                    _ => cx.remote(id).write_vectored(remote, &parts),
                 };
                 (result, Kind::Write)
             }
@@ -187,7 +189,7 @@ impl Program<'_> {
                     .zip(&locals)
                     .map(|((_, local), (_, range))| (&mut local.region, range.clone()))
                     .collect();
-                let result = cx.read_vectored(id, remote, &mut parts);
+                let result = cx.remote(id).read_vectored(remote, &mut parts);
                 memories.extend(lent);
                 (result, Kind::Read(reading))
             }
@@ -195,9 +197,9 @@ impl Program<'_> {
                 let (n, range) = &locals[0];
                 let local = &mut memories.get_mut(n).expect("chosen").region;
                 if kind == SendKind::FetchAdd {
-                    (cx.fetch_add(id, remote, local, range.start, amount), Kind::Add(amount))
+                    (cx.remote(id).fetch_add(remote, local, range.start, amount), Kind::Add(amount))
                 } else {
-                    (cx.compare_swap(id, remote, local, range.start, expected, swap), Kind::Swap { expected })
+                    (cx.remote(id).compare_swap(remote, local, range.start, expected, swap), Kind::Swap { expected })
                 }
             }
         };

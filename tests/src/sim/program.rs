@@ -173,7 +173,7 @@ impl Program<'_> {
     /// Starts to listen, unless the node already does.
     pub fn listen(&mut self, cx: &mut Context<'_>) {
         if self.state.listener.is_none() {
-            match cx.listen(address(self.state.node, PORT)) {
+            match cx.listeners().listen(address(self.state.node, PORT)) {
                 Ok(listener) => {
                     self.state.listener = Some(listener);
                     lock(&self.state.fabric).note_listening(self.state.node, true);
@@ -186,9 +186,12 @@ impl Program<'_> {
     /// Stops listening.
     pub fn close_listener(&mut self, cx: &mut Context<'_>) {
         if let Some(listener) = self.state.listener.take() {
-            cx.close_listener(listener);
+            cx.listeners().close(listener);
             lock(&self.state.fabric).note_listening(self.state.node, false);
-            self.state.check(cx.local_address(listener).is_none(), format_args!("a closed listener has an address"));
+            self.state.check(
+                cx.listeners().local_address(listener).is_none(),
+                format_args!("a closed listener has an address"),
+            );
         }
     }
 
@@ -312,7 +315,7 @@ impl Program<'_> {
     /// Cancels all timers.
     pub fn cancel_timers(&mut self, cx: &mut Context<'_>) {
         for (token, timer) in std::mem::take(&mut self.state.timers) {
-            let cancelled = cx.cancel_timer(timer.id);
+            let cancelled = cx.timers().cancel(timer.id);
             self.state.check(cancelled, format_args!("timer {token} did not exist before it fired"));
         }
     }
@@ -408,7 +411,7 @@ impl Program<'_> {
             (Call::SetTimer, _) => self.set_timer(cx),
             (Call::CancelTimer, _) => {
                 if let Some((token, timer)) = self.state.timers.pop_first() {
-                    let (cancelled, again) = (cx.cancel_timer(timer.id), cx.cancel_timer(timer.id));
+                    let (cancelled, again) = (cx.timers().cancel(timer.id), cx.timers().cancel(timer.id));
                     let kept = cancelled && !again;
                     self.state.check(kept, format_args!("cancelling timer {token}: {cancelled}, then {again}"));
                 }
@@ -416,7 +419,7 @@ impl Program<'_> {
             (Call::Release, _) => self.state.release(false),
             (Call::Look, Some(id)) => self.look(cx, id),
             (Call::TooLong, Some(id)) => {
-                if let Some(max) = cx.max_message(id) {
+                if let Some(max) = cx.connection(id).max_message() {
                     let result = cx.send(id, &vec![0; max as usize + 1]);
                     let kept = matches!(result, Err(SendErrorKind::TooLong { .. } | SendErrorKind::Closed));
                     self.state.check(kept, format_args!("a message too long for {id}: {result:?}"));
@@ -451,14 +454,14 @@ impl Program<'_> {
         if self.state.watched.len() < 2 && self.state.rng.chance(700) {
             // Only the number of the descriptor matters; nothing reads the file.
             let file = File::open("/dev/null").expect("/dev/null");
-            let io = cx.register_io(&file, Interest::READABLE);
+            let io = cx.io().register(&file, Interest::READABLE);
             self.state.note(format_args!("watches {io:?}"));
             match io {
                 Ok(io) => _ = self.state.watched.insert(io, file),
                 Err(error) => self.state.check(false, format_args!("watching: {error}")),
             }
         } else if let Some((io, _)) = self.state.watched.pop_first() {
-            let (first, again) = (cx.deregister_io(io), cx.deregister_io(io));
+            let (first, again) = (cx.io().deregister(io), cx.io().deregister(io));
             self.state.check(first && !again, format_args!("watching {io:?} no more: {first}, then {again}"));
         }
     }
@@ -470,13 +473,13 @@ impl Program<'_> {
         let at = self.state.rng.index(self.state.stale.len());
         let id = self.state.stale[at];
         cx.close(id);
-        cx.set_user(id, 1);
+        cx.connection(id).set_user(1);
         let kept = cx.send(id, b"stale") == Err(SendErrorKind::Closed)
             && cx.buffer(id).is_none()
-            && cx.user(id).is_none()
-            && cx.buffer_size(id).is_none()
-            && cx.peer_address(id).is_none()
-            && cx.private_data(id).is_empty()
+            && cx.connection(id).user().is_none()
+            && cx.connection(id).buffer_size().is_none()
+            && cx.connection(id).peer_address().is_none()
+            && cx.connection(id).private_data().is_empty()
             && cx.writable(id) == 0;
         self.state.check(kept, format_args!("{id} is stale, but a call succeeded"));
     }
@@ -485,7 +488,7 @@ impl Program<'_> {
         let token = self.state.next_timer;
         self.state.next_timer += 1;
         let delay = if self.state.rng.chance(200) { 0 } else { self.state.rng.skewed(1_000..=500 * MS) };
-        let id = cx.set_timer(Duration::from_nanos(delay), token);
+        let id = cx.timers().set(Duration::from_nanos(delay), token);
         let due = virtual_ns(cx.now()) + delay;
         let (_, paused) = self.state.times();
         self.state.timers.insert(token, Timer { id, due, paused });
@@ -494,11 +497,11 @@ impl Program<'_> {
     fn look(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let Some((cookie, _, end)) = self.end(id) else { return };
         let (announced, max) = (end.announced, end.max);
-        let user = cx.user(id);
+        let user = cx.connection(id).user();
         let kept = user == Some(if announced { cookie } else { 0 });
         self.state.check(kept, format_args!("{id} has {user:?} attached, not {cookie:x}"));
-        let now = cx.buffer_size(id);
+        let now = cx.connection(id).buffer_size();
         self.state.check(now == announced.then_some(max), format_args!("{id}: max_message is {now:?}, was {max}"));
-        self.state.check(cx.peer_address(id).is_some(), format_args!("{id} has no peer"));
+        self.state.check(cx.connection(id).peer_address().is_some(), format_args!("{id} has no peer"));
     }
 }

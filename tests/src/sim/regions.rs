@@ -80,7 +80,7 @@ impl Program<'_> {
         let state = &mut *self.state;
         let len = WORDS + state.rng.range(1..=2 * state.work.region) as usize;
         let content = random(&mut state.rng, len);
-        match cx.register_vec(id, content.clone(), &RegionOptions::new()) {
+        match cx.regions().register_vec(id, content.clone(), &RegionOptions::new()) {
             Ok(region) => {
                 let number = state.memories.next;
                 state.memories.next += 1;
@@ -107,7 +107,7 @@ impl Program<'_> {
         options = if any_peer { options.any_peer() } else { options };
         let lifetime = state.rng.chance(50).then(|| state.rng.skewed(MS..=300 * MS));
         options = if let Some(ns) = lifetime { options.lifetime(Duration::from_nanos(ns)) } else { options };
-        match cx.register_vec(id, bytes.clone(), &options) {
+        match cx.regions().register_vec(id, bytes.clone(), &options) {
             Ok(region) => {
                 let number = self.audit.memory.len();
                 state.note(format_args!("{id} shares {number}, {len} bytes, {access:?}, with all: {any_peer}"));
@@ -147,7 +147,7 @@ impl Program<'_> {
             self.state.note(format_args!("takes {number} back"));
             let Some(own) = self.state.memories.shared.get(&number) else { return };
             // The result is ignored: the device may refuse to release the key. The simulated hardware counts such a refusal.
-            let _ = cx.revoke(&own.region);
+            let _ = cx.regions().revoke(&own.region);
             self.hide(number);
         }
     }

@@ -238,11 +238,11 @@ pub enum Call {
     Stale,
     /// `connect`.
     Connect,
-    /// `close_listener`, and `listen` again.
+    /// `close` of a listener, and `listen` again.
     Relisten,
-    /// `set_timer`.
+    /// `set` of a timer.
     SetTimer,
-    /// `cancel_timer`.
+    /// `cancel` of a timer.
     CancelTimer,
     /// Drops a message that the program has kept.
     Release,
@@ -250,7 +250,7 @@ pub enum Call {
     Look,
     /// Sends a message that is too long.
     TooLong,
-    /// `register_io` or `deregister_io`, with a descriptor of the program.
+    /// `register` or `deregister`, with a descriptor of the program.
     Watch,
     /// Another thread sends a message to the reactor during the callback.
     Speak,

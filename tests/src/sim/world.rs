@@ -319,7 +319,7 @@ impl World {
     fn settle_streams(&mut self, node: usize) {
         self.outside(node, |program, cx| {
             program.state.streams.handler.calm = true;
-            cx.set_timer(Duration::ZERO, SETTLE);
+            cx.timers().set(Duration::ZERO, SETTLE);
         });
     }
 

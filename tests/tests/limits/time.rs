@@ -25,7 +25,7 @@ impl Handler for Slow {
             match what % 3 {
                 0 => {
                     self.timer.borrow_mut().push(now);
-                    cx.set_timer(Duration::from_millis(30), 0);
+                    cx.timers().set(Duration::from_millis(30), 0);
                 }
                 1 => _ = cx.connect(address(2, 7471)).expect("connecting"),
                 _ => {
@@ -71,8 +71,8 @@ fn times_count_from(first: usize) {
         Node::new(reactor(1, &fabric, Config::default()), Box::new(asks)),
         Node::new(reactor(2, &fabric, Config::default()), Box::new(Attempts::default())),
     ];
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
-    nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[2].reactor.context().listeners().listen(address(2, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the end", |_| {
         !ends.0.borrow().is_empty() && timer.borrow().len() == 2 && attempts.up.borrow().len() == 2
@@ -130,17 +130,17 @@ fn the_time_of_an_attempt_counts_from_its_beginning() {
             Node::new(reactor(2, &fabric, Config::default()), Box::new(Attempts::default())),
         ];
         // Nobody listens on the first address.
-        nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
+        nodes[2].reactor.context().listeners().listen(address(2, 7471)).expect("a free port");
         let peers = [address(1, 7471), address(2, 7471)];
         let conn = nodes[0].reactor.context().connect_any(&peers, ConnectOptions::new()).expect("connecting");
         for _ in 0..steps {
             step(&fabric, &mut nodes).expect("a turn");
         }
-        if nodes[0].reactor.context().peer_address(conn) != Some(peers[0]) {
+        if nodes[0].reactor.context().connection(conn).peer_address() != Some(peers[0]) {
             assert!(steps > 1, "the first attempt takes several steps");
             return;
         }
-        nodes[0].reactor.context().set_timer(Duration::ZERO, 0);
+        nodes[0].reactor.context().timers().set(Duration::ZERO, 0);
         until(&fabric, &mut nodes, "the outcome", |_| {
             !attempts.up.borrow().is_empty() || !attempts.errors.borrow().is_empty()
         });
@@ -155,7 +155,7 @@ struct Slices(Rc<RefCell<u64>>);
 impl Handler for Slices {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         *self.0.borrow_mut() += 1;
-        cx.set_timer(Duration::ZERO, 0);
+        cx.timers().set(Duration::ZERO, 0);
     }
 }
 
@@ -166,7 +166,7 @@ impl Handler for Slices {
 fn work_in_slices_has_one_slice_in_each_turn() {
     let (fabric, slices) = (network(1), Rc::new(RefCell::new(0)));
     let mut nodes = [Node::new(reactor(0, &fabric, Config::default()), Box::new(Slices(Rc::clone(&slices))))];
-    nodes[0].reactor.context().set_timer(Duration::ZERO, 0);
+    nodes[0].reactor.context().timers().set(Duration::ZERO, 0);
     for _ in 0..100 {
         step(&fabric, &mut nodes).expect("a turn");
     }
@@ -185,7 +185,7 @@ fn the_time_of_a_handshake_counts_from_the_acceptance() {
         Node::new(reactor(0, &fabric, limits), Box::new(thinker)),
         Node::new(reactor(1, &fabric, Config::default()), Box::new(client.clone())),
     ];
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the outcome", |nodes| {
         nodes[0].reactor.stats().connections.refused > 0 || !attempts.up.borrow().is_empty()
@@ -215,7 +215,7 @@ fn the_absence_of_a_server(one_host: bool) {
             Node::new(reactor(0, &fabric, limits), Box::new(server.clone())),
             Node::new(reactor(1, &fabric, Config::default()), Box::new(client.clone())),
         ];
-        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         for _ in 0..steps {
             step(&fabric, &mut nodes).expect("a turn");
@@ -268,7 +268,7 @@ fn absent_in_a_transfer(absent: usize, steps: usize) -> bool {
         Node::new(reactor(0, &fabric, limits(0)), Box::new(sender)),
         Node::new(reactor(1, &fabric, limits(1)), Box::new(Attempts::default())),
     ];
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the offer", |nodes| nodes[0].reactor.stats().connections.connected == 1);
     (0..steps).for_each(|_| step(&fabric, &mut nodes).expect("a turn"));
@@ -346,7 +346,7 @@ fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
         let (fabric, ends, received) = (network(3), Ends::default(), Rc::new(Cell::new(0)));
         let program = Honest { fabric: fabric.clone(), ends: ends.clone(), up: |_: &mut Context<'_>, _| {} };
         let mut nodes = [Node::new(reactor(0, &fabric, config()), Box::new(program))];
-        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
         let mut peer = Hostile::new(&fabric);
         peer.open(address(0, 7471));
         let pause = |nodes: &mut [Node], time: u64| {
@@ -393,7 +393,7 @@ impl StreamHandler for Writer {
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         self.id = Some(id);
         while cx.stream(id).write(&[7; 5_000]).is_ok() {}
-        cx.context().set_timer(Duration::from_millis(CLOSES), 0);
+        cx.context().timers().set(Duration::from_millis(CLOSES), 0);
     }
     fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {}
     fn on_timer(&mut self, cx: &mut StreamContext<'_>, _: TimerId, _: u64) {
@@ -422,7 +422,7 @@ fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
             Node::new(reactor(0, &fabric, config()), Box::new(writer)),
             Node::new(reactor(1, &fabric, config()), Box::new(Streams::new(Deaf))),
         ];
-        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "some time", |_| lock(&fabric).now() > 10 * MS);
         nodes[1].dead = stops;
@@ -455,21 +455,21 @@ impl Drip {
 impl Handler for Drip {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         cx.send(conn, &message(HELLO, WINDOW, &[])).expect("room");
-        self.region = Some(cx.register(conn, 8, &RegionOptions::new()).expect("a region"));
+        self.region = Some(cx.regions().register(conn, 8, &RegionOptions::new()).expect("a region"));
         self.part(cx, conn);
-        cx.set_timer(Duration::from_millis(10), 0);
+        cx.timers().set(Duration::from_millis(10), 0);
     }
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         let nowhere = RemoteRegion { address: 0, len: 0, key: 0 };
         let Some(conn) = cx.connection_ids().next() else { return };
         self.ticks += 1;
         if let Some(region) = &self.region {
-            let _ = cx.write(conn, nowhere, region, 0..0);
+            let _ = cx.remote(conn).write(nowhere, region, 0..0);
         }
         if self.ticks % 38 == 0 && self.left > 0 {
             self.part(cx, conn);
         }
-        cx.set_timer(Duration::from_millis(10), 0);
+        cx.timers().set(Duration::from_millis(10), 0);
     }
 }
 
@@ -485,7 +485,7 @@ fn a_message_in_parts_has_one_limit_in_time_as_a_whole() {
         Node::new(reactor(0, &fabric, server), Box::new(program)),
         Node::new(reactor(1, &fabric, config()), Box::new(drip)),
     ];
-    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
     nodes[1].reactor.context().connect_with(address(0, 7471), options).expect("connecting");
     until(&fabric, &mut nodes, "the end", |nodes| {

@@ -71,6 +71,13 @@ fn note(item: &Item, found: &mut BTreeSet<String>) {
     }
 }
 
+/// Returns a message if a type has more than `most` public methods. A type with more needs facets,
+/// as `Context` has them.
+pub(crate) fn too_many_methods(items: &BTreeSet<String>, of: &str, most: usize) -> Vec<String> {
+    let found = items.iter().filter(|item| item.strip_prefix(of).is_some_and(|rest| rest.starts_with("::"))).count();
+    if found <= most { Vec::new() } else { vec![format!("`{of}` has {found} public methods, at most {most}")] }
+}
+
 /// Returns the text of the list of public items: the history, and then the items of each crate. The lines of the history are
 /// `# NUMBER: WHY`; each says why the number of items has changed.
 pub(crate) fn list(history: &[String], items: &[(&str, BTreeSet<String>)]) -> String {
@@ -102,6 +109,15 @@ fn public_items_are_found_and_others_are_not() {
     ]);
     let found: Vec<_> = items(&source).into_iter().collect();
     assert_eq!(found, ["Can", "Can::can", "MOST", "Thing", "Thing::act", "open::act"]);
+}
+
+#[test]
+fn a_method_too_many_is_found() {
+    let text = "pub struct Thing; pub struct ThingView; impl ThingView { pub fn see(&self) {} }
+        impl Thing { pub fn act(&self) {} pub fn see(&self) -> ThingView { ThingView } fn own(&self) {} }";
+    let items = items(&Source::of(&[("lib.rs", text)]));
+    assert_eq!(too_many_methods(&items, "Thing", 2), Vec::<String>::new());
+    assert_eq!(too_many_methods(&items, "Thing", 1), ["`Thing` has 2 public methods, at most 1"]);
 }
 
 #[test]

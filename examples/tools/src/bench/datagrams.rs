@@ -312,7 +312,7 @@ impl DatagramClient {
             self.done += 1;
         }
         let _ = cx.datagrams().send(endpoint, peer, &[0; END]);
-        cx.set_timer(AGAIN, 0);
+        cx.timers().set(AGAIN, 0);
     }
 }
 

@@ -336,7 +336,7 @@ fn run(command: Command) -> Result<Ending, Failure> {
         output: Output::stdout(),
     };
     if let Some(seconds) = talk.timeout {
-        cx.set_timer(Duration::from_secs(seconds), 0);
+        cx.timers().set(Duration::from_secs(seconds), 0);
     }
     match &command {
         Command::Server { .. } => {

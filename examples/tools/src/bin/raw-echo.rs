@@ -280,7 +280,7 @@ impl Talks {
 impl Handler for Talks {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let number = self.begin(conn.slot());
-        cx.set_user(conn, number);
+        cx.connection(conn).set_user(number);
         self.send(cx, conn);
     }
 
@@ -310,8 +310,8 @@ impl Handler for Talks {
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        let (part, number) = (self.part, cx.user(conn).unwrap_or(0));
-        let peer = cx.peer_address(conn).map_or_else(|| "?".into(), |peer| peer.to_string());
+        let (part, number) = (self.part, cx.connection(conn).user().unwrap_or(0));
+        let peer = cx.connection(conn).peer_address().map_or_else(|| "?".into(), |peer| peer.to_string());
         let Some(talk) = self.talk(conn) else { return };
         let (received, sent, lost) = (talk.received, talk.sent, std::mem::take(&mut talk.lost));
         let expected = match part {
@@ -349,7 +349,7 @@ impl Handler for Talks {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        let peer = cx.peer_address(conn).map_or_else(String::new, |peer| format!(" to {peer}"));
+        let peer = cx.connection(conn).peer_address().map_or_else(String::new, |peer| format!(" to {peer}"));
         self.failure.get_or_insert_with(|| Failure::new(format!("no connection{peer}: {error}")));
         cx.stop();
     }
@@ -397,14 +397,14 @@ fn run(command: Command) -> Result<Ending, Failure> {
     let mut reactor = Reactor::new(talk.config(count))?;
     Interrupt::on_signals()?.stops(reactor.handle());
     if let Some(seconds) = talk.timeout {
-        reactor.context().set_timer(Duration::from_secs(seconds), 0);
+        reactor.context().timers().set(Duration::from_secs(seconds), 0);
     }
     match &command {
         Command::Server { bind, .. } => {
             let address = resolve(bind, talk.port)?[0];
-            let listener = reactor.context().listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
-            let address = reactor.context().local_address(listener).unwrap_or(address);
-            talks.output.line(format!("listening on {address}"));
+            let mut cx = reactor.context();
+            let listener = cx.listeners().listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
+            talks.output.line(format!("listening on {}", cx.listeners().local_address(listener).unwrap_or(address)));
         }
         Command::Client { address, .. } => {
             let address = resolve(address, talk.port)?[0];

@@ -162,7 +162,7 @@ impl Client {
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.started = Some(cx.now());
-        let mut region = |access| cx.register(conn, self.text.len(), &RegionOptions::new().allow(access));
+        let mut region = |access| cx.regions().register(conn, self.text.len(), &RegionOptions::new().allow(access));
         match (region(Access::REMOTE_READ), region(Access::REMOTE_WRITE)) {
             (Ok(source), Ok(sink)) => self.session = Some(Session { conn, source, sink, step: Step::Source }),
             (Err(error), _) | (_, Err(error)) => return self.fail(cx, error),
@@ -193,7 +193,7 @@ impl Handler for Client {
             // The user has interrupted the connect, so it is no failure, and no other address is tried.
             return;
         }
-        let server = cx.peer_address(conn).map_or_else(String::new, |address| format!(" to {address}"));
+        let server = cx.connection(conn).peer_address().map_or_else(String::new, |address| format!(" to {address}"));
         match self.connect(cx) {
             Some(Ok(_)) => {}
             Some(Err(error)) => self.fail(cx, error),
@@ -226,7 +226,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     client.interrupted = interrupt.is_raised() && !client.is_over();
     if client.interrupted && client.session.is_some() {
         // The current round may finish within `LAST_ROUND`. If the client left during a round, the server might report an error.
-        reactor.context().set_timer(LAST_ROUND, 0);
+        reactor.context().timers().set(LAST_ROUND, 0);
         reactor.run(&mut client)?;
     }
     reactor.shutdown(&mut client, Duration::from_secs(1))?;
@@ -285,7 +285,7 @@ mod tests {
         for (rounds, fails) in [(1, false), (0, true)] {
             let (mut reactor, mut client) = client(Vec::new());
             client.rounds = rounds;
-            let timer = reactor.context().set_timer(Duration::ZERO, 0);
+            let timer = reactor.context().timers().set(Duration::ZERO, 0);
             client.on_timer(&mut reactor.context(), timer, 0);
             assert_eq!(client.failure.is_some(), fails, "{rounds} of 1 rounds");
         }

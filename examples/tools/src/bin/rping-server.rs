@@ -79,12 +79,12 @@ impl Client {
                         self.ping.len()
                     ));
                 }
-                cx.read(conn, remote, &mut self.ping, 0..len).map_err(|error| error.to_string())?;
+                cx.remote(conn).read(remote, &mut self.ping, 0..len).map_err(|error| error.to_string())?;
                 self.step = Step::Ping { len };
             }
             Step::Ping { .. } => return Err("it sends out of turn".into()),
             Step::Sink { len } => {
-                cx.write(conn, remote, &self.ping, 0..len).map_err(|error| error.to_string())?;
+                cx.remote(conn).write(remote, &self.ping, 0..len).map_err(|error| error.to_string())?;
                 // The ping was written before this message is sent on the same connection. So the client has the whole ping when it
                 // receives this message.
                 cx.send(conn, &[0; advert::LEN]).map_err(|error| error.to_string())?;
@@ -175,11 +175,11 @@ impl Handler for Server {
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.came += 1;
-        let address = cx.peer_address(conn);
+        let address = cx.connection(conn).peer_address();
         if self.clients.len() <= conn.slot() {
             self.clients.resize_with(conn.slot() + 1, || None);
         }
-        match cx.register(conn, self.size, &RegionOptions::new().allow(Access::READ_SINK)) {
+        match cx.regions().register(conn, self.size, &RegionOptions::new().allow(Access::READ_SINK)) {
             Ok(ping) => {
                 let client = Client { address, ping, step: Step::Source, rounds: 0, failure: None };
                 self.clients[conn.slot()] = Some(client);
@@ -248,8 +248,8 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     };
     let address = resolve(&cli.address, server.options.port)?[0];
     let mut cx = reactor.context();
-    let listener = cx.listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
-    let address = cx.local_address(listener).unwrap_or(address);
+    let listener = cx.listeners().listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
+    let address = cx.listeners().local_address(listener).unwrap_or(address);
     server.output.line(format_args!("listening on {address} (provider {})", reactor.provider_name()));
     reactor.run(&mut server)?;
     let interrupted = interrupt.is_raised();

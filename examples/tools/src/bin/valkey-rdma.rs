@@ -270,7 +270,7 @@ impl Handler for Client {
             Ok(link) => self.link = Some(link),
             Err(why) => return self.fail(cx, why),
         }
-        cx.set_timer(KEEPALIVE, STILL_HERE);
+        cx.timers().set(KEEPALIVE, STILL_HERE);
         self.with(cx, |_, _, _| Ok(()));
     }
 
@@ -299,7 +299,7 @@ impl Handler for Client {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        let server = cx.peer_address(conn).map_or_else(String::new, |address| format!(" to {address}"));
+        let server = cx.connection(conn).peer_address().map_or_else(String::new, |address| format!(" to {address}"));
         match self.connect(cx) {
             Some(Ok(_)) => {}
             Some(Err(error)) => self.fail(cx, error),
@@ -316,7 +316,7 @@ impl Handler for Client {
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, what: u64) {
         if what == STILL_HERE && self.link.is_some() {
-            cx.set_timer(KEEPALIVE, STILL_HERE);
+            cx.timers().set(KEEPALIVE, STILL_HERE);
             self.with(cx, |link, cx, _| link.command(cx, ValkeyCommand::Keepalive));
         } else if what == TOO_LATE {
             let (done, steps) = (self.done, self.work.steps());
@@ -338,7 +338,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     let interrupt = Interrupt::on_signals()?;
     interrupt.stops(reactor.handle());
     if let Some(seconds) = cli.timeout {
-        reactor.context().set_timer(Duration::from_secs(seconds), TOO_LATE);
+        reactor.context().timers().set(Duration::from_secs(seconds), TOO_LATE);
     }
     let mut client = Client {
         addresses: resolve(&cli.address, cli.port)?.into_iter(),

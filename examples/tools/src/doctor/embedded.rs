@@ -82,9 +82,9 @@ fn through(provider: ProviderChoice, address: SocketAddr) -> Result<SocketAddr, 
     let attempt = || -> Result<Option<Result<(), String>>, Error> {
         let config = Config::default().provider(provider).buffer_size(64).receive_depth(5).send_depth(4);
         let mut reactor = Reactor::new(config)?;
-        let listener = reactor.context().listen(address)?;
-        let address = reactor.context().local_address(listener).unwrap_or(address);
-        reactor.context().set_timer(LIMIT, 0);
+        let listener = reactor.context().listeners().listen(address)?;
+        let address = reactor.context().listeners().local_address(listener).unwrap_or(address);
+        reactor.context().timers().set(LIMIT, 0);
         let client = Some(reactor.context().connect(address)?);
         let mut trial = Trial { client, outcome: None };
         reactor.run(&mut trial)?;

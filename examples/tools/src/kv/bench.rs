@@ -139,7 +139,7 @@ impl Bench {
                 *stored += 1;
                 if !loaded && *stored >= u64::from(keys) {
                     self.since = Some(Instant::now());
-                    cx.set_timer(self.plan.time, 0);
+                    cx.timers().set(self.plan.time, 0);
                     for _ in 0..self.plan.readers {
                         cx.connect(self.server)?;
                     }

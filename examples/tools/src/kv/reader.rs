@@ -45,7 +45,7 @@ impl Reader {
     /// Memory for one slot could not be registered.
     pub fn new(cx: &mut Context<'_>, conn: ConnectionId, hello: TableHello) -> Result<Self, Failure> {
         let len = hello.geometry.slot_len();
-        let sink = cx.register(conn, len, &RegionOptions::new().allow(Access::READ_SINK))?;
+        let sink = cx.regions().register(conn, len, &RegionOptions::new().allow(Access::READ_SINK))?;
         Ok(Self { hello, sink, slot: vec![0; len], key: Vec::new(), places: Vec::new(), torn: 0, retries: 0 })
     }
 
@@ -68,7 +68,7 @@ impl Reader {
         let len = self.hello.geometry.slot_len();
         let place = self.places.last().and_then(|&offset| self.hello.region.part(offset, len as u64));
         let place = place.ok_or_else(|| Failure::new("the server's table is smaller than it says"))?;
-        cx.read(conn, place, &mut self.sink, 0..len).map_err(Failure::new)?;
+        cx.remote(conn).read(place, &mut self.sink, 0..len).map_err(Failure::new)?;
         Ok(())
     }
 

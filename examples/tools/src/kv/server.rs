@@ -29,7 +29,7 @@ impl TableServer {
                 // All clients may read the table, including those that connect later. Only the server may write it.
                 let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
                 let len = usize::try_from(self.geometry.table_len()).map_err(Failure::new)?;
-                let region = cx.register(conn, len, &options).map_err(|error| {
+                let region = cx.regions().register(conn, len, &options).map_err(|error| {
                     let cure = "give fewer --slots or a smaller --max-value";
                     Failure::new(format!("a table of {len} bytes: {error}; {cure}"))
                 })?;
@@ -93,8 +93,8 @@ impl Handler for TableServer {
 pub fn run(address: std::net::SocketAddr, geometry: Geometry, config: Config) -> Result<(), Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
-    let listener = reactor.context().listen(address)?;
-    let address = reactor.context().local_address(listener).unwrap_or(address);
+    let listener = reactor.context().listeners().listen(address)?;
+    let address = reactor.context().listeners().local_address(listener).unwrap_or(address);
     Output::stdout().line(format!("listening on {address}"));
     let mut server = TableServer { geometry, table: None, failure: None };
     reactor.run(&mut server)?;

@@ -99,7 +99,7 @@ impl Follower {
         };
         match connected {
             Ok(conn) => {
-                cx.set_user(conn, LinkRole::Control(0).encode());
+                cx.connection(conn).set_user(LinkRole::Control(0).encode());
                 self.state = FollowerState::Connecting;
                 Ok(())
             }

@@ -107,7 +107,7 @@ impl Leader {
             // Only the first such report counts.
             Ok(RankReport::Joined(_)) if !self.coordinator.awaits(rank) => {}
             Ok(RankReport::Joined(mut entry)) => {
-                let from = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
+                let from = cx.connection(conn).peer_address().map(|peer| peer.ip().to_canonical());
                 let named = entry.address.filter(|&named| Some(named) != from);
                 if named.is_none_or(|named| !self.is_of(rank, named)) {
                     if let (Some(named), Some(from)) = (named, from) {

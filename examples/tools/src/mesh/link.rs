@@ -111,7 +111,7 @@ impl Link {
             return Err(format!("{len} bytes: this rank lends {BLOCK}"));
         }
         let options = RegionOptions::new().allow(Access::REMOTE_WRITE);
-        let region = cx.register(self.conn, len as usize, &options).map_err(|error| error.to_string())?;
+        let region = cx.regions().register(self.conn, len as usize, &options).map_err(|error| error.to_string())?;
         Ok(self.lent.insert(region).remote())
     }
 }

@@ -311,7 +311,7 @@ impl Member {
             let purpose = Purpose::Link { run: self.run, attempt: storm.failures(peer) };
             let hello = Hello { rank: self.rank, ranks: self.ranks, purpose };
             match cx.connect_with(address, ConnectOptions::new().private_data(hello.encode())) {
-                Ok(conn) => cx.set_user(conn, LinkRole::Link(peer).encode()),
+                Ok(conn) => cx.connection(conn).set_user(LinkRole::Link(peer).encode()),
                 Err(error) => {
                     if storm.failed(peer, since, random()) == RetryDecision::GiveUp {
                         self.failed.push((peer, format!("no connection: {error}")));
@@ -323,8 +323,8 @@ impl Member {
             let attempts = storm.attempts();
             self.storm = None;
             let (failed, memory_kib) = (std::mem::take(&mut self.failed), memory::peak_kib());
-            let shm =
-                self.opened().filter(|(_, link)| cx.provider(link.conn) == Some(SHM)).map(|(peer, _)| peer).collect();
+            let mut in_memory = |conn| cx.connection(conn).provider() == Some(SHM);
+            let shm = self.opened().filter(|(_, link)| in_memory(link.conn)).map(|(peer, _)| peer).collect();
             self.reports.push(RankReport::Connected { took: since, attempts, failed, shm, memory_kib });
         } else if now - self.reported_at >= PROGRESS_EVERY {
             self.reported_at = now;

@@ -73,7 +73,7 @@ impl Rank {
             leader.report(0, RankReport::Joined(entry));
         }
         self.proceed(cx);
-        cx.set_timer(TICKS.0, 0);
+        cx.timers().set(TICKS.0, 0);
         Ok(())
     }
 
@@ -153,9 +153,9 @@ impl Rank {
 /// Listens, and returns the first report with the address and the port.
 fn listen(cx: &mut Context<'_>, bind: SocketAddr, mut entry: Entry) -> Result<Entry, Failure> {
     let cure = "choose another with --port or --bind";
-    let listener =
-        cx.listen(bind).map_err(|error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}")))?;
-    let address = cx.local_address(listener).unwrap_or(bind);
+    let cannot = |error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}"));
+    let listener = cx.listeners().listen(bind).map_err(cannot)?;
+    let address = cx.listeners().local_address(listener).unwrap_or(bind);
     entry.port = address.port();
     entry.address = chosen(bind.ip());
     Ok(entry)
@@ -184,11 +184,11 @@ impl Handler for Rank {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let role = LinkRole::decode(cx.user(conn).unwrap_or_default());
+        let role = LinkRole::decode(cx.connection(conn).user().unwrap_or_default());
         match (role, &mut self.part) {
             (LinkRole::Link(peer), _) => self.member.link_up(cx, peer, conn, 0),
             (LinkRole::Control(_), RankPart::Follower(follower)) => {
-                let run = cx.private_data(conn).first_chunk().map_or(0, |run| u64::from_le_bytes(*run));
+                let run = cx.connection(conn).private_data().first_chunk().map_or(0, |run| u64::from_le_bytes(*run));
                 self.member.enter(run);
                 match listen(cx, self.bind, self.entry.clone()) {
                     Ok(entry) => follower.connected(cx, conn, entry),
@@ -197,15 +197,15 @@ impl Handler for Rank {
             }
             (LinkRole::Control(_), RankPart::Leader(_)) => {}
             // The connection has no role yet: the peer has opened it, and this rank has accepted it.
-            (LinkRole::None, part) => match (Hello::decode(cx.private_data(conn)), part) {
+            (LinkRole::None, part) => match (Hello::decode(cx.connection(conn).private_data()), part) {
                 (Some(Hello { rank, purpose: Purpose::Control, .. }), RankPart::Leader(leader)) => {
-                    cx.set_user(conn, LinkRole::Control(rank).encode());
+                    cx.connection(conn).set_user(LinkRole::Control(rank).encode());
                     leader.joined(cx, rank, conn);
                 }
                 (Some(hello @ Hello { rank, purpose: Purpose::Link { attempt, .. }, .. }), _)
                     if self.member.admits(hello) =>
                 {
-                    cx.set_user(conn, LinkRole::Link(rank).encode());
+                    cx.connection(conn).set_user(LinkRole::Link(rank).encode());
                     self.member.link_up(cx, rank, conn, attempt);
                 }
                 _ => cx.abort(conn),
@@ -215,7 +215,7 @@ impl Handler for Rank {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+        match (LinkRole::decode(cx.connection(conn).user().unwrap_or_default()), &mut self.part) {
             (LinkRole::Link(peer), _) => self.member.message(cx, peer, &message, &mut || draw(&mut self.entropy)),
             (LinkRole::Control(rank), RankPart::Leader(leader)) => leader.message(cx, rank, conn, &message),
             (LinkRole::Control(_), RankPart::Follower(follower)) => match (follower.order(&message), follower.root()) {
@@ -231,14 +231,14 @@ impl Handler for Rank {
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        if let LinkRole::Link(peer) = LinkRole::decode(cx.user(conn).unwrap_or_default()) {
+        if let LinkRole::Link(peer) = LinkRole::decode(cx.connection(conn).user().unwrap_or_default()) {
             self.member.sent(cx, peer, send.kind(), outcome);
             self.proceed(cx);
         }
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+        match (LinkRole::decode(cx.connection(conn).user().unwrap_or_default()), &mut self.part) {
             (LinkRole::Link(peer), _) => self.member.writable(cx, peer),
             (LinkRole::Control(rank), RankPart::Leader(leader)) => leader.writable(cx, rank),
             (LinkRole::Control(_), RankPart::Follower(follower)) => follower.writable(cx),
@@ -248,7 +248,7 @@ impl Handler for Rank {
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+        match (LinkRole::decode(cx.connection(conn).user().unwrap_or_default()), &mut self.part) {
             (LinkRole::Link(peer), _) => {
                 let random = &mut || draw(&mut self.entropy);
                 self.member.link_down(cx, peer, conn, &reason.to_string(), random);
@@ -264,7 +264,7 @@ impl Handler for Rank {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+        match (LinkRole::decode(cx.connection(conn).user().unwrap_or_default()), &mut self.part) {
             (LinkRole::Link(peer), _) => {
                 self.member.connect_failed(cx, peer, &error.to_string(), &mut || draw(&mut self.entropy));
             }
@@ -287,7 +287,7 @@ impl Handler for Rank {
             }
         }
         self.proceed(cx);
-        cx.set_timer(if self.member.is_connecting() { TICKS.0 } else { TICKS.1 }, 0);
+        cx.timers().set(if self.member.is_connecting() { TICKS.0 } else { TICKS.1 }, 0);
     }
 }
 

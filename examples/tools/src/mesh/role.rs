@@ -12,7 +12,7 @@ pub enum LinkRole {
 }
 
 impl LinkRole {
-    /// Encodes the role as a number for `Context::set_user`.
+    /// Encodes the role as a number for `ConnectionContext::set_user`.
     #[must_use]
     pub const fn encode(self) -> u64 {
         match self {
@@ -22,7 +22,7 @@ impl LinkRole {
         }
     }
 
-    /// Decodes the role from the number that `Context::user` returns.
+    /// Decodes the role from the number that `ConnectionContext::user` returns.
     #[must_use]
     pub const fn decode(number: u64) -> Self {
         let rank = (number & 0xffff_ffff) as usize;

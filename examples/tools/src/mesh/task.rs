@@ -133,7 +133,7 @@ impl Task {
                 if remote.len != u64::from(BLOCK) {
                     return Some(Err(format!("the peer lends {} bytes where {BLOCK} are needed", remote.len)));
                 }
-                match cx.register(conn, BLOCK as usize, &RegionOptions::new()) {
+                match cx.regions().register(conn, BLOCK as usize, &RegionOptions::new()) {
                     Ok(local) => self.work = TaskState::Writing { local, remote, out: 0, blocks: 0, started: now },
                     Err(error) => return Some(Err(format!("no memory to write from: {error}"))),
                 }
@@ -177,7 +177,7 @@ impl Task {
     pub fn write(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<TaskResult> {
         let TaskState::Writing { local, remote, out, .. } = &mut self.work else { return None };
         while *out < DEPTH {
-            match cx.write(conn, *remote, local, 0..BLOCK as usize) {
+            match cx.remote(conn).write(*remote, local, 0..BLOCK as usize) {
                 Ok(_) => *out += 1,
                 Err(SendErrorKind::WouldBlock(_) | SendErrorKind::Closed) => return None,
                 Err(error) => return Some(Err(format!("the device refuses to write: {error}"))),

@@ -222,7 +222,7 @@ impl Client<'_> {
             self.gone = true;
             return;
         }
-        cx.set_timer(WIND_DOWN, GIVE_UP);
+        cx.timers().set(WIND_DOWN, GIVE_UP);
         self.lines.values_mut().for_each(|line| line.work.wind_down());
         self.proceed_with_all(cx);
     }
@@ -235,9 +235,9 @@ impl Client<'_> {
         }
         self.begun = true;
         if self.progress.is_seen() {
-            cx.set_timer(TICK, DRAW);
+            cx.timers().set(TICK, DRAW);
         }
-        self.plan.interval.into_iter().for_each(|every| _ = cx.set_timer(every, INTERVAL));
+        self.plan.interval.into_iter().for_each(|every| _ = cx.timers().set(every, INTERVAL));
         self.lines.values_mut().for_each(|line| line.work.begin());
         self.proceed_with_all(cx);
     }
@@ -295,7 +295,7 @@ impl Client<'_> {
         }
         self.processors.client = processor::time().saturating_sub(self.spent_before);
         match cx.send(connection, &Frame::Ask.control()) {
-            Ok(_) => _ = cx.set_timer(ANSWER, GIVE_UP),
+            Ok(_) => _ = cx.timers().set(ANSWER, GIVE_UP),
             // The send queue is full because of the last message. When the reactor calls `on_writable`, the client sends the request again.
             Err(SendErrorKind::WouldBlock(_)) => return,
             Err(_) => cx.close(connection),
@@ -391,7 +391,7 @@ impl Handler for Client<'_> {
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
         match self.dial.failed(&error, cx.now()) {
             DialDecision::Again(pause) => {
-                cx.set_timer(pause, CONNECT);
+                cx.timers().set(pause, CONNECT);
             }
             DialDecision::Fail(failure) => self.fail(cx, failure),
         }
@@ -408,14 +408,14 @@ impl Handler for Client<'_> {
                 if at_once {
                     self.draw();
                 }
-                cx.set_timer(TICK, DRAW);
+                cx.timers().set(TICK, DRAW);
             }
             INTERVAL if !self.asked => {
                 self.report_now = !at_once;
                 if at_once {
                     self.report();
                 }
-                self.plan.interval.into_iter().for_each(|every| _ = cx.set_timer(every, INTERVAL));
+                self.plan.interval.into_iter().for_each(|every| _ = cx.timers().set(every, INTERVAL));
             }
             GIVE_UP => self.close_all(cx),
             _ => {}

@@ -106,8 +106,8 @@ fn listen(
     let mut tries = if first { 1 } else { RELISTEN.0 };
     loop {
         let mut cx = reactor.context();
-        let error = match cx.listen_with(address, options.clone()) {
-            Ok(listener) => return Ok(cx.local_address(listener).unwrap_or(address)),
+        let error = match cx.listeners().listen_with(address, options.clone()) {
+            Ok(listener) => return Ok(cx.listeners().local_address(listener).unwrap_or(address)),
             Err(error) => error,
         };
         tries -= 1;
@@ -306,8 +306,8 @@ impl Handler for JobServer {
         log::info!("serving {connection}: {}", self.job);
         if self.sessions.is_empty() {
             let number = self.client.number;
-            self.client =
-                ServedClient { number, peer: cx.peer_address(connection), total: 0, spent_before: processor::time() };
+            let peer = cx.connection(connection).peer_address();
+            self.client = ServedClient { number, peer, total: 0, spent_before: processor::time() };
         }
         match Session::new(cx, connection, &self.job) {
             Ok(session) => _ = self.sessions.insert(connection, session),

@@ -16,7 +16,7 @@ const WORD: usize = 8;
 pub fn lend(cx: &mut Context<'_>, conn: ConnectionId, job: &Job) -> Result<Region, Error> {
     let access = if job.op == Op::Read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
     let options = RegionOptions::new().allow(access);
-    cx.register(conn, whole_words(job.size), &if job.direct { options.direct() } else { options })
+    cx.regions().register(conn, whole_words(job.size), &if job.direct { options.direct() } else { options })
 }
 
 fn whole_words(size: u32) -> usize {
@@ -62,7 +62,7 @@ impl Target {
             .part(start as u64, size.into())
             .ok_or_else(|| Failure::new(format!("the peer has lent {} bytes where {size} are needed", lent.len)))?;
         let access = if op == Op::Read { Access::READ_SINK } else { Access::empty() };
-        let local = cx.register(conn, len, &RegionOptions::new().allow(access))?;
+        let local = cx.regions().register(conn, len, &RegionOptions::new().allow(access))?;
         Ok(Self { op, local, remote, size: size as usize, count: None })
     }
 
@@ -71,7 +71,7 @@ impl Target {
     /// # Errors
     /// Local memory cannot be registered.
     pub fn counting(mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Self, Failure> {
-        let bytes = cx.register_vec(conn, (0..=u8::MAX).collect(), &RegionOptions::new())?;
+        let bytes = cx.regions().register_vec(conn, (0..=u8::MAX).collect(), &RegionOptions::new())?;
         self.count = Some(BlockCount { bytes, blocks: 0 });
         Ok(self)
     }
@@ -81,15 +81,15 @@ impl Target {
         let end = self.local.len();
         let range = end - self.size..end;
         if self.op == Op::Read {
-            return cx.read(conn, self.remote, &mut self.local, range).map_or_else(Sent::from, |_| Sent::Yes);
+            return cx.remote(conn).read(self.remote, &mut self.local, range).map_or_else(Sent::from, |_| Sent::Yes);
         }
         let Some(count) = &mut self.count else {
-            return cx.write(conn, self.remote, &self.local, range).map_or_else(Sent::from, |_| Sent::Yes);
+            return cx.remote(conn).write(self.remote, &self.local, range).map_or_else(Sent::from, |_| Sent::Yes);
         };
         let next = count.blocks.wrapping_add(1);
         let last = (&count.bytes, usize::from(next)..usize::from(next) + 1);
-        let both = [(&self.local, range.start..end - 1), last.clone()];
-        match cx.write_vectored(conn, self.remote, if self.size > 1 { &both } else { std::slice::from_ref(&last) }) {
+        let both = [(&self.local, range.start..end - 1), last];
+        match cx.remote(conn).write_vectored(self.remote, if self.size > 1 { &both } else { &both[1..] }) {
             Ok(_) => {
                 count.blocks = next;
                 Sent::Yes

@@ -227,7 +227,7 @@ impl FileServer {
         // The receiver itself is hashing now, so the sender has no time limit.
         self.senders.entry(conn).and_modify(|sender| sender.until = None);
         if self.hashing.is_empty() {
-            cx.set_timer(Duration::ZERO, TO_HASH);
+            cx.timers().set(Duration::ZERO, TO_HASH);
         }
         self.hashing.push_back(conn);
     }
@@ -326,7 +326,7 @@ impl FileServer {
                 format!("no progress for {} s: --patience of the server", self.options.patience.as_secs_f64());
             self.refuse(cx, conn, &Failure::new(failure));
         }
-        self.looking = (!self.senders.is_empty()).then(|| cx.set_timer(LOOK, TO_LOOK));
+        self.looking = (!self.senders.is_empty()).then(|| cx.timers().set(LOOK, TO_LOOK));
     }
 }
 
@@ -355,7 +355,7 @@ fn send_message(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>)
 
 impl Handler for FileServer {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        self.looking.get_or_insert_with(|| cx.set_timer(LOOK, TO_LOOK));
+        self.looking.get_or_insert_with(|| cx.timers().set(LOOK, TO_LOOK));
         self.senders.insert(conn, SenderState { until: None, incoming: None });
         self.renew(cx, conn, 0);
     }
@@ -370,7 +370,7 @@ impl Handler for FileServer {
             TO_LOOK => return self.look(cx),
             TO_TIDY => {
                 self.parts.tidy();
-                cx.set_timer(TIDY, TO_TIDY);
+                cx.timers().set(TIDY, TO_TIDY);
                 return;
             }
             _ => {}
@@ -382,7 +382,7 @@ impl Handler for FileServer {
             }
         }
         if !self.hashing.is_empty() {
-            cx.set_timer(Duration::ZERO, TO_HASH);
+            cx.timers().set(Duration::ZERO, TO_HASH);
         }
     }
 
@@ -426,9 +426,9 @@ pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Resul
         .large_messages(|l| l.memory = WINDOW * 4 * PIECE as usize);
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
-    let listener = reactor.context().listen(address)?;
-    let address = reactor.context().local_address(listener).unwrap_or(address);
-    reactor.context().set_timer(TIDY, TO_TIDY);
+    let listener = reactor.context().listeners().listen(address)?;
+    let address = reactor.context().listeners().local_address(listener).unwrap_or(address);
+    reactor.context().timers().set(TIDY, TO_TIDY);
     Output::stdout().line(format!("listening on {address}"));
     let mut server = FileServer { options, parts, senders: BTreeMap::new(), looking: None, hashing: VecDeque::new() };
     Ok(reactor.run(&mut server)?)

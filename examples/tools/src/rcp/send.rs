@@ -142,12 +142,12 @@ impl Sender {
                 // from offset 0.
                 let len = if len > current.len { 0 } else { len };
                 self.step = SendStep::Comparing { len, hash };
-                cx.set_timer(Duration::ZERO, 0);
+                cx.timers().set(Duration::ZERO, 0);
                 Ok(())
             }
             (Some(CopyMessage::Exists), SendStep::Asked, Some(_)) => {
                 self.step = SendStep::Hashing;
-                cx.set_timer(Duration::ZERO, 0);
+                cx.timers().set(Duration::ZERO, 0);
                 Ok(())
             }
             (Some(CopyMessage::Done), SendStep::Asked, None) => self.next(cx, conn),
@@ -188,7 +188,7 @@ impl Sender {
             _ => return Ok(()),
         };
         if !current.file.hash_next(len).map_err(|error| Failure::new(unreadable(&current.item, &error)))? {
-            cx.set_timer(Duration::ZERO, 0);
+            cx.timers().set(Duration::ZERO, 0);
             return Ok(());
         }
         let own = current.file.hash();
@@ -236,7 +236,7 @@ impl Sender {
             return Ok(Some(piece));
         }
         let Some(Current { item, file, len, .. }) = &mut self.current else { return Ok(None) };
-        let most = cx.max_message(conn).unwrap_or(0).clamp(1, PIECE.into());
+        let most = cx.connection(conn).max_message().unwrap_or(0).clamp(1, PIECE.into());
         let len = (*len - file.at()).min(most);
         if len == 0 {
             return Ok(None);
@@ -244,9 +244,9 @@ impl Sender {
         let bytes = file.read(len).map_err(|error| Failure::new(unreadable(item, &error)))?;
         // `register_vec` registers the bytes where they are, so nothing copies them between the file and the network. On a secured
         // connection, the peer fetches an encrypted copy instead of the region. The region then needs no right for remote reads.
-        let secured = cx.identity(conn).is_some();
+        let secured = cx.connection(conn).identity().is_some();
         let access = if secured { Access::LOCAL_WRITE } else { Access::REMOTE_READ };
-        Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(access))?))
+        Ok(Some(cx.regions().register_vec(conn, bytes, &RegionOptions::new().allow(access))?))
     }
 
     /// Sends the message that ends the copy. It has the hash of the whole file, and follows the last piece.

@@ -60,7 +60,7 @@ impl Options {
         let interrupt = Interrupt::on_signals()?;
         interrupt.stops(reactor.handle());
         if let Some(seconds) = self.timeout {
-            reactor.context().set_timer(Duration::from_secs(seconds), 0);
+            reactor.context().timers().set(Duration::from_secs(seconds), 0);
         }
         Ok((reactor, interrupt))
     }

@@ -38,7 +38,7 @@ impl ValkeyLink {
     /// Memory cannot be registered.
     pub fn open(cx: &mut Context<'_>, conn: ConnectionId, buffer: usize) -> Result<Self, String> {
         let mut region =
-            |len, options: &RegionOptions| cx.register(conn, len, options).map_err(|error| error.to_string());
+            |len, options: &RegionOptions| cx.regions().register(conn, len, options).map_err(|error| error.to_string());
         let source = region(SOURCE, &RegionOptions::new())?;
         let sink = region(buffer, &RegionOptions::new().allow(Access::REMOTE_WRITE))?;
         let room = RemoteRegion { address: 0, len: 0, key: 0 };
@@ -148,7 +148,7 @@ impl ValkeyLink {
         for (at, part) in [(0, front), (front.len(), &back[..len - front.len()])] {
             self.source.copy_from(at, part).map_err(|error| error.to_string())?;
         }
-        match cx.write_with_immediate(self.conn, self.room, &self.source, 0..len, len as u32) {
+        match cx.remote(self.conn).write_with_immediate(self.room, &self.source, 0..len, len as u32) {
             Ok(id) => self.writing = Some(id),
             // If the send queue is full, the reactor calls `on_writable` when the queue has space. If the connection is closed, it calls
             // `on_disconnect` with the reason.

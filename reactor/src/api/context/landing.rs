@@ -31,11 +31,11 @@ impl Context<'_> {
     ///
     /// impl Handler for Store {
     ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-    ///         if cx.listener(conn).is_some() {
-    ///             self.blocks = Some(cx.register(conn, 16 * BLOCK, &RegionOptions::new()).expect("memory"));
+    ///         if cx.connection(conn).listener().is_some() {
+    ///             self.blocks = Some(cx.regions().register(conn, 16 * BLOCK, &RegionOptions::new()).expect("memory"));
     ///         } else {
     ///             let readable = RegionOptions::new().allow(Access::REMOTE_READ);
-    ///             let block = cx.register_vec(conn, vec![7; BLOCK], &readable).expect("memory");
+    ///             let block = cx.regions().register_vec(conn, vec![7; BLOCK], &readable).expect("memory");
     ///             cx.offer(conn, &block, 0..BLOCK, 3).expect("a new connection has room");
     ///         }
     ///     }
@@ -58,8 +58,8 @@ impl Context<'_> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
     /// # let mut context = reactor.context();
-    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
-    /// # let server = context.local_address(listener).expect("it listens");
+    /// # let listener = context.listeners().listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.listeners().local_address(listener).expect("it listens");
     /// # context.connect(server)?;
     /// # reactor.run(&mut Store::default())?;
     /// # Ok(())
@@ -71,7 +71,8 @@ impl Context<'_> {
     ///   before.
     /// - [`SendErrorKind::OutOfBounds`] if the message does not fit into the region from `offset` on.
     /// - [`SendErrorKind::Unsupported`] on a secured connection, because the reactor has to decrypt the message first.
-    /// - [`SendErrorKind::NotASink`] and [`SendErrorKind::ForeignRegion`] for the same reasons as [`Context::read`].
+    /// - [`SendErrorKind::NotASink`] and [`SendErrorKind::ForeignRegion`] for the same reasons as
+    ///   [`crate::RemoteContext::read`].
     ///
     /// After an error, the program can still answer the offer in another way.
     pub fn land(

@@ -1,7 +1,6 @@
 //! Operations that send messages, and flow control.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use super::Context;
 use crate::api::message::{DetachedMessage, SendBuffer, SendError};
@@ -11,9 +10,9 @@ use crate::id::{ConnectionId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Sends a copy of `payload`, which may be empty. The reactor posts the message at the end of the turn, and calls
-    /// `on_send_complete` when the send has ended. A message that is longer than [`Context::buffer_size`] is sent in
-    /// one of two ways:
+    /// Sends a copy of `payload`, which may be empty. The reactor posts the message at the end of
+    /// the turn, and calls `on_send_complete` when the send has ended. A message that is longer
+    /// than [`crate::ConnectionContext::buffer_size`] is sent in one of two ways:
     ///
     /// - In several buffers of the peer, if the message is not longer than
     ///   [`crate::LargeMessageSettings::eager_limit`], and if there are enough credits and send-queue slots for all
@@ -45,7 +44,7 @@ impl Context<'_> {
     ///
     /// impl Handler for Sender {
     ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-    ///         if cx.listener(conn).is_none() {
+    ///         if cx.connection(conn).listener().is_none() {
     ///             self.send(cx, conn);
     ///         }
     ///     }
@@ -65,8 +64,8 @@ impl Context<'_> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
     /// # let mut context = reactor.context();
-    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
-    /// # let server = context.local_address(listener).expect("it listens");
+    /// # let listener = context.listeners().listen("127.0.0.1:0".parse()?)?;
+    /// # let server = context.listeners().local_address(listener).expect("it listens");
     /// # context.connect(server)?;
     /// # reactor.run(&mut Sender { left: 1000, arrived: 0 })?;
     /// # Ok(())
@@ -114,9 +113,10 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Context::send`]. `TooLong` if the message is longer than [`Context::buffer_size`] of this
-    /// connection: a buffer is never sent in parts. `ForeignBuffer` if the buffer belongs to another reactor or device,
-    /// or if the program took the buffer before the device failed or was removed. The error contains the buffer.
+    /// The errors of [`Context::send`]. `TooLong` if the message is longer than
+    /// [`crate::ConnectionContext::buffer_size`] of this connection: a buffer is never sent in
+    /// parts. `ForeignBuffer` if the buffer belongs to another reactor or device, or if the program
+    /// took the buffer before the device failed or was removed. The error contains the buffer.
     // The error is large because it contains the buffer, which the program may need again.
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
@@ -132,10 +132,11 @@ impl Context<'_> {
     /// Sends a part of a region without a copy. The device may read the memory until `on_send_complete`. The program
     /// cannot change the memory before `on_send_complete`.
     ///
-    /// A message that is longer than [`Context::buffer_size`] may be fetched by the peer. The peer fetches it if it is
-    /// longer than [`crate::LargeMessageSettings::eager_limit`], or if there are not enough credits or send-queue
-    /// slots. So the region of such a message must be registered with [`crate::Access::REMOTE_READ`], for this peer or
-    /// for any peer.
+    /// A message that is longer than [`crate::ConnectionContext::buffer_size`] may be fetched by
+    /// the peer. The peer fetches it if it is longer than
+    /// [`crate::LargeMessageSettings::eager_limit`], or if there are not enough credits or
+    /// send-queue slots. So the region of such a message must be registered with
+    /// [`crate::Access::REMOTE_READ`], for this peer or for any peer.
     ///
     /// On a secured connection, the reactor sends an encrypted copy instead. The region then needs no
     /// [`crate::Access::REMOTE_READ`].
@@ -220,11 +221,12 @@ impl Context<'_> {
         result
     }
 
-    /// Requests a call of `on_writable`, as if the connection had refused a send with `missing` as the reason. Use this
-    /// in programs that call [`Context::writable`] or [`Context::free_slots`] before they send. With
-    /// [`Blocked::Queue`], the reactor calls `on_writable` when the send queue has free slots. With every other reason,
-    /// the reactor calls it when `send` would accept a message. Returns `true` if the request was accepted, and `false`
-    /// if the connection is not open.
+    /// Requests a call of `on_writable`, as if the connection had refused a send with `missing` as
+    /// the reason. Use this in programs that call [`Context::writable`] or
+    /// [`crate::ConnectionContext::free_slots`] before they send. With [`Blocked::Queue`], the
+    /// reactor calls `on_writable` when the send queue has free slots. With every other reason, the
+    /// reactor calls it when `send` would accept a message. Returns `true` if the request was
+    /// accepted, and `false` if the connection is not open.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, ConnectionId, Context};
@@ -243,62 +245,11 @@ impl Context<'_> {
         self.driver.input(conn, |conn, env| conn.await_room(need, env)).unwrap_or(false)
     }
 
-    /// Returns the number of free slots in a connection's send queue; 0 if the connection is not open. A read needs one
-    /// slot for each range that it fills. A message needs one slot for each buffer of the peer that it occupies. A
-    /// write with immediate data needs two slots if [`Context::capabilities`] lacks it, and on secured connections. Every
-    /// other operation needs one slot. A message also needs credits of the peer: [`Context::writable`] considers both
-    /// slots and credits.
-    #[must_use]
-    pub fn free_slots(&self, conn: ConnectionId) -> usize {
-        self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())
-    }
-
-    /// Returns the number of messages of at most [`Context::buffer_size`] bytes that `send` would accept now.
+    /// Returns the number of messages of at most [`crate::ConnectionContext::buffer_size`] bytes
+    /// that `send` would accept now.
     #[must_use]
     pub fn writable(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.writable())
-    }
-
-    /// Returns `true` if `send` would accept a message of `len` bytes now.
-    ///
-    /// ```
-    /// use rdma_reactor::{ConnectionId, Context};
-    ///
-    /// /// Builds a message only if it can be sent.
-    /// fn report(cx: &mut Context<'_>, conn: ConnectionId, make: impl FnOnce() -> Vec<u8>) {
-    ///     if cx.writable_for(conn, 64 << 10) {
-    ///         cx.send(conn, &make()).expect("there is room");
-    ///     }
-    /// }
-    /// ```
-    #[must_use]
-    pub fn writable_for(&self, conn: ConnectionId, len: usize) -> bool {
-        self.driver.is_writable_for(conn, len)
-    }
-
-    /// Returns the length of the largest message that the peer accepts in one buffer, in bytes. Returns `None` before
-    /// `on_connect` and after `on_disconnect`.
-    #[must_use]
-    pub fn buffer_size(&self, conn: ConnectionId) -> Option<usize> {
-        self.driver.announced(conn).map(|conn| conn.terms().buffer_size)
-    }
-
-    /// Returns the length of the largest message that the peer accepts, in bytes. Such a message may be longer than one
-    /// buffer of the peer ([`Context::buffer_size`]). Returns `None` before `on_connect` and after `on_disconnect`.
-    #[must_use]
-    pub fn max_message(&self, conn: ConnectionId) -> Option<u64> {
-        let terms = self.driver.announced(conn)?.terms();
-        Some(terms.max_message.max(terms.buffer_size as u64))
-    }
-
-    /// Returns the length of the longest message that [`Context::send`] can send, in bytes. This is
-    /// [`Context::max_message`], but no more than the memory for copies
-    /// ([`LargeMessageSettings::memory`](crate::LargeMessageSettings::memory)): the local side keeps a copy of a message
-    /// that is longer than one buffer. Returns `None` before `on_connect` and after `on_disconnect`.
-    #[must_use]
-    pub fn max_copied(&self, conn: ConnectionId) -> Option<u64> {
-        let one_buffer = self.buffer_size(conn)? as u64;
-        Some(self.max_message(conn)?.min(one_buffer.max(self.driver.copied_limit())))
     }
 
     /// Marks the next message that fits into one buffer, or the next write with immediate data, whichever the program
@@ -330,13 +281,5 @@ impl Context<'_> {
     /// returns. Ignored before `on_connect`, and if the connection does not exist any more.
     pub fn flush(&mut self, conn: ConnectionId) {
         self.driver.post_sends_of(conn);
-    }
-
-    /// Returns the total time during which the connection refused sends: the sum of all periods from the first refusal
-    /// of a send to the next `on_writable`. A period that has not ended yet is included up to now. Returns `None` if
-    /// the connection does not exist any more.
-    #[must_use]
-    pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
-        self.driver.connections().get(conn).map(|slot| slot.conn.stall_time(self.driver.now()))
     }
 }

@@ -1,36 +1,86 @@
-//! The operations that a callback may call. This file contains the operations on connections, on listeners, and on the
-//! reactor. The others are in [`messages`], [`memory`], [`landing`], [`transfers`] and [`time`]. `DatagramContext`
-//! contains the operations on datagrams.
+//! The operations that a callback may call. This file contains those that open and close
+//! connections, those on the reactor, and the facets. [`messages`] and [`landing`] contain the
+//! other operations of [`Context`]. Each facet has a separate file.
 
+mod connection;
 #[cfg(feature = "datagram")]
 mod datagrams;
+mod io;
 mod landing;
-mod memory;
+mod listeners;
 mod messages;
-mod time;
-mod transfers;
+mod regions;
+mod remote;
+mod timers;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rdma_transport::caps::Capabilities;
 use rdma_transport::cm::Source;
 
+pub use self::connection::ConnectionContext;
 #[cfg(feature = "datagram")]
 pub use self::datagrams::{DatagramContext, DatagramHandler};
+pub use self::io::IoContext;
+pub use self::listeners::ListenerContext;
+pub use self::regions::RegionContext;
+pub use self::remote::RemoteContext;
+pub use self::timers::TimerContext;
 use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::id::{ConnectionId, ListenerId};
-use crate::options::{ConnectOptions, ListenOptions};
-use crate::security::PeerIdentity;
+use crate::id::ConnectionId;
+use crate::options::ConnectOptions;
 use crate::stats::Stats;
 
 /// The operations of a reactor, for use in a callback or through [`crate::Reactor::context`]. No method calls a
 /// callback directly: the reactor's loop reports the resulting events later. A method blocks only if its documentation
 /// says so: some methods that register memory or open connections on RDMA devices block.
+///
+/// The context itself has the operations on messages, on connections and on the reactor. Each
+/// facet, such as `cx.timers()`, has the operations on one noun. It borrows the context for the
+/// call.
+///
+/// | to | call |
+/// |---|---|
+/// | send a message | `send`, `append`; without a copy `buffer` and `send_buffer`, `send_region` |
+/// | send only what is accepted | `writable`, `await_room` |
+/// | choose when sends are posted, and which are reported | `cork`, `flush`, `solicit`, `reporting` |
+/// | return the buffer of a kept message | `release` |
+/// | exchange large messages without a copy | `offer`, `land`, `refuse_offer` |
+/// | connect | `connect`, `connect_with`, `connect_any`, `connect_host`, `connect_over` |
+/// | close | `close`, `abort`, `limit_close`, `close_all`, `close_unestablished` |
+/// | find the connections | `connection_ids`, `connections` |
+/// | stop | `stop`, `drain` |
+/// | measure and log | `now`, `stats`, `log_violation` |
+/// | pass the context by value | `reborrow` |
+/// | **`cx.connection(conn)`** | [`ConnectionContext`] |
+/// | identify the peer | `peer_address`, `listener`, `private_data`, `identity` |
+/// | decide about the peer later | `postpone_judgement`, `judge` |
+/// | attach a number | `set_user`, `user` |
+/// | find the device | `capabilities`, `device`, `provider` |
+/// | find the limits of messages | `buffer_size`, `max_message`, `max_copied` |
+/// | find the room for messages | `writable_for`, `free_slots`, `stall_time` |
+/// | **`cx.remote(conn)`** | [`RemoteContext`] |
+/// | read from the memory of the peer | `read`, `read_vectored` |
+/// | write to it | `write`, `write_vectored`, `write_with_immediate` |
+/// | change a word of it | `compare_swap`, `fetch_add` |
+/// | wait for earlier reads | `fence` |
+/// | read or write many pieces | `transfer`, `cancel_transfer` |
+/// | **`cx.regions()`** | [`RegionContext`] |
+/// | register new memory | `register`, `register_at` |
+/// | register existing memory | `register_vec`, `register_memory`, `register_memory_at` |
+/// | register foreign memory | `register_raw`, `register_dmabuf` |
+/// | register memory on another thread | `maker`, `adopt` |
+/// | end the rights of peers | `revoke` |
+/// | **`cx.listeners()`** | [`ListenerContext`] |
+/// | accept connections | `listen`, `listen_with`, `accept_over` |
+/// | find the port, stop listening | `local_address`, `close` |
+/// | **`cx.timers()`** | [`TimerContext`]: `set`, `cancel` |
+/// | **`cx.io()`** | [`IoContext`]: `register`, `deregister` a file descriptor |
+/// | **`cx.datagrams()`** | `DatagramContext` (feature `datagram`) |
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(crate) driver: &'a mut Driver,
@@ -58,70 +108,52 @@ fn check_zones(peers: &[SocketAddr], options: &ConnectOptions) -> Result<(), Err
 }
 
 impl Context<'_> {
-    // Operations on listeners.
+    // Facets.
 
-    /// Listens for connections on an address. Port 0 selects a free port; [`Context::local_address`] returns it.
-    ///
-    /// # Errors
-    /// The address is in use or does not belong to this host, a link-local address has no zone
-    /// ([`Error::NoZone`]), or the reactor is draining.
-    pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
-        self.listen_with(address, ListenOptions::default())
+    /// Returns the state of a connection: its peer, its device, and the number that the program has
+    /// attached to it. Always succeeds; the methods of [`ConnectionContext`] say what they return
+    /// for a stale id.
+    #[inline]
+    pub fn connection(&mut self, conn: ConnectionId) -> ConnectionContext<'_> {
+        ConnectionContext { driver: self.driver, conn }
     }
 
-    /// Listens like [`Context::listen`], with options.
-    ///
-    /// ```
-    /// use rdma_reactor::{Config, ListenOptions, ProviderChoice, Reactor};
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
-    /// let listener = reactor.context().listen_with("[::]:0".parse()?, ListenOptions::new().ipv6_only(true))?;
-    /// assert!(reactor.context().local_address(listener).is_some_and(|address| address.port() != 0));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// The errors of [`Context::listen`]. Also if an option is out of its range.
-    pub fn listen_with(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
-        check_zone(address)?;
-        self.driver.listen(address, options)
+    /// Returns the one-sided operations of a connection: RDMA Read, RDMA Write, atomics and
+    /// transfers.
+    #[inline]
+    pub fn remote(&mut self, conn: ConnectionId) -> RemoteContext<'_> {
+        RemoteContext { driver: self.driver, conn }
     }
 
-    /// Returns the address that a listener is bound to; `None` if the listener is closed.
-    #[must_use]
-    pub fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
-        self.driver.local_address(listener)
+    /// Returns the operations on regions of memory.
+    #[inline]
+    pub fn regions(&mut self) -> RegionContext<'_> {
+        RegionContext { driver: self.driver }
     }
 
-    /// Stops listening. Connections that the listener has accepted stay open.
-    pub fn close_listener(&mut self, listener: ListenerId) {
-        self.driver.close_listener(listener);
+    /// Returns the operations on listeners.
+    #[inline]
+    pub fn listeners(&mut self) -> ListenerContext<'_> {
+        ListenerContext { driver: self.driver }
     }
 
-    /// Accepts a connection over `stream`: a stream socket, for example of TCP, that the program has already accepted. Both sides exchange
-    /// the parameters of their queue pairs over the stream, as with a listener that has [`ListenOptions::exchange`]. The connection owns
-    /// the descriptor from now on, and makes it non-blocking. When the connect request of the peer arrives, the reactor calls
-    /// `on_connect_request`. If the request does not arrive within 10 s, the reactor closes the stream.
-    ///
-    /// ```
-    /// use std::os::unix::net::UnixStream;
-    ///
-    /// use rdma_reactor::{Context, Error, ListenerId};
-    ///
-    /// /// Some other program listens on the Unix socket, and hands out what comes in.
-    /// fn take(cx: &mut Context<'_>, listener: ListenerId, stream: UnixStream) -> Result<(), Error> {
-    ///     cx.accept_over(listener, stream.into())
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// The descriptor is no stream socket, the listener is closed, or the listener does not have
-    /// [`ListenOptions::exchange`].
-    pub fn accept_over(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
-        self.driver.look_at_clock();
-        self.driver.take_stream(listener, stream)
+    /// Returns the operations on timers.
+    #[inline]
+    pub fn timers(&mut self) -> TimerContext<'_> {
+        TimerContext { driver: self.driver }
+    }
+
+    /// Returns the operations on file descriptors of the program.
+    #[inline]
+    pub fn io(&mut self) -> IoContext<'_> {
+        IoContext { driver: self.driver }
+    }
+
+    /// Returns the operations on datagram endpoints.
+    #[cfg(feature = "datagram")]
+    pub fn datagrams(&mut self) -> DatagramContext<'_> {
+        self.driver.ring();
+        DatagramContext { driver: self.driver, endpoints: self.endpoints }
     }
 
     // Operations on connections.
@@ -148,8 +180,8 @@ impl Context<'_> {
     /// let options = ConnectOptions::new().private_data(b"who I am");
     /// let conn = context.connect_with("127.0.0.1:7471".parse()?, options)?;
     /// // Callbacks find the state of a connection by the number that is attached to it.
-    /// context.set_user(conn, 42);
-    /// assert_eq!(context.user(conn), Some(42));
+    /// context.connection(conn).set_user(42);
+    /// assert_eq!(context.connection(conn).user(), Some(42));
     /// # Ok(())
     /// # }
     /// ```
@@ -161,11 +193,13 @@ impl Context<'_> {
         self.connect_any(&[peer], options)
     }
 
-    /// Opens a connection over `stream`: a stream that the program has already connected, such as a Unix socket or a stream through a
-    /// proxy. Both sides exchange the parameters of their queue pairs over this stream. The program of the peer passes the other end of the
-    /// stream to [`Context::accept_over`]. The descriptor must be a stream socket. The connection owns the descriptor from now on, and
-    /// makes it non-blocking. If the local address of the stream does not identify an RDMA device, as with a Unix socket, name the device
-    /// with [`ConnectOptions::exchange`].
+    /// Opens a connection over `stream`: a stream that the program has already connected, such as a
+    /// Unix socket or a stream through a proxy. Both sides exchange the parameters of their queue
+    /// pairs over this stream. The program of the peer passes the other end of the stream to
+    /// [`crate::ListenerContext::accept_over`]. The descriptor must be a stream socket. The
+    /// connection owns the descriptor from now on, and makes it non-blocking. If the local address
+    /// of the stream does not identify an RDMA device, as with a Unix socket, name the device with
+    /// [`ConnectOptions::exchange`].
     ///
     /// ```
     /// use std::os::unix::net::UnixStream;
@@ -192,8 +226,9 @@ impl Context<'_> {
     /// `Timeouts::attempt`. For the last address, the reactor waits for `Timeouts::connect` instead. If the peer itself
     /// rejects the connection, the reactor tries no other address.
     ///
-    /// If an address works, the reactor calls `on_connect`, and [`Context::peer_address`] returns that address. If no
-    /// address works, the reactor calls `on_connect_error`, with the error of the last address that was tried.
+    /// If an address works, the reactor calls `on_connect`, and
+    /// [`crate::ConnectionContext::peer_address`] returns that address. If no address works, the
+    /// reactor calls `on_connect_error`, with the error of the last address that was tried.
     ///
     /// ```
     /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error};
@@ -220,9 +255,9 @@ impl Context<'_> {
     /// addresses is that of the system, except that IPv6 and IPv4 addresses alternate (RFC 8305,
     /// section 4).
     ///
-    /// [`Context::peer_address`] is `0.0.0.0` until the name is resolved. If the name is unknown, `on_connect_error`
-    /// reports [`crate::ConnectError::Lookup`]. If the name is not resolved in time, `on_connect_error` reports
-    /// [`crate::ConnectError::Timeout`].
+    /// [`crate::ConnectionContext::peer_address`] is `0.0.0.0` until the name is resolved. If the
+    /// name is unknown, `on_connect_error` reports [`crate::ConnectError::Lookup`]. If the name is
+    /// not resolved in time, `on_connect_error` reports [`crate::ConnectError::Timeout`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error};
@@ -319,106 +354,6 @@ impl Context<'_> {
         self.driver.connections().count()
     }
 
-    /// Returns the address of a connection's peer; `None` if the connection does not exist any more.
-    #[must_use]
-    pub fn peer_address(&self, conn: ConnectionId) -> Option<SocketAddr> {
-        self.driver.connections().get(conn).map(|slot| slot.conn.peer())
-    }
-
-    /// Returns the listener that accepted a connection. The listener may be closed by now, or belong to another reactor
-    /// of the group. Returns `None` if the local side opened the connection, or if the connection does not exist any
-    /// more.
-    #[must_use]
-    pub fn listener(&self, conn: ConnectionId) -> Option<ListenerId> {
-        self.driver.connections().get(conn)?.conn.listener()
-    }
-
-    /// Returns the private data that the peer sent with its connect request or its answer. Returns an empty slice
-    /// before `on_connect`, if the peer sent none, or if the connection does not exist any more.
-    #[must_use]
-    pub fn private_data(&self, conn: ConnectionId) -> &[u8] {
-        self.driver.announced(conn).map_or(&[], |conn| conn.private_data())
-    }
-
-    /// Returns the identity that the peer of a secured connection has proven. Returns `None` without
-    /// [`crate::Security`], before [`crate::Handler::on_identity`], and if the connection does not exist any more.
-    #[must_use]
-    pub fn identity(&self, conn: ConnectionId) -> Option<&PeerIdentity> {
-        self.driver.identity(conn)
-    }
-
-    /// Postpones the decision about the peer's identity. Call this within [`crate::Handler::on_identity`]; after that,
-    /// the reactor ignores the `Ok` that this `on_identity` returns. The connection is established only after
-    /// [`Context::judge`] accepts the peer. If no decision is made in time, the connection ends: after
-    /// `Timeouts::connect` on the side that connects, and after `Timeouts::handshake` on the side that accepts. The
-    /// decision is about the peer at the current address. So if this connection is not established, the reactor tries
-    /// no other address ([`Context::connect_any`]).
-    ///
-    /// Example: [`Context::judge`].
-    pub fn postpone_judgement(&mut self, conn: ConnectionId) {
-        self.driver.postpone_judgement(conn);
-    }
-
-    /// Makes the decision that [`Context::postpone_judgement`] has postponed. `answer` has the meaning of the result of
-    /// [`crate::Handler::on_identity`]. Returns `true` if the decision was pending. Returns `false` if the connection
-    /// does not exist any more, is ending, or has had its decision already.
-    ///
-    /// ```
-    /// use rdma_reactor::{ConnectionId, Context, Handler, PeerIdentity};
-    ///
-    /// /// Has another thread decide about each peer.
-    /// struct Server(std::sync::mpsc::Sender<(ConnectionId, PeerIdentity)>);
-    ///
-    /// impl Handler<(ConnectionId, Result<(), String>)> for Server {
-    ///     fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, peer: &PeerIdentity) -> Result<(), String> {
-    ///         cx.postpone_judgement(conn);
-    ///         self.0.send((conn, peer.clone())).map_err(|_| "no decision is possible now".into())
-    ///     }
-    ///
-    ///     fn on_wake(&mut self, cx: &mut Context<'_>, (conn, answer): (ConnectionId, Result<(), String>)) {
-    ///         cx.judge(conn, answer);
-    ///     }
-    /// }
-    /// ```
-    pub fn judge(&mut self, conn: ConnectionId, answer: Result<(), String>) -> bool {
-        self.driver.input(conn, |conn, env| conn.judged_late(answer.err(), env)).unwrap_or(false)
-    }
-
-    /// Attaches a number of the program's choice to a connection. Ignored if the connection does not exist any more.
-    ///
-    /// Example: [`Context::connect_with`].
-    pub fn set_user(&mut self, conn: ConnectionId, value: u64) {
-        self.driver.input(conn, |conn, _| conn.set_user(value));
-    }
-
-    /// Returns the number that [`Context::set_user`] has attached to a connection, or 0 if none was attached. Returns
-    /// `None` if the connection does not exist any more.
-    #[must_use]
-    pub fn user(&self, conn: ConnectionId) -> Option<u64> {
-        self.driver.connections().get(conn).map(|slot| slot.conn.user())
-    }
-
-    /// Returns the capabilities of a connection's device; `None` if the connection does not exist any more or is not on
-    /// a device yet.
-    #[must_use]
-    pub fn capabilities(&self, conn: ConnectionId) -> Option<Capabilities> {
-        self.driver.capabilities(conn)
-    }
-
-    /// Returns the name of a connection's device, such as `mlx5_0`; `None` if the connection does not exist any more or
-    /// is not on a device yet.
-    #[must_use]
-    pub fn device(&self, conn: ConnectionId) -> Option<&str> {
-        self.driver.device_name(conn)
-    }
-
-    /// Returns the name of the transport that carries a connection: `verbs`, `iwarp`, or `shm` (memory that both
-    /// processes map). `None` if the connection does not exist any more or is not on a device yet.
-    #[must_use]
-    pub fn provider(&mut self, conn: ConnectionId) -> Option<&'static str> {
-        self.driver.carrier(conn)
-    }
-
     // Operations on the reactor itself.
 
     /// Returns the same context with a shorter lifetime, to pass to another function by value.
@@ -458,13 +393,6 @@ impl Context<'_> {
     #[cfg(feature = "tokio")]
     pub(crate) fn log_failure(&mut self, conn: ConnectionId, why: fmt::Arguments<'_>) {
         crate::driver::failure_log!(self.driver, conn, "{why}");
-    }
-
-    /// Returns the operations on datagram endpoints.
-    #[cfg(feature = "datagram")]
-    pub fn datagrams(&mut self) -> DatagramContext<'_> {
-        self.driver.ring();
-        DatagramContext { driver: self.driver, endpoints: self.endpoints }
     }
 
     /// Drains the reactor. From now on the reactor accepts no connection. Open connections continue until the program

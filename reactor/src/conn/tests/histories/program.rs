@@ -225,7 +225,7 @@ impl Side {
         room
     }
 
-    /// Does what `Context::read` does, for `ranges` local ranges.
+    /// Does what `crate::RemoteContext::read` does, for `ranges` local ranges.
     pub(super) fn read(&mut self, ranges: usize) {
         if !matches!(self.checked(|conn, env| conn.check_operation(ranges, false, env)), Some(Ok(()))) {
             return;
@@ -239,7 +239,7 @@ impl Side {
         self.taken(sent, None);
     }
 
-    /// Does what `Context::fetch_add` does.
+    /// Does what `crate::RemoteContext::fetch_add` does.
     pub(super) fn fetch_add(&mut self) {
         if !matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
             return;
@@ -250,7 +250,7 @@ impl Side {
         self.taken(sent, None);
     }
 
-    /// Does what `Context::write` does.
+    /// Does what `crate::RemoteContext::write` does.
     pub(super) fn write(&mut self) {
         if matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
             let locals = self.written();
@@ -264,8 +264,9 @@ impl Side {
         Locals::to_read(&[(&self.source, 0..1)]).expect("the range is inside")
     }
 
-    /// Does what `Context::write_with_immediate` does. `native` is true if the device has a Write with Immediate. The immediate value is
-    /// the number of Writes that this side has queued so far.
+    /// Does what `crate::RemoteContext::write_with_immediate` does. `native` is true if the device
+    /// has a Write with Immediate. The immediate value is the number of Writes that this side has
+    /// queued so far.
     pub(super) fn write_and_tell(&mut self, native: bool) {
         let places = if native { 1 } else { 2 };
         if !matches!(self.checked(|conn, env| conn.check_operation(places, true, env)), Some(Ok(()))) {
@@ -284,8 +285,9 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
-    /// Does what `Context::transfer` does, for a list of `pieces` pieces of one byte each, without a deadline. If `tells` is true, a
-    /// message notifies the peer at the end of the list.
+    /// Does what `crate::RemoteContext::transfer` does, for a list of `pieces` pieces of one byte
+    /// each, without a deadline. If `tells` is true, a message notifies the peer at the end of the
+    /// list.
     pub(super) fn begin_list(&mut self, direction: ListDirection, pieces: usize, tells: bool) -> TransferId {
         let pieces = vec![Piece::new(0, RemoteRegion { address: 0, len: 1, key: 7 }); pieces];
         let leases = match direction {
