@@ -151,7 +151,7 @@ impl ConnectOptions {
 
 /// The options of a listener and of its connections. If the transport does not support an option,
 /// the transport ignores the option, and writes one line to the log at `info`.
-/// [`crate::ListenerContext::listen_with`] returns an error if the value of an option is out of
+/// [`crate::Context::listen_with`] returns an error if the value of an option is out of
 /// range.
 #[derive(Clone, Debug, Default)]
 pub struct ListenOptions {

@@ -100,7 +100,7 @@ pub fn with_loopback(config: &Config) -> Pair {
 pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
     let mut connections = Vec::new();
     for (ip, device) in devices {
-        let listener = p.server.context().listeners().listen(SocketAddr::new(*ip, 0)).expect("listening");
+        let listener = p.server.context().listen(SocketAddr::new(*ip, 0)).expect("listening");
         p.address = p.server.context().listeners().local_address(listener).expect("its address");
         let conn = p.connect();
         assert_eq!(device_of(&mut p.client, conn), *device, "the connection to {ip}");

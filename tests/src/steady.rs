@@ -391,7 +391,7 @@ impl Steady {
         let server = (server, Program::new(work, true));
         let mut steady = Self { work, looks_at, spins: mode.spins, client, server };
         let mut server = steady.server.0.context();
-        let listener = server.listeners().listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
+        let listener = server.listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
         let address = server.listeners().local_address(listener).expect("it listens");
         for up in 1..=mode.idle + 1 {
             steady.client.0.context().connect(address).expect("connecting");

@@ -49,7 +49,7 @@ fn config() -> Config {
 /// Returns a server's reactor, which listens, and its address.
 fn server() -> (Reactor, SocketAddr) {
     let mut server = Reactor::new(config()).expect("a reactor");
-    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
     let address = server.context().listeners().local_address(listener).expect("it listens");
     (server, address)
 }

@@ -49,7 +49,7 @@ impl Baseline {
         // The library opens a device on its first use, and keeps it open. So each device is used once before the objects are counted.
         let mut reactor = Reactor::new(crate::device::config()).expect("a reactor");
         for device in devices {
-            reactor.context().listeners().listen(device.address()).expect("listening");
+            reactor.context().listen(device.address()).expect("listening");
         }
         drop(reactor);
         Self { devices: devices.to_vec(), descriptors: open_descriptors(), resources: resources(devices) }
@@ -340,7 +340,7 @@ impl Witness {
 /// Runs the neighbour on its thread.
 fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(ReactorHandle, SocketAddr)>) {
     let mut reactor = Reactor::new(config).expect("the witness's reactor");
-    let listener = reactor.context().listeners().listen(device.address()).expect("listening");
+    let listener = reactor.context().listen(device.address()).expect("listening");
     let address = reactor.context().listeners().local_address(listener).expect("it listens");
     ready.send((reactor.handle(), address)).expect("the test waits");
     reactor.run(&mut asker).expect("the witness's run");

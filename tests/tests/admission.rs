@@ -98,7 +98,7 @@ fn connect(config: Config, sides: [&Side; 2], done: impl Fn(&Seen, &Seen) -> boo
         .map(|node| Node::new(reactor(node, &fabric, config.clone()), Box::new(sides[node].clone())))
         .into_iter()
         .collect::<Vec<_>>();
-    nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
     let begin = lock(&fabric).now();
     until(&fabric, &mut nodes, "the end of the attempt", |_| {
@@ -206,7 +206,7 @@ fn connections_that_come_up_together_come_up_in_turn() {
                     if node == late { Box::new(together.clone()) } else { Box::new(side.clone()) };
                 Node::new(reactor(node, &fabric, config.clone()), program)
             });
-            nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+            nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
             for _ in 0..WANTED {
                 nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
             }
@@ -237,7 +237,7 @@ fn a_cork_does_not_hold_back_the_end_of_a_handshake() {
             Node::new(reactor(SERVER, &fabric, config.clone()), Box::new(Corks)),
             Node::new(reactor(CLIENT, &fabric, config), Box::new(client.clone())),
         ];
-        nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+        nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
         nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
         let end = lock(&fabric).now() + 1000 * MS;
         until(&fabric, &mut nodes, "a connection", |_| {
@@ -261,7 +261,7 @@ fn a_postponed_judgement_is_not_about_another_address() {
             .collect::<Vec<_>>();
         let servers = [0, 2].map(|node| address(node, 7471));
         for (node, address) in [(0, servers[0]), (2, servers[1])] {
-            nodes[node].reactor.context().listeners().listen(address).expect("a free port");
+            nodes[node].reactor.context().listen(address).expect("a free port");
         }
         nodes[CLIENT].reactor.context().connect_any(&servers, ConnectOptions::new()).expect("connecting");
         until(&fabric, &mut nodes, "the answer, which is too late", |_| !client.seen.borrow().answered.is_empty());
@@ -302,7 +302,7 @@ fn an_evicted_peer_loses_its_rights() {
         let limited = secured.clone().max_pending(1);
         let mut nodes = vec![Node::new(reactor(SERVER, &fabric, limited), Box::new(server.clone()))];
         nodes.extend([1, 2].map(|node| Node::new(reactor(node, &fabric, secured.clone()), Box::new(Side::new(None)))));
-        nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+        nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "the first has waited", |_| *server.waited.borrow() == 1);
         assert!(server.regions.borrow_mut()[0].bytes_mut().is_none(), "{mode:?}: the peer may write");

@@ -440,7 +440,7 @@ impl StreamHandler for Mirror {
 fn a_stream_of_futures_talks_to_one_of_callbacks() {
     with_watchdog("a_stream_of_futures", || {
         let mut server = Reactor::new(config()).unwrap();
-        let listener = server.context().listeners().listen(Setup::iwarp().address).unwrap();
+        let listener = server.context().listen(Setup::iwarp().address).unwrap();
         let address = server.context().listeners().local_address(listener).unwrap();
         let mut mirror = Streams::new(Mirror::default());
         let net = AsyncReactor::new(config()).unwrap();

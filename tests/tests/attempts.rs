@@ -70,7 +70,7 @@ fn a_drain_of_streams_ends_connections_that_are_not_up() {
         (0..3).map(|node| Node::new(reactor(node, &fabric, Config::default()), Box::<Attempts>::default())).collect();
     nodes[0].handler = Box::new(Streams::new(connects.clone()));
     for node in [0, 1] {
-        nodes[node].reactor.context().listeners().listen(address(node, 7471)).expect("a free port");
+        nodes[node].reactor.context().listen(address(node, 7471)).expect("a free port");
     }
     nodes[1].dead = true;
     nodes[0].reactor.context().connect(address(1, 7471)).expect("connecting");
@@ -104,7 +104,7 @@ fn nobody_listens() {
 fn nobody_answers() {
     for stops in [false, true] {
         let (fabric, mut nodes, attempts) = pair(Config::default(), Box::<Attempts>::default());
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         if stops {
             nodes[0].dead = true;
         } else {
@@ -122,7 +122,7 @@ fn nobody_answers() {
 #[test]
 fn the_program_rejects() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::new(Refuses));
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let (error, time) = fails(&fabric, &mut nodes, &attempts);
     let told = ConnectError::Rejected { reason: RejectReason::Refused, private_data: b"not today".to_vec() };
     assert_eq!(error, told);
@@ -138,7 +138,7 @@ fn connections_are_limited_in_number() {
     const MOST: u32 = 3;
     let limited = Config::default().max_connections(MOST);
     let (fabric, mut nodes, attempts) = pair(limited, Box::<Attempts>::default());
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     for count in 1..=MOST as usize {
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == count);
@@ -162,7 +162,7 @@ fn connections_are_limited_in_number() {
 fn an_unfinished_handshake_gives_its_place_up() {
     let limited = Config::default().max_pending(1).timeouts(|t| t.handshake = Duration::from_millis(50));
     let (fabric, mut nodes, attempts) = pair(limited, Box::<Attempts>::default());
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the answer is on its way", |nodes| nodes[0].reactor.stats().connections.current == 1);
     // The client's process stalls, so the handshake stays unfinished.
@@ -186,7 +186,7 @@ fn a_cork_outlasts_a_failed_attempt() {
         Node::new(reactor(2, &fabric, Config::default()), Box::<Attempts>::default()),
     ];
     // Nobody listens on the first address.
-    nodes[2].reactor.context().listeners().listen(address(2, 7471)).expect("a free port");
+    nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
     let peers = [address(0, 7471), address(2, 7471)];
     let conn = nodes[1].reactor.context().connect_any(&peers, ConnectOptions::new()).expect("connecting");
     nodes[1].reactor.context().cork(conn);
@@ -237,7 +237,7 @@ fn a_closed_connection_tries_no_other_address() {
             Node::new(reactor(2, &fabric, Config::default()), Box::<Attempts>::default()),
         ];
         // Nobody listens on the first address.
-        nodes[2].reactor.context().listeners().listen(address(2, 7471)).expect("a free port");
+        nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
         let peers = [address(0, 7471), address(2, 7471)];
         let conn = nodes[1].reactor.context().connect_any(&peers, ConnectOptions::new()).expect("connecting");
         program.conn.set(Some(conn));

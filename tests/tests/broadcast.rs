@@ -198,7 +198,7 @@ fn broadcast(
     let (log, receivers) = (Rc::<RefCell<Log>>::default(), readers.len());
     let publisher = Publisher { broadcast, receivers, len, connections: BTreeMap::new(), log: Rc::clone(&log) };
     let mut nodes = vec![Node::new(reactor(0, &fabric, config.clone()), Box::new(publisher))];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let mut all_got = Vec::new();
     for (number, &(slow, pace)) in (1..).zip(readers) {
         let got = Rc::<RefCell<Got>>::default();

@@ -239,7 +239,7 @@ impl World {
     }
 
     fn listen(&mut self) {
-        self.nodes[SERVER].0.context().listeners().listen(address(SERVER, PORT)).expect("a listener");
+        self.nodes[SERVER].0.context().listen(address(SERVER, PORT)).expect("a listener");
     }
 
     fn now(&self) -> u64 {

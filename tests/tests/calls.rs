@@ -137,7 +137,7 @@ fn load(calls: u32, period: Duration) -> (Seen, f64, CallStats) {
     let fabric = network(2);
     let config = Config::default();
     let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
-    server.context().listeners().listen(address(0, PORT)).expect("a listener");
+    server.context().listen(address(0, PORT)).expect("a listener");
     client.context().connect(address(0, PORT)).expect("connecting");
     let (seen, stats) = (Rc::<Cell<Seen>>::default(), Rc::<Cell<CallStats>>::default());
     let mut own = Calls::new();
@@ -199,7 +199,7 @@ fn answers_that_find_no_room_are_sent_later() {
     let fabric = network(2);
     let config = Config::default().receive_depth(8).send_depth(8);
     let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
-    server.context().listeners().listen(address(0, PORT)).expect("a listener");
+    server.context().listen(address(0, PORT)).expect("a listener");
     client.context().connect(address(0, PORT)).expect("connecting");
     let seen = Rc::<Cell<Seen>>::default();
     let period = Duration::from_micros(10);
@@ -244,7 +244,7 @@ fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     let fabric = network(2);
     let config = Config::default();
     let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
-    server.context().listeners().listen(address(0, PORT)).expect("a listener");
+    server.context().listen(address(0, PORT)).expect("a listener");
     client.context().connect(address(0, PORT)).expect("connecting");
     let stats = Rc::<Cell<CallStats>>::default();
     let mut calls = Calls::new();
@@ -304,7 +304,7 @@ impl Handler for Store {
 fn answers_that_wait_are_within_the_limits() {
     let fabric = network(2);
     let (mut server, mut client) = (reactor(0, &fabric, Config::default()), reactor(1, &fabric, Config::default()));
-    server.context().listeners().listen(address(0, PORT)).expect("a listener");
+    server.context().listen(address(0, PORT)).expect("a listener");
     client.context().connect(address(0, PORT)).expect("connecting");
     let (served, stats) = (Rc::<Cell<(usize, usize)>>::default(), Rc::<Cell<CallStats>>::default());
     let mut calls = Calls::new();
@@ -404,7 +404,7 @@ fn connections_that_hoard_leave_room_for_others() {
     let fabric = network(3);
     let config = || Config::default().timeouts(|t| (t.keepalive_interval, t.keepalive) = (PATIENCE, 2 * PATIENCE));
     let mut server = reactor(0, &fabric, config());
-    server.context().listeners().listen(address(0, PORT)).expect("a listener");
+    server.context().listen(address(0, PORT)).expect("a listener");
     let (other, same) = (Rc::<Cell<Seen>>::default(), Rc::<Cell<Seen>>::default());
     let hoarding = Host::new(HOARDS, &same);
     let left = Rc::clone(&hoarding.left);
@@ -488,7 +488,7 @@ fn calls_that_were_never_sent_leave_nothing() {
     let fabric = network(2);
     let config = Config::default().receive_depth(8).send_depth(8).timeouts(|t| t.close = CLOSE);
     let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
-    server.context().listeners().listen(address(0, PORT)).expect("a listener");
+    server.context().listen(address(0, PORT)).expect("a listener");
     client.context().connect(address(0, PORT)).expect("connecting");
     let (mut calls, ends) = (Calls::new(), Ends::default());
     calls.limits().calls_per_connection = QUEUE;
@@ -535,7 +535,7 @@ fn a_finished_connection_does_not_wait_for_credits_for_ever() {
     let fabric = network(2);
     let config = Config::default().timeouts(|t| t.close = CLOSE);
     let (mut server, mut client) = (reactor(0, &fabric, config.clone()), reactor(1, &fabric, config));
-    server.context().listeners().listen(address(0, PORT)).expect("a listener");
+    server.context().listen(address(0, PORT)).expect("a listener");
     client.context().connect(address(0, PORT)).expect("connecting");
     let ends = Ends::default();
     let finisher = Finisher { calls: Calls::new(), left: 300, finished: 0, ends: Rc::clone(&ends) };

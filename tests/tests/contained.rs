@@ -110,7 +110,7 @@ fn connected(program: &Program, handler: Box<dyn Handler>) -> (Shared, Vec<Node>
         Node::new(reactor(0, &fabric, config()), handler),
         Node::new(reactor(1, &fabric, config()), Box::new(server.clone())),
     ];
-    nodes[1].reactor.context().listeners().listen(address(1, 7471)).expect("a free port");
+    nodes[1].reactor.context().listen(address(1, 7471)).expect("a free port");
     for _ in 0..2 {
         nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
     }
@@ -254,7 +254,7 @@ fn panics_in_fill_cost_their_connections_only() {
         Node::new(reactor(0, &fabric, config()), Box::new(program.clone())),
         Node::new(reactor(1, &fabric, config()), Box::new(server.clone())),
     ];
-    nodes[1].reactor.context().listeners().listen(address(1, 7471)).expect("a free port");
+    nodes[1].reactor.context().listen(address(1, 7471)).expect("a free port");
     for nth in 0..200 {
         nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
         until(&fabric, &mut nodes, "the end", |_| program.book.borrow().gone.len() == nth + 1);

@@ -48,7 +48,7 @@ impl World {
         let mut nodes: Vec<Node> =
             pairs.map(|(reactor, program)| Node::new(reactor, Box::new(program.clone()))).collect();
         for (nth, node) in nodes.iter_mut().enumerate() {
-            node.reactor.context().listeners().listen(address(nth, 7471)).expect("a free port");
+            node.reactor.context().listen(address(nth, 7471)).expect("a free port");
         }
         Self { fabric, gate, nodes, programs, steps: 0 }
     }
@@ -186,7 +186,7 @@ fn events_of_a_port_are_told_and_end_nothing() {
     let server = gated(0, &fabric, &gate, config()).expect("no call fails");
     let mut nodes =
         [Node::new(server, Box::new(told.clone())), Node::new(reactor(1, &fabric, config()), Box::<Probe>::default())];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "it is up", |nodes| nodes[0].reactor.stats().connections.connected == 1);
     let kinds = [
@@ -288,7 +288,7 @@ fn retries_that_are_used_up_are_the_reason_of_the_end() {
             Node::new(client, Box::new(sender.clone())),
             Node::new(reactor(1, &fabric, config()), Box::<Probe>::default()),
         ];
-        nodes[1].reactor.context().listeners().listen(address(1, 7471)).expect("a free port");
+        nodes[1].reactor.context().listen(address(1, 7471)).expect("a free port");
         nodes[0].reactor.context().connect(address(1, 7471)).expect("connecting");
         let failure = Failure { status, vendor_error: 0x81 };
         gate.fail_completion(failure);
@@ -323,7 +323,7 @@ fn a_message_without_a_receive_is_the_reason_of_the_end() {
         Node::new(reactor(1, &fabric, config()), Box::new(sender.clone())),
     ];
     let raw = ListenOptions::new().framing(Framing::Raw);
-    nodes[0].reactor.context().listeners().listen_with(address(0, 7471), raw).expect("a free port");
+    nodes[0].reactor.context().listen_with(address(0, 7471), raw).expect("a free port");
     let raw = ConnectOptions::new().framing(Framing::Raw);
     nodes[1].reactor.context().connect_with(address(0, 7471), raw).expect("connecting");
     until(&fabric, &mut nodes, "both ends", |nodes| {
@@ -381,7 +381,7 @@ fn completions_of_connections_that_are_gone_are_counted() {
             Node::new(lazy(&fabric, purge), Box::<Probe>::default()),
             Node::new(reactor(1, &fabric, config()), Box::<Probe>::default()),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         let conn = nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "it is up", |nodes| nodes[0].reactor.stats().connections.connected == 1);
         nodes[1].reactor.context().close(conn);

@@ -132,9 +132,9 @@ impl World {
         }
         for node in 0..2 {
             let mut cx = world.nodes[node].reactor.context();
-            if let Err(error) = cx.listeners().listen(port(node)) {
+            if let Err(error) = cx.listen(port(node)) {
                 assert_eq!(node, UNDER_TEST, "{error}");
-                cx.listeners().listen(port(node)).expect("one call fails");
+                cx.listen(port(node)).expect("one call fails");
             }
         }
         world

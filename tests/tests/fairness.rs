@@ -38,7 +38,7 @@ fn a_dead_peer_is_given_up_beside_a_flood() {
             Node::new(reactor(1, &fabric, config.clone()), Box::new(Ping::default())),
             Node::new(reactor(2, &fabric, config.clone()), flood()),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         for node in &mut nodes[1..] {
             node.reactor.context().connect(address(0, 7471)).expect("a peer");
         }

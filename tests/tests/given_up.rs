@@ -63,7 +63,7 @@ impl World {
             Node::new(gated(0, &fabric, &gate, config.clone()).expect("no call fails"), Box::new(server.clone())),
             Node::new(reactor(1, &fabric, config), Box::new(client.clone())),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         Self { fabric, gate, nodes, server, client }
     }
 

@@ -104,7 +104,7 @@ impl Handler for Peer {
 fn served_under_load(wanted: impl FnOnce(&mut Reactor) -> Wanted) {
     let config = Config::default().wait(SPIN);
     let ([mut client, mut server], mirror) = Null::reactors(&config, || Box::new(Steps::new()));
-    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
     let address = server.context().listeners().local_address(listener).expect("it listens");
     client.context().connect(address).expect("an attempt");
     let wanted = wanted(&mut client);
@@ -145,7 +145,7 @@ fn a_call_is_heard_under_load() {
 fn sends_of_other_threads_go_out_when_there_is_room() {
     const SENDS: u64 = 1_000;
     let ([mut client, mut server], _) = Null::reactors(&Config::default(), || Box::new(Steps::new()));
-    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
     let address = server.context().listeners().local_address(listener).expect("it listens");
     client.context().connect(address).expect("an attempt");
     let (mut program, mut peer) = (Peer::default(), Peer::default());
@@ -215,7 +215,7 @@ fn spinning_threads_share_a_processor() {
     let config = || patient(Config::default().provider(ProviderChoice::Iwarp).wait(SPIN));
     let reactor = move || Reactor::new(config()).expect("a reactor");
     let mut server = reactor();
-    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
     let address = server.context().listeners().local_address(listener).expect("it listens");
     let stop = server.handle();
     let serving = std::thread::spawn(move || {
@@ -271,7 +271,7 @@ fn a_message_that_ends_with_its_post_leaves_with_its_turn() {
         let config = patient(Config::default().quiet_sends(true).receive_depth(64));
         nodes.push(Node::new(reactor(node, &fabric, config), handler));
     }
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "messages arrive", |_| arrived.get() == 20);
 }

@@ -66,7 +66,7 @@ impl World {
         if connections == 1 {
             nodes[1].handler = program(pace);
         }
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         for _ in 0..connections {
             nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         }

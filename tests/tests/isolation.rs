@@ -91,7 +91,7 @@ fn a_listener_follows_its_address() {
         let gate = Gate::default();
         p.server = Forward::reactor(Setup::iwarp().config(), Features::empty(), &gate);
         let mut listen = || {
-            let listener = p.server.context().listeners().listen(Setup::iwarp().address).expect("listening");
+            let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
             (listener, p.server.context().listeners().local_address(listener).expect("its address"))
         };
         let ((moving, moved), (_, other)) = (listen(), listen());
@@ -294,7 +294,7 @@ fn beside_a_silent_client(config: &Config) -> (Shared, [Node; 3], [Told; 3]) {
         let program = Box::new(told[node].clone());
         Node::new(reactor(node, &fabric, config.clone()), program)
     });
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     for node in 1..3 {
         nodes[node].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "it is up", |_| {

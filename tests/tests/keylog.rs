@@ -38,7 +38,7 @@ fn one_connection() {
     let tls = if case == "asked" { tls.log_keys() } else { tls };
     let config = patient(Config::default().provider(ProviderChoice::Iwarp).security(Security::Tls(tls)));
     let mut server = Reactor::new(config.clone()).expect("a reactor");
-    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = server.context().listeners().local_address(listener).expect("it listens");
     let mut client = Reactor::new(config).expect("a reactor");
     client.context().connect(address).expect("an attempt");

@@ -59,7 +59,7 @@ fn a_key_is_overwritten_before_its_memory_is_given_back() {
             Node::new(reactor(0, &fabric, config(read())), Box::<Attempts>::default()),
             Node::new(reactor(1, &fabric, config(alone)), Box::new(attempts.clone())),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == 1);
     };

@@ -102,7 +102,7 @@ impl Setup {
     fn connect(&mut self, peer: usize, security: &Security) -> ConnectionId {
         let mut cx = self.nodes[SERVER].0.context();
         let options = ListenOptions::new().security(security.clone());
-        let listener = cx.listeners().listen_with(SocketAddr::from(([127, 0, 0, 1], 0)), options).expect("a port");
+        let listener = cx.listen_with(SocketAddr::from(([127, 0, 0, 1], 0)), options).expect("a port");
         let address = cx.listeners().local_address(listener).expect("it listens");
         let options = ConnectOptions::new().security(security.clone());
         self.nodes[peer].0.context().connect_with(address, options).expect("connecting");

@@ -117,7 +117,7 @@ impl Handler for Rude {
 fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude: Rude) -> [Node; 2] {
     let mut nodes =
         [Node::new(reactor(0, fabric, server), program), Node::new(reactor(1, fabric, config()), Box::new(rude))];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
     nodes[1].reactor.context().connect_with(address(0, 7471), options).expect("connecting");
     nodes

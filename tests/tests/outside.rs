@@ -89,7 +89,7 @@ mod turns {
         (server, echo): (&mut Reactor, &mut dyn Handler),
         (client, program): (&mut Reactor, &mut Program),
     ) -> ConnectionId {
-        let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
         let address = server.context().listeners().local_address(listener).expect("it listens");
         client.context().connect(address).expect("an attempt");
         loop {
@@ -201,7 +201,7 @@ mod turns {
         let _group = Reactors::of(&mut reactors);
         let listens = &mut reactors[0];
         let mut rings = outer_loop(listens);
-        let listener = listens.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let listener = listens.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
         listens.context().drain(Duration::from_secs(3600));
         while listens.turn(&mut program, Duration::ZERO).expect("a turn").more || rings() {}
         assert!(listens.is_draining() && !listens.is_drained(), "it listens for the other one");
@@ -229,7 +229,7 @@ mod turns {
     fn a_resumed_turn_posts_what_was_asked_for() {
         let (mut server, mut client) = (reactor(), reactor());
         let (mut echo, mut program) = (Program::default(), Program::default());
-        let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
         let address = server.context().listeners().local_address(listener).expect("it listens");
         client.context().connect(address).expect("an attempt");
         let mut sent = 0;

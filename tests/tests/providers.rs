@@ -114,7 +114,7 @@ fn a_listener_is_on_the_providers_that_have_the_address() {
         let (mut p, gates) = pair(patient(Setup::iwarp().config()));
         for unspecified in [false, true] {
             let address = if unspecified { [0, 0, 0, 0] } else { [127, 0, 0, 1] };
-            let listener = p.client.context().listeners().listen((address, 0).into()).expect("listening");
+            let listener = p.client.context().listen((address, 0).into()).expect("listening");
             assert_eq!(ids(&gates), [1, 0, 0], "unspecified: {unspecified}");
             let port = p.client.context().listeners().local_address(listener).expect("an address").port();
             assert_ne!(port, 0);

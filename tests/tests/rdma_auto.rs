@@ -35,7 +35,7 @@ fn each_address_is_listened_on_where_it_is() {
     with_watchdog("each_address_is_listened_on_where_it_is", || {
         let mut p = pair();
         for (ip, on) in [(RXE.address().ip(), RXE.name()), ([127, 0, 0, 1].into(), "iwarp0".to_owned())] {
-            let listener = p.server.context().listeners().listen(SocketAddr::new(ip, 0)).expect("listening");
+            let listener = p.server.context().listen(SocketAddr::new(ip, 0)).expect("listening");
             p.address = p.server.context().listeners().local_address(listener).expect("its address");
             let conn = p.connect();
             assert_eq!(device_of(&mut p.client, conn), on);

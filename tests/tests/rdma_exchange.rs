@@ -67,7 +67,7 @@ mod faults {
     /// Returns a server that listens for exchanges with these options, and a client.
     fn pair(options: ListenOptions) -> Pair {
         let mut p = pair_at(&config().timeouts(|t| t.keepalive = PATIENCE), Probe::echo(), RXE.address());
-        let listener = p.server.context().listeners().listen_with(RXE.address(), options).expect("a listener");
+        let listener = p.server.context().listen_with(RXE.address(), options).expect("a listener");
         p.address = p.server.context().listeners().local_address(listener).expect("its address");
         p
     }
@@ -104,7 +104,7 @@ mod faults {
             let auto = config().provider(ProviderChoice::Auto);
             let mut p = pair_at(&auto, Probe::echo(), RXE.address());
             for any in [RXE.address(), SocketAddr::from(([0, 0, 0, 0], 0))] {
-                let listener = p.server.context().listeners().listen(any).expect("a listener");
+                let listener = p.server.context().listen(any).expect("a listener");
                 p.address.set_port(p.server.context().listeners().local_address(listener).expect("its address").port());
                 let conn = p.client.context().connect(p.address).expect("an attempt");
                 p.until("the client is connected", |p| p.c.live() == 1);
@@ -230,7 +230,7 @@ mod faults {
                 let mut p = pair_at(&config().timeouts(within), Probe::echo(), RXE.address());
                 let any = SocketAddr::from(([127, 0, 0, 1], 0));
                 let listener = ListenOptions::new().exchange(exchange.clone());
-                let listener = p.server.context().listeners().listen_with(any, listener).expect("a listener");
+                let listener = p.server.context().listen_with(any, listener).expect("a listener");
                 let [(active, from_active), (passive, from_passive)] =
                     [0; 2].map(|_| UnixStream::pair().expect("two ends"));
                 let [mut back, mut forth] =
@@ -265,7 +265,7 @@ mod faults {
             let mut p = pair_at(&config(), Probe::echo(), RXE.address());
             let any = SocketAddr::from(([127, 0, 0, 1], 0));
             let listener = ListenOptions::new().exchange(options.clone());
-            let listener = p.server.context().listeners().listen_with(any, listener).expect("a listener");
+            let listener = p.server.context().listen_with(any, listener).expect("a listener");
             let (one, other) = UnixStream::pair().expect("two ends");
             p.server.context().listeners().accept_over(listener, one.into()).expect("a stream");
             let conn = p

@@ -29,8 +29,7 @@ fn config() -> Config {
 fn pair(v6: bool, options: ExchangeOptions) -> Pair {
     let [mut server, client] = [0; 2].map(|_| Reactor::new(config()).expect("a reactor"));
     let any = SocketAddr::new(ends(v6)[1], 0);
-    let listener =
-        server.context().listeners().listen_with(any, ListenOptions::new().exchange(options)).expect("a listener");
+    let listener = server.context().listen_with(any, ListenOptions::new().exchange(options)).expect("a listener");
     let address = server.context().listeners().local_address(listener).expect("its address");
     Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None }
 }
@@ -69,8 +68,7 @@ fn the_stream_may_take_another_network() {
             |device: usize| ExchangeOptions { device: Some(DEVICES[device].into()), ..ExchangeOptions::default() };
         let [mut server, client] = [0; 2].map(|_| Reactor::new(config()).expect("a reactor"));
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let listener =
-            server.context().listeners().listen_with(any, ListenOptions::new().exchange(named(1))).expect("a listener");
+        let listener = server.context().listen_with(any, ListenOptions::new().exchange(named(1))).expect("a listener");
         let address = server.context().listeners().local_address(listener).expect("its address");
         let mut p =
             Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None };

@@ -115,7 +115,7 @@ impl Side {
 
     fn listen(&mut self, address: SocketAddr) -> SocketAddr {
         let mut cx = self.reactor.context();
-        let listener = cx.listeners().listen(address).expect("listening");
+        let listener = cx.listen(address).expect("listening");
         cx.listeners().local_address(listener).expect("it listens")
     }
 

@@ -26,7 +26,7 @@ fn pair(options: ListenOptions) -> Pair {
     let config = Setup::on(RXE).config();
     let [mut server, client] = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
     let any = SocketAddr::new(THERE.into(), 0);
-    let listener = server.context().listeners().listen_with(any, options).expect("listening");
+    let listener = server.context().listen_with(any, options).expect("listening");
     let address = server.context().listeners().local_address(listener).expect("its address");
     Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None }
 }

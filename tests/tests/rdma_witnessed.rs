@@ -42,7 +42,7 @@ fn nobody_answers(device: Device) {
     let config = Setup::on(device).config().timeouts(|t| t.connect = limit);
     p.witness.iter_mut().for_each(|witness| witness.excuse(SERVER));
     (p.server, p.s) = (Reactor::new(config).expect("a reactor"), Probe::echo());
-    let listener = p.server.context().listeners().listen(device.address()).expect("listening");
+    let listener = p.server.context().listen(device.address()).expect("listening");
     p.address = p.server.context().listeners().local_address(listener).expect("it listens");
     let honest = p.connect();
     let silent = device.silent_address();
@@ -159,8 +159,7 @@ fn no_descriptors(device: Device) {
     for more in 0..6 {
         let limit = Limit::lower(rlimit::Resource::NOFILE, open - 1 + more);
         let setup = Setup::on(device);
-        let made =
-            Reactor::new(setup.config()).and_then(|mut reactor| reactor.context().listeners().listen(device.address()));
+        let made = Reactor::new(setup.config()).and_then(|mut reactor| reactor.context().listen(device.address()));
         let conn = p.client.context().connect(p.address).expect("connecting");
         let answer = |p: &Pair| {
             p.c.events.iter().any(|event| match event {

@@ -136,7 +136,7 @@ fn a_thousand_connections_are_shared_evenly() {
         rlimit::increase_nofile_limit(1 << 16).expect("the limit of open files");
         let mut reactors: Vec<_> = (0..REACTORS).map(|_| Reactor::new(config()).expect("a reactor")).collect();
         let group = Reactors::of(&mut reactors);
-        let listener = reactors[0].context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let listener = reactors[0].context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
         let address = reactors[0].context().listeners().local_address(listener).expect("it listens");
         let counts: Vec<Arc<AtomicUsize>> = (0..REACTORS).map(|_| Arc::default()).collect();
         let spawn = |(index, mut reactor): (usize, Reactor)| {

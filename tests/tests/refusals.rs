@@ -77,7 +77,7 @@ fn refused_operations_name_the_cure() {
     let nobody = "no address to connect to: give at least one";
     let endpoint = EndpointOptions::new().receive_depth(0);
     all_are(&[
-        (text(cx.listeners().listen(at("[fe80::1]:7"))), zone),
+        (text(cx.listen(at("[fe80::1]:7"))), zone),
         (text(cx.connect(at("[fe80::1]:7"))), zone),
         (text(cx.connect_any(&[at("[fe80::1]:7"), at("[fe80::2]:7")], with())), zone),
         (text(cx.connect_host("fe80::1", 7, with())), zone),
@@ -85,10 +85,7 @@ fn refused_operations_name_the_cure() {
         (text(cx.connect_host("", 7, with())), nobody),
         (text(cx.connect_host("[]", 7, with())), nobody),
         (text(cx.connect_any(&[], with())), nobody),
-        (
-            text(cx.listeners().listen(at("192.0.2.1:7"))),
-            "cannot listen on 192.0.2.1:7: Cannot assign requested address",
-        ),
+        (text(cx.listen(at("192.0.2.1:7"))), "cannot listen on 192.0.2.1:7: Cannot assign requested address"),
         (
             text(cx.connect_with(at("192.0.2.1:7"), with().private_data(vec![0; 57]))),
             "57 bytes of private data: the limit is 36",

@@ -74,7 +74,7 @@ impl Host {
             .provider(ProviderChoice::Shm)
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (PATIENCE, 2 * PATIENCE));
         let mut reactor = Reactor::new(change(config)).expect("a reactor");
-        let listener = reactor.context().listeners().listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let listener = reactor.context().listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = reactor.context().listeners().local_address(listener).expect("it listens");
         Self { reactor, server: Server::default(), address }
     }

@@ -238,7 +238,7 @@ fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
         Node::new(reactor, Box::new(brief.clone()))
     };
     let mut nodes = vec![node(SERVER), node(CLIENT)];
-    nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the connection is over", |nodes| {
         let heard = brief.heard.borrow();
@@ -301,7 +301,7 @@ impl Handler for SendsDeviceMemory {
 fn listening(mode: SecurityMode, gate: &Gate) -> (Reactor, SocketAddr) {
     let config = patient(Config::default().security(security(mode)));
     let mut reactor = Forward::reactor(config, Features::empty(), gate);
-    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = reactor.context().listeners().local_address(listener).expect("it listens");
     (reactor, address)
 }

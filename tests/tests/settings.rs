@@ -74,7 +74,7 @@ fn options_of_a_listener_arrive_with_each_connection() {
         p.server = Forward::recording(config(), |_| {}, &record);
         let options = ListenOptions::new().type_of_service(8).ack_timeout(31).ipv6_only(true);
         let options = options.retries(RETRIES).read_depth(DEPTH).framing(Framing::Credits);
-        let listener = p.server.context().listeners().listen_with(Setup::iwarp().address, options).expect("listening");
+        let listener = p.server.context().listen_with(Setup::iwarp().address, options).expect("listening");
         p.address = p.server.context().listeners().local_address(listener).expect("its address");
         p.connect();
         let asked = record.take();
@@ -109,12 +109,7 @@ fn options_out_of_range_are_refused() {
         (ListenOptions::new().retries(Retries { min_rnr_timer: 41, ..Retries::default() }), 41),
     ];
     for (options, wrong) in wrong {
-        let error = p
-            .client
-            .context()
-            .listeners()
-            .listen_with(Setup::iwarp().address, options)
-            .expect_err("it is out of range");
+        let error = p.client.context().listen_with(Setup::iwarp().address, options).expect_err("it is out of range");
         assert!(
             matches!(error, Error::Transport(TransportError::OutOfRange { value, .. }) if value == wrong),
             "{error}"
@@ -320,7 +315,7 @@ fn only_allowed_networks_may_connect() {
                 );
                 if forwarded {
                     p.server = Forward::recording(config.clone(), |_| {}, &Record::default());
-                    let listener = p.server.context().listeners().listen(Setup::iwarp().address).expect("listening");
+                    let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
                     p.address = p.server.context().listeners().local_address(listener).expect("its address");
                 }
                 if admitted {
@@ -374,7 +369,7 @@ fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     let any = Setup { address: (std::net::Ipv6Addr::UNSPECIFIED, 0).into(), ..Setup::iwarp() };
     let mut server = Reactor::new(any.config()).unwrap();
     let options = ListenOptions::new().ipv6_only(false);
-    let listener = server.context().listeners().listen_with(any.address, options).unwrap();
+    let listener = server.context().listen_with(any.address, options).unwrap();
     let port = server.context().listeners().local_address(listener).unwrap().port();
     let client = Reactor::new(any.config()).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -400,7 +395,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     ];
     let [silent, there] = [0, 2].map(|node| address(node, 7471));
     for (node, address) in [(0, silent), (2, there)] {
-        nodes[node].reactor.context().listeners().listen(address).expect("a free port");
+        nodes[node].reactor.context().listen(address).expect("a free port");
     }
     // The kernel of node 0 accepts the TCP connection, but the process of node 0 never answers.
     nodes[0].dead = true;
@@ -451,7 +446,7 @@ fn a_closed_connection_has_its_time_for_each_message() {
     let (taken, sent) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
     let mut server = reactor(0, &fabric, Config::default());
     let address = ([10, 0, 0, 1], 7471).into();
-    server.context().listeners().listen(address).expect("listening");
+    server.context().listen(address).expect("listening");
     // The close timeout is long enough for one message, but not for all ten. So this timeout must begin again with each message.
     let mut client = reactor(1, &fabric, Config::default().timeouts(|t| t.close = Duration::from_secs(1)));
     client.context().connect(address).expect("connecting");

@@ -119,7 +119,7 @@ fn connections_that_wait_get_what_is_released() {
         Node::new(reactor(0, &fabric, config.clone()), Box::new(Keeper(Rc::clone(&kept)))),
         Node::new(reactor(1, &fabric, config), Box::new(Sender(Rc::clone(&sent)))),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     for up in 1..=CONNECTIONS {
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "the connection", |_| sent.borrow().up.len() == up);
@@ -181,7 +181,7 @@ fn a_connection_that_waits_gets_what_an_ended_one_had() {
         Node::new(reactor(0, &fabric, config.clone()), Box::<KeepsOfFirst>::default()),
         Node::new(reactor(1, &fabric, config), Box::new(Sender(Rc::clone(&sent)))),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     for up in 1..=2 {
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "the connection", |_| sent.borrow().up.len() == up);
@@ -233,7 +233,7 @@ fn a_device_without_shared_queues_says_so() {
 
         let mut p = Pair::new(&Setup::iwarp(), config, Probe::default(), Probe::default());
         p.server = without_shared_queues(sharing);
-        let listener = p.server.context().listeners().listen(Setup::iwarp().address).expect("listening");
+        let listener = p.server.context().listen(Setup::iwarp().address).expect("listening");
         p.address = p.server.context().listeners().local_address(listener).expect("its address");
         p.client.context().connect(p.address).expect("connecting");
         p.until("the refusal", |p| error(p).is_some());

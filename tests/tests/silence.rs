@@ -200,7 +200,7 @@ impl World {
             Node::new(reactor(node, &fabric, config.clone()), Box::new(program))
         };
         let mut nodes = [node(0), node(1)];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         Self { fabric, nodes, books }
     }
@@ -388,7 +388,7 @@ fn early_messages_to_a_slow_peer_leave_room_for_data() {
                         Config::default().receive_depth(depth).timeouts(|t| t.handshake = Duration::from_secs(60));
                     Node::new(reactor(node, &fabric, config), Box::new(program))
                 });
-                nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+                nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
                 nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
                 until(&fabric, &mut nodes, &what, |_| up[1].get().is_some());
                 assert!(up[0].get().is_none(), "{what}: the server is not slow");

@@ -83,7 +83,7 @@ fn take_down(order: &[Thing], steps: u32) {
         .send_depth(16)
         .large_messages(|l| l.eager_limit = 8 << 10);
     let mut server = gated(0, &fabric, &gate, config.clone()).expect("no call fails");
-    server.context().listeners().listen(address(0, 7471)).expect("a free port");
+    server.context().listen(address(0, 7471)).expect("a free port");
     let remote: ReactorHandle = server.handle();
     let mut nodes =
         vec![Node::new(server, Box::new(holder.clone())), Node::new(reactor(1, &fabric, config), Box::new(Giver))];

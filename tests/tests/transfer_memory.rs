@@ -132,7 +132,7 @@ fn a_message_takes_little_beside_its_buffer() {
         return send(to.parse().expect("an address"));
     }
     let mut reactor = Reactor::new(config()).expect("a reactor");
-    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = reactor.context().listeners().local_address(listener).expect("it listens");
     let started = Instant::now();
     // The child process runs this test again. It is the sender, because `TRANSFER_TO` is set. The program `timeout`

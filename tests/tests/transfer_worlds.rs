@@ -238,7 +238,7 @@ impl World {
         let [mut server, client] = [0, 1].map(|node| reactor(node, &fabric, configs[node].clone()));
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE).any_peer();
         let mut cx = server.context();
-        cx.listeners().listen(address(0, PORT)).expect("a listener");
+        cx.listen(address(0, PORT)).expect("a listener");
         let mut region = cx.regions().register_at(address(0, PORT).ip(), ROOM * TRANSFERS, &options).expect("memory");
         region.copy_from(0, &[THERE; ROOM * TRANSFERS]).expect("nothing is lent");
         let region = Rc::new(RefCell::new(region));

@@ -26,12 +26,7 @@ fn a_chain_that_the_device_refuses_is_posted_when_there_is_room() {
     ];
     // With this framing, there are no pings, and messages do not end with their post.
     let (listens, connects) = (ListenOptions::new(), ConnectOptions::new());
-    nodes[1]
-        .reactor
-        .context()
-        .listeners()
-        .listen_with(address(1, 7471), listens.framing(Framing::Raw))
-        .expect("a free port");
+    nodes[1].reactor.context().listen_with(address(1, 7471), listens.framing(Framing::Raw)).expect("a free port");
     nodes[0].reactor.context().connect_with(address(1, 7471), connects.framing(Framing::Raw)).expect("connecting");
     until(&fabric, &mut nodes, "the connection", |_| up.up.borrow().len() == 1);
     let calm = lock(&fabric).now() + 100 * MS;
@@ -57,7 +52,7 @@ fn a_listener_finds_its_device_again() {
         Node::new(server, Box::new(Attempts::default())),
         Node::new(reactor(1, &fabric, patient(Config::default())), Box::new(client.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the connection", |_| client.up.borrow().len() == 1);
     gate.say(Said::Removal);
@@ -116,7 +111,7 @@ fn sends_of_other_threads_follow_a_resumed_turn() {
         Node::new(reactor(2, &fabric, patient(Config::default())), Box::<Attempts>::default()),
     ];
     for server in [1, 2] {
-        nodes[server].reactor.context().listeners().listen(address(server, 7471)).expect("a free port");
+        nodes[server].reactor.context().listen(address(server, 7471)).expect("a free port");
         nodes[0].reactor.context().connect(address(server, 7471)).expect("connecting");
     }
     until(&fabric, &mut nodes, "the connections", |_| up.up.borrow().len() == 2);

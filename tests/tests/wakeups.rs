@@ -102,7 +102,7 @@ fn paced(provider: ProviderChoice, wait: Wait) {
     let count: u64 = text.parse().unwrap_or_else(|error| panic!("WAKEUP_MESSAGES={text}: {error}"));
     let config = patient(Config::default().provider(provider).wait(wait));
     let mut server = Reactor::new(config.clone()).expect("a reactor");
-    let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = server.context().listeners().local_address(listener).expect("it listens");
     let mut client = Reactor::new(config).expect("a reactor");
     client.context().connect(address).expect("a peer");

@@ -72,7 +72,7 @@ impl Handler for Hello {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut server = Reactor::new(Config::default())?;
-    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
     let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let remote = server.handle();
     let thread = thread::spawn(move || server.run(&mut Echo::default()));

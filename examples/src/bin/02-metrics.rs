@@ -181,7 +181,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         pipe::register(signal, sender.try_clone()?)?;
     }
     let mut cx = reactor.context();
-    let rdma = cx.listeners().listen(rdma)?;
+    let rdma = cx.listen(rdma)?;
     let rdma = cx.listeners().local_address(rdma).ok_or("the listener is gone")?;
     let accepting = cx.io().register(&listener, Interest::READABLE)?;
     let signalled = cx.io().register(&signals, Interest::READABLE)?;

@@ -39,7 +39,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     };
     let mut reactors = (0..count).map(|_| Reactor::new(Config::default())).collect::<Result<Vec<_>, _>>()?;
     let group = Reactors::of(&mut reactors);
-    let listener = reactors[0].context().listeners().listen(address)?;
+    let listener = reactors[0].context().listen(address)?;
     let address = reactors[0].context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let (drained, mut second) = (group.clone(), false);
     ctrlc::set_handler(move || {

@@ -130,7 +130,7 @@ fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), 
         } else {
             let mut reactor = Reactor::new(config.clone())?;
             // The previous server's port may still be in use for a moment, so the listen is retried.
-            while let Err(error) = reactor.context().listeners().listen(address) {
+            while let Err(error) = reactor.context().listen(address) {
                 println!("the server: {error}");
                 thread::sleep(Duration::from_millis(100));
             }
@@ -159,7 +159,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         None => {
             let mut server = Reactor::new(config.clone())?;
-            let listener = server.context().listeners().listen(([127, 0, 0, 1], 0).into())?;
+            let listener = server.context().listen(([127, 0, 0, 1], 0).into())?;
             let address = server.context().listeners().local_address(listener).ok_or("nobody listens")?;
             let config = config.clone();
             // The server's thread is not joined: it ends with the process.

@@ -118,7 +118,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The sender's last messages wait for credits before its close completes. The receiver is slow, so the close gets a long timeout.
     let mut client = Reactor::new(config.clone().timeouts(|t| t.close = Duration::from_secs(60)))?;
     let mut server = Reactor::new(config)?;
-    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
     let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let thread = thread::spawn(move || {
         let mut receiver = Receiver::default();

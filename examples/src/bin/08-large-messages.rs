@@ -87,7 +87,7 @@ impl Handler for Receiver {
 fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut server = Reactor::new(config.clone())?;
-    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
     let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let thread = thread::spawn(move || server.run(&mut Receiver));
     // The receiver reads every byte of the first message before it fetches the second one, so the close gets a long timeout.

@@ -161,7 +161,7 @@ fn start(name: &'static str, address: SocketAddr, feed: ReactorHandle) -> JoinHa
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
-    let listener = reactor.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let listener = reactor.context().listen("127.0.0.1:0".parse()?)?;
     let address = reactor.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let members = MEMBERS.map(|name| (name, start(name, address, reactor.handle())));
     // A member may be at most 64 messages behind.

@@ -286,7 +286,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut server = Reactor::new(config.clone())?;
-    let listener = server.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let listener = server.context().listen("127.0.0.1:0".parse()?)?;
     let address = server.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let (landing, sending) = (BTreeMap::new(), BTreeMap::new());
     let mut store = Store { file, free: Vec::new(), landing, sending, wanted: Vec::new() };

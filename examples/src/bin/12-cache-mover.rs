@@ -178,7 +178,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let block: usize = block.ok_or_else(|| format!("{argument:?} is not a length of a block: give {bound:?} bytes"))?;
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut owner = Reactor::new(config.clone())?;
-    let listener = owner.context().listeners().listen("127.0.0.1:0".parse()?)?;
+    let listener = owner.context().listen("127.0.0.1:0".parse()?)?;
     let address = owner.context().listeners().local_address(listener).ok_or("the listener is gone")?;
     let content = (0..BLOCKS).flat_map(|nth| std::iter::repeat_n(nth as u8, block)).collect();
     let thread = thread::spawn(move || {

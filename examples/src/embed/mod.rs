@@ -69,7 +69,7 @@ impl Server {
     /// The system has no descriptors or ports left.
     pub fn start() -> Result<Self, Error> {
         let mut reactor = Reactor::new(config())?;
-        let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into())?;
+        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into())?;
         let address = reactor.context().listeners().local_address(listener).ok_or(Error::Gone("listener"))?;
         let remote = reactor.handle();
         Ok(Self { address, remote, thread: thread::spawn(move || reactor.run(&mut Echo)) })

@@ -133,7 +133,7 @@ impl Handler for Hasty {
 fn an_answer_before_the_question_is_no_success() {
     for command in [&["get", "key"][..], &["put", "key", "value"]] {
         let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
-        let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+        let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
         let address = reactor.context().listeners().local_address(listener).expect("an address").to_string();
         let args = [&command[..1], &[&*address], &command[1..]].concat();
         let child = process::start(KV, &args, Stdio::null());

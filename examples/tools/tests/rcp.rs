@@ -579,7 +579,7 @@ fn a_file_that_grows_meanwhile_is_a_failure() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-growing-{}", std::process::id()));
     fs::write(&path, bytes(10_000)).expect("written");
     let mut reactor = Reactor::new(config()).expect("a reactor");
-    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
     let port = reactor.context().listeners().local_address(listener).expect("an address").port().to_string();
     let child = start(&[path.to_str().expect("text"), "127.0.0.1:copy", "-p", &port]);
     let grows = path.clone();
@@ -623,7 +623,7 @@ fn an_interrupted_copy_says_so_by_its_status() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-interrupted-{}", std::process::id()));
     fs::write(&path, bytes(10_000)).expect("written");
     let mut reactor = Reactor::new(config()).expect("a reactor");
-    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
     let port = reactor.context().listeners().local_address(listener).expect("an address").port().to_string();
     let child = start(&[path.to_str().expect("text"), "127.0.0.1:copy", "-p", &port]);
     let answer = |_: &mut Context<'_>, _: ConnectionId, message: Option<&[u8]>| {

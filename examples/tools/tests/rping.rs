@@ -222,7 +222,7 @@ impl Peer {
         let mut reactor = Self::reactor();
         let mut cx = reactor.context();
         let options = ListenOptions::new().framing(Framing::Raw);
-        let listener = cx.listeners().listen_with("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let listener = cx.listen_with("127.0.0.1:0".parse().unwrap(), options).unwrap();
         let client = client(cx.listeners().local_address(listener).unwrap(), args);
         reactor.run(&mut self).unwrap();
         end(client)

@@ -213,7 +213,7 @@ impl StreamHandler for Interrupts {
 #[test]
 fn a_benchmark_that_is_interrupted_in_its_last_test_says_so_by_its_status() {
     let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).expect("a reactor");
-    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("it listens");
     let address = reactor.context().listeners().local_address(listener).expect("an address");
     let client = start(BENCH, &format!("-s {address} --wait event -I 1 -C 1 -S 1"));
     let mut server = Streams::new(Interrupts { client, received: 0 });

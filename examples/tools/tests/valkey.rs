@@ -240,7 +240,7 @@ fn talk(wrong: Fault, len: usize, args: &[&str]) -> (Output, Server) {
     let config = Config::default().provider(ProviderChoice::Iwarp).receive_depth(1024);
     let mut reactor = Reactor::new(config).unwrap();
     let options = ListenOptions::new().framing(Framing::Raw).extensions(true);
-    let listener = reactor.context().listeners().listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
+    let listener = reactor.context().listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
     let address = reactor.context().listeners().local_address(listener).unwrap();
     let stop = reactor.handle();
     let (pid, of_client) = mpsc::channel();
@@ -333,7 +333,7 @@ fn what_is_due_after_the_close_is_no_failure() {
     let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp)).unwrap();
     let mut cx = reactor.context();
     let options = ListenOptions::new().framing(Framing::Raw).extensions(true);
-    let listener = cx.listeners().listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
+    let listener = cx.listen_with(([127, 0, 0, 1], 0).into(), options).unwrap();
     let address = cx.listeners().local_address(listener).unwrap();
     cx.connect_with(address, ConnectOptions::new().framing(Framing::Raw).extensions(true)).unwrap();
     let mut closer = Closer::default();

@@ -50,7 +50,7 @@ impl AsyncReactor {
     /// Listens on an address. Port 0 selects a free port.
     ///
     /// # Errors
-    /// The errors of [`crate::ListenerContext::listen`].
+    /// The errors of [`crate::Context::listen`].
     pub fn listen(&self, address: SocketAddr) -> Result<AsyncListener, Error> {
         self.listen_with(address, ListenOptions::new())
     }
@@ -67,9 +67,9 @@ impl AsyncReactor {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`crate::ListenerContext::listen_with`].
+    /// The errors of [`crate::Context::listen_with`].
     pub fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<AsyncListener, Error> {
-        let id = self.core.with(|cx, _| cx.listeners().listen_with(address, options))?;
+        let id = self.core.with(|cx, _| cx.listen_with(address, options))?;
         Ok(AsyncListener::new(Rc::clone(&self.core), id))
     }
 

@@ -109,7 +109,7 @@ pub enum Decision {
 /// // One reactor may be both sides.
 /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
 /// let mut context = reactor.context();
-/// let listener = context.listeners().listen("127.0.0.1:0".parse()?)?;
+/// let listener = context.listen("127.0.0.1:0".parse()?)?;
 /// let server = context.listeners().local_address(listener).expect("it listens");
 /// context.connect(server)?;
 /// reactor.run(&mut Echo)?;

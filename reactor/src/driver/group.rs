@@ -61,7 +61,7 @@ pub enum Place {
 /// let mut reactors = vec![Reactor::new(config.clone())?, Reactor::new(config)?];
 /// let group = Reactors::of(&mut reactors);
 /// // One reactor listens, and hands connections to the one that has the fewest.
-/// reactors[0].context().listeners().listen("127.0.0.1:0".parse()?)?;
+/// reactors[0].context().listen("127.0.0.1:0".parse()?)?;
 /// let threads: Vec<_> = reactors.into_iter().enumerate().map(|(index, mut reactor)| {
 ///     std::thread::spawn(move || {
 ///         // If the system allows it, each thread has its own processor.

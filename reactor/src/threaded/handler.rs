@@ -195,7 +195,7 @@ impl ThreadHandler {
         options: ListenOptions,
     ) -> Result<NewListener, Error> {
         let link = self.link()?;
-        let id = cx.listeners().listen_with(address, options)?;
+        let id = cx.listen_with(address, options)?;
         let (handle, (accepted, backlog)) = (ListenerHandle { link, id }, mpsc::unbounded_channel());
         let address = cx.listeners().local_address(id).ok_or(Error::Gone("listener"))?;
         self.listeners.insert(id, ListenerBacklog { accepted, ended: Vec::new() });

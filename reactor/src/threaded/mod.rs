@@ -152,7 +152,7 @@ impl ThreadedReactor {
     /// Example: the [module](self).
     ///
     /// # Errors
-    /// The errors of [`crate::ListenerContext::listen`]; [`Error::Gone`] if the reactor's thread
+    /// The errors of [`crate::Context::listen`]; [`Error::Gone`] if the reactor's thread
     /// has ended.
     pub async fn listen(&self, address: SocketAddr) -> Result<ThreadedListener, Error> {
         self.listen_with(address, ListenOptions::new()).await

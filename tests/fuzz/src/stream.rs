@@ -147,7 +147,7 @@ pub fn stream(tape: &[u8]) {
         Node::new(reactor(SERVER, &fabric, config()), Box::new(Server(Rc::clone(&streams)))),
         Node::new(reactor(CLIENT, &fabric, config()), Box::new(writer.clone())),
     ];
-    nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("room");
     let pass = |nodes: &mut [Node], steps: u32| {
         for _ in 0..steps {

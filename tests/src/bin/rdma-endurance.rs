@@ -307,7 +307,7 @@ impl Handler<Order> for Client {
 
 fn serve() -> Result<()> {
     let mut reactor = Reactor::with_messages(config())?;
-    let listener = reactor.context().listeners().listen(([127, 0, 0, 1], 0).into())?;
+    let listener = reactor.context().listen(([127, 0, 0, 1], 0).into())?;
     println!("{}", reactor.context().listeners().local_address(listener).ok_or("the listener is closed")?);
     obey(reactor, &mut Server::default())
 }

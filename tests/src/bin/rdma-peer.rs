@@ -92,7 +92,7 @@ fn main() -> Result<(), Error> {
                 if let Some(exchange) = &exchange {
                     options = options.exchange(exchange.clone());
                 }
-                let listener = reactor.context().listeners().listen_with(parse(address), options)?;
+                let listener = reactor.context().listen_with(parse(address), options)?;
                 println!("listening {}", reactor.context().listeners().local_address(listener).expect("it listens"));
             }
         }
@@ -105,7 +105,7 @@ fn main() -> Result<(), Error> {
         ["self", count, total, ref addresses @ ..] => {
             (peer.messages, peer.left) = (2, parse(total));
             for address in addresses {
-                let listener = reactor.context().listeners().listen(parse(address))?;
+                let listener = reactor.context().listen(parse(address))?;
                 let to = reactor.context().listeners().local_address(listener).expect("it listens");
                 for _ in 0..parse::<usize>(count) {
                     reactor.context().connect(to)?;

@@ -130,7 +130,7 @@ fn serve(settings: &str, count: usize) -> Result<()> {
     let mut reactors =
         (0..count).map(|_| Reactor::new(settings.clone())).collect::<std::result::Result<Vec<_>, _>>()?;
     let group = Reactors::of(&mut reactors);
-    let listener = reactors[0].context().listeners().listen(([127, 0, 0, 1], 0).into())?;
+    let listener = reactors[0].context().listen(([127, 0, 0, 1], 0).into())?;
     println!("{}", reactors[0].context().listeners().local_address(listener).ok_or("the listener is closed")?);
     std::thread::scope(|scope| {
         for mut reactor in reactors {

@@ -69,7 +69,7 @@ impl Ends {
         };
         let mut ends = Self { client: end(false), server: end(true) };
         let mut server = ends.server.0.context();
-        let listener = server.listeners().listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
+        let listener = server.listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
         let address = server.listeners().local_address(listener).expect("it listens");
         ends.client.0.context().connect(address).expect("connecting");
         while ends.client.1.conn.is_none() || ends.server.1.conn.is_none() {

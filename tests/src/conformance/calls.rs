@@ -113,7 +113,7 @@ impl Both {
     fn new(setup: &Setup, config: Config, echoes: bool) -> Self {
         let mut server = (setup.reactor)(config.clone()).expect("the server's reactor");
         let client = (setup.reactor)(config).expect("the client's reactor");
-        let listener = server.context().listeners().listen(setup.address).expect("listening");
+        let listener = server.context().listen(setup.address).expect("listening");
         let address = server.context().listeners().local_address(listener).expect("the listener's address");
         let mut both = Self { server: (server, Party::new(echoes)), client: (client, Party::new(true)), address };
         both.connect();

@@ -203,7 +203,7 @@ pub fn listener_closes_connections_stay(setup: &Setup) {
     // Until the refusal, nobody else may listen on the closed listener's port. If another test has already got that port, the next listener
     // is closed instead.
     let closed = loop {
-        let listener = p.server.context().listeners().listen(setup.address).expect("a second listener");
+        let listener = p.server.context().listen(setup.address).expect("a second listener");
         let address = p.server.context().listeners().local_address(listener).expect("an address");
         p.server.context().listeners().close(listener);
         p.server.context().listeners().close(listener);

@@ -97,7 +97,7 @@ pub fn too_much_private_data_is_refused(setup: &Setup) {
 pub fn address_in_use_is_named(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let address = p.address;
-    let error = p.client.context().listeners().listen(address).expect_err("it is taken");
+    let error = p.client.context().listen(address).expect_err("it is taken");
     assert!(error.to_string().contains(&address.to_string()), "{error}");
     p.finish();
 }
@@ -151,12 +151,8 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
         }
     });
     let mut p = Pair::new(setup, setup.config(), s, Probe::default());
-    let listener = p
-        .server
-        .context()
-        .listeners()
-        .listen_with(setup.address, ListenOptions::new().framing(Framing::Raw))
-        .expect("listening");
+    let listener =
+        p.server.context().listen_with(setup.address, ListenOptions::new().framing(Framing::Raw)).expect("listening");
     let address = p.server.context().listeners().local_address(listener).expect("an address");
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(b"as it is".to_vec());
     let conn = p.client.context().connect_with(address, options).expect("connecting");

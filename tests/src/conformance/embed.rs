@@ -28,7 +28,7 @@ pub fn what_is_asked_from_outside_is_seen_to(setup: &Setup) {
     let asks: [(&str, Ask); 6] = [
         ("send", |cx, conn, _| _ = cx.send(conn, b"x").expect("room")),
         ("set_timer", |cx, _, _| _ = cx.timers().set(Duration::from_secs(60), 1)),
-        ("listen", |cx, _, address| _ = cx.listeners().listen(SocketAddr::new(address.ip(), 0)).expect("listening")),
+        ("listen", |cx, _, address| _ = cx.listen(SocketAddr::new(address.ip(), 0)).expect("listening")),
         ("connect", |cx, _, address| _ = cx.connect(address).expect("connecting")),
         ("close", |cx, conn, _| cx.close(conn)),
         ("drain", |cx, _, _| cx.drain(Duration::from_secs(60))),

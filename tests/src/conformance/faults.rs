@@ -431,7 +431,7 @@ pub fn every_call_in_every_callback(setup: &Setup) {
         if *count > 2 {
             return;
         }
-        let listener = cx.listeners().listen(local).expect("listening");
+        let listener = cx.listen(local).expect("listening");
         cx.listeners().close(listener);
         for to in [nobody, address] {
             cx.connect(to).expect("connecting");

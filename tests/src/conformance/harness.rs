@@ -586,7 +586,7 @@ impl Pair {
         let witness = setup.witnessed.map(|device| Witness::new(device, setup.config().wait(Wait::Event), 2));
         let mut server = (setup.reactor)(server).expect("the server's reactor");
         let mut client = (setup.reactor)(client).expect("the client's reactor");
-        let listener = server.context().listeners().listen(setup.address).expect("listening");
+        let listener = server.context().listen(setup.address).expect("listening");
         let address = server.context().listeners().local_address(listener).expect("the listener's address");
         for (reactor, number) in [&mut server, &mut client].into_iter().zip([SERVER, CLIENT]) {
             witness.iter().for_each(|witness| witness.watch(reactor, number));

@@ -88,7 +88,7 @@ impl World {
     fn new(setup: &Setup, stays: bool) -> Self {
         let mut reactors: Vec<_> = (0..COUNT).map(|_| (setup.reactor)(setup.config()).expect("a reactor")).collect();
         let group = Reactors::of(&mut reactors);
-        let listener = reactors[0].context().listeners().listen(setup.address).expect("listening");
+        let listener = reactors[0].context().listen(setup.address).expect("listening");
         let address = reactors[0].context().listeners().local_address(listener).expect("it listens");
         let up: Vec<_> = (0..COUNT).map(|_| Arc::default()).collect();
         let run = |(index, mut reactor): (usize, Reactor)| {
@@ -246,7 +246,7 @@ pub fn draining_has_a_deadline(setup: &Setup) {
 pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let mut reactors: Vec<_> = (0..COUNT).map(|_| (setup.reactor)(setup.config()).expect("a reactor")).collect();
     let group = Reactors::of(&mut reactors);
-    let listener = reactors[0].context().listeners().listen(setup.address).expect("listening");
+    let listener = reactors[0].context().listen(setup.address).expect("listening");
     let address = reactors[0].context().listeners().local_address(listener).expect("it listens");
     let mut client = (setup.reactor)(setup.config()).expect("a reactor");
     let (mut probe, mut server) = (Probe::default(), Server::default());
@@ -287,12 +287,12 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
 /// After a drain, a reactor must not listen, and `run` must return immediately.
 pub fn a_drained_reactor_is_over(setup: &Setup) {
     let mut reactor = (setup.reactor)(setup.config()).expect("a reactor");
-    reactor.context().listeners().listen(setup.address).expect("listening");
+    reactor.context().listen(setup.address).expect("listening");
     reactor.context().drain(NEVER);
-    assert!(matches!(reactor.context().listeners().listen(setup.address), Err(Error::Drained)), "while it drains");
+    assert!(matches!(reactor.context().listen(setup.address), Err(Error::Drained)), "while it drains");
     for _ in 0..2 {
         reactor.run(&mut Probe::default()).expect("a run");
         assert!(reactor.is_drained());
     }
-    assert!(matches!(reactor.context().listeners().listen(setup.address), Err(Error::Drained)), "after it has drained");
+    assert!(matches!(reactor.context().listen(setup.address), Err(Error::Drained)), "after it has drained");
 }

@@ -128,7 +128,7 @@ pub fn handlers_have_the_last_word(setup: &Setup) {
     for server_refuses in [true, false] {
         let mut server = (setup.reactor)(setup.config()).expect("a reactor");
         let mut client = (setup.reactor)(setup.config()).expect("a reactor");
-        let listener = server.context().listeners().listen(setup.address).expect("listening");
+        let listener = server.context().listen(setup.address).expect("listening");
         let address = server.context().listeners().local_address(listener).expect("an address");
         client.context().connect(address).expect("connecting");
         let (mut strict, mut open) = (Distrustful::default(), Probe::default());
@@ -181,10 +181,10 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     let error = p.client.context().connect_with(p.address, raw).expect_err("it cannot be secured");
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
-    assert!(matches!(p.server.context().listeners().listen_with(setup.address, raw), Err(Error::Security(_))));
+    assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
     // A listener or a connect may have other security settings than its reactor.
     let open = ListenOptions::new().security(Security::Plain);
-    let listener = p.server.context().listeners().listen_with(setup.address, open).expect("listening");
+    let listener = p.server.context().listen_with(setup.address, open).expect("listening");
     let address = p.server.context().listeners().local_address(listener).expect("an address");
     let options = ConnectOptions::new().security(Security::Plain);
     p.client.context().connect_with(address, options).expect("connecting");

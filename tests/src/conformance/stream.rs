@@ -107,7 +107,7 @@ impl Duo {
     fn new(setup: &Setup, config: Config, s: Script, c: Script) -> Self {
         let mut server = (setup.reactor)(config.clone()).expect("the server's reactor");
         let mut client = (setup.reactor)(config).expect("the client's reactor");
-        let listener = server.context().listeners().listen(setup.address).expect("listening");
+        let listener = server.context().listen(setup.address).expect("listening");
         let address = server.context().listeners().local_address(listener).expect("the listener's address");
         client.context().connect(address).expect("connecting");
         let mut duo = Self { server, s: Streams::new(s), client, c: Streams::new(c) };
@@ -586,7 +586,7 @@ pub fn bytes_after_the_end_are_a_violation(setup: &Setup) {
             read_to_the_end(cx, id);
         }
     }));
-    let listener = server.context().listeners().listen(setup.address).expect("listening");
+    let listener = server.context().listen(setup.address).expect("listening");
     let address = server.context().listeners().local_address(listener).expect("an address");
     let mut client = (setup.reactor)(setup.config()).expect("a reactor");
     let mut c = Probe::new(|cx, event| {

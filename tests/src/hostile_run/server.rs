@@ -191,7 +191,7 @@ impl Handler<Order> for Server {
 pub fn run(settings: &Settings) -> super::Result<()> {
     let config = config(settings.credentials.security()?, settings.within_host);
     let mut reactor: Reactor<Order> = Reactor::with_messages(config)?;
-    let listener = reactor.context().listeners().listen(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    let listener = reactor.context().listen(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     answer(&reactor.context().listeners().local_address(listener).ok_or("the listener is closed")?)?;
     obey(reactor.handle());
     Ok(reactor.run(&mut Server::default())?)

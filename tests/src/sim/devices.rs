@@ -236,8 +236,7 @@ impl World {
         let handler = Box::new(self.server.clone());
         self.nodes.push(Node { reactor, handler, ports: vec![0, 1], more: true });
         for side in 0..2 {
-            let listener =
-                self.nodes[0].reactor.context().listeners().listen(address(side, PORT)).expect("a free port");
+            let listener = self.nodes[0].reactor.context().listen(address(side, PORT)).expect("a free port");
             self.server.0.borrow_mut().listeners.push(listener);
         }
         for nth in 0..PEERS {
@@ -245,7 +244,7 @@ impl World {
             let config = config(&mut self.rng, false);
             let mut reactor = gated(node, &self.fabric, &self.gates[node], config).expect("no call fails");
             for port in [PORT, PORT + 1] {
-                reactor.context().listeners().listen(address(node, port)).expect("a free port");
+                reactor.context().listen(address(node, port)).expect("a free port");
             }
             self.nodes.push(Node { reactor, handler: Box::new(peer.clone()), ports: vec![node], more: true });
             self.peers.push(peer);

@@ -408,7 +408,7 @@ pub fn play(tape: &[u8], pace: u32) -> Outcome {
     ];
     let hostile = Hostile::new(&fabric);
     let mut world = World { fabric, nodes, client, hostile, last: (0, 0) };
-    world.server().context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+    world.server().context().listen(address(SERVER, 7471)).expect("a free port");
     world.client.open(&mut world.nodes[CLIENT].reactor.context(), address(SERVER, 7471), Kind::Ping);
     world.hostile.open(address(SERVER, 7471));
     world.pass(MS);

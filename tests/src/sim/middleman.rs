@@ -432,7 +432,7 @@ pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> History {
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(1), Duration::from_secs(3)));
     let node = |node: usize| Node::new(reactor(node, &fabric, config.clone()), Box::new(programs[node].clone()));
     let mut nodes = vec![node(SERVER), node(CLIENT)];
-    nodes[SERVER].reactor.context().listeners().listen(address(SERVER, 7471)).expect("a free port");
+    nodes[SERVER].reactor.context().listen(address(SERVER, 7471)).expect("a free port");
     nodes[CLIENT].reactor.context().connect(address(SERVER, 7471)).expect("connecting");
     let outcome = || {
         let fabric = lock(&fabric);

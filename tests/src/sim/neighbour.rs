@@ -111,7 +111,7 @@ impl Street {
             Node::new(reactor(0, &fabric, config.clone()), server),
             Node::new(reactor(1, &fabric, config.clone()), Box::new(times.clone())),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("a peer");
         Self { fabric, nodes, times }
     }

@@ -173,7 +173,7 @@ impl Program<'_> {
     /// Starts to listen, unless the node already does.
     pub fn listen(&mut self, cx: &mut Context<'_>) {
         if self.state.listener.is_none() {
-            match cx.listeners().listen(address(self.state.node, PORT)) {
+            match cx.listen(address(self.state.node, PORT)) {
                 Ok(listener) => {
                     self.state.listener = Some(listener);
                     lock(&self.state.fabric).note_listening(self.state.node, true);

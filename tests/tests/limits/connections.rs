@@ -17,7 +17,7 @@ fn connections_past_max_memory_are_refused() {
             Node::new(reactor(0, &fabric, config(0)), Box::<Attempts>::default()),
             Node::new(reactor(1, &fabric, config(1)), Box::new(attempts.clone())),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         let over = |nodes: &mut [Node; 2], opened: usize| {
             nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
             until(&fabric, nodes, "an answer", |nodes| {
@@ -63,7 +63,7 @@ fn beside_idle(server: Config, tries: usize) -> usize {
         Node::new(reactor(0, &fabric, server), Box::<Attempts>::default()),
         Node::new(reactor(1, &fabric, many), Box::new(idle.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let answered = |attempts: &Attempts| attempts.up.borrow().len() + attempts.errors.borrow().len();
     let connect = |nodes: &mut [Node], node: usize, count: usize, attempts: &Attempts| {
         let before = answered(attempts);
@@ -119,7 +119,7 @@ fn a_proxy_may_have_all_connections() {
         Node::new(reactor(0, &fabric, server), Box::<Attempts>::default()),
         Node::new(reactor(1, &fabric, config()), Box::new(proxied.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     (0..100).for_each(|_| _ = nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting"));
     until(&fabric, &mut nodes, "all are up", |_| proxied.up.borrow().len() == 100);
 }
@@ -157,7 +157,7 @@ fn take_back(requests: usize, at_a_time: usize) {
         Node::new(reactor(0, &fabric, scarce), Box::<Attempts>::default()),
         Node::new(reactor(1, &fabric, config()), Box::new(attempts.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let mut sockets: Vec<_> = (0..at_a_time).map(|_| Hostile::new(&fabric)).collect();
     let frame = startup_frame(&greeting(WINDOW));
     let mut most = 0;
@@ -255,7 +255,7 @@ fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
         Node::new(reactor(0, fabric, server), Box::<Attempts>::default()),
         Node::new(reactor(1, fabric, client), Box::new(attempts.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     (nodes, attempts)
 }
 
@@ -362,7 +362,7 @@ fn addresses_of_one_network_share_its_handshakes() {
         ),
         Node::new(reactor(1, &fabric, config()), Box::new(attempts.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let mut silent = Silent::new(&fabric, SecurityMode::Psk);
     for nth in 0..=SHARE {
         silent.connect(2 + nth % 2);
@@ -388,7 +388,7 @@ fn a_burst_of_one_host_is_served() {
         Node::new(reactor(1, &fabric, small), Box::new(attempts.clone())),
     ];
     let many = ListenOptions::new().backlog(4096);
-    nodes[0].reactor.context().listeners().listen_with(address(0, 7471), many).expect("a free port");
+    nodes[0].reactor.context().listen_with(address(0, 7471), many).expect("a free port");
     for _ in 0..CLIENTS {
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     }
@@ -421,7 +421,7 @@ fn a_turn_has_few_connect_requests() {
         Node::new(reactor(0, &fabric, config()), Box::new(counts.clone())),
         Node::new(reactor(1, &fabric, config()), Box::new(attempts.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     for _ in 0..CLIENTS {
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     }
@@ -454,7 +454,7 @@ fn undecided_requests_are_counted() {
         Node::new(reactor(0, &fabric, hasty.clone()), Box::new(Ponders(fabric.clone(), 30_000 * MS))),
         Node::new(reactor(1, &fabric, hasty), Box::new(attempts.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     for _ in 0..CLIENTS {
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     }
@@ -480,7 +480,7 @@ fn a_draining_reactor_says_so() {
         Node::new(reactor(1, &fabric, config()), Box::new(first.clone())),
         Node::new(reactor(2, &fabric, config()), Box::new(late.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "it is up", |_| first.up.borrow().len() == 1);
     assert!(!nodes[0].reactor.is_draining());
@@ -559,7 +559,7 @@ fn a_server_knows_whom_it_has_cut_off() {
             Node::new(reactor(1, &fabric, config()), Box::new(served)),
             Node::new(reactor(2, &fabric, config()), Box::new(slow)),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         for node in &mut nodes[1..] {
             node.reactor.context().connect(address(0, 7471)).expect("connecting");
         }
@@ -626,9 +626,9 @@ fn lines_that_nobody_sees_are_not_counted() {
         Node::new(reactor(0, &fabric, config()), Box::<Attempts>::default()),
         Node::new(reactor(1, &fabric, config().security(stranger(mode))), Box::new(attempts.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let secured = ListenOptions::new().security(security(mode));
-    nodes[0].reactor.context().listeners().listen_with(address(0, 7472), secured).expect("a free port");
+    nodes[0].reactor.context().listen_with(address(0, 7472), secured).expect("a free port");
     let mut silent = Silent::new(&fabric, SecurityMode::Plain);
     (0..3).for_each(|_| silent.connect(1));
     pass(&fabric, &mut nodes, MS);
@@ -654,7 +654,7 @@ fn failed_handshakes_are_logged_once_in_a_while() {
         let mut nodes: Vec<_> = (0..3)
             .map(|node| Node::new(reactor(node, &fabric, config().security(settings(node))), Box::new(program(node))))
             .collect();
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         let fail = |nodes: &mut [Node], times: usize| {
             for nth in 0..times {
                 let tried = attempts.errors.borrow().len() + attempts.up.borrow().len();
@@ -714,7 +714,7 @@ fn a_host_that_fails_often_is_a_few_lines() {
         Node::new(server, Box::new(Service(Calls::new()))),
         Node::new(reactor(1, &fabric, config()), Box::new(SendsAByte)),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let (mut sockets, begun) = (Vec::new(), lock(&fabric).now());
     for nth in 0..1_000 {
         let mut socket = Hostile::at(1, &fabric);
@@ -770,7 +770,7 @@ fn a_program_that_keeps_all_receives_is_told() {
             Node::new(reactor(0, &fabric, config()), Box::new(publisher)),
             Node::new(reactor(1, &fabric, keeps), Box::new(Keeper(Rc::clone(&kept)))),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         let lines = || Warnings::of("a_program_that_keeps_all_receives_is_told");
         for _ in 0..10 {

@@ -52,7 +52,7 @@ fn each_guess_of_a_key_costs_its_connection() {
         Node::new(reactor(1, &fabric, config()), Box::new(Streams::new(Deaf))),
         Node::new(reactor(2, &fabric, config()), Box::new(Streams::new(Deaf))),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the owner", |_| vault.borrow().is_some());
     let real = vault.borrow().as_ref().expect("just seen").remote();
@@ -167,7 +167,7 @@ fn withheld(count: usize, many: bool) {
     const ASKED: usize = 2;
     let (fabric, log) = (network(2 + count), Log::default());
     let mut nodes = vec![Node::new(reactor(0, &fabric, Config::default()), Box::<Answers>::default())];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let mut peers: Vec<_> = (0..count).map(|nth| Hostile::at(if many { 2 + nth } else { 2 }, &fabric)).collect();
     let pause = |nodes: &mut [Node], time: u64| {
         let end = lock(&fabric).now() + time;
@@ -225,7 +225,7 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
     for count in [2, 8, 40] {
         let (fabric, log) = (network(2 + count), Log::default());
         let mut nodes = vec![Node::new(reactor(0, &fabric, short_of_memory()), Box::<Answers>::default())];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         let nobody = Log::default();
         for nth in 0..count {
             let asks = Asks::boxed(&fabric, 4 * MIB, 2, &nobody);
@@ -265,7 +265,7 @@ fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u6
     let (fabric, [slow, other]) = (network(3 + SILENT), [(); 2].map(|()| Log::default()));
     let server = Config::default().large_messages(|l| l.memory = 64 * MIB);
     let mut nodes = vec![Node::new(reactor(0, &fabric, server), Box::<Answers>::default())];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let held = |nodes: &[Node]| nodes[0].reactor.stats().memory.fetched_bytes;
     let mut silent: Vec<_> = (0..SILENT).map(|nth| Hostile::at(3 + nth, &fabric)).collect();
     for act in 0..3 {
@@ -352,7 +352,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
         reactor(0, &fabric, short_of_memory().timeouts(|t| t.transfer = Duration::from_secs(2))),
         Box::<Answers>::default(),
     )];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let limits = [30, 30, 30, 2].map(Duration::from_secs);
     let (mut window, mut opened) = (0, 1);
     while logs.iter().any(|log| log.answers() == 0) {
@@ -394,7 +394,7 @@ fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     let (fabric, logs) = (network(3), [(); 2].map(|()| Log::default()));
     let answers = Answers { keeps: 3, ..Answers::default() };
     let mut nodes = vec![Node::new(reactor(0, &fabric, short_of_memory()), Box::new(answers))];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     // Two connections are needed to use all of the memory, because one connection gets at most half of it.
     for (nth, log) in logs.iter().enumerate() {
         let client = Config::default().timeouts(|t| t.transfer = Duration::from_millis(LIMIT));
@@ -444,7 +444,7 @@ fn a_peer_is_told_of_a_wait_for_memory() {
         Node::new(reactor(1, &fabric, Config::default()), Asks::boxed(&fabric, 4 * MIB, 1, &log)),
         Node::new(reactor(2, &fabric, Config::default()), Box::new(offerer)),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "a message that is kept", |_| log.answers() == 1);
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
@@ -482,7 +482,7 @@ fn sender(fabric: &Shared, servers: usize) -> (Vec<Node>, Vec<ConnectionId>, Wai
     let mut conns = Vec::new();
     for server in 1..=servers {
         nodes.push(Node::new(reactor(server, fabric, config.clone()), Box::<Attempts>::default()));
-        nodes[server].reactor.context().listeners().listen(address(server, 7471)).expect("a free port");
+        nodes[server].reactor.context().listen(address(server, 7471)).expect("a free port");
         conns.push(nodes[0].reactor.context().connect(address(server, 7471)).expect("connecting"));
     }
     until(fabric, &mut nodes, "all are up", |nodes| {
@@ -638,7 +638,7 @@ fn memory_that_is_released_while_connections_are_posted_reaches_those_posted_bef
         Node::new(reactor(1, &fabric, Config::default()), Asks::boxed(&fabric, 4 * MIB, 2, &first)),
         Node::new(reactor(2, &fabric, Config::default()), Asks::boxed(&fabric, 4 * MIB, 1, &second)),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "a message that is kept", |_| first.answers() == 1);
     nodes[2].reactor.context().connect(address(0, 7471)).expect("connecting");
@@ -664,7 +664,7 @@ fn the_end_of_a_connection_gives_its_share_to_others_of_its_host() {
         Node::new(reactor(0, &fabric, small), Box::new(shelf.clone())),
         Node::new(reactor(1, &fabric, Config::default()), Asks::boxed(&fabric, 3 * MIB, 1, &first)),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "a message that is kept", |_| first.answers() == 1);
     nodes[1].handler = Asks::boxed(&fabric, 3 * MIB, 1, &second);

@@ -71,8 +71,8 @@ fn times_count_from(first: usize) {
         Node::new(reactor(1, &fabric, Config::default()), Box::new(asks)),
         Node::new(reactor(2, &fabric, Config::default()), Box::new(Attempts::default())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
-    nodes[2].reactor.context().listeners().listen(address(2, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
+    nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the end", |_| {
         !ends.0.borrow().is_empty() && timer.borrow().len() == 2 && attempts.up.borrow().len() == 2
@@ -130,7 +130,7 @@ fn the_time_of_an_attempt_counts_from_its_beginning() {
             Node::new(reactor(2, &fabric, Config::default()), Box::new(Attempts::default())),
         ];
         // Nobody listens on the first address.
-        nodes[2].reactor.context().listeners().listen(address(2, 7471)).expect("a free port");
+        nodes[2].reactor.context().listen(address(2, 7471)).expect("a free port");
         let peers = [address(1, 7471), address(2, 7471)];
         let conn = nodes[0].reactor.context().connect_any(&peers, ConnectOptions::new()).expect("connecting");
         for _ in 0..steps {
@@ -185,7 +185,7 @@ fn the_time_of_a_handshake_counts_from_the_acceptance() {
         Node::new(reactor(0, &fabric, limits), Box::new(thinker)),
         Node::new(reactor(1, &fabric, Config::default()), Box::new(client.clone())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the outcome", |nodes| {
         nodes[0].reactor.stats().connections.refused > 0 || !attempts.up.borrow().is_empty()
@@ -215,7 +215,7 @@ fn the_absence_of_a_server(one_host: bool) {
             Node::new(reactor(0, &fabric, limits), Box::new(server.clone())),
             Node::new(reactor(1, &fabric, Config::default()), Box::new(client.clone())),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         for _ in 0..steps {
             step(&fabric, &mut nodes).expect("a turn");
@@ -268,7 +268,7 @@ fn absent_in_a_transfer(absent: usize, steps: usize) -> bool {
         Node::new(reactor(0, &fabric, limits(0)), Box::new(sender)),
         Node::new(reactor(1, &fabric, limits(1)), Box::new(Attempts::default())),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the offer", |nodes| nodes[0].reactor.stats().connections.connected == 1);
     (0..steps).for_each(|_| step(&fabric, &mut nodes).expect("a turn"));
@@ -346,7 +346,7 @@ fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
         let (fabric, ends, received) = (network(3), Ends::default(), Rc::new(Cell::new(0)));
         let program = Honest { fabric: fabric.clone(), ends: ends.clone(), up: |_: &mut Context<'_>, _| {} };
         let mut nodes = [Node::new(reactor(0, &fabric, config()), Box::new(program))];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         let mut peer = Hostile::new(&fabric);
         peer.open(address(0, 7471));
         let pause = |nodes: &mut [Node], time: u64| {
@@ -422,7 +422,7 @@ fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
             Node::new(reactor(0, &fabric, config()), Box::new(writer)),
             Node::new(reactor(1, &fabric, config()), Box::new(Streams::new(Deaf))),
         ];
-        nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+        nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
         nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
         until(&fabric, &mut nodes, "some time", |_| lock(&fabric).now() > 10 * MS);
         nodes[1].dead = stops;
@@ -485,7 +485,7 @@ fn a_message_in_parts_has_one_limit_in_time_as_a_whole() {
         Node::new(reactor(0, &fabric, server), Box::new(program)),
         Node::new(reactor(1, &fabric, config()), Box::new(drip)),
     ];
-    nodes[0].reactor.context().listeners().listen(address(0, 7471)).expect("a free port");
+    nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     let options = ConnectOptions::new().framing(Framing::Raw).private_data(greeting(WINDOW));
     nodes[1].reactor.context().connect_with(address(0, 7471), options).expect("connecting");
     until(&fabric, &mut nodes, "the end", |nodes| {

@@ -157,7 +157,7 @@ pub fn end_with_stdin() {
 /// A system call failed.
 pub fn serve(mut reactor: Reactor, handler: &mut impl Handler) -> Result<(), Failure> {
     let mut context = reactor.context();
-    let listener = context.listeners().listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(Failure::new)?;
+    let listener = context.listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(Failure::new)?;
     let address = context.listeners().local_address(listener).ok_or_else(|| Failure::new("the listener is gone"))?;
     println!("{LISTENING}{address}");
     reactor.run(handler).map_err(Failure::new)

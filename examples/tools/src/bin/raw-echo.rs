@@ -403,7 +403,7 @@ fn run(command: Command) -> Result<Ending, Failure> {
         Command::Server { bind, .. } => {
             let address = resolve(bind, talk.port)?[0];
             let mut cx = reactor.context();
-            let listener = cx.listeners().listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
+            let listener = cx.listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
             talks.output.line(format!("listening on {}", cx.listeners().local_address(listener).unwrap_or(address)));
         }
         Command::Client { address, .. } => {

@@ -248,7 +248,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     };
     let address = resolve(&cli.address, server.options.port)?[0];
     let mut cx = reactor.context();
-    let listener = cx.listeners().listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
+    let listener = cx.listen_with(address, ListenOptions::new().framing(Framing::Raw))?;
     let address = cx.listeners().local_address(listener).unwrap_or(address);
     server.output.line(format_args!("listening on {address} (provider {})", reactor.provider_name()));
     reactor.run(&mut server)?;

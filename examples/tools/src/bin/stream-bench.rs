@@ -384,7 +384,7 @@ fn run(cli: &Cli) -> Result<Ending, Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
     let Some(server) = &cli.server else {
-        let listener = reactor.context().listeners().listen(resolve(&cli.bind, cli.port)?[0])?;
+        let listener = reactor.context().listen(resolve(&cli.bind, cli.port)?[0])?;
         if let Some(address) = reactor.context().listeners().local_address(listener) {
             Output::stdout().line(format!("listening on {address}"));
         }

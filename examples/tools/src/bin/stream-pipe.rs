@@ -199,7 +199,7 @@ fn run(cli: &Cli) -> Result<Ending, Failure> {
     let mut peer = Streams::new(Peer::default());
     match &cli.command {
         Command::Server { bind } => {
-            let listener = reactor.context().listeners().listen(resolve(bind, cli.port)?[0])?;
+            let listener = reactor.context().listen(resolve(bind, cli.port)?[0])?;
             peer.handler.listener = Some(listener);
             if let Some(address) = reactor.context().listeners().local_address(listener) {
                 eprintln!("listening on {address}");

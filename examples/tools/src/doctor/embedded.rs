@@ -82,7 +82,7 @@ fn through(provider: ProviderChoice, address: SocketAddr) -> Result<SocketAddr, 
     let attempt = || -> Result<Option<Result<(), String>>, Error> {
         let config = Config::default().provider(provider).buffer_size(64).receive_depth(5).send_depth(4);
         let mut reactor = Reactor::new(config)?;
-        let listener = reactor.context().listeners().listen(address)?;
+        let listener = reactor.context().listen(address)?;
         let address = reactor.context().listeners().local_address(listener).unwrap_or(address);
         reactor.context().timers().set(LIMIT, 0);
         let client = Some(reactor.context().connect(address)?);

@@ -93,7 +93,7 @@ impl Handler for TableServer {
 pub fn run(address: std::net::SocketAddr, geometry: Geometry, config: Config) -> Result<(), Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
-    let listener = reactor.context().listeners().listen(address)?;
+    let listener = reactor.context().listen(address)?;
     let address = reactor.context().listeners().local_address(listener).unwrap_or(address);
     Output::stdout().line(format!("listening on {address}"));
     let mut server = TableServer { geometry, table: None, failure: None };

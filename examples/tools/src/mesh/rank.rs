@@ -154,7 +154,7 @@ impl Rank {
 fn listen(cx: &mut Context<'_>, bind: SocketAddr, mut entry: Entry) -> Result<Entry, Failure> {
     let cure = "choose another with --port or --bind";
     let cannot = |error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}"));
-    let listener = cx.listeners().listen(bind).map_err(cannot)?;
+    let listener = cx.listen(bind).map_err(cannot)?;
     let address = cx.listeners().local_address(listener).unwrap_or(bind);
     entry.port = address.port();
     entry.address = chosen(bind.ip());

@@ -38,7 +38,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
         let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
         let exchange = args.run.device.exchange();
         let options = exchange.map_or_else(ListenOptions::new, |exchange| ListenOptions::new().exchange(exchange));
-        let listening = reactor.context().listeners().listen_with(SocketAddr::new(bind, 0), options);
+        let listening = reactor.context().listen_with(SocketAddr::new(bind, 0), options);
         listening.map_err(|error| Failure::new(format!("{error}; check --bind")))?;
     }
     let outputs = Outputs::open(&args.run)?;

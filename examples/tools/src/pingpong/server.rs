@@ -106,7 +106,7 @@ fn listen(
     let mut tries = if first { 1 } else { RELISTEN.0 };
     loop {
         let mut cx = reactor.context();
-        let error = match cx.listeners().listen_with(address, options.clone()) {
+        let error = match cx.listen_with(address, options.clone()) {
             Ok(listener) => return Ok(cx.listeners().local_address(listener).unwrap_or(address)),
             Err(error) => error,
         };

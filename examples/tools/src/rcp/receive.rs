@@ -426,7 +426,7 @@ pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Resul
         .large_messages(|l| l.memory = WINDOW * 4 * PIECE as usize);
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
-    let listener = reactor.context().listeners().listen(address)?;
+    let listener = reactor.context().listen(address)?;
     let address = reactor.context().listeners().local_address(listener).unwrap_or(address);
     reactor.context().timers().set(TIDY, TO_TIDY);
     Output::stdout().line(format!("listening on {address}"));

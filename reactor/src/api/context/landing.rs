@@ -58,7 +58,7 @@ impl Context<'_> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
     /// # let mut context = reactor.context();
-    /// # let listener = context.listeners().listen("127.0.0.1:0".parse()?)?;
+    /// # let listener = context.listen("127.0.0.1:0".parse()?)?;
     /// # let server = context.listeners().local_address(listener).expect("it listens");
     /// # context.connect(server)?;
     /// # reactor.run(&mut Store::default())?;

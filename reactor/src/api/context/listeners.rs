@@ -3,11 +3,9 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use super::check_zone;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::id::ListenerId;
-use crate::options::ListenOptions;
 
 /// The operations on the listeners of a reactor, from
 /// [`Context::listeners`](crate::Context::listeners).
@@ -17,36 +15,6 @@ pub struct ListenerContext<'a> {
 }
 
 impl ListenerContext<'_> {
-    /// Listens for connections on an address. Port 0 selects a free port;
-    /// [`ListenerContext::local_address`] returns it.
-    ///
-    /// # Errors
-    /// The address is in use or does not belong to this host, a link-local address has no zone
-    /// ([`Error::NoZone`]), or the reactor is draining.
-    pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
-        self.listen_with(address, ListenOptions::default())
-    }
-
-    /// Listens like [`ListenerContext::listen`], with options.
-    ///
-    /// ```
-    /// use rdma_reactor::{Config, ListenOptions, ProviderChoice, Reactor};
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
-    /// let listener = reactor.context().listeners().listen_with("[::]:0".parse()?, ListenOptions::new().ipv6_only(true))?;
-    /// assert!(reactor.context().listeners().local_address(listener).is_some_and(|address| address.port() != 0));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// The errors of [`ListenerContext::listen`]. Also if an option is out of its range.
-    pub fn listen_with(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
-        check_zone(address)?;
-        self.driver.listen(address, options)
-    }
-
     /// Returns the address that a listener is bound to; `None` if the listener is closed.
     #[must_use]
     pub fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {

@@ -31,8 +31,8 @@ pub use self::timers::TimerContext;
 use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::id::ConnectionId;
-use crate::options::ConnectOptions;
+use crate::id::{ConnectionId, ListenerId};
+use crate::options::{ConnectOptions, ListenOptions};
 use crate::stats::Stats;
 
 /// The operations of a reactor, for use in a callback or through [`crate::Reactor::context`]. No method calls a
@@ -50,6 +50,7 @@ use crate::stats::Stats;
 /// | choose when sends are posted, and which are reported | `cork`, `flush`, `solicit`, `reporting` |
 /// | return the buffer of a kept message | `release` |
 /// | exchange large messages without a copy | `offer`, `land`, `refuse_offer` |
+/// | listen | `listen`, `listen_with` |
 /// | connect | `connect`, `connect_with`, `connect_any`, `connect_host`, `connect_over` |
 /// | close | `close`, `abort`, `limit_close`, `close_all`, `close_unestablished` |
 /// | find the connections | `connection_ids`, `connections` |
@@ -76,8 +77,8 @@ use crate::stats::Stats;
 /// | register memory on another thread | `maker`, `adopt` |
 /// | end the rights of peers | `revoke` |
 /// | **`cx.listeners()`** | [`ListenerContext`] |
-/// | accept connections | `listen`, `listen_with`, `accept_over` |
 /// | find the port, stop listening | `local_address`, `close` |
+/// | accept a stream of the program | `accept_over` |
 /// | **`cx.timers()`** | [`TimerContext`]: `set`, `cancel` |
 /// | **`cx.io()`** | [`IoContext`]: `register`, `deregister` a file descriptor |
 /// | **`cx.datagrams()`** | `DatagramContext` (feature `datagram`) |
@@ -157,6 +158,36 @@ impl Context<'_> {
     }
 
     // Operations on connections.
+
+    /// Listens for connections on an address. Port 0 selects a free port;
+    /// [`ListenerContext::local_address`] returns it.
+    ///
+    /// # Errors
+    /// The address is in use or does not belong to this host, a link-local address has no zone
+    /// ([`Error::NoZone`]), or the reactor is draining.
+    pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
+        self.listen_with(address, ListenOptions::default())
+    }
+
+    /// Listens like [`Context::listen`], with options.
+    ///
+    /// ```
+    /// use rdma_reactor::{Config, ListenOptions, ProviderChoice, Reactor};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut reactor = Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?;
+    /// let listener = reactor.context().listen_with("[::]:0".parse()?, ListenOptions::new().ipv6_only(true))?;
+    /// assert!(reactor.context().listeners().local_address(listener).is_some_and(|address| address.port() != 0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Context::listen`]. Also if an option is out of its range.
+    pub fn listen_with(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
+        check_zone(address)?;
+        self.driver.listen(address, options)
+    }
 
     /// Opens a connection to `peer`. The reactor calls `on_connect` when the connection is established, or
     /// `on_connect_error` if that fails.
