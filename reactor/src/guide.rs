@@ -15,12 +15,13 @@
 //! 12. async/await: the page `async_await`, with the feature `async`
 //! 13. [Coming from sockets, from ibverbs, from UCX](coming_from)
 //! 14. [Testing without hardware](testing)
-//! 15. [Devices](hardware): which tests ran on which devices, and how to test yours
-//! 16. [Performance](performance), and [Scaling](scaling): the cost of many connections
-//! 17. [Peers of the same host](same_host): connections in shared memory
-//! 18. Datagrams: the page `datagrams`, with the feature `datagram`
-//! 19. [Connecting by exchange](exchange): how to connect over TCP, without rdma_cm
-//! 20. [Writing a provider](writing_a_provider) of your own
+//! 15. [Providers](providers): what carries connections, and what works on each
+//! 16. [Devices](hardware): which tests ran on which devices, and how to test yours
+//! 17. [Performance](performance), and [Scaling](scaling): the cost of many connections
+//! 18. [Peers of the same host](same_host): connections in shared memory
+//! 19. Datagrams: the page `datagrams`, with the feature `datagram`
+//! 20. [Connecting by exchange](exchange): how to connect over TCP, without rdma_cm
+//! 21. [Writing a provider](writing_a_provider) of your own
 //!
 //! For the authors of this library: [the architecture](architecture), whose index has links to the pages about its parts, and [the wire
 //! protocol](wire).
@@ -99,6 +100,13 @@ pub mod landing {}
 #[doc = "\n**Echoes per second by connections, logarithmic**\n"]
 #[doc = include_str!("../docs/connections.svg")]
 pub mod performance {}
+#[doc = "[exchange.md]: self::exchange"]
+#[doc = "[hardware.md]: self::hardware"]
+#[doc = "[same-host.md]: self::same_host"]
+#[doc = "[security.md]: self::security"]
+#[doc = ""]
+#[doc = include_str!("../docs/guide/providers.md")]
+pub mod providers {}
 #[doc = "[transfers.md]: self::transfers"]
 #[doc = ""]
 #[doc = include_str!("../docs/guide/remote-memory.md")]
