@@ -133,11 +133,6 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("RequestTerms", &["crc", "markers", "local"], "the peer asks for each on its own"),
     ("StartupTerms", &["crc", "markers", "local"], "two settings, and where the peer is"),
     ("Stream", &["crc", "markers"], "the peer asks for each on its own"),
-    (
-        "Transmitter",
-        &["held", "immediate_next", "answer_next"],
-        "an answer may be next when immediate data is due, and comes after that",
-    ),
     ("StartupHeader", &["markers", "crc", "reject", "enhanced"], "flags on the wire, as they came"),
     ("Enhanced", &["peer_to_peer", "rtr_send", "rtr_write", "rtr_read"], "flags on the wire, as they came"),
     // Types of the provider for shared memory.
@@ -147,11 +142,6 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "Link",
         &["extensions", "dead", "removes"],
         "what was agreed on, the end, and the end of the time to read the last records",
-    ),
-    (
-        "Outgoing",
-        &["recorded", "immediate_next", "answer_next"],
-        "an answer may be next when immediate data of a write with records is due",
     ),
     // Types of the provider on devices.
     (

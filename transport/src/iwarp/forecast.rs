@@ -3,9 +3,9 @@
 
 use super::intake::Intake;
 use super::placement::PayloadBuffer;
-use super::requester::Requester;
 use super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::CRC_LEN;
+use crate::soft::outstanding::OutstandingRequests;
 use crate::soft::receive_queue::ReceiveQueue;
 
 /// If the payload of a segment has at least this length in bytes, more segments of the same kind are expected.
@@ -86,7 +86,7 @@ impl Forecast {
         start: &Start,
         queue: &ReceiveQueue,
         shared: bool,
-        requester: &Requester,
+        outstanding: &OutstandingRequests,
     ) {
         let header = if self.kind == PayloadKind::Send { UNTAGGED_FPDU_HEADER_LEN } else { TAGGED_FPDU_HEADER_LEN };
         // A complete header of the expected kind would already have been parsed. So if `start.carried` is at least the length of such a
@@ -96,7 +96,7 @@ impl Forecast {
         };
         match self.kind {
             PayloadKind::Send => self.sends(intake, start, gap, queue, shared),
-            PayloadKind::Response => self.responses(intake, start, gap, requester),
+            PayloadKind::Response => self.responses(intake, start, gap, outstanding),
             // The destination of a Write is only known after the header of the Write has arrived.
             PayloadKind::Write if (1..=SHORT).contains(&start.rest) => {
                 intake.end(gap + start.rest + trailer(header + start.rest) + header);
@@ -127,13 +127,13 @@ impl Forecast {
         intake.end(gap);
     }
 
-    fn responses(&self, intake: &mut Intake, start: &Start, mut gap: usize, requester: &Requester) {
+    fn responses(&self, intake: &mut Intake, start: &Start, mut gap: usize, outstanding: &OutstandingRequests) {
         let mut begun = start.left;
-        for (nth, read) in requester.reads().enumerate() {
+        for (nth, read) in outstanding.reads().enumerate() {
             let mut done = read.done as usize + std::mem::take(&mut begun);
             // Two overlapping sinks are never planned for the same receive call. If the forecast was wrong, octets in one sink could
             // overwrite octets in the other one before the provider copies them out.
-            if requester.reads().take(nth).any(|other| read.overlaps(other)) {
+            if outstanding.reads().take(nth).any(|other| read.overlaps(other)) {
                 return intake.end(gap);
             }
             while done < read.len as usize {

@@ -7,8 +7,7 @@
 //! - `intake`, `forecast`: the destinations of a receive call, and the segments that are expected
 //!   next
 //! - `placement`, `fault`: the kinds of destinations for payload, and the faults that end a stream
-//! - `requester`, `responder`: outstanding Reads and atomic operations: of the local side, and of
-//!   the peer
+//! - `responder`: the Reads and atomic operations of the peer
 //! - `stag`: the Terminates for a misused STag
 //! - `queue_pair`: a queue pair: both directions of one stream
 //! - `hub`: what the engines share: sockets and their owners, regions and queues, events,
@@ -70,7 +69,6 @@ pub mod provider;
 mod queue_pair;
 mod receive;
 mod rendezvous;
-mod requester;
 mod responder;
 mod ring;
 mod rings;

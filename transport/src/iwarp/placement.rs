@@ -1,11 +1,12 @@
 //! The destinations of incoming payload.
 
-use super::requester::Requester;
-use super::responder::Responder;
+use super::responder::ServedRequest;
 use crate::mem::{RecvSlice, Sge};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::soft::keys::KeyTable;
+use crate::soft::outstanding::OutstandingRequests;
+use crate::soft::responses::PendingResponses;
 use crate::soft::srq::SharedReceiveQueue;
 
 /// The objects outside the receive direction that an incoming segment may access.
@@ -15,8 +16,8 @@ pub(crate) struct PlacementContext<'a> {
     pub(crate) scope: Key,
     pub(crate) keys: &'a mut KeyTable,
     pub(crate) srq: Option<&'a mut SharedReceiveQueue>,
-    pub(crate) requester: &'a mut Requester,
-    pub(crate) responder: &'a mut Responder,
+    pub(crate) outstanding: &'a mut OutstandingRequests,
+    pub(crate) responses: &'a mut PendingResponses<ServedRequest>,
     /// True if both peers agreed to use the extensions of RFC 7306.
     pub(crate) extensions: bool,
 }

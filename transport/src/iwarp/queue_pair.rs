@@ -7,8 +7,6 @@ use super::fault::Fault;
 use super::intake::Intake;
 use super::placement::PlacementContext;
 use super::receive::Receiver;
-use super::requester::Requester;
-use super::responder::Responder;
 use super::startup::Agreement;
 use super::transmit::{Sent, Transmitter};
 use super::wire::{Layer, Quote, Terminate, TerminateCause};
@@ -41,16 +39,11 @@ pub(crate) struct QueuePair {
     completions: Completions,
     rx: Receiver,
     tx: Transmitter,
-    requester: Requester,
-    responder: Responder,
     extensions: bool,
     /// The numbers of outstanding Reads that both peers agreed on.
     pub(crate) read_depth: ReadDepth,
     /// True once the stream has started, after the handshake.
     live: bool,
-    /// The status of the work request that has ended the stream, and the sequence number of this work request in the send queue. The
-    /// sequence number is `None` if it is not known.
-    failed: Option<(Option<u64>, WcStatus)>,
     /// True once the stream has ended. Work requests that are posted afterwards are flushed.
     dead: bool,
 }
@@ -62,12 +55,9 @@ impl QueuePair {
             completions: Completions::new(id, *attr),
             rx: Receiver::new(if attr.srq.is_some() { 1 } else { attr.max_recv_wr as usize }),
             tx: Transmitter::new(attr.max_send_wr as usize, attr.max_inline as usize),
-            requester: Requester::new(),
-            responder: Responder::new(),
             extensions: false,
             read_depth: ReadDepth::default(),
             live: false,
-            failed: None,
             dead: false,
         }
     }
@@ -91,12 +81,10 @@ impl QueuePair {
         self.rx.establish(agreement.crc);
         self.tx.establish(agreement, max_segment);
         self.read_depth = agreement.read_depth();
-        self.requester.establish(agreement.ord);
-        self.responder.establish(agreement.ird);
         self.live = true;
         if role == Role::Initiator {
             if let Some(rtr) = agreement.rtr {
-                self.tx.ready_to_receive(rtr, &mut self.requester);
+                self.tx.ready_to_receive(rtr);
             }
             self.tx.release();
         }
@@ -135,7 +123,7 @@ impl QueuePair {
     /// Returns true if there is output to hand to TCP.
     #[inline]
     pub(crate) fn has_output(&self) -> bool {
-        self.tx.has_work(&self.requester, &self.responder)
+        self.tx.has_work()
     }
 
     pub(crate) fn post_recv(
@@ -152,13 +140,13 @@ impl QueuePair {
         chain: &[SendWr],
         resources: &mut Resources,
     ) -> std::result::Result<(), PostError> {
-        let Self { completions, tx, requester, responder, extensions, live, dead, .. } = self;
+        let Self { completions, tx, extensions, live, dead, .. } = self;
         let Resources { cqs, keys, .. } = resources;
-        let depth = live.then(|| requester.depth());
+        let depth = live.then(|| tx.sends.outstanding.depth());
         for (posted, wr) in chain.iter().enumerate() {
             let len = wr.sges.total_len();
             completions
-                .check_send_room(tx.queued())
+                .check_send_room(tx.sends.len())
                 .and_then(|()| {
                     let (attr, extensions) = (&completions.attr, *extensions);
                     checks::send(wr, len, &checks::SendLimits { provider: NAME, attr, extensions, depth, keys })
@@ -167,7 +155,7 @@ impl QueuePair {
             if *dead {
                 completions.sent(cqs, &Done::flushed(wr.wr_id));
             } else {
-                tx.post(wr, len, requester, responder);
+                tx.post(wr, len);
             }
         }
         Ok(())
@@ -178,7 +166,7 @@ impl QueuePair {
     /// afterwards, but may frame more messages first.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
-        self.tx.frames_at_once(header.len() + payload.len(), &self.responder) && {
+        self.tx.frames_at_once(header.len() + payload.len()) && {
             self.tx.frame_bytes(header, payload);
             true
         }
@@ -188,7 +176,7 @@ impl QueuePair {
     /// one small segment ([`Transmitter::frame_write_now`]) or other messages are queued before it.
     #[inline]
     pub(crate) fn write_now(&mut self, local: &Sge, remote: &RemoteAddress) -> bool {
-        self.tx.frame_write_now(local, remote, &self.responder)
+        self.tx.frame_write_now(local, remote)
     }
 
     /// Makes one receive call. The call receives the rest of the current payload, and at most `room` octets behind that payload. Returns
@@ -202,7 +190,7 @@ impl QueuePair {
         recv: &mut impl FnMut(&mut [RecvSlice<'_>]) -> io::Result<usize>,
     ) -> io::Result<(usize, bool)> {
         intake.begin(room);
-        self.rx.plan(intake, self.completions.attr.srq.is_some(), &self.requester);
+        self.rx.plan(intake, self.completions.attr.srq.is_some(), &self.tx.sends.outstanding);
         intake.receive(self.rx.held(), self.completions.id.0, keys, recv)
     }
 
@@ -217,20 +205,20 @@ impl QueuePair {
         // The shared receive queue is moved out of `resources`, so that the queue and the other resources can be borrowed at the same time.
         let srq = self.completions.attr.srq;
         let mut shared = resources.take_out(srq);
-        let Self { completions, rx, tx, requester, responder, extensions, .. } = self;
+        let Self { completions, rx, tx, extensions, .. } = self;
         let Resources { cqs, keys, .. } = &mut *resources;
-        let answered = requester.answered();
+        let answered = tx.sends.outstanding.answered();
         let mut cx = PlacementContext {
             scope: completions.id.0,
             keys,
             srq: shared.as_mut(),
-            requester: &mut *requester,
-            responder,
+            outstanding: &mut tx.sends.outstanding,
+            responses: &mut tx.responses,
             extensions: *extensions,
         };
         let result = rx.take(intake, octets, &mut cx, &mut |message| completions.received(cqs, &message));
-        if requester.answered() != answered {
-            tx.reap(requester, &mut |done| completions.sent(cqs, &done));
+        if tx.sends.outstanding.answered() != answered {
+            tx.reap(&mut |done| completions.sent(cqs, &done));
         }
         resources.put_back(srq, shared);
         if let Err(fault) = &result {
@@ -239,16 +227,18 @@ impl QueuePair {
         result
     }
 
-    /// Stores the status and the sequence number of the work request that has caused the fault. Stores nothing if no work request has
-    /// caused it. [`QueuePair::end`] reports the stored values.
+    /// Records which work request has caused the fault, if one has. [`QueuePair::end`] reports it.
     fn record_failure(&mut self, fault: &Fault) {
-        self.failed = match fault {
+        let failed = match fault {
             Fault::Violation(..) => None,
             // Received octets cause this fault only while a response is placed. So the fault belongs to the oldest request without a
             // complete response.
-            Fault::WorkRequest(status) => Some((self.requester.front().and_then(|front| front.sequence), *status)),
+            Fault::WorkRequest(status) => Some((self.tx.sends.outstanding.oldest(), *status)),
             Fault::Terminated(terminate) => terminate.as_ref().and_then(|terminate| self.refused(terminate)),
         };
+        if let Some((sequence, status)) = failed {
+            self.tx.sends.fail(sequence, status);
+        }
     }
 
     /// Returns the sequence number and the status of the work request that the peer has refused with this Terminate. Returns `None` if the
@@ -266,7 +256,8 @@ impl QueuePair {
             return None;
         }
         let msn = u32::from_be_bytes(*header.get(10..)?.first_chunk()?);
-        let sequence = self.requester.find(msn).or_else(|| self.requester.front()?.sequence)?;
+        let outstanding = &self.tx.sends.outstanding;
+        let sequence = outstanding.find(msn).or_else(|| outstanding.oldest())?;
         Some((Some(sequence), status))
     }
 
@@ -278,10 +269,9 @@ impl QueuePair {
     /// Removes and returns the fault that was found while framing. Returns `None` if no fault was found.
     pub(crate) fn take_fault(&mut self) -> Option<Fault> {
         let fault = self.tx.take_fault()?;
-        self.failed = match &fault {
-            Fault::WorkRequest(status) => Some((None, *status)),
-            _ => None,
-        };
+        if let Fault::WorkRequest(status) = fault {
+            self.tx.sends.fail(None, status);
+        }
         Some(fault)
     }
 
@@ -292,10 +282,10 @@ impl QueuePair {
         send: &mut impl FnMut(&[SendSlice<'_>]) -> io::Result<usize>,
         resources: &mut Resources,
     ) -> io::Result<Sent> {
-        let Self { completions, tx, requester, responder, .. } = self;
+        let Self { completions, tx, .. } = self;
         let Resources { cqs, keys, .. } = resources;
         let scope = completions.id.0;
-        tx.transmit(requester, responder, keys, scope, send, &mut |done| completions.sent(cqs, &done))
+        tx.transmit(keys, scope, send, &mut |done| completions.sent(cqs, &done))
     }
 
     /// Ends the stream. Flushes the work requests of both work queues. After this call, the queue pair no longer uses memory of the
@@ -306,9 +296,8 @@ impl QueuePair {
         cqs: &mut CompletionQueues,
     ) -> Vec<u8> {
         let rest = self.tx.end(terminate);
-        self.responder.clear();
-        let Self { completions, rx, tx, failed, .. } = self;
-        tx.flush(failed.take(), &mut |done| completions.sent(cqs, &done));
+        let Self { completions, rx, tx, .. } = self;
+        tx.sends.flush(&mut |done| completions.sent(cqs, &done));
         completions.flush_receives(&mut rx.queue, cqs);
         self.dead = true;
         rest
@@ -316,9 +305,9 @@ impl QueuePair {
 
     /// Takes the queue pair apart when the connection moves to shared memory. Returns the parts that the connection continues to use. No
     /// message may have been sent or received on the stream before.
-    pub(crate) fn leave(mut self) -> QueuePairParts {
+    pub(crate) fn leave(self) -> QueuePairParts {
         QueuePairParts {
-            sends: self.tx.leave(),
+            sends: self.tx.sends,
             completions: self.completions,
             receives: self.rx.queue,
             extensions: self.extensions,
@@ -333,7 +322,7 @@ impl QueuePair {
 
     /// Returns true if no message of the peer is partly received. If the stream ends in the middle of a message, the stream is truncated.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
+        self.rx.is_at_boundary() && self.tx.sends.outstanding.front().is_none_or(|request| request.done == 0)
     }
 
     #[cfg(test)]
@@ -343,7 +332,7 @@ impl QueuePair {
 
     #[cfg(test)]
     pub(crate) fn has_outstanding(&self) -> bool {
-        !self.requester.is_idle()
+        !self.tx.sends.outstanding.is_idle()
     }
 }
 

@@ -11,8 +11,7 @@ use super::fault::{Fault, refuse, violation};
 use super::forecast::{self, Forecast, Start};
 use super::intake::Intake;
 use super::placement::{PayloadBuffer, PlacementContext};
-use super::requester::{RequestKind, Requester};
-use super::responder::ServedRequest;
+use super::responder::{ServedOperation, ServedRequest};
 use super::stag;
 use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
 use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
@@ -26,6 +25,7 @@ use super::wire::{
 };
 use crate::mem::Span;
 use crate::mr::Access;
+use crate::soft::outstanding::{OutstandingRequest, OutstandingRequests};
 use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use crate::wc::WcStatus;
 
@@ -73,7 +73,9 @@ pub(crate) struct Receiver {
     held: Vec<u8>, // bound: held-write
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
+    /// The MSN of the peer's next request, and of its next Atomic Response.
     request_msn: u32,
+    atomic_msn: u32,
     /// `writing` is the number of octets of the Write in progress. `written` is the length of the last complete Write.
     writing: u32,
     written: u32,
@@ -99,6 +101,7 @@ impl Receiver {
             forecast: Forecast::new(),
             queue: ReceiveQueue::new(depth),
             request_msn: 1,
+            atomic_msn: 1,
             writing: 0,
             written: 0,
             seen: false,
@@ -128,14 +131,14 @@ impl Receiver {
     /// Plans the next receive call: adds the destinations of its payloads to `intake`. `shared` is true if the queue pair uses a shared
     /// receive queue.
     #[inline]
-    pub(crate) fn plan(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
+    pub(crate) fn plan(&self, intake: &mut Intake, shared: bool, outstanding: &OutstandingRequests) {
         if self.forecast.is_bulk() || (self.phase == FpduPhase::Payload && self.segment.left >= DIRECT_MIN) {
-            self.plan_bulk(intake, shared, requester);
+            self.plan_bulk(intake, shared, outstanding);
         }
     }
 
     #[inline(never)]
-    fn plan_bulk(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
+    fn plan_bulk(&self, intake: &mut Intake, shared: bool, outstanding: &OutstandingRequests) {
         let CurrentSegment { done, left, pad, header, .. } = self.segment;
         if self.deferred.is_some() {
             return;
@@ -156,7 +159,7 @@ impl Receiver {
         };
         // With a CRC, a whole Write segment is processed from the staging buffer without another copy. So nothing is planned for Writes.
         if !(self.crc && self.forecast.is_of_writes()) {
-            self.forecast.plan(intake, &start, &self.queue, shared, requester);
+            self.forecast.plan(intake, &start, &self.queue, shared, outstanding);
         }
     }
 
@@ -196,11 +199,11 @@ impl Receiver {
                 self.queue.filled(n);
             }
             PayloadBuffer::Sink { stag, offset, .. } => {
-                let read = cx.requester.front().filter(|_| self.crc);
+                let read = cx.outstanding.front().filter(|_| self.crc);
                 if let Some((read, span)) = read.zip(cx.keys.sink(stag, offset, n)) {
                     span.visit(n, read.sink.part(read.done as usize, n), |bytes| sum.update(bytes));
                 }
-                cx.requester.advance(n);
+                cx.outstanding.advance(n);
             }
             // This destination is only used without a CRC. With a CRC, the payload of a Write goes to [`PayloadBuffer::Held`].
             PayloadBuffer::Target { .. } => {}
@@ -363,10 +366,10 @@ impl Receiver {
             if !payload.is_empty() {
                 let gone = Fault::WorkRequest(WcStatus::LocalProtectionError);
                 cx.keys.sink(header.stag, header.offset, payload.len()).ok_or(gone)?.fill(payload);
-                cx.requester.advance(payload.len());
+                cx.outstanding.advance(payload.len());
             }
             if header.last {
-                cx.requester.complete();
+                cx.outstanding.complete();
             }
         } else {
             if let Some(span) = target {
@@ -553,7 +556,7 @@ impl Receiver {
             Opcode::ReadRequest | Opcode::AtomicRequest => (READ_REQUEST_QUEUE, self.request_msn),
             Opcode::Terminate => (TERMINATE_QUEUE, header.msn),
             Opcode::Immediate | Opcode::ImmediateSolicited => (SEND_QUEUE, self.queue.msn()),
-            Opcode::AtomicResponse => (ATOMIC_RESPONSE_QUEUE, cx.requester.atomic_msn),
+            Opcode::AtomicResponse => (ATOMIC_RESPONSE_QUEUE, self.atomic_msn),
             _ => return Err(TerminateCause::RDMAP_OPCODE),
         };
         if header.queue != queue {
@@ -577,12 +580,14 @@ impl Receiver {
             (Opcode::Immediate | Opcode::ImmediateSolicited, _) if !self.queue.has_next(&mut cx.srq) => {
                 Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER)
             }
-            (Opcode::AtomicResponse, _) => match cx.requester.front() {
-                Some(front) if matches!(front.kind, RequestKind::Atomic(_)) => Ok(()),
-                _ => Err(TerminateCause::DDP_LOCAL_CATASTROPHIC),
-            },
+            (Opcode::AtomicResponse, _) if !cx.outstanding.front().is_some_and(|front| front.atomic) => {
+                Err(TerminateCause::DDP_LOCAL_CATASTROPHIC)
+            }
             (Opcode::ReadRequest | Opcode::AtomicRequest, read) => {
-                cx.responder.has_room()?;
+                if !cx.responses.has_room() {
+                    // An RDMAP error as in siw, not the DDP error for a missing buffer.
+                    return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
+                }
                 match read.filter(|read| read.size > 0) {
                     Some(read) => cx
                         .keys
@@ -606,9 +611,9 @@ impl Receiver {
         cx: &'a PlacementContext<'_>,
     ) -> Result<Option<Span<'a>>, TerminateCause> {
         if header.opcode == Opcode::ReadResponse {
-            let begins = cx.requester.front().is_some_and(|read| read.done == 0);
+            let begins = cx.outstanding.front().is_some_and(|read| read.done == 0);
             self.forecast.record_segment(forecast::PayloadKind::Response, len, begins);
-            return cx.requester.judge_response(header, len).map(|()| None);
+            return judge_response(cx.outstanding.front(), header, len).map(|()| None);
         }
         self.forecast.record_segment(forecast::PayloadKind::Write, len, self.writing == 0);
         // The STag and the offset of a segment without payload must not be checked (RFC 5041 §5.2).
@@ -651,7 +656,7 @@ impl Receiver {
                     Some(span) => span.fill(bytes),
                     None => self.segment.revoked = true,
                 }
-                cx.requester.advance(bytes.len());
+                cx.outstanding.advance(bytes.len());
             }
             SegmentHeader::Tagged(_) if self.crc => {
                 let done = self.segment.done;
@@ -681,7 +686,7 @@ impl Receiver {
                     return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
                 }
                 if tagged.last {
-                    cx.requester.complete();
+                    cx.outstanding.complete();
                 }
             }
             SegmentHeader::Tagged(tagged) => self.finish_write(&tagged, cx)?,
@@ -747,7 +752,7 @@ impl Receiver {
             Opcode::ReadRequest => {
                 self.request_msn = self.request_msn.wrapping_add(1);
                 if let Some(read) = self.segment.read {
-                    cx.responder.push(ServedRequest::Read(read), header.msn);
+                    cx.responses.push(ServedRequest { operation: ServedOperation::Read(read), msn: header.msn });
                 }
             }
             Opcode::AtomicRequest => {
@@ -759,11 +764,12 @@ impl Receiver {
                     return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
                 }
                 self.request_msn = self.request_msn.wrapping_add(1);
-                cx.responder.push(ServedRequest::Atomic(request), header.msn);
+                cx.responses.push(ServedRequest { operation: ServedOperation::Atomic(request), msn: header.msn });
             }
             Opcode::AtomicResponse => {
                 let (id, old) = parse_response(payload.first_chunk::<ATOMIC_RESPONSE_LEN>().ok_or(too_short)?);
-                let Some(front) = cx.requester.front().copied().filter(|front| front.kind == RequestKind::Atomic(id))
+                let outstanding = &mut *cx.outstanding;
+                let Some(front) = outstanding.front().filter(|front| front.atomic && outstanding.front_number() == id)
                 else {
                     return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
                 };
@@ -771,8 +777,8 @@ impl Receiver {
                     return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
                 };
                 span.fill(&old.to_ne_bytes());
-                cx.requester.atomic_msn = cx.requester.atomic_msn.wrapping_add(1);
-                cx.requester.complete();
+                self.atomic_msn = self.atomic_msn.wrapping_add(1);
+                outstanding.complete();
             }
             Opcode::Immediate | Opcode::ImmediateSolicited => {
                 let data = u64::from_be_bytes(*payload.first_chunk().ok_or(too_short)?);
@@ -783,6 +789,27 @@ impl Receiver {
         }
         Ok(())
     }
+}
+
+/// Checks that a Read Response segment with `len` octets of payload is the segment that is expected next. `front` is the oldest
+/// outstanding request.
+fn judge_response(front: Option<&OutstandingRequest>, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
+    let read = front.filter(|front| !front.atomic);
+    let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
+    let left = (read.len - read.done) as usize;
+    if len > 0 {
+        if header.stag != read.stag {
+            return Err(TerminateCause::DDP_TAGGED_INVALID_STAG);
+        }
+        if len > left || header.offset != read.offset.wrapping_add(read.done.into()) {
+            return Err(TerminateCause::DDP_TAGGED_BOUNDS);
+        }
+    }
+    // The L bit must be set on exactly the segment that completes the response. An empty segment is only valid for an empty response.
+    if header.last != (len == left) || (len == 0 && read.len > 0) {
+        return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
+    }
+    Ok(())
 }
 
 /// Returns the length of the payload, computed from the ULPDU_Length. `octets` is the complete header.

@@ -1,105 +1,45 @@
-//! The queue of the peer's RDMA Reads and atomic operations. A request stays in the queue until its response is completely framed. The
-//! responses are framed in the order of the requests.
-
-use std::collections::VecDeque;
+//! The RDMA Reads and atomic operations of the peer.
 
 use super::wire::ddp::READ_REQUEST_FPDU_HEADER_LEN;
 use super::wire::opcode::READ_REQUEST_QUEUE;
-use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, TerminateCause, Untagged};
+use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, Untagged};
 use crate::mem::Span;
+use crate::soft::responses::PendingResponse;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ServedRequest {
+pub(crate) enum ServedOperation {
     Read(ReadRequest),
     Atomic(AtomicRequest),
 }
 
-/// A Read or an atomic operation of the peer. `done` is the number of octets of its response that are framed.
+/// A Read or an atomic operation of the peer, with the MSN of its request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PendingResponse {
-    pub(crate) request: ServedRequest,
+pub(crate) struct ServedRequest {
+    pub(crate) operation: ServedOperation,
     pub(crate) msn: u32,
-    pub(crate) done: u32,
 }
 
-impl PendingResponse {
-    /// Returns the headers that a Terminate about this request quotes. These headers describe the part of the request for which no response
-    /// is framed yet: the number of framed octets is added to the offsets and subtracted from the size.
-    pub(crate) fn quote(&self) -> Option<Quote> {
-        let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
-        let opcode = match self.request {
-            ServedRequest::Read(_) => Opcode::ReadRequest,
-            ServedRequest::Atomic(_) => Opcode::AtomicRequest,
+/// Returns the headers that a Terminate about this request quotes. These headers describe the part of the request for which no response
+/// is framed yet: the number of framed octets is added to the offsets and subtracted from the size.
+pub(super) fn quote(pending: &PendingResponse<ServedRequest>) -> Option<Quote> {
+    let PendingResponse { request: ServedRequest { operation, msn }, done } = *pending;
+    let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
+    let opcode = match operation {
+        ServedOperation::Read(_) => Opcode::ReadRequest,
+        ServedOperation::Atomic(_) => Opcode::AtomicRequest,
+    };
+    let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue: READ_REQUEST_QUEUE, msn, offset: 0 };
+    header.emit_into(opcode.min_ulpdu_len(), bytes.first_chunk_mut()?);
+    if let ServedOperation::Read(read) = operation {
+        let rest = ReadRequest {
+            sink_offset: read.sink_offset.wrapping_add(done.into()),
+            size: read.size - done,
+            source_offset: read.source_offset.wrapping_add(done.into()),
+            ..read
         };
-        let header =
-            Untagged { last: true, opcode, reserved_or_stag: 0, queue: READ_REQUEST_QUEUE, msn: self.msn, offset: 0 };
-        header.emit_into(opcode.min_ulpdu_len(), bytes.first_chunk_mut()?);
-        if let ServedRequest::Read(read) = self.request {
-            let rest = ReadRequest {
-                sink_offset: read.sink_offset.wrapping_add(self.done.into()),
-                size: read.size - self.done,
-                source_offset: read.source_offset.wrapping_add(self.done.into()),
-                ..read
-            };
-            bytes[20..].copy_from_slice(&rest.emit());
-        }
-        Quote::new(&bytes)
+        bytes[20..].copy_from_slice(&rest.emit());
     }
-}
-
-#[derive(Debug)]
-pub(crate) struct Responder {
-    queue: VecDeque<PendingResponse>, // bound: reads
-    limit: usize,
-    /// The MSN of the next Atomic Response.
-    pub(crate) atomic_msn: u32,
-}
-
-impl Responder {
-    pub(crate) fn new() -> Self {
-        Self { queue: VecDeque::new(), limit: 0, atomic_msn: 1 }
-    }
-
-    pub(crate) fn establish(&mut self, ird: u16) {
-        // The limit is the agreed depth, rounded up to a power of two, plus one, because siw may have more requests outstanding than
-        // agreed.
-        self.limit = usize::from(ird.max(1)).next_power_of_two() + 1;
-    }
-
-    /// Returns an error if the peer already has as many requests outstanding as allowed. The error is an RDMAP error as in siw, not the DDP
-    /// error for a missing buffer.
-    pub(crate) fn has_room(&self) -> Result<(), TerminateCause> {
-        if self.queue.len() < self.limit { Ok(()) } else { Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC) }
-    }
-
-    /// Adds a request. The caller has checked [`Responder::has_room`].
-    pub(crate) fn push(&mut self, request: ServedRequest, msn: u32) {
-        self.queue.push_back(PendingResponse { request, msn, done: 0 });
-    }
-
-    #[inline]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    #[inline]
-    pub(crate) fn front(&self) -> Option<&PendingResponse> {
-        self.queue.front()
-    }
-
-    /// Records that `n` more octets of the response to the oldest request are framed. If `last` is true, the response is complete, and the
-    /// request is removed.
-    pub(crate) fn advance(&mut self, n: usize, last: bool) {
-        if last {
-            self.queue.pop_front();
-        } else if let Some(front) = self.queue.front_mut() {
-            front.done = front.done.saturating_add(n as u32);
-        }
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.queue.clear();
-    }
+    Quote::new(&bytes)
 }
 
 /// Executes an atomic operation on a word. Returns the old value; `None` if `word` is not a whole

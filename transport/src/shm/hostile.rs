@@ -24,6 +24,7 @@ use crate::slab::Key;
 use crate::soft::completions::Completions;
 use crate::soft::receive_queue::ReceiveQueue;
 use crate::soft::resources::Resources;
+use crate::soft::send_queue::SendQueue;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 const DEPTH: u32 = 16;
@@ -76,7 +77,7 @@ impl Victim {
             completions: Completions::new(QpId(Key::new(1, 1)), attr),
             receives: ReceiveQueue::new(DEPTH as usize),
             extensions: true,
-            sends: Vec::new(),
+            sends: SendQueue::new(DEPTH as usize, 64),
         };
         let depths = ReadDepth { responder_resources: 4, initiator_depth: 4 };
         Self {

@@ -124,8 +124,8 @@ impl Incoming {
             let (at, header, size) = self.next_header(segment, available).ok()?;
             match header.kind {
                 RecordKind::Refusal => return Some(Refusal::of(segment.peek(at + WORD))),
-                RecordKind::Value => outgoing.end_answered(),
-                RecordKind::Data if header.is_last() => outgoing.end_answered(),
+                RecordKind::Value => outgoing.sends.outstanding.complete(),
+                RecordKind::Data if header.is_last() => outgoing.sends.outstanding.complete(),
                 _ => {}
             }
             left = left.checked_sub(size)?;
@@ -245,46 +245,45 @@ impl Incoming {
                 // length in this record is the length of the whole write.
                 self.queue.end_message(Some(header.len), None, Some(word(0) as u32), out);
             }
-            RecordKind::Read => {
+            RecordKind::Read | RecordKind::CompareSwap | RecordKind::FetchAdd => {
                 let (key, address) = (word(0) as u32, word(1));
-                cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_READ).map_err(Refusal::Request)?;
-                if len == 0 || !cx.outgoing.request(PeerRequest::Read { key, address, len, done: 0 }) {
-                    return Err(Refusal::TooManyRequests.into());
-                }
-            }
-            RecordKind::CompareSwap | RecordKind::FetchAdd => {
-                if !cx.extensions {
-                    return Err(Refusal::Opcode.into());
-                }
-                let (key, address) = (word(0) as u32, word(1));
-                let request = if header.kind == RecordKind::FetchAdd {
-                    PeerRequest::FetchAdd { key, address, add: word(2) }
-                } else {
-                    PeerRequest::CompareSwap { key, address, expected: word(2), swap: word(3) }
+                let request = match header.kind {
+                    RecordKind::Read => {
+                        cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_READ).map_err(Refusal::Request)?;
+                        PeerRequest::Read { key, address, len }
+                    }
+                    _ if !cx.extensions => return Err(Refusal::Opcode.into()),
+                    RecordKind::FetchAdd => PeerRequest::FetchAdd { key, address, add: word(2) },
+                    _ => PeerRequest::CompareSwap { key, address, expected: word(2), swap: word(3) },
                 };
-                if !cx.outgoing.request(request) {
+                let is_empty = len == 0 && header.kind == RecordKind::Read;
+                if is_empty || !cx.outgoing.responses.has_room() {
                     return Err(Refusal::TooManyRequests.into());
                 }
+                cx.outgoing.responses.push(request);
             }
             RecordKind::Data => {
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                let front = cx.outgoing.front().filter(|front| !front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
-                if len == 0 || len > front.len - front.done || header.is_last() != (len == front.len - front.done) {
+                let outstanding = &mut cx.outgoing.sends.outstanding;
+                let front = outstanding.front().filter(|front| !front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
+                let (done, left) = (front.done as usize, (front.len - front.done) as usize);
+                if len == 0 || len > left || header.is_last() != (len == left) {
                     return Err(Refusal::UnexpectedAnswer.into());
                 }
-                front.sink.part(front.done, len).fill_from(payload);
+                front.sink.part(done, len).fill_from(payload);
                 if !Self::is_valid(segment, cx.windows, header) {
                     return Ok(false);
                 }
-                front.done += len;
+                outstanding.advance(len);
                 if header.is_last() {
-                    cx.outgoing.end_answered();
+                    outstanding.complete();
                 }
             }
             RecordKind::Value => {
-                let front = cx.outgoing.front().filter(|front| front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
+                let outstanding = &mut cx.outgoing.sends.outstanding;
+                let front = outstanding.front().filter(|front| front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
                 front.sink.fill(&word(0).to_ne_bytes());
-                cx.outgoing.end_answered();
+                outstanding.complete();
             }
             RecordKind::Refusal => return Err(LinkFault::Refused(Refusal::of(word(0)))),
             RecordKind::Mapped => cx.lendings.answered(header.slot, word(0), len == 1),
@@ -298,12 +297,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::cm::ReadDepth;
     use crate::mem::{Memory, Sharing};
     use crate::shm::account::account;
     use crate::shm::packet::ReceivedAnnouncement;
     use crate::shm::record::{IN_WINDOW, LAST};
     use crate::shm::ring::Producer;
     use crate::shm::segment::{EndingSegment, LEN, MappedSegment, SegmentSide, TABLE, Words};
+    use crate::soft::send_queue::SendQueue;
     use crate::wr::{RecvWr, SgeList};
 
     /// A lending ends while the local side copies a payload from its window, so the peer may have written other bytes
@@ -336,7 +337,8 @@ mod tests {
         let mut queue = ReceiveQueue::new(1);
         queue.post(RecvWr { wr_id: 1, sges: SgeList::one(place.sge(0, SIZE)) });
         let mut incoming = Incoming::new(theirs, queue);
-        let (mut keys, mut outgoing) = (KeyTable::default(), Outgoing::new(ours, (1, 1)));
+        let (mut keys, mut outgoing) =
+            (KeyTable::default(), Outgoing::new(ours, SendQueue::new(1, 0), ReadDepth::default()));
         let (mut lendings, mut messages) = (Lendings::new(ours), Vec::new());
         let mut cx = RecordContext {
             scope: Key::NONE,

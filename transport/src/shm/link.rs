@@ -26,7 +26,8 @@ use crate::soft::completions::{Completions, Done};
 use crate::soft::cq::CompletionQueues;
 use crate::soft::receive_queue::ReceiveQueue;
 use crate::soft::resources::Resources;
-use crate::wc::{WcOpcode, WcStatus};
+use crate::soft::send_queue::SendQueue;
+use crate::wc::WcOpcode;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
 /// The local side releases the consumed records once they have at least this number of bytes in total, even if the peer
@@ -51,9 +52,8 @@ pub(crate) struct QueuePairParts {
     pub(crate) completions: Completions,
     pub(crate) receives: ReceiveQueue,
     pub(crate) extensions: bool,
-    /// The work requests that were posted before the move to shared memory. The second value is the copied payload of
-    /// an inline send, and `None` for any other work request.
-    pub(crate) sends: Vec<(SendWr, Option<Box<[u8]>>)>, // bound: sends
+    /// The work requests that were posted before the move to shared memory.
+    pub(crate) sends: SendQueue,
 }
 
 /// The queue pair of a connection in shared memory.
@@ -70,9 +70,6 @@ pub(crate) struct Link<S: Segment> {
     dead: bool,
     /// The events that the local side has announced in its call word; 0 while the local side is awake.
     armed: u64,
-    /// The status of the work request that has ended the connection, and the sequence number of this work request. The
-    /// sequence number is `None` if it is not known.
-    failed: Option<(Option<u64>, WcStatus)>,
     /// True if the drop of the link removes the pages that both sides use: the peer needs none of
     /// them any more, or had enough time to read them.
     removes: bool,
@@ -109,19 +106,16 @@ impl<S: Segment> Link<S> {
     ) -> Self {
         let QueuePairParts { completions, receives, extensions, sends } = parts;
         let (out, into) = (side.outgoing(), side.incoming());
-        let mut outgoing = Outgoing::new(out, (depths.responder_resources, depths.initiator_depth));
-        sends.into_iter().for_each(|(wr, inline)| outgoing.adopt(wr, inline));
         Self {
             segment,
             incoming: Incoming::new(into, receives),
-            outgoing,
+            outgoing: Outgoing::new(out, sends, depths),
             lendings: Lendings::new(out),
             windows: Windows::new(into, Arc::clone(account)),
             completions,
             extensions,
             dead: false,
             armed: 0,
-            failed: None,
             removes: false,
         }
     }
@@ -173,13 +167,13 @@ impl<S: Segment> Link<S> {
 
     #[inline]
     fn post_one(&mut self, wr: &SendWr, resources: &mut Resources) -> Result<()> {
-        self.completions.check_send_room(self.outgoing.len())?;
+        self.completions.check_send_room(self.outgoing.sends.len())?;
         let len = wr.sges.total_len();
         let terms = checks::SendLimits {
             provider: "shm",
             attr: &self.completions.attr,
             extensions: self.extensions,
-            depth: Some(self.outgoing.depth()),
+            depth: Some(self.outgoing.sends.outstanding.depth()),
             keys: &resources.keys,
         };
         checks::send(wr, len, &terms)?;
@@ -202,7 +196,7 @@ impl<S: Segment> Link<S> {
                 return Ok(());
             }
         }
-        self.outgoing.post(wr, len);
+        self.outgoing.sends.post(wr, len);
         Ok(())
     }
 
@@ -324,16 +318,18 @@ impl<S: Segment> Link<S> {
         doorbell::release(&self.segment, ring, &self.outgoing.ring)
     }
 
-    /// Stores the status and the sequence number of the work request that has caused the fault. Stores nothing if no
-    /// work request has caused it. [`Link::end`] reports the stored values.
+    /// Records which work request has caused the fault, if one has. [`Link::end`] reports it.
     fn note(&mut self, fault: LinkFault) {
-        self.failed = match fault {
-            LinkFault::Violation(_) => None,
-            LinkFault::WorkRequest(status) => Some((None, status)),
+        let sends = &mut self.outgoing.sends;
+        match fault {
+            LinkFault::Violation(_) => {}
+            LinkFault::WorkRequest(status) => sends.fail(None, status),
             LinkFault::Refused(refusal) => {
-                refusal.status().and_then(|status| Some((Some(self.outgoing.oldest_unanswered()?), status)))
+                if let Some((status, oldest)) = refusal.status().zip(sends.outstanding.oldest()) {
+                    sends.fail(Some(oldest), status);
+                }
             }
-        };
+        }
     }
 
     /// Returns true if a fault was found while transmitting. The next call of [`Link::receive`] returns this fault.
@@ -467,8 +463,9 @@ impl<S: Segment> Link<S> {
         let calls = self.publish();
         self.wake(false);
         self.lendings.end(&self.segment);
-        let Self { incoming, outgoing, completions, failed, .. } = self;
-        outgoing.flush(failed.take(), &mut |done| completions.sent(cqs, &done));
+        let Self { incoming, outgoing, completions, .. } = self;
+        outgoing.responses.clear();
+        outgoing.sends.flush(&mut |done| completions.sent(cqs, &done));
         completions.flush_receives(&mut incoming.queue, cqs);
         self.dead = true;
         calls
@@ -476,8 +473,9 @@ impl<S: Segment> Link<S> {
 
     /// Returns true if no message, write or response is partly received. If the peer ends the connection at any other
     /// point, a message is truncated.
-    pub(crate) fn is_at_boundary(&mut self) -> bool {
-        self.incoming.is_at_boundary() && self.outgoing.front().is_none_or(|awaited| awaited.done == 0)
+    pub(crate) fn is_at_boundary(&self) -> bool {
+        let outstanding = &self.outgoing.sends.outstanding;
+        self.incoming.is_at_boundary() && outstanding.front().is_none_or(|request| request.done == 0)
     }
 
     /// Ends the use of the queue pair. Releases its entries on its completion queues, except the

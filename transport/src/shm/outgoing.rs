@@ -1,8 +1,7 @@
 //! The outgoing direction of a queue pair. This direction turns work requests, and the responses to the peer's
 //! requests, into records.
 //!
-//! Work requests are transmitted and complete in the order of their posting. Records carry a payload in one of three
-//! ways:
+//! The order of the work requests is that of [`SendQueue`]. Records carry a payload in one of three ways:
 //!
 //! - A small payload is part of its record. The work request is done once the record is written.
 //! - A large payload in memory that the peer has mapped is not copied. The work request is done once the peer has
@@ -22,13 +21,16 @@ use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::ring::{InvalidPosition, Producer};
 use super::segment::{Segment, SegmentPayload};
 use super::windows::{LendingState, Lendings, Windows};
-use crate::mem::{Memory, Sge, Sharing, Span};
+use crate::cm::ReadDepth;
+use crate::mem::{Memory, Sharing, Span};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::soft::completions::{ATOMIC_LEN, Done};
 use crate::soft::keys::{KeyTable, Miss};
+use crate::soft::responses::{PendingResponse, PendingResponses};
+use crate::soft::send_queue::{CompletionPosition, QueuedSend, SendQueue};
 use crate::wc::WcStatus;
-use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
+use crate::wr::{RemoteAddress, SendClass, SendOp, SendWr};
 
 /// The length in bytes of the longest payload that is part of its record. (Inline sends of a program have a separate
 /// limit.)
@@ -43,53 +45,13 @@ const ALIGN: usize = 64;
 const BUDGET: usize = 4 << 20;
 const ATOMIC: usize = ATOMIC_LEN as usize;
 
-/// A work request of which at least one record is not written yet.
-#[derive(Debug)]
-struct QueuedSend {
-    wr: SendWr,
-    len: usize,
-    /// A copy of the payload of an inline send.
-    inline: Option<Box<[u8]>>,
-}
+/// The position of a work request that needs no further event: it is done when all earlier ones are.
+const IN_ORDER: CompletionPosition = (0, false);
 
-impl QueuedSend {
-    /// Returns true if the work request is done only after the peer has responded to it. (If the local side has mapped the
-    /// region, it executes the work request directly, without a response.)
-    fn is_answered(&self) -> bool {
-        self.wr.op.answered() && (self.len > 0 || self.wr.op.class() != SendClass::Read)
-    }
-
-    /// Returns the completion that is added if the work request succeeds.
-    fn done(&self) -> Done {
-        Done::of(self.wr.wr_id, self.wr.op.class(), self.wr.flags, self.len)
-    }
-}
-
-/// The event that completes a work request whose records are all written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CompletionCondition {
-    /// No further event is needed. The work request is done when all earlier work requests are done.
-    InOrder,
-    /// The peer has consumed the records up to this position.
-    Consumed(u64),
-    /// The response of the peer has arrived.
-    Answered,
-}
-
-/// A read or an atomic operation of the local side. Its response has not completely arrived.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AwaitedAnswer {
-    pub(super) sink: Sge,
-    pub(super) len: usize,
-    pub(super) done: usize,
-    pub(super) atomic: bool,
-    number: u64,
-}
-
-/// A read or an atomic operation of the peer. Its response is not completely transmitted.
+/// A read or an atomic operation of the peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PeerRequest {
-    Read { key: u32, address: u64, len: usize, done: usize },
+    Read { key: u32, address: u64, len: usize },
     CompareSwap { key: u32, address: u64, expected: u64, swap: u64 },
     FetchAdd { key: u32, address: u64, add: u64 },
 }
@@ -110,14 +72,6 @@ enum TransmitStep {
     Sent(usize),
     /// The step must wait until the peer consumes records, or responds; or a fault was found.
     Blocked,
-}
-
-/// The part of a payload that is not transmitted yet.
-struct SendPayload<'a> {
-    sges: &'a SgeList,
-    inline: Option<&'a [u8]>,
-    offset: usize,
-    left: usize,
 }
 
 /// The staging buffer: memory that is lent to the peer, and to which payloads are copied once the peer has mapped the
@@ -171,35 +125,13 @@ impl StagingBuffer {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    /// The work requests that are not done although all their records are written. With each work request is the
-    /// condition under which it is done.
-    inflight: VecDeque<(Done, CompletionCondition)>, // bound: sends
-    /// The work requests of which at least one record is not written yet, in order. The work requests in `queue` were
-    /// posted after those in `inflight`.
-    queue: VecDeque<QueuedSend>, // bound: sends
-    /// The sequence number of the oldest work request that is not done. Work requests are counted from 0.
-    first: u64,
-    /// The number of transmitted bytes of the first work request in `queue`.
-    part: usize,
-    /// True if the first work request in `queue` is a write, and a record with a part of it was written. Such a write also
+    /// The position of a work request is the position in the ring up to which the peer must have consumed records.
+    pub(super) sends: SendQueue,
+    pub(super) responses: PendingResponses<PeerRequest>,
+    /// True if the first work request in the queue is a write, and a record with a part of it was written. Such a write also
     /// ends with a record, because its target cannot see the direct accesses, and must learn that the write is complete.
     recorded: bool,
-    /// True if the payload of the first work request in `queue` is transmitted and only its immediate data is missing.
-    immediate_next: bool,
     staging: StagingBuffer,
-    awaited: VecDeque<AwaitedAnswer>, // bound: reads
-    /// The number of reads and atomic operations that may be outstanding at the peer (ORD).
-    depth: usize,
-    /// One more than the sequence number of the last work request whose response has arrived. All reads and atomic
-    /// operations with smaller sequence numbers have their responses, too.
-    answered: u64,
-    requests: VecDeque<PeerRequest>, // bound: reads
-    /// The number of reads and atomic operations that the peer may have outstanding at the local side: the IRD, rounded up
-    /// to a power of two, plus one, as on iWARP.
-    limit: usize,
-    /// True if a pending response is transmitted before the next work request. Responses and work requests alternate
-    /// while both are pending.
-    answer_next: bool,
     /// The position behind the last record of a write. Until the peer has consumed the ring up to this position, that
     /// write has possibly not taken effect.
     changes: u64,
@@ -210,69 +142,32 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(half: usize, depths: (u16, u16)) -> Self {
-        let (ird, ord) = depths;
+    pub(super) fn new(half: usize, mut sends: SendQueue, depths: ReadDepth) -> Self {
+        sends.establish(depths.initiator_depth);
         Self {
             ring: Producer::new(half),
-            inflight: VecDeque::new(),
-            queue: VecDeque::new(),
-            first: 0,
-            part: 0,
+            sends,
+            responses: PendingResponses::new(depths.responder_resources),
             recorded: false,
-            immediate_next: false,
             staging: StagingBuffer { memory: None, slot: 0, pos: 0, tail: 0, parts: VecDeque::new() },
-            awaited: VecDeque::new(),
-            depth: usize::from(ord),
-            answered: 0,
-            requests: VecDeque::new(),
-            limit: usize::from(ird.max(1)).next_power_of_two() + 1,
-            answer_next: false,
             changes: 0,
             replies: VecDeque::new(),
             fault: None,
         }
     }
 
-    /// Returns the number of work requests that are not done.
-    #[inline]
-    pub(super) fn len(&self) -> usize {
-        self.inflight.len() + self.queue.len()
-    }
-
-    /// Returns the number of reads and atomic operations that may be outstanding at the peer.
-    pub(super) const fn depth(&self) -> usize {
-        self.depth
-    }
-
     /// Returns true if a work request, a response or a reply is unfinished. In that case, the peer must wake the local
     /// side when the peer releases records.
     #[inline]
     pub(super) fn wants_room(&self) -> bool {
-        !self.queue.is_empty() || !self.inflight.is_empty() || !self.requests.is_empty() || !self.replies.is_empty()
+        self.sends.len() > 0 || !self.responses.is_idle() || !self.replies.is_empty()
     }
 
     /// Returns true if a new message can be written to the ring directly: no posted work request waits to be written,
     /// and no fault was found.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
-        self.queue.is_empty() && self.fault.is_none()
-    }
-
-    /// Appends a work request to the queue. Copies the payload of an inline send.
-    pub(super) fn post(&mut self, wr: &SendWr, len: usize) {
-        let inline = wr.flags.contains(SendFlags::INLINE).then(|| {
-            let mut copy = Vec::with_capacity(len);
-            wr.sges.as_slice().iter().for_each(|sge| sge.append_to(&mut copy));
-            copy.into_boxed_slice()
-        });
-        self.queue.push_back(QueuedSend { wr: *wr, len, inline });
-    }
-
-    /// Appends a work request that was posted before the move to shared memory. `inline` is the copied payload of an
-    /// inline send, and `None` for any other work request.
-    pub(super) fn adopt(&mut self, wr: SendWr, inline: Option<Box<[u8]>>) {
-        let len = inline.as_ref().map_or_else(|| wr.sges.total_len(), |bytes| bytes.len());
-        self.queue.push_back(QueuedSend { wr, len, inline });
+        self.sends.is_sent() && self.fault.is_none()
     }
 
     /// Writes the record of a whole Send to the ring. `put` writes the payload. The payload has
@@ -313,11 +208,10 @@ impl Outgoing {
     #[inline]
     pub(super) fn message_posted(&mut self, wr: &SendWr) -> Option<Done> {
         let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
-        if self.inflight.is_empty() {
-            self.first += 1;
+        if self.sends.post_done() {
             return Some(done);
         }
-        self.inflight.push_back((done, CompletionCondition::InOrder));
+        self.sends.post_sent(done, IN_ORDER);
         None
     }
 
@@ -399,40 +293,11 @@ impl Outgoing {
         self.staging.memory.iter().for_each(|memory| memory.keep_pages());
     }
 
-    /// Adds a read or an atomic operation of the peer. Returns false, and adds nothing, if the peer already has the
-    /// largest allowed number outstanding.
-    pub(super) fn request(&mut self, request: PeerRequest) -> bool {
-        let room = self.requests.len() < self.limit;
-        if room {
-            self.requests.push_back(request);
-        }
-        room
-    }
-
     /// Adds the reply to an announcement. Removes an earlier reply for the same slot, so that there is at most one
     /// reply per slot.
     pub(super) fn reply(&mut self, slot: u8, word: u64, mapped: bool) {
         self.replies.retain(|reply| reply.0 != slot);
         self.replies.push_back((slot, word, mapped));
-    }
-
-    /// Returns the oldest outstanding read or atomic operation. The next response from the peer is for this operation.
-    /// Returns `None` if none is outstanding.
-    pub(super) fn front(&mut self) -> Option<&mut AwaitedAnswer> {
-        self.awaited.front_mut()
-    }
-
-    /// Removes the oldest outstanding read or atomic operation, after its whole response has arrived.
-    pub(super) fn end_answered(&mut self) {
-        if let Some(awaited) = self.awaited.pop_front() {
-            self.answered = awaited.number + 1;
-        }
-    }
-
-    /// Returns the sequence number of the oldest read or atomic operation without a complete response. Returns `None`
-    /// if there is none.
-    pub(super) fn oldest_unanswered(&self) -> Option<u64> {
-        Some(self.awaited.front()?.number)
     }
 
     /// Writes a record without payload to the ring. Returns false if the ring is full.
@@ -455,19 +320,7 @@ impl Outgoing {
     /// Returns an error if the position is invalid.
     pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), InvalidPosition> {
         self.load_tail(segment)?;
-        while let Some(&(front, until)) = self.inflight.front() {
-            let waits = match until {
-                CompletionCondition::InOrder => false,
-                CompletionCondition::Consumed(end) => end > self.ring.tail(),
-                CompletionCondition::Answered => self.first >= self.answered,
-            };
-            if waits {
-                break;
-            }
-            self.inflight.pop_front();
-            self.first += 1;
-            done(front);
-        }
+        self.sends.reap(self.ring.tail(), done);
         Ok(())
     }
 
@@ -491,20 +344,17 @@ impl Outgoing {
                 }
                 self.replies.pop_front();
             }
-            let owes = !self.requests.is_empty();
-            let may_go = self.may_go();
-            let step = match (may_go, owes) {
+            let goes_next = self.responses.goes_next;
+            let step = match (self.sends.may_go(), !self.responses.is_idle()) {
                 _ if self.fault.is_some() => TransmitStep::Blocked,
                 (false, false) => TransmitStep::Blocked,
                 (true, false) => self.step(segment, cx),
                 (false, true) => self.answer(segment, cx),
-                (true, true) => {
-                    match if self.answer_next { self.answer(segment, cx) } else { self.step(segment, cx) } {
-                        TransmitStep::Blocked if self.answer_next => self.step(segment, cx),
-                        TransmitStep::Blocked => self.answer(segment, cx),
-                        sent => sent,
-                    }
-                }
+                (true, true) => match if goes_next { self.answer(segment, cx) } else { self.step(segment, cx) } {
+                    TransmitStep::Blocked if goes_next => self.step(segment, cx),
+                    TransmitStep::Blocked => self.answer(segment, cx),
+                    sent => sent,
+                },
             };
             let before = self.ring.tail();
             if self.reap(segment, done).is_err() {
@@ -522,47 +372,26 @@ impl Outgoing {
         }
     }
 
-    /// Returns true if there is a work request to transmit, and neither a fence nor the limit of outstanding reads
-    /// holds the work request back.
-    #[inline]
-    fn may_go(&self) -> bool {
-        let Some(entry) = self.queue.front() else { return false };
-        let fenced = entry.wr.flags.contains(SendFlags::FENCE) && self.part == 0 && !self.awaited.is_empty();
-        !fenced && (!entry.is_answered() || self.awaited.len() < self.depth || self.depth == 0)
-    }
-
     /// Executes one step of the first work request in the queue: writes one record, or accesses a region of the peer
     /// directly.
     fn step<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
-        let Some(entry) = self.queue.pop_front() else { return TransmitStep::Blocked };
-        let step = self.step_with(segment, cx, &entry);
-        match step {
-            Some(Some(until)) => {
-                self.inflight.push_back((entry.done(), until));
-                (self.part, self.recorded, self.immediate_next, self.answer_next) = (0, false, false, true);
-                TransmitStep::Sent(entry.len.min(MAX_PIECE))
-            }
-            Some(None) => {
-                let taken = entry.len.min(MAX_PIECE);
-                self.queue.push_front(entry);
-                TransmitStep::Sent(taken)
-            }
-            None => {
-                self.queue.push_front(entry);
-                TransmitStep::Blocked
-            }
+        let Some(&entry) = self.sends.front() else { return TransmitStep::Blocked };
+        let Some((taken, position)) = self.step_with(segment, cx, &entry) else { return TransmitStep::Blocked };
+        if self.sends.advance(taken, position) {
+            (self.recorded, self.responses.goes_next) = (false, true);
         }
+        TransmitStep::Sent(entry.len.min(MAX_PIECE))
     }
 
-    /// Executes one step of a work request, as [`Outgoing::step`] does. Returns `None` if the step must wait or a fault was
-    /// found, and `Some(None)` if the work request needs more steps. After the last step of the work request, returns
-    /// `Some(Some(condition))`: the condition under which the work request is done.
+    /// Executes one step of a work request, as [`Outgoing::step`] does. Returns the number of transmitted bytes of the
+    /// payload, and the position at which the work request is done if the step is its last one. Returns `None` if the
+    /// step must wait or a fault was found.
     fn step_with<S: Segment>(
         &mut self,
         segment: &S,
         cx: &mut TransmitContext<'_>,
         entry: &QueuedSend,
-    ) -> Option<Option<CompletionCondition>> {
+    ) -> Option<(usize, CompletionPosition)> {
         let remote = match entry.wr.op {
             SendOp::Send
             | SendOp::SendInvalidate(_)
@@ -574,82 +403,57 @@ impl Outgoing {
                     _ => (RecordKind::Send, 0),
                 };
                 let words = [u64::from(key)];
-                return self.put_part(segment, cx.lendings, entry, kind, &words[..kind.words()]);
+                return self.put_payload(segment, cx.lendings, entry, kind, &words[..kind.words()]);
             }
-            SendOp::WriteWithImmediate(_, data) if self.immediate_next => {
-                let said = self.put_record(
-                    segment,
-                    RecordHeader::new(RecordKind::Immediate, entry.len as u32),
-                    &[data.into()],
-                );
-                return said.then_some(Some(self.completion_condition(cx.lendings, entry)));
+            SendOp::WriteWithImmediate(_, data) if self.sends.is_immediate_next() => {
+                let header = RecordHeader::new(RecordKind::Immediate, entry.len as u32);
+                let said = self.put_record(segment, header, &[data.into()]);
+                return said.then(|| (0, self.completion_position(cx.lendings, entry)));
             }
             SendOp::Write(remote) | SendOp::WriteWithImmediate(remote, _) => {
-                let until = if let Some(taken) = self.write_through(segment, cx.windows, entry, remote) {
-                    self.part += taken;
-                    (self.part == entry.len).then_some(CompletionCondition::InOrder)
-                } else {
-                    let address = remote.address.wrapping_add(self.part as u64);
-                    let until =
-                        self.put_part(segment, cx.lendings, entry, RecordKind::Write, &[remote.key.0.into(), address])?;
-                    (self.changes, self.recorded) = (self.ring.pos(), true);
-                    until
-                };
-                if until.is_some() && matches!(entry.wr.op, SendOp::WriteWithImmediate(..)) {
-                    self.immediate_next = true;
-                    return Some(None);
+                if let Some(taken) = self.write_through(segment, cx.windows, entry, remote) {
+                    return Some((taken, IN_ORDER));
                 }
-                return Some(until);
+                let words = [remote.key.0.into(), remote.address.wrapping_add(self.sends.part() as u64)];
+                let step = self.put_payload(segment, cx.lendings, entry, RecordKind::Write, &words)?;
+                (self.changes, self.recorded) = (self.ring.pos(), true);
+                return Some(step);
             }
-            SendOp::Read(_) if entry.len == 0 => return Some(Some(CompletionCondition::InOrder)),
+            SendOp::Read(_) if entry.len == 0 => return Some((0, IN_ORDER)),
             SendOp::Read(remote) | SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => remote,
         };
-        if self.use_directly(segment, cx.windows, entry, remote) {
-            return Some(if self.part == entry.len { Some(CompletionCondition::InOrder) } else { None });
+        match self.use_directly(segment, cx.windows, entry, remote) {
+            Some(taken) => Some((taken, IN_ORDER)),
+            None => self.send_request(segment, entry, remote),
         }
-        self.send_request(segment, entry, remote)
     }
 
-    /// Writes one record with a part of the payload to the ring. Returns the same values as [`Outgoing::step_with`].
-    fn put_part<S: Segment>(
+    /// Returns the position at which a work request is done after its last record was written. If the payload was not
+    /// copied, the payload is still in the program's memory, so the peer must consume the record first.
+    fn completion_position(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionPosition {
+        let lent = match entry.wr.sges.as_slice() {
+            [one] if self.sends.inline().is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
+            _ => false,
+        };
+        if lent { (self.ring.pos(), false) } else { IN_ORDER }
+    }
+
+    /// Writes one record with as many bytes of a payload as a record can hold. Returns the same values as
+    /// [`Outgoing::step_with`]: `None` if the ring or the staging buffer is full.
+    fn put_payload<S: Segment>(
         &mut self,
         segment: &S,
         lendings: &mut Lendings,
         entry: &QueuedSend,
         kind: RecordKind,
         words: &[u64],
-    ) -> Option<Option<CompletionCondition>> {
-        let (offset, left) = (self.part, entry.len - self.part);
-        let source = SendPayload { sges: &entry.wr.sges, inline: entry.inline.as_deref(), offset, left };
-        self.part += self.put_payload(segment, lendings, &source, kind, words)?;
-        Some((self.part == entry.len).then(|| self.completion_condition(lendings, entry)))
-    }
-
-    /// Returns the condition under which a work request is done after its last record was written. If the payload was
-    /// not copied, the payload is still in the program's memory, so the peer must consume the record first.
-    fn completion_condition(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionCondition {
-        let lent = match entry.wr.sges.as_slice() {
-            [one] if entry.inline.is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
-            _ => false,
-        };
-        if lent { CompletionCondition::Consumed(self.ring.pos()) } else { CompletionCondition::InOrder }
-    }
-
-    /// Writes one record with as many bytes of a payload as a record can hold. Returns the number of these bytes, or
-    /// `None` if the ring or the staging buffer is full.
-    fn put_payload<S: Segment>(
-        &mut self,
-        segment: &S,
-        lendings: &mut Lendings,
-        source: &SendPayload<'_>,
-        kind: RecordKind,
-        words: &[u64],
-    ) -> Option<usize> {
-        let SendPayload { sges, inline, offset, left } = *source;
+    ) -> Option<(usize, CompletionPosition)> {
+        let sges = &entry.wr.sges;
+        let (offset, left) = (self.sends.part(), entry.len - self.sends.part());
         let mut header = RecordHeader::new(kind, left as u32);
         let small = left <= INLINE;
-        let lent = match (sges.as_slice(), inline) {
-            ([entry], None) if !small => lendings.locate(&entry.part(offset, left)),
+        let lent = match (sges.as_slice(), self.sends.inline()) {
+            ([sge], None) if !small => lendings.locate(&sge.part(offset, left)),
             _ => None,
         };
         let mut place = None;
@@ -690,7 +494,7 @@ impl Outgoing {
                 }
                 done += payload.len();
             };
-            match inline {
+            match self.sends.inline() {
                 Some(bytes) => put(&SegmentPayload::Bytes(bytes.get(offset..offset + taken).unwrap_or_default())),
                 None => sges.visit(offset, taken, |part| put(&SegmentPayload::Entry(&part))),
             }
@@ -699,7 +503,8 @@ impl Outgoing {
         if copies {
             self.staging.commit(taken, self.ring.pos());
         }
-        Some(taken)
+        let position = if taken == left { self.completion_position(lendings, entry) } else { IN_ORDER };
+        Some((taken, position))
     }
 
     /// Returns true if all records that change memory of the peer have taken effect. Only then may the local side
@@ -707,7 +512,7 @@ impl Outgoing {
     /// takes effect when the peer consumes its record. An atomic operation takes effect when the peer writes the
     /// response, which may have to wait for room in the peer's ring.
     fn is_in_order(&self) -> bool {
-        self.changes <= self.ring.tail() && !self.awaited.iter().any(|awaited| awaited.atomic)
+        self.changes <= self.ring.tail() && !self.sends.outstanding.has_atomic()
     }
 
     /// Writes a part of a payload directly to a region of the peer that this side has mapped. Returns the number of
@@ -724,17 +529,18 @@ impl Outgoing {
         if entry.len == 0 || !self.is_in_order() {
             return None;
         }
-        let address = remote.address.checked_add(self.part as u64)?;
-        let left = (entry.len - self.part).min(MAX_PIECE);
-        if self.recorded && self.part + left == entry.len {
+        let part = self.sends.part();
+        let address = remote.address.checked_add(part as u64)?;
+        let left = (entry.len - part).min(MAX_PIECE);
+        if self.recorded && part + left == entry.len {
             return None;
         }
         let (window, _, offset) = windows.region(segment, remote.key.0, address, left, Access::REMOTE_WRITE)?;
         let sink = window.sink(offset, left)?;
         let mut done = 0;
-        match entry.inline.as_deref() {
-            Some(bytes) => sink.fill(bytes.get(self.part..self.part + left)?),
-            None => entry.wr.sges.visit(self.part, left, |part| {
+        match self.sends.inline() {
+            Some(bytes) => sink.fill(bytes.get(part..part + left)?),
+            None => entry.wr.sges.visit(part, left, |part| {
                 sink.part(done, part.len()).fill_from_entry(&part);
                 done += part.len();
             }),
@@ -743,39 +549,37 @@ impl Outgoing {
     }
 
     /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer that this side has
-    /// mapped. Returns false, and does nothing, if no window with the necessary right contains the bytes, or if earlier
-    /// records must take effect first. Also returns false if the lending of the window has ended during a read.
+    /// mapped. Returns the number of its bytes. Returns `None`, and does nothing, if no window with the necessary right
+    /// contains the bytes, or if earlier records must take effect first. Also returns `None` if the lending of the
+    /// window has ended during a read.
     fn use_directly<S: Segment>(
-        &mut self,
+        &self,
         segment: &S,
         windows: &Windows,
         entry: &QueuedSend,
         remote: RemoteAddress,
-    ) -> bool {
+    ) -> Option<usize> {
         if !self.is_in_order() {
-            return false;
+            return None;
         }
         let sink = entry.wr.sges.as_slice().first().copied().unwrap_or_default();
-        let Some(address) = remote.address.checked_add(self.part as u64) else { return false };
+        let part = self.sends.part();
+        let address = remote.address.checked_add(part as u64)?;
         if matches!(entry.wr.op, SendOp::Read(_)) {
-            let part = sink.part(self.part, (entry.len - self.part).min(MAX_PIECE));
+            let sink = sink.part(part, (entry.len - part).min(MAX_PIECE));
             // The peer may have written the bytes during the copy if the lending has ended. A
             // request then reads them again, or fails.
-            let is_valid = windows.fetch(segment, remote.key.0, address, &part);
-            self.part += if is_valid { part.len() } else { 0 };
-            return is_valid;
+            return windows.fetch(segment, remote.key.0, address, &sink).then_some(sink.len());
         }
         let region = windows.region(segment, remote.key.0, address, ATOMIC, Access::REMOTE_ATOMIC);
-        let Some(word) = region.and_then(|(window, _, offset)| window.sink(offset, ATOMIC)) else { return false };
+        let word = region.and_then(|(window, _, offset)| window.sink(offset, ATOMIC))?;
         let old = match entry.wr.op {
             SendOp::CompareSwap { expected, swap, .. } => word.compare_swap(expected, swap),
             SendOp::FetchAdd { add, .. } => word.fetch_add(add),
             _ => None,
         };
-        let Some(old) = old else { return false };
-        sink.fill(&old.to_ne_bytes());
-        self.part = entry.len;
-        true
+        sink.fill(&old?.to_ne_bytes());
+        Some(entry.len)
     }
 
     /// Writes the request for a read or an atomic operation to the ring. Returns the same values as
@@ -785,35 +589,37 @@ impl Outgoing {
         segment: &S,
         entry: &QueuedSend,
         remote: RemoteAddress,
-    ) -> Option<Option<CompletionCondition>> {
-        if self.depth == 0 {
+    ) -> Option<(usize, CompletionPosition)> {
+        if self.sends.outstanding.depth() == 0 {
             self.fault = Some(LinkFault::WorkRequest(WcStatus::LocalQpOperationError));
             return None;
         }
         let key = u64::from(remote.key.0);
         // The first `part` bytes may already have been read directly.
-        let address = remote.address.wrapping_add(self.part as u64);
+        let part = self.sends.part();
+        let address = remote.address.wrapping_add(part as u64);
         let (kind, words) = match entry.wr.op {
             SendOp::CompareSwap { expected, swap, .. } => (RecordKind::CompareSwap, [key, address, expected, swap]),
             SendOp::FetchAdd { add, .. } => (RecordKind::FetchAdd, [key, address, add, 0]),
             _ => (RecordKind::Read, [key, address, 0, 0]),
         };
-        let (len, atomic) = if kind == RecordKind::Read { (entry.len - self.part, false) } else { (ATOMIC, true) };
+        let (len, atomic) = if kind == RecordKind::Read { (entry.len - part, false) } else { (ATOMIC, true) };
         if !self.put_record(segment, RecordHeader::new(kind, len as u32), &words[..kind.words()]) {
             return None;
         }
-        let sink = entry.wr.sges.as_slice().first().copied().unwrap_or_default().part(self.part, len);
-        let number = self.first + self.inflight.len() as u64;
-        self.awaited.push_back(AwaitedAnswer { sink, len, done: 0, atomic, number });
-        Some(Some(CompletionCondition::Answered))
+        let sink = entry.wr.sges.as_slice().first().copied().unwrap_or_default().part(part, len);
+        self.sends.request(sink, len as u32, atomic);
+        Some((len, (0, true)))
     }
 
     /// Writes one record of the response to the peer's oldest request. The region is looked up again for each record,
     /// because the program may have deregistered the region since the previous record.
     fn answer<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
-        let Some(&request) = self.requests.front() else { return TransmitStep::Blocked };
+        let Some(&PendingResponse { request, done }) = self.responses.front() else { return TransmitStep::Blocked };
         let result = match request {
-            PeerRequest::Read { key, address, len, done } => self.answer_read(segment, cx, (key, address, len, done)),
+            PeerRequest::Read { key, address, len } => {
+                self.answer_read(segment, cx, (key, address, len, done as usize))
+            }
             PeerRequest::CompareSwap { key, address, expected, swap } => {
                 self.answer_atomic(segment, cx, (key, address), |word| word.compare_swap(expected, swap))
             }
@@ -872,12 +678,7 @@ impl Outgoing {
         if place.is_some() {
             self.staging.commit(most, self.ring.pos());
         }
-        if most == left {
-            self.requests.pop_front();
-            self.answer_next = false;
-        } else if let Some(PeerRequest::Read { done, .. }) = self.requests.front_mut() {
-            *done += most;
-        }
+        self.responses.advance(most, most == left);
         Ok(Some(most))
     }
 
@@ -896,29 +697,8 @@ impl Outgoing {
         segment.poke(at, header.emit());
         segment.poke(at + WORD, old);
         self.ring.commit(header.size());
-        self.requests.pop_front();
-        self.answer_next = false;
+        self.responses.advance(0, true);
         Ok(Some(ATOMIC))
-    }
-
-    /// Completes all work requests. If `failed` is given, one work request completes with the status in `failed`. All
-    /// other work requests complete as flushed. The number in `failed` is the sequence number of the failed work
-    /// request. If this number is `None`, the failed work request is the first one whose records are not all written.
-    pub(super) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
-        let unsent = self.first + self.inflight.len() as u64;
-        let inflight = self.inflight.drain(..).map(|(done, _)| done);
-        let queued = self.queue.drain(..).map(|entry| entry.done());
-        for flushed in inflight.chain(queued) {
-            let status = match failed {
-                Some((at, status)) if at.unwrap_or(unsent) == self.first => status,
-                _ => WcStatus::Flushed,
-            };
-            done(Done { status, signaled: true, ..flushed });
-            self.first += 1;
-        }
-        self.requests.clear();
-        self.awaited.clear();
-        (self.part, self.recorded, self.immediate_next) = (0, false, false);
     }
 }
 
@@ -942,6 +722,13 @@ mod tests {
     use crate::shm::packet::ReceivedAnnouncement;
     use crate::shm::ring::Consumer;
     use crate::shm::segment::{EndingSegment, LEN, MappedSegment, SegmentSide, TABLE, Words};
+    use crate::wr::{SendFlags, SgeList};
+
+    /// Returns an outgoing direction in which each side may have one read outstanding.
+    fn one_read(half: usize) -> Outgoing {
+        let depths = ReadDepth { responder_resources: 1, initiator_depth: 1 };
+        Outgoing::new(half, SendQueue::new(4, 64), depths)
+    }
 
     /// The local side maps a region of the peer while it transmits a write to this region. The write has begun with
     /// records, so it also ends with a record. Otherwise the peer would take the write for incomplete for ever, and the end
@@ -962,10 +749,10 @@ mod tests {
 
         let source = Memory::new(SIZE).expect("memory");
         source.write(0, &vec![7; SIZE]);
-        let (mut outgoing, mut ring) = (Outgoing::new(here, (1, 1)), Consumer::new(here));
+        let (mut outgoing, mut ring) = (one_read(here), Consumer::new(here));
         let op = SendOp::Write(RemoteAddress { address: base, key: RemoteKey(KEY) });
         let sges = SgeList::one(source.sge(0, SIZE));
-        outgoing.post(&SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }, SIZE);
+        outgoing.sends.post(&SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }, SIZE);
         let (keys, mut lendings, mut windows) =
             (KeyTable::default(), Lendings::new(here), Windows::new(there, account()));
         let (mut done, mut records) = (Vec::new(), Vec::new());
@@ -1016,17 +803,17 @@ mod tests {
         windows.open(ReceivedAnnouncement { slot, word, rights, base, len: SIZE as u64 }, &file).expect("it is mapped");
 
         let sink = Memory::new(SIZE).expect("memory");
-        let mut outgoing = Outgoing::new(here, (1, 1));
+        let mut outgoing = one_read(here);
         let op = SendOp::Read(RemoteAddress { address: base, key: RemoteKey(KEY) });
         let sges = SgeList::one(sink.sge(0, SIZE));
-        outgoing.post(&SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }, SIZE);
+        outgoing.sends.post(&SendWr { wr_id: 1, op, sges, flags: SendFlags::SIGNALED }, SIZE);
         let (keys, mut lendings, mut done) = (KeyTable::default(), Lendings::new(here), Vec::new());
         let scope = Key::NONE;
         let mut cx = TransmitContext { scope, keys: &keys, lendings: &mut lendings, windows: &windows, direct: None };
         outgoing.transmit(&segment, &mut cx, &mut |one| done.push(one));
         assert!(windows.has_ended(&segment, slot) && done.is_empty(), "{done:?}");
-        let awaited = outgoing.front().expect("a request");
-        assert_eq!((awaited.done, awaited.len), (0, SIZE));
+        let awaited = outgoing.sends.outstanding.front().expect("a request");
+        assert_eq!((awaited.done, awaited.len), (0, SIZE as u32));
     }
 
     /// A sender of short messages does not wait for a work request to complete, so nothing else
@@ -1036,7 +823,7 @@ mod tests {
     fn a_full_ring_is_looked_at_again() {
         let here = SegmentSide::Active.outgoing();
         let segment = MappedSegment::new(Memory::new_shared(LEN, Sharing::Write).expect("memory"));
-        let (mut outgoing, mut ring) = (Outgoing::new(here, (1, 1)), Consumer::new(here));
+        let (mut outgoing, mut ring) = (one_read(here), Consumer::new(here));
         for _ in 0..3 {
             while outgoing.message(&segment, INLINE, |_, _| {}) {}
             outgoing.ring.publish(&segment);

@@ -7,7 +7,6 @@ mod pcap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::super::requester::{Outstanding, RequestKind};
 use super::super::super::startup::{FrameReader, Judgement, StartupTerms, Verdict, judge_reply, judge_request};
 use super::super::super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::super::super::wire::mpa::fpdu_len;
@@ -15,6 +14,7 @@ use super::super::super::wire::{Enhanced, ReadRequest, SegmentHeader, StartupHea
 use super::*;
 use crate::mem::Sge;
 use crate::mr::Access;
+use crate::soft::outstanding::OutstandingRequest;
 use pcap::Capture;
 
 /// The end of a stream, as seen by this provider.
@@ -206,17 +206,8 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
                 let at = at + own.len() - own_fpdus.len();
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
                     let (stag, offset, len) = (read.sink_stag, read.sink_offset, read.size);
-                    let (kind, sequence) = (RequestKind::Read, None);
-                    end.qp.requester.push(Outstanding {
-                        kind,
-                        stag,
-                        offset,
-                        sink: Sge::default(),
-                        len,
-                        done: 0,
-                        sequence,
-                        msn: 0,
-                    });
+                    let request = OutstandingRequest::new(Sge::default(), len, false, None);
+                    end.qp.tx.sends.outstanding.push(OutstandingRequest { stag, offset, ..request });
                     requested += 1;
                 }
             }
