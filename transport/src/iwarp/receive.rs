@@ -791,8 +791,8 @@ impl Receiver {
     }
 }
 
-/// Checks that a Read Response segment with `len` octets of payload is the segment that is expected next. `front` is the oldest
-/// outstanding request.
+/// Checks that a Read Response segment with `len` octets of payload is the segment that is expected
+/// next. `front` is the oldest outstanding request.
 fn judge_response(front: Option<&OutstandingRequest>, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
     let read = front.filter(|front| !front.atomic);
     let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
@@ -805,7 +805,8 @@ fn judge_response(front: Option<&OutstandingRequest>, header: &Tagged, len: usiz
             return Err(TerminateCause::DDP_TAGGED_BOUNDS);
         }
     }
-    // The L bit must be set on exactly the segment that completes the response. An empty segment is only valid for an empty response.
+    // The L bit must be set on exactly the segment that completes the response. An empty segment is
+    // only valid for an empty response.
     if header.last != (len == left) || (len == 0 && read.len > 0) {
         return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
     }

@@ -19,8 +19,9 @@ pub(crate) struct ServedRequest {
     pub(crate) msn: u32,
 }
 
-/// Returns the headers that a Terminate about this request quotes. These headers describe the part of the request for which no response
-/// is framed yet: the number of framed octets is added to the offsets and subtracted from the size.
+/// Returns the headers that a Terminate about this request quotes. These headers describe the part
+/// of the request for which no response is framed yet: the number of framed octets is added to the
+/// offsets and subtracted from the size.
 pub(super) fn quote(pending: &PendingResponse<ServedRequest>) -> Option<Quote> {
     let PendingResponse { request: ServedRequest { operation, msn }, done } = *pending;
     let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];

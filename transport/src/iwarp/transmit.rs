@@ -1,8 +1,8 @@
 //! The transmit direction of a queue pair. This direction frames the work requests of the send queue, and the responses to the peer's
 //! requests, as FPDUs.
 //!
-//! The order of the work requests is that of [`SendQueue`]. If responses and local messages are both
-//! pending, they alternate.
+//! The order of the work requests is that of [`SendQueue`]. If responses and local messages are
+//! both pending, they alternate.
 
 use std::io;
 
@@ -364,7 +364,8 @@ impl Transmitter {
         self.framed(len, false);
     }
 
-    /// Records that `len` more bytes of the payload of the first work request in the queue are framed.
+    /// Records that `len` more bytes of the payload of the first work request in the queue are
+    /// framed.
     #[inline]
     fn framed(&mut self, len: usize, answered: bool) {
         self.sends.advance(len, (self.stream.framed(), answered));
@@ -537,8 +538,8 @@ impl Transmitter {
     }
 }
 
-/// Frames one segment of a work request: the `len` bytes of its payload at `offset`. `inline` is the
-/// copied payload of an inline send.
+/// Frames one segment of a work request: the `len` bytes of its payload at `offset`. `inline` is
+/// the copied payload of an inline send.
 #[inline]
 fn payload(stream: &mut Stream, inline: Option<&[u8]>, entry: &QueuedSend, header: &[u8], offset: usize, len: usize) {
     if let Some(inline) = inline {

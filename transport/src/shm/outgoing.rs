@@ -1,7 +1,8 @@
 //! The outgoing direction of a queue pair. This direction turns work requests, and the responses to the peer's
 //! requests, into records.
 //!
-//! The order of the work requests is that of [`SendQueue`]. Records carry a payload in one of three ways:
+//! The order of the work requests is that of [`SendQueue`]. Records carry a payload in one of three
+//! ways:
 //!
 //! - A small payload is part of its record. The work request is done once the record is written.
 //! - A large payload in memory that the peer has mapped is not copied. The work request is done once the peer has
@@ -45,7 +46,8 @@ const ALIGN: usize = 64;
 const BUDGET: usize = 4 << 20;
 const ATOMIC: usize = ATOMIC_LEN as usize;
 
-/// The position of a work request that needs no further event: it is done when all earlier ones are.
+/// The position of a work request that needs no further event: it is done when all earlier ones
+/// are.
 const IN_ORDER: CompletionPosition = (0, false);
 
 /// A read or an atomic operation of the peer.
@@ -125,11 +127,13 @@ impl StagingBuffer {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    /// The position of a work request is the position in the ring up to which the peer must have consumed records.
+    /// The position of a work request is the position in the ring up to which the peer must have
+    /// consumed records.
     pub(super) sends: SendQueue,
     pub(super) responses: PendingResponses<PeerRequest>,
-    /// True if the first work request in the queue is a write, and a record with a part of it was written. Such a write also
-    /// ends with a record, because its target cannot see the direct accesses, and must learn that the write is complete.
+    /// True if the first work request in the queue is a write, and a record with a part of it was
+    /// written. Such a write also ends with a record, because its target cannot see the direct
+    /// accesses, and must learn that the write is complete.
     recorded: bool,
     staging: StagingBuffer,
     /// The position behind the last record of a write. Until the peer has consumed the ring up to this position, that
@@ -383,9 +387,9 @@ impl Outgoing {
         TransmitStep::Sent(entry.len.min(MAX_PIECE))
     }
 
-    /// Executes one step of a work request, as [`Outgoing::step`] does. Returns the number of transmitted bytes of the
-    /// payload, and the position at which the work request is done if the step is its last one. Returns `None` if the
-    /// step must wait or a fault was found.
+    /// Executes one step of a work request, as [`Outgoing::step`] does. Returns the number of
+    /// transmitted bytes of the payload, and the position at which the work request is done if the
+    /// step is its last one. Returns `None` if the step must wait or a fault was found.
     fn step_with<S: Segment>(
         &mut self,
         segment: &S,
@@ -428,8 +432,9 @@ impl Outgoing {
         }
     }
 
-    /// Returns the position at which a work request is done after its last record was written. If the payload was not
-    /// copied, the payload is still in the program's memory, so the peer must consume the record first.
+    /// Returns the position at which a work request is done after its last record was written. If
+    /// the payload was not copied, the payload is still in the program's memory, so the peer must
+    /// consume the record first.
     fn completion_position(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionPosition {
         let lent = match entry.wr.sges.as_slice() {
             [one] if self.sends.inline().is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
@@ -438,8 +443,8 @@ impl Outgoing {
         if lent { (self.ring.pos(), false) } else { IN_ORDER }
     }
 
-    /// Writes one record with as many bytes of a payload as a record can hold. Returns the same values as
-    /// [`Outgoing::step_with`]: `None` if the ring or the staging buffer is full.
+    /// Writes one record with as many bytes of a payload as a record can hold. Returns the same
+    /// values as [`Outgoing::step_with`]: `None` if the ring or the staging buffer is full.
     fn put_payload<S: Segment>(
         &mut self,
         segment: &S,
@@ -548,10 +553,11 @@ impl Outgoing {
         Some(left)
     }
 
-    /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer that this side has
-    /// mapped. Returns the number of its bytes. Returns `None`, and does nothing, if no window with the necessary right
-    /// contains the bytes, or if earlier records must take effect first. Also returns `None` if the lending of the
-    /// window has ended during a read.
+    /// Executes a part of a read, or a whole atomic operation, directly on a region of the peer
+    /// that this side has mapped. Returns the number of its bytes. Returns `None`, and does
+    /// nothing, if no window with the necessary right contains the bytes, or if earlier records
+    /// must take effect first. Also returns `None` if the lending of the window has ended during a
+    /// read.
     fn use_directly<S: Segment>(
         &self,
         segment: &S,
