@@ -82,8 +82,8 @@ pub use crate::conn::greeting::MAX_USER_PRIVATE_DATA;
 #[cfg(feature = "datagram")]
 pub use crate::datagram::{Datagram, EndpointId, EndpointOptions, Origin, PeerId};
 pub use crate::driver::DeviceEvent;
-pub use crate::driver::choose::open as open_providers;
-pub use crate::driver::group::{Place, Reactors};
+pub use crate::driver::open::choose::open as open_providers;
+pub use crate::driver::open::group::{Place, Reactors};
 pub use crate::error::{
     Blocked, ConnectError, DisconnectReason, Error, MemoryLocation, Outcome, PeerViolation, RejectReason, SendErrorKind,
 };

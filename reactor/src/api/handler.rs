@@ -11,7 +11,7 @@ use super::context::DatagramHandler;
 use super::message::Message;
 use crate::conn::frame::Immediate;
 use crate::driver::DeviceEvent;
-use crate::driver::group::Place;
+use crate::driver::open::group::Place;
 use crate::error::{ConnectError, DisconnectReason, Outcome};
 use crate::id::{ConnectionId, IoId, ListenerId, SendId, TimerId, TransferId};
 use crate::memory::landing::Offered;

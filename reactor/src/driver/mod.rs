@@ -13,25 +13,12 @@ macro_rules! failure_log {
 }
 pub(crate) use failure_log;
 
-mod accept;
-pub(crate) mod choose;
-mod close;
-mod data_path;
-mod device_event;
-pub(crate) mod drain;
-pub(crate) mod fair;
-mod fallback;
-pub(crate) mod group;
-pub(crate) mod handover;
-mod join;
-mod large;
-mod list;
-mod listen;
-mod lookup;
+mod end;
+mod memory;
+pub(crate) mod open;
 pub(crate) mod owners;
 mod pending;
-pub(crate) mod queues;
-mod regions;
+pub(crate) mod run;
 pub(crate) mod stages;
 pub(crate) mod table;
 
@@ -42,14 +29,14 @@ use rdma_transport::caps::{Capabilities, Features};
 use rdma_transport::cm::CmId;
 use rdma_transport::slab::{Key, Slab};
 
-use self::drain::Drain;
-use self::fair::Fair;
-use self::group::GroupMembership;
-use self::large::LargeMessages;
-use self::listen::ListenerEntry;
-use self::lookup::Lookups;
+use self::end::drain::Drain;
+use self::memory::large::LargeMessages;
+use self::open::group::GroupMembership;
+use self::open::listen::ListenerEntry;
+use self::open::lookup::Lookups;
 use self::owners::Owners;
-use self::queues::Queues;
+use self::run::fair::Fair;
+use self::run::queues::Queues;
 use self::stages::Stages;
 use self::table::{ConnectionSlot, ConnectionTable};
 use crate::config::Config;
@@ -71,8 +58,8 @@ use crate::seam::wake::WakeFlag;
 use crate::security::PeerIdentity;
 use crate::stats::{ConnectionStats, MemoryStats, Stats};
 
-pub(crate) use self::accept::{CmStep, IncomingRequest};
-pub use self::device_event::DeviceEvent;
+pub(crate) use self::open::accept::{CmStep, IncomingRequest};
+pub use self::run::device_event::DeviceEvent;
 
 /// The purpose of a timer.
 #[derive(Clone, Copy, Debug)]

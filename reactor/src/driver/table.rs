@@ -9,9 +9,9 @@ use rdma_transport::qp::QpId;
 use rdma_transport::shares::Hosts;
 use rdma_transport::slab::Key;
 
-use super::fair::Allowance;
-use super::fallback::Fallback;
+use super::open::fallback::Fallback;
 use super::pending::{PendingConnections, PendingSlot};
+use super::run::fair::Allowance;
 use crate::conn::Connection;
 use crate::device::DeviceReservation;
 use crate::device::cq::{CqIndex, CqPosition};

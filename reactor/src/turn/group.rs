@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Reactor;
-use crate::driver::group::Reactors;
+use crate::driver::open::group::Reactors;
 
 impl Reactors {
     /// Creates a group. All reactors must have providers of the same kinds in the same order, as they have with the same

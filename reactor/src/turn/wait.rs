@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::adaptive::Adaptive;
 use crate::config::Wait;
 use crate::driver::Driver;
-use crate::driver::queues::is_of_connection_manager;
+use crate::driver::run::queues::is_of_connection_manager;
 use crate::driver::stages::Stages;
 use crate::error::Error;
 use crate::seam::io::is_of_program;

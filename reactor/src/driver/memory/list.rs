@@ -5,10 +5,10 @@ use std::time::Instant;
 use rdma_transport::caps::Features;
 use rdma_transport::wr::Sge;
 
-use super::stages::Stages;
-use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::list::{CONFIRMATION_LEN, ListDirection, Order};
+use crate::driver::stages::Stages;
+use crate::driver::{Driver, TimerPurpose};
 use crate::error::SendErrorKind;
 use crate::id::{ConnectionId, TransferId};
 use crate::memory::budget::MemoryUse;
@@ -80,7 +80,7 @@ impl Driver {
     }
 
     /// Schedules the check of the deadlines of the connection's lists for the time `at`. Replaces an earlier schedule.
-    pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
+    pub(in crate::driver) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
         let Some(slot) = self.table.get_mut(id) else { return };
         if let Some(timer) = slot.link.lists.take() {
             self.timers.cancel(timer);
@@ -89,7 +89,7 @@ impl Driver {
     }
 
     /// Handles the timer for the deadlines of a connection's lists.
-    pub(super) fn lists_due(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn lists_due(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         slot.link.lists = None;
         self.input(id, |conn, env| conn.lists_due(env));

@@ -1,8 +1,8 @@
 //! Joins the parts of messages that arrived in several buffers. The program receives such a message in one block of memory.
 
-use super::Driver;
 use crate::conn::effects::Fragments;
 use crate::device::return_channel::{JoinedMessage, PoolId};
+use crate::driver::Driver;
 use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
 use crate::memory::budget::MemoryUse;
@@ -60,7 +60,12 @@ impl Driver {
     }
 
     /// Releases a joined message that the program kept after its callback.
-    pub(super) fn take_joined_home(&mut self, pool: PoolId, joined: JoinedMessage, of: Option<ConnectionId>) {
+    pub(in crate::driver) fn take_joined_home(
+        &mut self,
+        pool: PoolId,
+        joined: JoinedMessage,
+        of: Option<ConnectionId>,
+    ) {
         let JoinedMessage { bytes, receives } = joined;
         if receives.is_empty() {
             self.settle(MemoryUse::Fetched, bytes.len(), of);

@@ -7,9 +7,9 @@ use rdma_transport::cm::CmId;
 use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
-use super::Driver;
-use super::accept::IncomingRequest;
-use super::group::{Arrival, Place};
+use crate::driver::Driver;
+use crate::driver::open::accept::IncomingRequest;
+use crate::driver::open::group::{Arrival, Place};
 use crate::id::ListenerId;
 use crate::options::ListenOptions;
 use crate::providers::{HANDOVER, Handle, role};
@@ -17,7 +17,7 @@ use crate::providers::{HANDOVER, Handle, role};
 impl Driver {
     /// Returns the connect request with the connection-manager id `cm`, which arrived on a listener of this reactor. `None` if the listener
     /// was closed before this call.
-    pub(super) fn request(
+    pub(in crate::driver) fn request(
         &mut self,
         cm: Handle<CmId>,
         listener: Key,
@@ -137,7 +137,7 @@ impl Driver {
 
     /// Notes that a request has become a connection, or was refused. `placed` is true if the group has assigned the request to this
     /// reactor.
-    pub(super) fn request_done(&mut self, placed: bool) {
+    pub(in crate::driver) fn request_done(&mut self, placed: bool) {
         if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.done();
         }

@@ -8,9 +8,9 @@ use rdma_transport::cm::{self, CmId};
 use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
-use super::owners::CmIdOwner;
-use super::stages::Stages;
-use super::{Driver, TimerPurpose};
+use crate::driver::owners::CmIdOwner;
+use crate::driver::stages::Stages;
+use crate::driver::{Driver, TimerPurpose};
 use crate::error::Error;
 use crate::id::ListenerId;
 use crate::options::{ListenOptions, check_security};
@@ -30,7 +30,7 @@ pub(crate) struct ListenerEntry {
     ids: Vec<Handle<CmId>>, // local: one for each provider
     /// The address that the listener uses, with the actual port.
     address: SocketAddr,
-    pub(super) options: ListenOptions,
+    pub(in crate::driver) options: ListenOptions,
 }
 
 impl Driver {
@@ -76,7 +76,7 @@ impl Driver {
     }
 
     /// Stops a listener whose device was removed: destroys its ids, so that the device can be closed. The listener tries again later.
-    pub(super) fn listener_lost(&mut self, key: Key) {
+    pub(in crate::driver) fn listener_lost(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
             local_log!(Warn, "the device of {address} was removed: its listener waits for its return");
             self.timers.insert(self.now + LISTEN_AGAIN, TimerPurpose::Listen(key));
@@ -84,7 +84,7 @@ impl Driver {
     }
 
     /// Stops a listener and makes it listen again, because its address has moved to another device or to another port of a device.
-    pub(super) fn listener_moved(&mut self, key: Key) {
+    pub(in crate::driver) fn listener_moved(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
             local_log!(Warn, "{address} has moved to another device or port: its listener is recreated");
             self.listen_again(key);

@@ -8,10 +8,10 @@ use rdma_transport::cq::Notify;
 use rdma_transport::provider::{Channel, Drive, Provider};
 use rdma_transport::wc::WorkCompletion;
 
-use super::Driver;
-use super::stages::Stages;
 use crate::config::Config;
 use crate::device::cq::{CompletionQueue, CqIndex};
+use crate::driver::Driver;
+use crate::driver::stages::Stages;
 use crate::error::Error;
 use crate::providers::{MAX_PROVIDERS, device_of};
 use crate::seam::poller::Interest;
@@ -53,11 +53,11 @@ pub(crate) struct Queues {
     early_limit: usize,
     /// The number of completions of the batch that do not count towards the limit of the turn, because their connections are ending without
     /// having been up.
-    pub(super) spared: usize,
+    pub(in crate::driver) spared: usize,
 }
 
 impl Queues {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(in crate::driver) fn new(config: &Config) -> Self {
         Self {
             batch: CompletionBatch { completions: Vec::with_capacity(BATCH), queue: (0, 0), full: false, early: false },
             ready: VecDeque::new(),
@@ -311,7 +311,7 @@ impl Driver {
     /// Notes that posting sends has added completions to `queue`. During stage 7, the queue is polled again, so that these completions are
     /// handled in the same turn.
     #[inline]
-    pub(super) fn completed_in_post(&mut self, queue: CqIndex) {
+    pub(in crate::driver) fn completed_in_post(&mut self, queue: CqIndex) {
         self.queues.quiet = false;
         if self.queues.polling {
             if let Some(cq) = self.devices.cq(queue) {

@@ -8,10 +8,10 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rdma_transport::cm::{ExchangeOptions, PathOptions};
 
-use super::Driver;
-use super::fallback::{Fallback, by_turns};
-use super::stages::Stages;
 use crate::conn::state::Ending;
+use crate::driver::Driver;
+use crate::driver::open::fallback::{Fallback, by_turns};
+use crate::driver::stages::Stages;
 use crate::error::ConnectError;
 use crate::id::ConnectionId;
 use crate::providers::Handle;
@@ -40,7 +40,7 @@ struct HostAddresses {
 
 /// The threads that resolve names, and their queues. When this value is dropped, each thread ends after its current name.
 #[derive(Debug)]
-pub(super) struct Lookups {
+pub(in crate::driver) struct Lookups {
     queries: (Sender<HostQuery>, Receiver<HostQuery>), // local: names of the program
     answers: (Sender<HostAddresses>, Receiver<HostAddresses>), // local: names of the program
     threads: usize,
@@ -76,7 +76,7 @@ impl Lookups {
 
 impl Driver {
     /// Starts to resolve the host name of a connection's peer.
-    pub(super) fn look_up(
+    pub(in crate::driver) fn look_up(
         &mut self,
         of: ConnectionId,
         (host, port): (String, u16),
@@ -87,7 +87,7 @@ impl Driver {
     }
 
     /// Handles the names that were resolved. Connects to the addresses of each name, or ends the connection if its name has no address.
-    pub(super) fn take_lookups(&mut self) {
+    pub(in crate::driver) fn take_lookups(&mut self) {
         while let Ok(HostAddresses { query, addresses }) = self.lookups.answers.1.try_recv() {
             let HostQuery { of, host, path, exchange, .. } = query;
             // While the name was resolved, the program may have closed the connection, or the connect timeout may have expired.

@@ -8,12 +8,12 @@ use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendOp};
 
-use super::stages::Stages;
-use super::table::ConnectionSlot;
-use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
 use crate::device::Device;
+use crate::driver::stages::Stages;
+use crate::driver::table::ConnectionSlot;
+use crate::driver::{Driver, TimerPurpose};
 use crate::error::{Error, MemoryLocation, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind};
 use crate::memory::budget::MemoryUse;
@@ -103,7 +103,12 @@ impl Driver {
 
     /// Returns memory for a message longer than one buffer, on the device of a connection; see
     /// [`Registry::block`](crate::memory::registry::Registry::block).
-    pub(super) fn block(&mut self, id: ConnectionId, len: usize, account: MemoryUse) -> Result<Region, Error> {
+    pub(in crate::driver) fn block(
+        &mut self,
+        id: ConnectionId,
+        len: usize,
+        account: MemoryUse,
+    ) -> Result<Region, Error> {
         let target = self.registration_target(id)?;
         let secured = self.table.get(id).is_some_and(|slot| slot.conn.is_secured());
         let tail = if secured { channel::tail(len as u64) as usize } else { 0 };
@@ -166,13 +171,13 @@ impl Driver {
     /// Revokes the peers' access to a region, because the time limit of the access has passed, or because the connection of the region has
     /// ended. A failure is logged and counted.
     #[cold]
-    pub(super) fn end_rights(&mut self, key: Key) {
+    pub(in crate::driver) fn end_rights(&mut self, key: Key) {
         let _ = self.revoke_region(key);
     }
 
     /// Cancels the timer that would end the peers' access to a region, and removes the region from the list of its connection, because that
     /// access has ended. Does nothing for `None`.
-    pub(super) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
+    pub(in crate::driver) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
         let Some(RightsEnded { key, timer, connection }) = ended else { return };
         if let Some(timer) = timer {
             self.timers.cancel(timer);
@@ -183,7 +188,7 @@ impl Driver {
     }
 
     /// Revokes the peer's access to all regions of a connection, because the connection has ended.
-    pub(super) fn revoke_regions_of(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn revoke_regions_of(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         for key in std::mem::take(&mut slot.link.regions) {
             self.end_rights(key);
@@ -201,7 +206,7 @@ impl Driver {
     /// Handles a region that the program has dropped. If the region was memory of a finished message, it is kept for a later message.
     /// Otherwise the region is deregistered, if no work request uses it. If one does, only the peers' access is revoked. Nothing happens
     /// while the region contains a message that a peer has not fetched yet.
-    pub(super) fn deregister_unused(&mut self, key: Key) {
+    pub(in crate::driver) fn deregister_unused(&mut self, key: Key) {
         if let Some(retired) = self.registry.retire(&mut self.providers, key) {
             self.forget_rights(retired.rights);
             self.settle(retired.account, retired.len, retired.of);
@@ -228,7 +233,7 @@ impl Driver {
 
     /// Deregisters all regions of a device that is being removed. The program can still access the memory of these regions, but cannot use
     /// it in work requests.
-    pub(super) fn drop_regions_of_device(&mut self, device: usize) {
+    pub(in crate::driver) fn drop_regions_of_device(&mut self, device: usize) {
         for key in self.registry.of_device(device) {
             self.remove_region(key);
         }
@@ -336,23 +341,23 @@ impl Driver {
     /// Returns true if one-sided operations are refused on this connection. These operations are not encrypted, so a secured connection
     /// refuses them, unless [`crate::Config::allow_plain_remote_memory`] is set.
     #[inline]
-    pub(super) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
+    pub(in crate::driver) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
         !self.config.plain_remote_memory && slot.conn.is_secured()
     }
 
     /// Returns true if a connection supports a feature.
-    pub(super) fn has(&self, id: ConnectionId, feature: Features) -> bool {
+    pub(in crate::driver) fn has(&self, id: ConnectionId, feature: Features) -> bool {
         self.table.get(id).is_some_and(|slot| self.features(slot).contains(feature))
     }
 
-    pub(super) fn lacks(&self, id: ConnectionId, feature: &'static str) -> SendErrorKind {
+    pub(in crate::driver) fn lacks(&self, id: ConnectionId, feature: &'static str) -> SendErrorKind {
         let provider = self.table.get(id).map_or(0, |slot| slot.link.cm.provider);
         SendErrorKind::Unsupported { provider: self.providers.get(provider).name(), feature }
     }
 
     /// Checks that a region is registered on the connection's device, and that a range is inside the region.
     #[inline]
-    pub(super) fn check_local(
+    pub(in crate::driver) fn check_local(
         &self,
         slot: &ConnectionSlot,
         region: &Region,

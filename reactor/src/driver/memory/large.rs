@@ -7,12 +7,12 @@ use rdma_transport::caps::Features;
 use rdma_transport::mem::page_size;
 use rdma_transport::newcomers::Host;
 
-use super::table::ConnectionSlot;
-use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::Need;
 use crate::conn::shortage::PROBE;
 use crate::conn::transfer::{OfferKind, OfferSource};
+use crate::driver::table::ConnectionSlot;
+use crate::driver::{Driver, TimerPurpose};
 use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, OfferId, SendId};
 use crate::memory::budget::{Budget, Claimant, MemoryShortage, MemoryUse};
@@ -40,11 +40,11 @@ pub(crate) struct LargeMessages {
     /// True if a timer for [`Driver::relieve_shortage`] is set.
     looks: bool,
     /// The memory in which messages that arrive in several buffers are joined.
-    pub(super) joins: Joins,
+    pub(in crate::driver) joins: Joins,
 }
 
 impl LargeMessages {
-    pub(super) fn new(limit: usize, keep: usize) -> Self {
+    pub(in crate::driver) fn new(limit: usize, keep: usize) -> Self {
         let (copied, fetched) = (Budget::new(limit), Budget::new(limit));
         let least = page_size().min(fetched.small());
         Self { copied, fetched, least, looks: false, joins: Joins::new(keep) }
@@ -57,14 +57,14 @@ impl LargeMessages {
     }
 
     /// Returns the number of bytes that fetched messages use, and the number of bytes that copies use.
-    pub(super) const fn levels(&self) -> (usize, usize) {
+    pub(in crate::driver) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
     }
 }
 
 /// The payload of a large message.
 #[derive(Debug)]
-pub(super) enum LargePayload<'a> {
+pub(in crate::driver) enum LargePayload<'a> {
     Bytes(&'a [u8]),
     /// A range of a region.
     Region(&'a Region, Range<usize>),
@@ -135,7 +135,11 @@ impl Driver {
     /// Sends a payload that is too long for one buffer. If there is capacity for all its fragments, the payload is sent in several buffers.
     /// Otherwise a copy of the payload is offered to the peer. The copy is encrypted if the connection is secured.
     #[cold]
-    pub(super) fn send_large(&mut self, id: ConnectionId, payload: LargePayload<'_>) -> Result<SendId, SendErrorKind> {
+    pub(in crate::driver) fn send_large(
+        &mut self,
+        id: ConnectionId,
+        payload: LargePayload<'_>,
+    ) -> Result<SendId, SendErrorKind> {
         // The program waits for the end of the send before it reuses its region, so the end must be reported.
         let told = matches!(payload, LargePayload::Region(..));
         let cut = self.input(id, |conn, env| {
@@ -298,7 +302,7 @@ impl Driver {
     /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. While at most a quarter of all memory
     /// is in use, every peer gets memory. Beyond that, only a peer that has answered a Read within the last 2 seconds gets memory, or waits
     /// until more is free.
-    pub(super) fn find_memory(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn find_memory(&mut self, id: ConnectionId) {
         while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
             let Some(len) = slot.conn.wants_memory() else { return };
             let (claimant, charge) = (Self::claimant(slot), self.large.charge(len));
@@ -357,7 +361,7 @@ impl Driver {
     /// Called while connections wait for memory. Ends connections whose peers have answered no Read for at least `GRACE`, if a waiting
     /// connection can use the memory that is released in this way. Begins with the connections that have stalled longest, and ends no more
     /// of them than necessary. Connections that make progress keep their memory.
-    pub(super) fn relieve_shortage(&mut self) {
+    pub(in crate::driver) fn relieve_shortage(&mut self) {
         self.large.looks = false;
         if self.large.fetched.in_line().next().is_none() {
             return;
@@ -401,7 +405,7 @@ impl Driver {
 
     /// Charges an arrived message of `len` bytes to a connection. Returns false if the budget does
     /// not cover it.
-    pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
+    pub(in crate::driver) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
         let Some(slot) = self.table.get_mut(id) else { return false };
         let charge = self.large.charge(len);
         let taken = self.large.fetched.take(Self::claimant(slot), charge);
@@ -428,7 +432,7 @@ impl Driver {
 
     /// Notes that a connection has ended. Memory that it still uses is no longer charged to the
     /// host of its peer, so other connections of that host may get memory now.
-    pub(super) fn relieve(&mut self, slot: &ConnectionSlot) {
+    pub(in crate::driver) fn relieve(&mut self, slot: &ConnectionSlot) {
         if slot.link.fetched_large > 0 {
             self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
             if !crate::planted("an-ended-connection-gives-its-share-to-nobody") {
@@ -439,7 +443,7 @@ impl Driver {
 
     /// Handles the release of the memory of a large message: returns the memory to the budget, and notifies the connections that wait for
     /// memory. `id` is the connection of the message.
-    pub(super) fn settle(&mut self, account: MemoryUse, len: usize, id: Option<ConnectionId>) {
+    pub(in crate::driver) fn settle(&mut self, account: MemoryUse, len: usize, id: Option<ConnectionId>) {
         match account {
             MemoryUse::Program => {}
             MemoryUse::Copied => {
@@ -454,7 +458,7 @@ impl Driver {
     }
 
     /// Removes the memory requests of a connection. If they have held back others, checks if those can be granted now.
-    pub(super) fn leave_lines(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn leave_lines(&mut self, id: ConnectionId) {
         self.leave_copied(id);
         self.leave_fetched(id);
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rdma_transport::slab::Key;
 
-use super::stages::Stages;
-use super::{Driver, TimerPurpose};
+use crate::driver::stages::Stages;
+use crate::driver::{Driver, TimerPurpose};
 use crate::seam::timer::FOREVER;
 
 /// The progress of a drain.
@@ -26,7 +26,7 @@ pub(crate) enum Drain {
 
 impl Drain {
     /// Returns true if a drain was requested, so that new connections are refused.
-    pub(super) const fn is_on(self) -> bool {
+    pub(in crate::driver) const fn is_on(self) -> bool {
         !matches!(self, Self::No)
     }
 }

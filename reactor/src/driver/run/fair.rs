@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use rdma_transport::wc::WorkCompletion;
 
-use super::Driver;
+use crate::driver::Driver;
 use crate::id::ConnectionId;
 
 /// The limits on the work of one connection in a turn.
@@ -34,7 +34,7 @@ pub(crate) struct Allowance {
     turn: u64,
     completions: u32,
     bytes: usize,
-    pub(super) backlog: VecDeque<WorkCompletion>, // bound: completions
+    pub(in crate::driver) backlog: VecDeque<WorkCompletion>, // bound: completions
 }
 
 impl Allowance {

@@ -6,14 +6,14 @@ use rdma_transport::qp::QpId;
 use rdma_transport::wc::{WcOpcode, WorkCompletion};
 use rdma_transport::wr::RecvWr;
 
-use super::Driver;
-use super::large::LargePayload;
-use super::pending::PendingSlot;
-use super::stages::Stages;
-use super::table::{ConnectionLink, ConnectionSlot, DeviceBinding};
 use crate::conn::recv_queue::Completed;
 use crate::conn::{Connection, Env};
 use crate::device::Device;
+use crate::driver::Driver;
+use crate::driver::memory::large::LargePayload;
+use crate::driver::pending::PendingSlot;
+use crate::driver::stages::Stages;
+use crate::driver::table::{ConnectionLink, ConnectionSlot, DeviceBinding};
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, WorkRequestId};
 
@@ -237,7 +237,7 @@ impl Driver {
     }
 
     /// Returns a connection, the environment for its inputs, and its provider. `None` if the connection does not exist.
-    pub(super) fn at_with_provider(
+    pub(in crate::driver) fn at_with_provider(
         &mut self,
         id: ConnectionId,
     ) -> Option<(&mut ConnectionSlot, Env<'_>, &mut dyn Provider)> {
@@ -331,7 +331,7 @@ fn post_receives(
 }
 
 /// Posts all free receives of a connection's own receive queue.
-pub(super) fn post_own_receives(
+pub(in crate::driver) fn post_own_receives(
     slot: &mut ConnectionSlot,
     env: &mut Env<'_>,
     provider: &mut dyn Provider,

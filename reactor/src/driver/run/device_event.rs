@@ -3,9 +3,9 @@
 use rdma_transport::event::{self, DeviceEventKind};
 use rdma_transport::qp::SrqId;
 
-use super::Driver;
-use super::stages::Stages;
 use crate::conn::state::Ending;
+use crate::driver::Driver;
+use crate::driver::stages::Stages;
 use crate::error::DisconnectReason;
 use crate::providers::device_index;
 

@@ -13,17 +13,17 @@ use rdma_transport::provider::Provider;
 use rdma_transport::shares::is_scarce;
 use rdma_transport::{QpAttr, TransportError};
 
-use super::Driver;
-use super::data_path::post_own_receives;
-use super::fallback::{ConnectAttempt, Fallback};
-use super::owners::CmIdOwner;
-use super::stages::Stages;
-use super::table::{ConnectionSlot, DeviceBinding};
 use crate::config::{Config, Framing};
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
 use crate::conn::state::Ending;
 use crate::conn::{Connection, Env, Opening, Role};
+use crate::driver::Driver;
+use crate::driver::open::fallback::{ConnectAttempt, Fallback};
+use crate::driver::owners::CmIdOwner;
+use crate::driver::run::data_path::post_own_receives;
+use crate::driver::stages::Stages;
+use crate::driver::table::{ConnectionSlot, DeviceBinding};
 use crate::error::{Error, RejectReason};
 use crate::id::{ConnectionId, ListenerId};
 use crate::limits::buffer_len;
@@ -47,24 +47,24 @@ pub(crate) enum CmStep {
 /// A connect request that arrived at this reactor or at another reactor of its group. Nothing is allocated for it yet.
 #[derive(Debug)]
 pub(crate) struct IncomingRequest {
-    pub(super) cm: Handle<CmId>,
+    pub(in crate::driver) cm: Handle<CmId>,
     /// The reactor that has the `listener`, as its index in the group.
-    pub(super) reactor: usize,
-    pub(super) listener: ListenerId,
-    pub(super) framing: Framing,
-    pub(super) service: Service,
-    pub(super) security: Security,
+    pub(in crate::driver) reactor: usize,
+    pub(in crate::driver) listener: ListenerId,
+    pub(in crate::driver) framing: Framing,
+    pub(in crate::driver) service: Service,
+    pub(in crate::driver) security: Security,
     /// The index of the device on which the request arrived.
-    pub(super) device: usize,
-    pub(super) peer: SocketAddr,
-    pub(super) private_data: Box<[u8]>,
+    pub(in crate::driver) device: usize,
+    pub(in crate::driver) peer: SocketAddr,
+    pub(in crate::driver) private_data: Box<[u8]>,
     /// True if the request was assigned to this reactor by its group, and is counted in the load of the reactor.
-    pub(super) placed: bool,
+    pub(in crate::driver) placed: bool,
 }
 
 impl IncomingRequest {
     /// Parses the peer's greeting. If the greeting is not valid, returns the reason with which the request must be rejected.
-    pub(super) fn greeting(&self) -> Result<Greeting<'_>, RejectReason> {
+    pub(in crate::driver) fn greeting(&self) -> Result<Greeting<'_>, RejectReason> {
         match self.framing {
             Framing::Raw => Ok(Greeting::reject(RejectReason::Refused, &self.private_data)),
             Framing::Credits => Greeting::parse(&self.private_data).and_then(Greeting::checked),
@@ -159,7 +159,7 @@ impl Driver {
 
     /// After a failed attempt to connect, starts the next attempt. Returns false if no attempt remains, or if no other attempt is
     /// permitted. In this case, the caller must report the end of the connection to the program.
-    pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
+    pub(in crate::driver) fn try_next_address(&mut self, id: ConnectionId) -> bool {
         if self.refuses_all() {
             return false;
         }
@@ -184,7 +184,7 @@ impl Driver {
     }
 
     /// Starts the next attempt of a connection, with the same connection id. Returns false if no attempt remains.
-    pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
+    pub(in crate::driver) fn attempt_next(&mut self, id: ConnectionId) -> bool {
         let Self { table, devices, providers, owners, config, now, effects, stats, os, .. } = self;
         let Some(slot) = table.get_mut(id) else { return false };
         let Some(opening) = slot.conn.reopening() else { return false };
@@ -569,7 +569,7 @@ impl Driver {
     }
 
     /// Rejects a request and destroys its connection-manager id. `user` is the program's private data for the peer.
-    pub(super) fn reject(&mut self, cm: Handle<CmId>, framing: Framing, reason: RejectReason, user: &[u8]) {
+    pub(in crate::driver) fn reject(&mut self, cm: Handle<CmId>, framing: Framing, reason: RejectReason, user: &[u8]) {
         self.stats.connections.refused += 1;
         let fits = user.len() <= MAX_USER_PRIVATE_DATA;
         if !fits {

@@ -6,15 +6,15 @@ use rdma_transport::caps::Features;
 use rdma_transport::cm::DisconnectCause;
 use rdma_transport::slab::Key;
 
-use super::owners::Owners;
-use super::stages::Stages;
-use super::table::{ConnectionSlot, Flush, Suspicion};
-use super::{Driver, TimerPurpose};
 use crate::conn::effects::Event;
 use crate::conn::keepalive::LOOK_AGAIN;
 use crate::conn::life::Silence;
 use crate::conn::state::{Ending, State};
 use crate::device::cq::CompletionQueue;
+use crate::driver::owners::Owners;
+use crate::driver::stages::Stages;
+use crate::driver::table::{ConnectionSlot, Flush, Suspicion};
+use crate::driver::{Driver, TimerPurpose};
 use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, WorkRequestId};
 use crate::providers::Providers;
@@ -25,7 +25,13 @@ impl ConnectionSlot {
     /// Destroys the queue pair of a connection. After that, the device does not access the posted buffers any more, so they return to the
     /// pool. If the device cannot destroy the queue pair, the buffers and other resources of the connection are lost, because the device
     /// may still access them.
-    pub(super) fn destroy(&mut self, providers: &mut Providers, owners: &mut Owners, stats: &mut Stats, now: Instant) {
+    pub(in crate::driver) fn destroy(
+        &mut self,
+        providers: &mut Providers,
+        owners: &mut Owners,
+        stats: &mut Stats,
+        now: Instant,
+    ) {
         let (provider, cm) = providers.of(self.link.cm);
         let destroyed = provider.destroy_id(cm, now);
         owners.disown(self.link.cm);
@@ -87,7 +93,7 @@ impl Driver {
     }
 
     /// Marks a device as failed, so that it is not used any more, and ends its connections.
-    pub(super) fn fail_device(&mut self, index: usize, error: &rdma_transport::TransportError) {
+    pub(in crate::driver) fn fail_device(&mut self, index: usize, error: &rdma_transport::TransportError) {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return };
         local_log!(Error, "{}: {error}: its connections end", device.name);
         device.removed = true;
@@ -169,7 +175,7 @@ impl Driver {
     // Flushing.
 
     /// Disconnects a connection, so that the device flushes its queues. The flush timeout starts.
-    pub(super) fn begin_flush(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn begin_flush(&mut self, id: ConnectionId) {
         let Self { table, devices, providers, now, .. } = self;
         table.will_end(id);
         let Some(slot) = table.get_mut(id) else { return };
@@ -186,7 +192,7 @@ impl Driver {
     }
 
     /// Adds a connection to the list of ending connections, which stage 10 checks.
-    pub(super) fn watch_end(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn watch_end(&mut self, id: ConnectionId) {
         if self.table.get_mut(id).is_some_and(|slot| !std::mem::replace(&mut slot.link.ending, true)) {
             self.table.ending.push(id);
         }
@@ -326,7 +332,7 @@ impl Driver {
     }
 
     /// Removes a connection of which the program was not notified, except by `on_identity`. Its connection-manager id is not destroyed.
-    pub(super) fn forget(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn forget(&mut self, id: ConnectionId) {
         // In `on_identity`, the program may have registered regions for this peer.
         self.revoke_regions_of(id);
         if let Some(slot) = self.table.get(id) {
@@ -336,7 +342,7 @@ impl Driver {
     }
 
     /// Ends an accepted connection that is not up, so that a new connection gets its slot and buffers.
-    pub(super) fn evict(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn evict(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get(id) else { return };
         log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
         self.stats.connections.refused += 1;
@@ -346,7 +352,7 @@ impl Driver {
 
     /// Removes an accepted connection that is not up. Destroys the queue pair immediately, with all posted work requests, and does not wait
     /// for a flush.
-    pub(super) fn withdraw(&mut self, id: ConnectionId) {
+    pub(in crate::driver) fn withdraw(&mut self, id: ConnectionId) {
         let Self { table, providers, owners, stats, now, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
         let qp = slot.link.qp;
@@ -372,7 +378,7 @@ impl Driver {
     }
 
     /// Releases everything that a connection has used on its device.
-    pub(super) fn vacate(&mut self, mut slot: ConnectionSlot) {
+    pub(in crate::driver) fn vacate(&mut self, mut slot: ConnectionSlot) {
         let timeout = slot.link.timer.take().map(|(timer, _)| timer);
         for timer in [timeout, slot.link.lists.take(), slot.link.close.take()].into_iter().flatten() {
             self.timers.cancel(timer);
@@ -444,7 +450,7 @@ impl Driver {
     // Devices.
 
     /// Marks devices as removed if their provider does not have them any more.
-    pub(super) fn drop_removed_devices(&mut self) {
+    pub(in crate::driver) fn drop_removed_devices(&mut self) {
         for index in 0..self.devices.len() {
             let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
             if self.providers.get_of_device(index).device(device.id).is_none() {
@@ -454,7 +460,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn drop_if_abandoned(&mut self, index: usize) {
+    pub(in crate::driver) fn drop_if_abandoned(&mut self, index: usize) {
         let Some(device) = self.devices.get(index).filter(|device| device.is_abandoned()) else { return };
         local_log!(Info, "{}: nothing is left on it", device.name);
         self.drop_regions_of_device(index);

@@ -1,0 +1,4 @@
+//! How connections end, and how a reactor drains.
+
+mod close;
+pub(in crate::driver) mod drain;
