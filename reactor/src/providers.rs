@@ -37,6 +37,12 @@ impl Handle<CmId> {
     pub(crate) const NONE: Self = Self { provider: 0, id: CmId(Key::NONE) };
 }
 
+impl Default for Handle<CmId> {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
 /// Returns the index that the reactor uses for a device. The index combines the index of the provider and the id of the device.
 pub(crate) const fn device_index(provider: usize, device: DeviceId) -> usize {
     device.0 as usize * MAX_PROVIDERS + provider

@@ -177,10 +177,10 @@ impl Endpoints {
         options: EndpointOptions,
     ) -> Result<EndpointId, Error> {
         options.validate()?;
-        if driver.refuses_all() {
+        if driver.drain.refuses_all() {
             return Err(Error::Drained);
         }
-        let providers = driver.providers_mut();
+        let providers = &mut driver.providers;
         let provider = providers.serving(local.ip());
         let role = role(providers.numbered(provider), Provider::datagrams, DATAGRAMS)?;
         let mut any_port = local;
@@ -231,7 +231,7 @@ impl Endpoints {
             max_recv_sge: 1,
             srq: None,
         };
-        let provider = driver.providers_mut().numbered(cm.provider);
+        let provider = driver.providers.numbered(cm.provider);
         let made = pool
             .reserve(room as usize, |bytes| register(provider, &mut slabs, device, bytes))
             .and_then(|()| Ok(provider.create_qp(cm.id, &attr)?));
@@ -243,7 +243,7 @@ impl Endpoints {
                 return Err(error);
             }
         };
-        let provider = driver.providers_mut().numbered(cm.provider);
+        let provider = driver.providers.numbered(cm.provider);
         let address = provider.local_address(listener.id).unwrap_or(local);
         let qp_number = provider.datagrams().and_then(|role| role.qp_number(qp).ok()).unwrap_or_default();
         let resources =
@@ -273,7 +273,7 @@ impl Endpoints {
             endpoint.id = id;
         }
         for cm in [cm, listener] {
-            driver.owners_mut().own(cm, CmIdOwner::Endpoint(EndpointToken::Endpoint(key).pack()));
+            driver.owners.own(cm, CmIdOwner::Endpoint(EndpointToken::Endpoint(key).pack()));
         }
         self.mark(key);
         // Post the receives now, not at the end of the next turn: a datagram is lost if it arrives before the receives
@@ -310,7 +310,7 @@ impl Endpoints {
         let buffer = if queues.has_room() { queues.pool.take() } else { None };
         let Some(mut buffer) = buffer else {
             endpoint.blocked = true;
-            driver.counters().messages.send_stalls += 1;
+            driver.stats.messages.send_stalls += 1;
             return Err(SendErrorKind::WouldBlock(Blocked::Queue));
         };
         queues.pool.slabs().bytes_mut(&mut buffer)[..payload.len()].copy_from_slice(payload);
@@ -335,7 +335,7 @@ impl Endpoints {
             Some(sequence) => self.sent(driver, endpoint, sequence, wc.result()),
             None => self.received(driver, endpoint, wc),
         };
-        driver.counters().completions.stale += u64::from(!known);
+        driver.stats.completions.stale += u64::from(!known);
     }
 
     fn sent(&mut self, driver: &mut Driver, key: Key, sequence: u16, result: Result<(), Failure>) -> bool {
@@ -370,7 +370,7 @@ impl Endpoints {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         let Some(sending) = endpoint.queues.sends.pop_front() else { return };
         endpoint.queues.pool.give(sending.buffer.done());
-        driver.counters().messages.datagrams_sent += u64::from(outcome.is_sent());
+        driver.stats.messages.datagrams_sent += u64::from(outcome.is_sent());
         let endpoint = endpoint.id;
         self.push_event(EndpointEvent::Sent { endpoint, send: sending.id, outcome });
     }
@@ -388,11 +388,11 @@ impl Endpoints {
         }
         let (id, len) = (endpoint.id, wc.byte_len as usize);
         // Without `allowed_peers` the address of the sender is not needed, so the route header is not read.
-        if driver.config().allowed_peers.is_some() {
+        if driver.config.allowed_peers.is_some() {
             let bytes = endpoint.queues.pool.slabs().bytes(&buffer, len);
             let sender = Datagram::of(wc, bytes).and_then(|datagram| datagram.origin().address());
             // A sender without an address may be on any network, so its datagram is dropped, too.
-            if sender.is_none_or(|sender| !driver.config().admits(sender)) {
+            if sender.is_none_or(|sender| !driver.config.admits(sender)) {
                 self.repost(key, buffer);
                 return true;
             }
@@ -405,7 +405,7 @@ impl Endpoints {
     /// Returns `None` if the endpoint is not open any more: the datagram is then not delivered to the program.
     pub(crate) fn slabs_of(&mut self, driver: &mut Driver, key: Key) -> Option<Arc<Slabs>> {
         let slabs = self.get_open(key)?.queues.slabs();
-        driver.counters().messages.datagrams_received += 1;
+        driver.stats.messages.datagrams_received += 1;
         Some(slabs)
     }
 
@@ -475,8 +475,8 @@ impl Endpoints {
                 continue;
             }
             let (open, qp, queues) = (endpoint.is_open(), endpoint.resources.qp, &mut endpoint.queues);
-            driver.counters().messages.doorbells += u64::from(!queues.chain.is_empty());
-            let provider = driver.providers_mut().numbered(endpoint.resources.cm.provider);
+            driver.stats.messages.doorbells += u64::from(!queues.chain.is_empty());
+            let provider = driver.providers.numbered(endpoint.resources.cm.provider);
             let receives = if open { queues.post_receives(key, qp, provider, &mut self.receive_chain) } else { Ok(()) };
             if let Err(error) = receives.and_then(|()| queues.post_sends(qp, provider)) {
                 local_log!(Warn, "{}: posting failed: {error}", endpoint.id);
@@ -494,8 +494,8 @@ impl Endpoints {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
             log::debug!("{}: ending: {reason}", endpoint.id);
-            let until = driver.now() + driver.config().timeouts.close;
-            let timer = driver.timers_mut().insert(until, TimerPurpose::Endpoint(EndpointToken::Endpoint(key).pack()));
+            let until = driver.now() + driver.config.timeouts.close;
+            let timer = driver.timers.insert(until, TimerPurpose::Endpoint(EndpointToken::Endpoint(key).pack()));
             endpoint.state = EndpointState::Draining { reason, timer };
             self.ending.push(key);
             driver.note(Stages::ENDS);
@@ -516,7 +516,7 @@ impl Endpoints {
     fn stop_sending(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if let EndpointState::Draining { reason, timer } = &endpoint.state {
-            driver.timers_mut().cancel(*timer);
+            driver.timers.cancel(*timer);
             endpoint.state = EndpointState::Over { reason: reason.clone() };
             driver.note(Stages::ENDS);
         }
@@ -583,11 +583,11 @@ impl Endpoints {
         endpoint.queues.chain.clear();
         let (now, listener, cm) = (driver.now(), endpoint.resources.listener, endpoint.resources.cm);
         driver.discard(listener);
-        driver.owners_mut().disown(cm);
-        let (provider, id) = driver.providers_mut().of(cm);
+        driver.owners.disown(cm);
+        let (provider, id) = driver.providers.of(cm);
         if let Err(error) = provider.destroy_id(id, now) {
             local_log!(Error, "{}: {error}: the device keeps the queue pair", endpoint.id);
-            driver.counters().connections.undestroyed += 1;
+            driver.stats.connections.undestroyed += 1;
             // The device may still complete work requests of the queue pair. So `release` must not return the entries
             // that the endpoint has reserved in the completion queue.
             endpoint.resources.room = 0;
@@ -619,7 +619,7 @@ impl Endpoints {
 
 fn drop_slabs(driver: &mut Driver, device: usize, slabs: Vec<(LocalKey, MrId)>) {
     for (_, slab) in slabs {
-        let kept = deregister(driver.providers_mut().of_device(device), slab);
-        driver.counters().memory.unreleased += kept;
+        let kept = deregister(driver.providers.of_device(device), slab);
+        driver.stats.memory.unreleased += kept;
     }
 }

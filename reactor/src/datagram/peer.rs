@@ -19,7 +19,7 @@ use crate::providers::{Handle, device_index, role};
 
 /// Returns the datagram operations of the provider that has the device `device`.
 pub(super) fn datagrams(driver: &mut Driver, device: usize) -> rdma_transport::Result<&mut dyn Datagrams> {
-    role(driver.providers_mut().of_device(device), Provider::datagrams, DATAGRAMS)
+    role(driver.providers.of_device(device), Provider::datagrams, DATAGRAMS)
 }
 
 fn destroy_address(driver: &mut Driver, device: usize, address: AddressId) {
@@ -46,8 +46,8 @@ impl Endpoints {
         let route = datagrams(driver, device)?.route_back(cm, &origin.completion, &origin.header)?;
         // A datagram does not contain the queue key of its sender. But all endpoints of one provider have the same
         // queue key: the configured key on the embedded provider, and `QUEUE_KEY` on other providers.
-        let embedded = driver.providers_mut().of_device(device).name() == iwarp::NAME;
-        let queue_key = if embedded { driver.config().iwarp.roce.queue_key } else { QUEUE_KEY };
+        let embedded = driver.providers.of_device(device).name() == iwarp::NAME;
+        let queue_key = if embedded { driver.config.iwarp.roce.queue_key } else { QUEUE_KEY };
         let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key };
         self.add_peer(driver, key, &peer)
     }
@@ -98,17 +98,17 @@ impl Endpoints {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let mut from = endpoint.resources.address;
         from.set_port(0);
-        let deadline = driver.now() + driver.config().timeouts.connect;
+        let deadline = driver.now() + driver.config.timeouts.connect;
         let (device, provider) = (endpoint.resources.device, endpoint.resources.cm.provider);
         let id = datagrams(driver, device)?.resolve_datagram(address, Some(from), deadline)?;
         let cm = Handle { provider, id };
         let lookup = self.lookups.insert(PeerLookup { endpoint: key, cm, address, timer: Key::new(0, 0) });
         let number = EndpointToken::Lookup(lookup).pack();
-        let timer = driver.timers_mut().insert(deadline, TimerPurpose::Endpoint(number));
+        let timer = driver.timers.insert(deadline, TimerPurpose::Endpoint(number));
         if let Some(lookup) = self.lookups.get_mut(lookup) {
             lookup.timer = timer;
         }
-        driver.owners_mut().own(cm, CmIdOwner::Endpoint(number));
+        driver.owners.own(cm, CmIdOwner::Endpoint(number));
         Ok(())
     }
 
@@ -121,7 +121,7 @@ impl Endpoints {
                     self.all.get(endpoint).is_some_and(|of| of.resources.device == device_index(cm.provider, device));
                 let asked = if ours {
                     driver
-                        .providers_mut()
+                        .providers
                         .numbered(cm.provider)
                         .connect(cm.id, &ConnectParam::default())
                         .map_err(|error| error.to_string())
@@ -161,7 +161,7 @@ impl Endpoints {
 
     pub(super) fn drop_lookup(&mut self, driver: &mut Driver, key: Key) -> Option<PeerLookup> {
         let lookup = self.lookups.remove(key)?;
-        driver.timers_mut().cancel(lookup.timer);
+        driver.timers.cancel(lookup.timer);
         driver.discard(lookup.cm);
         Some(lookup)
     }
@@ -180,7 +180,7 @@ impl Endpoints {
     pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>, peer: SocketAddr) {
         let now = driver.now();
         let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };
-        if !driver.config().admits(peer.ip()) {
+        if !driver.config.admits(peer.ip()) {
             driver.log_refusal(peer, Level::Info, "its network is not among those that may look up an endpoint");
             return driver.discard(asked);
         }

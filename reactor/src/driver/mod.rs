@@ -21,275 +21,118 @@ mod pending;
 pub(crate) mod run;
 pub(crate) mod stages;
 pub(crate) mod table;
+mod world;
 
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use rdma_transport::caps::{Capabilities, Features};
-use rdma_transport::cm::CmId;
-use rdma_transport::slab::{Key, Slab};
+use rdma_transport::cm::{CmEvent, CmEventKind};
+use rdma_transport::event::{self, DeviceEventKind};
 
-use self::end::drain::Drain;
+use self::end::close::Ends;
 use self::memory::large::LargeMessages;
+use self::open::accept::Acceptor;
+use self::open::connect::Connector;
+use self::open::fallback::Fallback;
 use self::open::group::GroupMembership;
-use self::open::listen::ListenerEntry;
-use self::open::lookup::Lookups;
-use self::owners::Owners;
+use self::open::listen::Listeners;
+use self::owners::CmIdOwner;
+use self::run::device_event::DeviceEventReport;
 use self::run::fair::Fair;
 use self::run::queues::Queues;
 use self::stages::Stages;
-use self::table::{ConnectionSlot, ConnectionTable};
-use crate::config::Config;
-use crate::conn::effects::{Action, Arrived, Effects, Event};
+use self::world::Freed;
+use crate::config::{Config, Framing};
+use crate::conn::effects::Action;
+use crate::conn::state::Ending;
 use crate::conn::{Connection, Env};
-use crate::device::Device;
-use crate::device::pool::{Buffer, Slabs};
-use crate::device::return_channel::{PoolId, ReturnChannel, Returned, ReturnedMemory};
-use crate::device::table::Devices;
-use crate::error::{Error, SendErrorKind};
-use crate::id::{ConnectionId, ReactorTag};
-use crate::limits::{HEADER_LEN, TAG_ROOM};
-use crate::memory::registry::Registry;
-use crate::providers::{Handle, Providers, SHARED_MEMORY};
-use crate::seam::io::Registrations;
+use crate::device::pool::Buffer;
+use crate::device::return_channel::{PoolId, Returned, ReturnedMemory};
+use crate::error::{Error, RejectReason};
+use crate::id::{ConnectionId, ListenerId};
+use crate::options::{ConnectOptions, ListenOptions};
+use crate::providers::{Handle, Providers, device_index};
 use crate::seam::poller::{Clock, Poller};
-use crate::seam::timer::{Expired, Timers};
 use crate::seam::wake::WakeFlag;
-use crate::security::PeerIdentity;
 use crate::stats::{ConnectionStats, MemoryStats, Stats};
 
 pub(crate) use self::open::accept::{CmStep, IncomingRequest};
 pub use self::run::device_event::DeviceEvent;
+pub(crate) use self::world::{TimerPurpose, World};
 
-/// The purpose of a timer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum TimerPurpose {
-    /// The program's timer, with its token.
-    Program(u64),
-    /// The timeout of a connection.
-    Connection(ConnectionId),
-    /// The time to send an early message on a connection whose peer has sent nothing, and the number of earlier ones.
-    Nudge(ConnectionId, u8),
-    /// The deadline of a connection's lists.
-    Lists(ConnectionId),
-    /// The end of the time within which the program must close a connection.
-    Close(ConnectionId),
-    /// The end of the time for which peers may access a region. After that, their access is revoked.
-    Region(Key),
-    /// The next attempt to listen, for a listener whose device was removed.
-    Listen(Key),
-    /// The deadline of a drain.
-    Drain,
-    /// The next check if pools have memory that is not needed any more.
-    Trim,
-    /// The next check if peers that answer no Reads hold memory that other connections wait for.
-    Shortage,
-    /// A timer of an endpoint, with the endpoint's number.
-    Endpoint(u64),
-}
-
-/// The interfaces to the operating system: readiness, time, descriptors, and wake-ups by other threads.
-#[derive(Debug)]
-pub(crate) struct Os {
-    pub(crate) poller: Box<dyn Poller>,
-    pub(crate) clock: Box<dyn Clock>,
-    /// The descriptors that the program has registered.
-    pub(crate) io: Registrations,
-    pub(crate) wake: Arc<WakeFlag>,
-}
-
-/// The driver of one reactor. The comment of the [module](self) has an overview.
+/// The driver of one reactor: the world, and the parts that each own a part of its state. The parts
+/// and the connections return what has happened, and the driver carries it out. So it alone knows
+/// more than one part.
+///
+/// The driver dereferences to its world, so that its callers use that without a function here.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    config: Config,
-    /// The time of the last reading of the clock: at the start of a turn, during and after a wait, or before a deadline is computed.
-    now: Instant,
-    providers: Providers,
-    owners: Owners,
-    os: Os,
-    devices: Devices,
-    stages: Stages,
-    queues: Queues,
-    table: ConnectionTable,
-    fair: Fair,
-    listeners: Slab<ListenerEntry>, // local: listeners of the program
-    registry: Registry,
-    large: LargeMessages,
-    timers: Timers<TimerPurpose>,
-    effects: Effects,
-    stats: Stats,
-    drain: Drain,
-    lookups: Lookups,
-    /// The part of its group that this reactor keeps. `None` if the reactor is in no group.
-    membership: Option<GroupMembership>,
-    /// True if the program has requested that `run` returns.
-    stop: bool,
+    pub(crate) world: World,
+    pub(crate) acceptor: Acceptor,
+    connector: Connector,
+    ends: Ends,
+    pub(crate) fair: Fair,
+    pub(crate) large: LargeMessages,
+    pub(crate) listeners: Listeners,
+    pub(crate) queues: Queues,
+}
+
+impl Deref for Driver {
+    type Target = World;
+
+    #[inline]
+    fn deref(&self) -> &World {
+        &self.world
+    }
+}
+
+impl DerefMut for Driver {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut World {
+        &mut self.world
+    }
 }
 
 impl Driver {
     pub(crate) fn new(
         config: Config,
         providers: Providers,
-        (poller, mut clock): (Box<dyn Poller>, Box<dyn Clock>),
+        seams: (Box<dyn Poller>, Box<dyn Clock>),
         wake: Arc<WakeFlag>,
     ) -> Self {
-        let (tag, now) = (ReactorTag::next(), clock.now());
         Self {
-            now,
-            providers,
-            owners: Owners::default(),
-            devices: Devices::new(Arc::clone(&wake), tag.number()),
-            stages: Stages::CHANNELS | Stages::EVENTS,
-            queues: Queues::new(&config),
-            table: ConnectionTable::new(tag, now),
+            acceptor: Acceptor::default(),
+            connector: Connector::default(),
+            ends: Ends::default(),
             fair: Fair::default(),
-            listeners: Slab::default(),
-            registry: Registry::new(Arc::clone(&wake), config.large.cache),
-            large: LargeMessages::new(config.large.memory, config.large.cache),
-            timers: Timers::default(),
-            effects: Effects::default(),
-            stats: Stats::default(),
-            drain: Drain::default(),
-            lookups: Lookups::default(),
-            membership: None,
-            stop: false,
-            os: Os { poller, clock, io: Registrations::default(), wake },
-            config,
+            large: LargeMessages::new(config.large.memory),
+            listeners: Listeners::default(),
+            queues: Queues::new(&config),
+            world: World::new(config, providers, seams, wake),
         }
-    }
-
-    pub(crate) const fn tag(&self) -> ReactorTag {
-        self.table.tag()
-    }
-
-    pub(crate) const fn config(&self) -> &Config {
-        &self.config
-    }
-
-    pub(crate) const fn now(&self) -> Instant {
-        self.now
-    }
-
-    /// Begins a turn.
-    pub(crate) fn enter_turn(&mut self) {
-        self.look_at_clock();
-        self.resume_turn();
-    }
-
-    /// Continues the last turn. Does not read the clock.
-    pub(crate) fn resume_turn(&mut self) {
-        self.effects.outside = false;
-        self.os.wake.enter();
-    }
-
-    /// Ends the turn. From now on, calls of the program are made outside of a turn.
-    pub(crate) fn leave_turn(&mut self) {
-        self.effects.outside = true;
-        self.os.wake.leave();
-    }
-
-    /// Updates `now` from the clock. Called before deadlines are computed, because callbacks may have taken a long time.
-    pub(crate) fn look_at_clock(&mut self) {
-        self.now = self.os.clock.now();
-    }
-
-    pub(crate) const fn providers(&self) -> &Providers {
-        &self.providers
-    }
-
-    pub(crate) const fn providers_mut(&mut self) -> &mut Providers {
-        &mut self.providers
-    }
-
-    pub(crate) const fn owners_mut(&mut self) -> &mut Owners {
-        &mut self.owners
-    }
-
-    /// Destroys a connection-manager id that has no queue pair.
-    pub(crate) fn discard(&mut self, cm: Handle<CmId>) {
-        self.owners.discard(&mut self.providers, cm, self.now);
-    }
-
-    pub(crate) const fn os(&self) -> &Os {
-        &self.os
-    }
-
-    pub(crate) const fn os_mut(&mut self) -> &mut Os {
-        &mut self.os
-    }
-
-    /// Returns the timers that have expired.
-    pub(crate) fn expired_timers(&self) -> Expired {
-        self.timers.expired(self.now)
-    }
-
-    pub(crate) const fn timers_mut(&mut self) -> &mut Timers<TimerPurpose> {
-        &mut self.timers
-    }
-
-    pub(crate) const fn counters(&mut self) -> &mut Stats {
-        &mut self.stats
-    }
-
-    pub(crate) const fn connections(&self) -> &ConnectionTable {
-        &self.table
     }
 
     /// Returns the counters, and the current values of the gauges.
     pub(crate) fn stats(&self) -> Stats {
-        let mut stats = self.stats;
-        stats.completions.acknowledgements = self.providers.acknowledgements();
-        stats.connections = ConnectionStats { current: self.table.count(), ..stats.connections };
+        let World { stats, providers, table, registry, devices, .. } = &self.world;
+        let mut stats = *stats;
+        stats.completions.acknowledgements = providers.acknowledgements();
+        stats.connections = ConnectionStats { current: table.count(), ..stats.connections };
         let (fetched_bytes, copied_bytes) = self.large.levels();
-        let (regions, kept_bytes) = (self.registry.len(), self.registry.kept());
-        let unreleased = stats.memory.unreleased + self.registry.unreleased();
-        let (unrevoked, held_receives) = (self.registry.unrevoked(), stats.memory.held_receives);
-        let levels = self.devices.levels();
         stats.memory = MemoryStats {
-            regions,
-            direct_regions: self.registry.direct(),
-            unreleased,
-            unrevoked,
-            held_receives,
-            kept_bytes,
+            regions: registry.len(),
+            direct_regions: registry.direct(),
+            unreleased: stats.memory.unreleased + registry.unreleased(),
+            unrevoked: registry.unrevoked(),
+            held_receives: stats.memory.held_receives,
+            kept_bytes: registry.kept(),
             fetched_bytes,
             copied_bytes,
-            ..levels
+            ..devices.levels()
         };
         stats
-    }
-
-    /// Wakes the reactor if no turn is running, because a call that was made outside of a turn requires a turn.
-    pub(crate) fn ring(&self) {
-        if self.effects.outside {
-            self.os.wake.wake();
-        }
-    }
-
-    /// Makes `run` return after this turn.
-    pub(crate) const fn stop(&mut self) {
-        self.stop = true;
-    }
-
-    pub(crate) const fn take_stop(&mut self) -> bool {
-        std::mem::replace(&mut self.stop, false)
-    }
-
-    /// Returns the time at which the next turn must run, even if no descriptor becomes readable. `None` if no timer is set.
-    pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
-        [self.timers.next(), self.providers.next_deadline()].into_iter().flatten().min()
-    }
-
-    // Connections.
-
-    /// Returns a connection, and the environment for its inputs. `None` if the connection does not exist.
-    #[inline]
-    pub(crate) fn at(&mut self, id: ConnectionId) -> Option<(&mut ConnectionSlot, Env<'_>)> {
-        let Self { table, devices, config, now, effects, stats, .. } = self;
-        let slot = table.get_mut(id)?;
-        let device = slot.link.place.map_or(usize::MAX, |place| place.device);
-        let buffers = devices.buffers(device);
-        Some((slot, Env { now: *now, config, device, buffers, effects, stats }))
     }
 
     /// Passes an input to a connection, and executes the actions that it requests. Returns `None` if the connection does not exist.
@@ -299,7 +142,7 @@ impl Driver {
         id: ConnectionId,
         input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R,
     ) -> Option<R> {
-        let (slot, mut env) = self.at(id)?;
+        let (slot, mut env) = self.world.at(id)?;
         let result = input(&mut slot.conn, &mut env);
         self.act();
         Some(result)
@@ -308,186 +151,57 @@ impl Driver {
     /// Executes the actions that connections have requested.
     #[inline]
     pub(crate) fn act(&mut self) {
-        if !self.effects.actions.is_empty() {
+        if !self.world.effects.actions.is_empty() {
             self.act_on_all();
         }
     }
 
+    /// Executes the actions that connections have requested, and has the parts count what was
+    /// freed.
     #[cold]
-    fn act_on_all(&mut self) {
-        while let Some((id, action)) = self.effects.actions.pop_front() {
-            match action {
-                Action::Deadline(at) => self.set_deadline(id, at),
-                Action::LookBy(at) => self.look_by(id, at),
-                Action::ListsBy(at) => self.watch_lists(id, at),
-                Action::Nudge(after, earlier) => {
-                    self.timers.insert(self.now + after, TimerPurpose::Nudge(id, earlier));
+    pub(super) fn act_on_all(&mut self) {
+        let Self { world, ends, large, acceptor, .. } = self;
+        loop {
+            while let Some((id, action)) = world.effects.actions.pop_front() {
+                match action {
+                    Action::Deadline(at) => world.set_deadline(id, at),
+                    Action::LookBy(at) => world.look_by(id, at),
+                    Action::ListsBy(at) => world.watch_lists(id, at),
+                    Action::Nudge(after, earlier) => {
+                        world.timers.insert(world.now + after, TimerPurpose::Nudge(id, earlier));
+                    }
+                    Action::Flush => ends.begin_flush(world, id),
+                    Action::Ending => ends.watch_end(world, id),
+                    Action::Settled => world.table.settled(id),
+                    Action::Invalidated { device, key } => {
+                        let ended = world.registry.invalidated(&mut world.providers, (device, id), key);
+                        world.forget_rights(ended);
+                    }
+                    Action::Unused(key) => world.deregister_unused(key),
+                    // After this drop, the region is deregistered as soon as no work request uses it any more.
+                    Action::Discard(region) => drop(region),
+                    Action::NoMemory => large.leave_lines(world, id),
+                    Action::Ring => world.os.wake.wake(),
                 }
-                Action::Flush => self.begin_flush(id),
-                Action::Ending => self.watch_end(id),
-                Action::Settled => self.table.settled(id),
-                Action::Invalidated { device, key } => {
-                    let ended = self.registry.invalidated(&mut self.providers, (device, id), key);
-                    self.forget_rights(ended);
+            }
+            match world.freed.pop_front() {
+                Some(Freed::Connection { id, host, fetched_large }) => {
+                    large.leave_lines(world, id);
+                    large.relieve(world, host, fetched_large);
+                    acceptor.lost();
                 }
-                Action::Unused(key) => self.deregister_unused(key),
-                // After this drop, the region is deregistered as soon as no work request uses it any more.
-                Action::Discard(region) => drop(region),
-                Action::NoMemory => self.leave_lines(id),
-                Action::Ring => self.os.wake.wake(),
+                Some(Freed::Memory(removed)) => large.settle(world, removed.account, removed.len, removed.of),
+                None => return,
             }
         }
     }
 
-    /// Returns the message in `Effects::arrived`, if there is one: the next callback is the one for this message. Otherwise returns `None`.
-    #[inline]
-    pub(crate) fn next_arrived(&mut self) -> Option<(ConnectionId, Arrived)> {
-        self.effects.arrived.take()
-    }
-
-    /// Returns the next pending callback, with the id of its connection. `None` if no callback is pending.
-    #[inline]
-    pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
-        self.effects.next_event()
-    }
-
-    /// Returns the connection with this id. `None` if it does not exist, or if the program was not notified that it is up.
-    pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
-        self.table.get(id).map(|slot| &slot.conn).filter(|conn| conn.state().is_announced())
-    }
-
-    /// Returns the identity of a connection's peer, if the peer has proven it.
-    pub(crate) fn identity(&self, id: ConnectionId) -> Option<&PeerIdentity> {
-        self.table.get(id)?.conn.identity()
-    }
-
-    /// Returns the capabilities of a connection. These are the capabilities of the connection's device, without the features that cannot be
-    /// used with this peer.
-    pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
-        let slot = self.table.get(id)?;
-        let device = self.devices.get(slot.link.place?.device)?;
-        let mut capabilities = self.providers.get(slot.link.cm.provider).device(device.id)?.capabilities;
-        capabilities.features = self.features(slot);
-        Some(capabilities)
-    }
-
-    /// Returns the features that can be used on a connection: the features of its device, without those that the peer or the security of
-    /// the connection excludes.
-    #[inline]
-    pub(super) fn features(&self, slot: &ConnectionSlot) -> Features {
-        let mut features = self.device_of(slot).map_or(Features::empty(), |device| device.features);
-        if features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !slot.conn.terms().extensions {
-            features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
-        }
-        if slot.conn.is_secured() {
-            // A Write with Immediate has no header, so the peer could not verify who has sent it. On a secured connection, the peer is
-            // notified by an encrypted message instead.
-            features.remove(Features::WRITE_WITH_IMMEDIATE);
-        }
-        features
-    }
-
-    /// Returns the device of a connection.
-    #[inline]
-    pub(super) fn device_of(&self, slot: &ConnectionSlot) -> Option<&Device> {
-        self.devices.get(slot.link.place?.device)
-    }
-
-    /// Returns the name of a connection's device.
-    pub(crate) fn device_name(&self, id: ConnectionId) -> Option<&str> {
-        let place = self.table.get(id)?.link.place?;
-        self.devices.get(place.device).map(|device| device.name.as_str())
-    }
-
-    /// Returns the name of the provider that carries a connection, or that of shared memory.
-    pub(crate) fn carrier(&mut self, id: ConnectionId) -> Option<&'static str> {
-        let link = &self.table.get(id)?.link;
-        let (provider, qp) = (link.cm.provider, link.qp?);
-        Some(if self.providers.is_in_memory(provider, qp) {
-            SHARED_MEMORY
-        } else {
-            self.providers.get(provider).name()
-        })
-    }
-
-    /// Returns true if a connection is still being established.
-    pub(crate) fn is_coming_up(&self, id: ConnectionId) -> bool {
-        self.table.get(id).is_some_and(|slot| slot.conn.state().is_handshake())
-    }
-
     /// Makes this reactor a member of a group. If it is draining already, it accepts no connections of the group.
     pub(crate) fn join_group(&mut self, membership: GroupMembership) {
-        if self.drain.is_on() {
+        if self.world.drain.is_on() {
             membership.close();
         }
-        self.membership = Some(membership);
-    }
-
-    /// Returns the connection with this id if it is open. Otherwise returns the error with which a send on this connection is refused.
-    pub(super) fn open_slot(&self, id: ConnectionId) -> Result<&ConnectionSlot, SendErrorKind> {
-        self.table.get(id).filter(|slot| slot.conn.state().is_open()).ok_or(SendErrorKind::Closed)
-    }
-
-    // Buffers.
-
-    /// Returns a buffer on the connection's device for the program to fill. Also returns the capacity of the buffer in bytes, the slabs
-    /// that contain it, and the channel through which the program returns it.
-    pub(crate) fn send_buffer_for(
-        &mut self,
-        id: ConnectionId,
-    ) -> Option<(usize, Buffer, Arc<Slabs>, Arc<ReturnChannel>)> {
-        let Self { table, devices, providers, .. } = self;
-        let slot = table.get_mut(id).filter(|slot| slot.conn.state().is_open())?;
-        let device = devices.get_mut(slot.link.place?.device)?;
-        let provider = providers.numbered(slot.link.cm.provider);
-        // On a secured connection the peer must not see a message before it is encrypted.
-        let qp = slot.link.qp.filter(|_| !slot.conn.is_secured());
-        let apart = *slot.link.apart.get_or_insert_with(|| device.add_mapped_slab(provider, qp));
-        let apart = apart.and_then(|slab| device.buffers.pool.take_mapped(slab));
-        let buffer = apart.or_else(|| device.take_for_program(provider))?;
-        let pool = &device.buffers.pool;
-        let capacity = slot.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN - TAG_ROOM);
-        Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.return_channel)))
-    }
-
-    /// Returns true if the buffers that return through this channel belong to a device of this reactor.
-    pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
-        self.devices.owns_buffers_of(channel)
-    }
-
-    /// Checks that the buffers that return through this channel are registered on the device of a
-    /// connection. Returns the mapped slab of the connection, if it has one.
-    pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<Option<u16>, SendErrorKind> {
-        let slot = self.open_slot(id)?;
-        let same = slot.link.place.is_some_and(|place| place.device == channel.pool.device);
-        if same && self.owns_buffers_of(channel) {
-            Ok(slot.link.apart.flatten())
-        } else {
-            Err(SendErrorKind::ForeignBuffer)
-        }
-    }
-
-    /// Returns the slabs and the return channel of a device's buffers. `None` if the device was closed.
-    ///
-    /// A device is not closed while a message can still be delivered: the message's connection has reserved capacity on the device until
-    /// the connection is released.
-    pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<ReturnChannel>)> {
-        let device = self.devices.get(device);
-        debug_assert!(device.is_some(), "a message of a device that was removed");
-        let device = device?;
-        Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.return_channel)))
-    }
-
-    /// Returns true if `slabs` are the current slabs of the device's buffers. These are replaced when the pool grows.
-    #[inline]
-    pub(crate) fn is_lender(&self, device: usize, slabs: &Arc<Slabs>) -> bool {
-        self.devices.get(device).is_some_and(|device| Arc::ptr_eq(slabs, device.buffers.pool.slabs()))
-    }
-
-    /// Frees the buffer of a message that the program has not kept after its callback.
-    #[inline]
-    pub(crate) fn free_receive(&mut self, device: usize, buffer: Buffer, shared: bool) {
-        self.devices.buffers(device).free_receive(buffer, shared);
+        self.acceptor.membership = Some(membership);
     }
 
     /// Notes that the program keeps a message after its callback.
@@ -497,7 +211,7 @@ impl Driver {
 
     /// Stage 9: frees the memory of messages that the program has released.
     pub(crate) fn take_returned(&mut self) {
-        while let Some(Returned { pool, memory, receive_of }) = self.devices.next_returned() {
+        while let Some(Returned { pool, memory, receive_of }) = self.world.devices.next_returned() {
             match memory {
                 ReturnedMemory::Buffer(buffer) => self.take_home(pool, buffer, receive_of),
                 ReturnedMemory::Joined(joined) => self.take_joined_home(pool, joined, receive_of),
@@ -508,17 +222,17 @@ impl Driver {
     /// Frees a buffer that the program has released. If the pool of the buffer does not exist any more, does nothing: the memory of that
     /// pool is freed with the last reference to that memory.
     pub(crate) fn take_home(&mut self, pool: PoolId, buffer: Buffer, receive_of: Option<ConnectionId>) {
-        if !self.devices.has_pool(pool) {
+        if !self.world.devices.has_pool(pool) {
             return;
         }
-        if let Some((slot, mut env)) = receive_of.and_then(|id| self.at(id)) {
+        if let Some((slot, mut env)) = receive_of.and_then(|id| self.world.at(id)) {
             slot.conn.message_returned(buffer, &mut env);
             if slot.conn.state().is_ending() {
-                self.note(Stages::ENDS);
+                self.world.note(Stages::ENDS);
             }
             return self.act();
         }
-        let buffers = self.devices.buffers(pool.device);
+        let buffers = self.world.devices.buffers(pool.device);
         // The connection has ended. If the shared queue still lacks receives that ended connections had used, this buffer goes to the
         // shared queue.
         let buffer = match &mut buffers.shared {
@@ -529,80 +243,206 @@ impl Driver {
             Some(buffer) => {
                 buffers.pool.unlend(&buffer);
                 buffers.pool.give(buffer);
-                self.expect_trim();
+                self.world.expect_trim();
             }
             // The next flush posts the buffer to the shared queue.
-            None => self.ring(),
+            None => self.world.ring(),
         }
     }
 
-    // Devices.
-
-    pub(crate) fn device(&self, index: usize) -> Option<&Device> {
-        self.devices.get(index)
-    }
-
-    /// Reserves entries of a completion queue on a device, for an endpoint. Returns the index of the queue.
-    pub(crate) fn claim_room(&mut self, index: usize, entries: u32) -> Result<usize, Error> {
-        let Self { devices, providers, config, stages, .. } = self;
-        stages.insert(Stages::CHANNELS);
-        let device = devices.use_device(index, providers, config);
-        if device.removed {
-            return Err(Error::Gone("device"));
-        }
-        device.claim_room(providers.of_device(index), config, entries)
-    }
-
-    /// Releases entries that [`Driver::claim_room`] has reserved.
+    /// Releases entries that [`World::claim_room`] has reserved.
     pub(crate) fn release_room(&mut self, device: usize, cq: usize, entries: u32) {
-        if let Some(used) = self.devices.get_mut(device) {
+        if let Some(used) = self.world.devices.get_mut(device) {
             used.release_room(cq, entries);
         }
-        self.drop_if_abandoned(device);
+        self.world.drop_if_abandoned(device);
+        self.act_on_all();
     }
 
-    /// Schedules a check for memory that is not needed any more, because buffers or memory of large messages were released.
-    pub(crate) fn expect_trim(&mut self) {
-        let kept = self.registry.kept() + self.large.joins.kept();
-        if !self.devices.trimming && (self.devices.are_excessive() || kept > 0) {
-            self.devices.trimming = true;
-            let idle = self.config.timeouts.pool_idle;
-            self.timers.insert(self.now + idle, TimerPurpose::Trim);
+    /// Opens a connection to the first of `peers` that can be reached.
+    pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
+        Connector::connect(&mut self.world, peers, options).inspect(|_| self.acceptor.gained())
+    }
+
+    /// Opens a connection over a stream that the program has connected.
+    pub(crate) fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        Connector::connect_over(&mut self.world, stream, options).inspect(|_| self.acceptor.gained())
+    }
+
+    /// Opens a connection to a host by its name.
+    pub(crate) fn connect_host(
+        &mut self,
+        host: &str,
+        port: u16,
+        options: ConnectOptions,
+    ) -> Result<ConnectionId, Error> {
+        let opened = self.connector.connect_host(&mut self.world, (host, port), options);
+        opened.inspect(|_| self.acceptor.gained())
+    }
+
+    pub(crate) fn listen(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
+        self.listeners.listen(&mut self.world, address, options)
+    }
+
+    pub(crate) fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
+        self.listeners.local_address(listener.key(self.world.tag())?)
+    }
+
+    pub(crate) fn close_listener(&mut self, listener: ListenerId) {
+        self.listeners.close_listener(&mut self.world, listener);
+    }
+
+    /// Passes a stream that the program has accepted to a listener.
+    pub(crate) fn take_stream(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
+        self.listeners.take_stream(&mut self.world, listener, stream)
+    }
+
+    /// Accepts a request, as the program has decided. `answer` is the private data for the peer.
+    pub(crate) fn accept(&mut self, request: IncomingRequest, answer: &[u8]) {
+        self.acceptor.accept(&mut self.world, request, answer);
+        self.act_on_all();
+    }
+
+    /// Handles the next event of the connection manager.
+    pub(crate) fn next_cm(&mut self) -> Result<CmStep, Error> {
+        let Some((provider, event)) = self.world.providers.next_cm_event(self.world.now)? else {
+            self.world.drop_removed_devices();
+            self.act_on_all();
+            return Ok(CmStep::Nothing);
+        };
+        log::trace!("connection manager: {event:?}");
+        let CmEvent { id, kind } = event;
+        // The connection-manager id of a new connect request has no owner yet. So the owner of the listener's id handles the event.
+        let of = if let CmEventKind::ConnectRequest { listener, .. } = kind { listener } else { id };
+        let owner = self.world.owners.owner(Handle { provider, id: of });
+        let cm = Handle { provider, id };
+        if let Some(CmIdOwner::Endpoint(number)) = owner {
+            return Ok(CmStep::Endpoint(number, cm, kind));
+        }
+        match (owner, kind) {
+            (Some(CmIdOwner::Listener(key)), CmEventKind::ConnectRequest { device, peer, private_data, .. }) => {
+                let device = device_index(provider, device);
+                let Some(options) = self.listeners.options(key) else { return Ok(CmStep::Done) };
+                let request = self.acceptor.request(&self.world, (key, options), cm, device, (peer, private_data));
+                return Ok(CmStep::Request(request));
+            }
+            (_, CmEventKind::ConnectRequest { .. }) => self.world.reject(cm, Framing::Raw, RejectReason::Busy, &[]),
+            (Some(CmIdOwner::Listener(key)), CmEventKind::DeviceRemoval) => {
+                self.listeners.listener_lost(&mut self.world, key)
+            }
+            (Some(CmIdOwner::Listener(key)), CmEventKind::AddressChange) => {
+                self.listeners.listener_moved(&mut self.world, key)
+            }
+            (Some(CmIdOwner::Connection(id)), CmEventKind::Resolved { device }) => {
+                self.cm_resolved(id, device_index(provider, device));
+            }
+            (Some(CmIdOwner::Connection(id)), kind) => self.cm_event(id, kind),
+            // The event is for a connection or a listener that has ended, or is of a kind that the owner does not need.
+            _ => {}
+        }
+        Ok(CmStep::Done)
+    }
+
+    /// Handles the event that the address of a new connection is resolved: a provider has found a device through which it can reach the
+    /// peer.
+    fn cm_resolved(&mut self, id: ConnectionId, device: usize) {
+        if let Some(slot) = self.world.table.get_mut(id) {
+            self.world.providers.note_use(slot.link.cm.provider);
+            let limit = slot.link.fallback.as_mut().and_then(Fallback::resolved);
+            slot.link.fallback.take_if(|fallback| fallback.is_empty());
+            if limit.is_some() {
+                self.world.set_deadline(id, limit);
+            }
+        }
+        if let Err(error) = self.world.resolved(id, device) {
+            let ending = Ending::ConnectError(error.into());
+            self.input(id, |conn, env| conn.end(ending, env));
         }
     }
 
-    pub(crate) fn trim_pools(&mut self) {
-        self.devices.trimming = false;
-        for device in self.devices.iter_mut() {
-            self.stats.memory.unreleased += device.trim(self.providers.of_device(device.index()));
+    fn cm_event(&mut self, id: ConnectionId, kind: CmEventKind) {
+        match kind {
+            CmEventKind::Established { private_data, .. } => {
+                let own = self.world.buffer_size_of(id);
+                let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
+                self.world.note_carried(id);
+                // The peer has accepted the connection at this address. The time limit of a single attempt, which is shorter, no longer
+                // applies, so the handshake gets the full connect timeout.
+                let slot = self.world.table.get(id);
+                if slot.is_some_and(|slot| slot.link.fallback.is_some() && slot.conn.state().is_securing()) {
+                    self.world.set_timeout(id, self.world.config.timeouts.connect);
+                }
+                if self.world.agree_on_extensions(id, offers == Some(true)) {
+                    self.input(id, |conn, _| conn.use_extensions());
+                }
+            }
+            CmEventKind::Rejected { private_data } => {
+                self.input(id, |conn, env| conn.rejected(private_data.into_vec(), env));
+            }
+            CmEventKind::ConnectFailed(failure) => {
+                self.input(id, |conn, env| conn.connect_failed(failure, env));
+            }
+            CmEventKind::Disconnected(cause) => {
+                self.input(id, |conn, env| conn.disconnected(cause, env));
+                self.world.note(Stages::ENDS);
+            }
+            CmEventKind::DeviceRemoval => {
+                self.input(id, Connection::device_removed);
+                self.world.note(Stages::ENDS);
+            }
+            CmEventKind::TimewaitExit => {}
+            other => log::debug!("{id}: {other:?} ignored"),
         }
-        self.registry.trim(&mut self.providers);
-        self.large.joins.trim();
-        self.expect_trim();
     }
 
-    /// Schedules `Connection::timeout` for `at`, and cancels the call that was scheduled before. `None` only cancels that call.
-    fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
-        let Some(slot) = self.table.get_mut(id) else { return };
-        slot.link.suspect = None;
-        if let Some((timer, _)) = slot.link.timer.take() {
-            self.timers.cancel(timer);
-        }
-        slot.link.timer = at.map(|at| (self.timers.insert(at, TimerPurpose::Connection(id)), at));
-    }
-
-    /// Schedules `Connection::timeout` for `at`, unless an earlier call is already scheduled.
-    fn look_by(&mut self, id: ConnectionId, at: Instant) {
-        if self.table.get(id).is_some_and(|slot| slot.link.timer.is_none_or(|(_, earlier)| at < earlier)) {
-            self.set_deadline(id, Some(at));
+    /// Checks for results and requests from other threads: regions that the program has dropped,
+    /// resolved host names, and the request of a drain.
+    pub(crate) fn check_inbox(&mut self) {
+        self.world.take_dropped_regions();
+        self.connector.take_lookups(&mut self.world);
+        self.act_on_all();
+        if let Some(deadline) = self.world.os.wake.take_drain() {
+            self.want_drain(deadline);
         }
     }
 
-    /// Schedules `Connection::timeout` for the end of `timeout`, which begins now. Reads the clock, because a callback of this turn may
-    /// have run for a long time, so `now` may be out of date. Returns the time that it has read.
-    fn set_timeout(&mut self, id: ConnectionId, timeout: Duration) -> Instant {
-        let begun = self.os.clock.now();
-        self.set_deadline(id, Some(begun + timeout));
-        begun
+    /// Notes that the program has postponed its decision about the peer's identity. From now on, no other address is tried: all attempts of
+    /// a connection have the same id, so the decision could be mistaken for a decision about the peer at another address.
+    pub(crate) fn postpone_judgement(&mut self, id: ConnectionId) {
+        let Some(slot) = self.world.table.get_mut(id) else { return };
+        if slot.conn.postpone_judgement() {
+            slot.link.fallback = None;
+        }
+    }
+
+    /// Handles the next event of a device. If connections cannot continue after the event, ends them. Returns `None` if there is no event.
+    pub(crate) fn next_device_event(&mut self) -> Option<DeviceEventReport> {
+        let (provider, event) = self.world.providers.next_device_event()?;
+        let event::AsyncEvent { device, kind } = event;
+        let index = device_index(provider, device);
+        let mut told = DeviceEventReport::default();
+        match kind {
+            DeviceEventKind::LastReceive(_) => return Some(told),
+            DeviceEventKind::SharedReceiveQueueFailed(srq) => {
+                self.world.shared_queue_failed(index, srq);
+                self.act();
+                return Some(told);
+            }
+            DeviceEventKind::Fatal | DeviceEventKind::Removed => {
+                self.world.end_connections_of(index);
+                self.act();
+                told.failed = Some(index);
+            }
+            _ => {}
+        }
+        let name = match self.world.devices.get(index) {
+            Some(used) => used.name.clone(),
+            None => match self.world.providers.get(provider).device(device) {
+                Some(info) => info.name.clone(),
+                None => format!("device {}", device.0),
+            },
+        };
+        told.event = Some(DeviceEvent { device: name, kind });
+        Some(told)
     }
 }

@@ -30,32 +30,13 @@ pub(crate) struct ConnectionSlot {
 impl ConnectionSlot {
     /// Creates the entry of a connection that has no device yet.
     pub(super) fn new(conn: Connection, cm: Handle<CmId>, service: Service) -> Self {
-        let link = ConnectionLink {
-            cm,
-            service,
-            fallback: None,
-            qp: None,
-            place: None,
-            apart: None,
-            timer: None,
-            lists: None,
-            close: None,
-            waits: None,
-            host: None,
-            regions: Vec::new(),
-            fetched: 0,
-            fetched_large: 0,
-            ending: false,
-            flush: Flush::Before,
-            suspect: None,
-            lost: None,
-        };
+        let link = ConnectionLink { cm, service, ..ConnectionLink::default() };
         Self { conn, link, allowance: Allowance::default() }
     }
 }
 
 /// The driver's state for a connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ConnectionLink {
     pub(super) cm: Handle<CmId>,
     /// The type of service that the connection requests from its device.
@@ -162,15 +143,13 @@ pub(crate) struct ConnectionTable {
     pub(super) pending: PendingConnections,
     /// The hosts that opened connections, with the number of their connections in any state.
     pub(super) hosts: Hosts<()>, // bound: connections
-    /// The list of ending connections, which stage 10 checks.
-    pub(super) ending: Vec<ConnectionId>, // bound: connections
 }
 
 impl ConnectionTable {
     pub(crate) fn new(reactor: ReactorTag, now: Instant) -> Self {
-        let (entries, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
+        let (entries, vacant) = (Vec::new(), Vec::new());
         let (pending, hosts) = (PendingConnections::new(now), Hosts::default());
-        Self { reactor, entries, vacant, live: 0, last: None, pending, hosts, ending }
+        Self { reactor, entries, vacant, live: 0, last: None, pending, hosts }
     }
 
     /// Assigns an id, inserts the entry that `make` builds for it, and returns the id.
@@ -197,6 +176,22 @@ impl ConnectionTable {
         let host = Host::of(slot.conn.peer().ip());
         slot.link.waits = Some(self.pending.add(id, host, now));
         slot.link.host = Some(self.hosts.open(Some(host)));
+    }
+
+    /// Records that the reactor has handled everything that peers have sent until now, or will
+    /// handle it in this turn.
+    #[inline]
+    pub(crate) const fn caught_up(&mut self, now: Instant) {
+        self.pending.saw(now);
+    }
+
+    /// Makes the current attempt of a connection the last one. Otherwise, if this attempt has
+    /// failed already, stage 10 would start the next attempt of a connection that the program has
+    /// closed.
+    pub(super) fn forget_addresses(&mut self, id: ConnectionId) {
+        if let Some(slot) = self.get_mut(id) {
+            slot.link.fallback = None;
+        }
     }
 
     /// Notes that a connection begins to end. If the connection has one of the slots for connections that are not up, it keeps that slot
@@ -273,7 +268,7 @@ impl ConnectionTable {
 
     /// Notes that the last callback of a connection begins. After this callback, the caller must
     /// call [`ConnectionTable::remove`].
-    pub(super) fn begin_last_callback(&mut self, id: ConnectionId) {
+    pub(crate) fn begin_last_callback(&mut self, id: ConnectionId) {
         self.last = Some(id);
     }
 

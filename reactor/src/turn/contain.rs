@@ -40,7 +40,7 @@ pub(super) fn call<R>(
     (of, name): (CallbackSubject, &'static str),
     callback: impl FnOnce(&mut Context<'_>) -> R,
 ) -> Option<R> {
-    if driver.config().contain_panics {
+    if driver.config.contain_panics {
         contained((driver, endpoints), (of, name), callback)
     } else {
         Some(callback(&mut Context { driver, endpoints }))
@@ -67,7 +67,7 @@ fn contained<R>(
                 std::mem::forget(again);
             }
             local_log!(Error, "{why}{of}");
-            driver.counters().turns.panics += 1;
+            driver.stats.turns.panics += 1;
             match of {
                 CallbackSubject::Connection(id) => driver.panicked(id, why),
                 #[cfg(feature = "datagram")]

@@ -53,10 +53,10 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Assigns a peer's connect request to a reactor. If this reactor is in a group, calls `on_place`, in which the program chooses the
     /// reactor. If this reactor is chosen, or no other reactor can have the request, answers the request.
     pub(super) fn place(&mut self, request: IncomingRequest) {
-        let request = if self.driver.asks_for_place(&request) {
+        let request = if self.driver.acceptor.asks_for_place(&request) {
             match callback!(self.on_place(CallbackSubject::Other, told(&request))) {
-                Some(place) => self.driver.place(request, place),
-                None => return self.driver.refuse(&request, &[]),
+                Some(place) => self.driver.acceptor.place(&mut self.driver.world, request, place),
+                None => return self.driver.acceptor.refuse(&mut self.driver.world, &request, &[]),
             }
         } else {
             Some(request)
@@ -68,12 +68,12 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Calls `on_connect_request`, in which the program accepts or refuses a peer's connect request.
     pub(super) fn answer(&mut self, request: IncomingRequest) {
-        let Some(request) = self.driver.screen(request) else { return };
+        let Some(request) = self.driver.acceptor.screen(&mut self.driver.world, request) else { return };
         match callback!(self.on_connect_request(CallbackSubject::Other, told(&request))) {
             Some(Decision::Accept) => self.driver.accept(request, &[]),
             Some(Decision::AcceptWith(data)) => self.driver.accept(request, &data),
-            Some(Decision::Reject(data)) => self.driver.refuse(&request, &data),
-            None => self.driver.refuse(&request, &[]),
+            Some(Decision::Reject(data)) => self.driver.acceptor.refuse(&mut self.driver.world, &request, &data),
+            None => self.driver.acceptor.refuse(&mut self.driver.world, &request, &[]),
         }
     }
 
@@ -107,7 +107,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Makes all callbacks that are pending.
     #[inline]
     pub(super) fn events(&mut self) {
-        if let Some((id, arrived)) = self.driver.next_arrived() {
+        if let Some((id, arrived)) = self.driver.effects.arrived.take() {
             self.message(id, arrived);
         }
         self.connection_events();
@@ -120,7 +120,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     #[inline]
     fn connection_events(&mut self) {
-        while let Some((id, event)) = self.driver.next_event() {
+        while let Some((id, event)) = self.driver.effects.next_event() {
             self.progressed = true;
             self.event(id, event);
         }
@@ -168,7 +168,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let content = Content::Pooled { start, end, buffer: &mut buffer, slabs, channel };
         callback!(self.on_recv(CallbackSubject::Connection(id), id, Message { connection: id, content }));
         match buffer {
-            Some(buffer) => self.driver.free_receive(device, buffer, shared),
+            Some(buffer) => self.driver.devices.buffers(device).free_receive(buffer, shared),
             None => self.driver.keep_message(id),
         }
     }
@@ -186,14 +186,14 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     fn fragments(&mut self, id: ConnectionId, fragments: Box<Fragments>) {
         let device = fragments.device;
         let Some((_, channel)) = self.driver.lender(device) else { return };
-        let joined = self.driver.join(id, fragments);
+        let joined = self.driver.large.join(&mut self.driver.world, id, fragments);
         let receives = joined.receives.len();
         let mut joined = Some(joined);
         let content = Content::Large(LargeContent::Joined { joined: &mut joined, channel: &channel });
         callback!(self.on_recv(CallbackSubject::Connection(id), id, Message { connection: id, content }));
         match joined {
             Some(joined) => self.driver.end_joined(id, device, joined),
-            None => self.driver.keep_joined(id, receives),
+            None => (0..receives).for_each(|_| self.driver.keep_message(id)),
         }
     }
 

@@ -1,5 +1,6 @@
-//! The stages that run in every turn. These stages wait, poll completions, make the callbacks for these completions, and post the work
-//! requests that the callbacks have queued. The other stages run only if [`Driver::is_due`](crate::driver::Driver::is_due) returns true.
+//! The stages that run in every turn. These stages wait, poll completions, make the callbacks for
+//! these completions, and post the work requests that the callbacks have queued. The other stages
+//! run only if [`World::is_due`](crate::driver::World::is_due) returns true.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ impl<M> Reactor<M> {
         timeout: Option<Duration>,
     ) -> Result<bool, Error> {
         let Self { driver, endpoints, receiver, lender, .. } = self;
-        driver.counters().turns.taken += 1;
+        driver.stats.turns.taken += 1;
         let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
         // Posts the work requests that the program has queued outside of a turn. The reactor must not sleep before that.
         delivery.flush();
@@ -53,9 +54,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Returns true if the queues had completions.
     #[inline]
     fn completions(&mut self) -> bool {
-        self.driver.begin_turn();
-        let mut budget = self.driver.config().completions.per_turn as usize;
-        if self.driver.is_behind() {
+        self.driver.fair.begin_turn(&mut self.driver.world);
+        let mut budget = self.driver.config.completions.per_turn as usize;
+        if self.driver.fair.is_behind() {
             self.progressed = true;
             // Backlogs use at most half of the turn's limit. The other half is for the completions of other connections, which wait in the
             // queues.
@@ -64,7 +65,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             self.backlogs(&mut left);
             budget += left;
         }
-        let early = self.driver.begin_polling();
+        let early = self.driver.queues.begin_polling(&mut self.driver.world);
         let found = self.batches(early, &mut budget);
         // A call outside of a turn may have queued callbacks. These callbacks are made here, even if there was no completion.
         self.events();
@@ -75,8 +76,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs the last part of stage 7 again, because the program may have made requests after the turn. Returns true if the queues had
     /// completions.
     pub(super) fn resume(&mut self) -> bool {
-        let mut budget = self.driver.config().completions.per_turn as usize;
-        let found = self.driver.resume_polling() && self.batches(true, &mut budget);
+        let mut budget = self.driver.config.completions.per_turn as usize;
+        let found = self.driver.queues.resume_polling() && self.batches(true, &mut budget);
         self.events();
         self.post_and_look(&mut budget) || found
     }
@@ -87,8 +88,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[inline]
     fn post_and_look(&mut self, budget: &mut usize) -> bool {
         self.flush();
-        let found = *budget > 0 && self.driver.has_unseen() && self.batches(false, budget);
-        self.driver.end_polling();
+        let found = *budget > 0 && self.driver.queues.has_unseen() && self.batches(false, budget);
+        self.driver.queues.end_polling();
         if found {
             self.flush();
         }
@@ -107,7 +108,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let mut found = any;
         while found {
             self.progressed = true;
-            let len = self.driver.begin_batch();
+            let len = self.driver.queues.begin_batch(&mut self.driver.world);
             *budget = budget.saturating_sub(len);
             let some = if crate::planted("tail-of-a-batch-dropped") { len.min(8) } else { len };
             for nth in 0..some {
@@ -116,10 +117,10 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                 }
                 self.events();
             }
-            *budget += self.driver.end_batch();
+            *budget += self.driver.queues.end_batch(&mut self.driver.world);
             found = *budget > 0 && self.driver.next_batch(*budget);
         }
-        while self.driver.next_writable() || self.endpoints.next_writable() {
+        while self.driver.large.next_writable(&mut self.driver.world) || self.endpoints.next_writable() {
             self.events();
         }
         any
@@ -128,7 +129,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Passes completion `nth` of the batch to the endpoint `number`, which posted the completed work request.
     #[cold]
     fn endpoint_completion(&mut self, number: u64, nth: usize) {
-        if let Some(&wc) = self.driver.queues().completion(nth).map(|(_, wc)| wc) {
+        if let Some(&wc) = self.driver.queues.completion(nth).map(|(_, wc)| wc) {
             self.endpoints.completed(self.driver, number, &wc);
         }
     }
@@ -137,20 +138,20 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// completions as its limits permit.
     #[cold]
     fn backlogs(&mut self, budget: &mut usize) {
-        let mut waiting = self.driver.take_waiting();
+        let mut waiting = self.driver.fair.take_waiting();
         while *budget > 0 {
             let Some(id) = waiting.pop_front() else { break };
             while *budget > 0 {
-                let Some(wc) = self.driver.next_deferred(id) else { break };
+                let Some(wc) = self.driver.fair.next_deferred(&mut self.driver.world, id) else { break };
                 *budget -= 1;
                 self.driver.complete_deferred(id, &wc);
                 self.events();
             }
             if *budget == 0 {
-                self.driver.wait_on(id);
+                self.driver.fair.wait_on(&self.driver.world, id);
             }
         }
-        self.driver.put_waiting(waiting);
+        self.driver.fair.put_waiting(waiting);
     }
 
     /// Posts the collected work requests of all connections and endpoints.
@@ -165,7 +166,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Posts the collected work requests of all connections. If a connection comes up meanwhile, calls its `on_connect`, and continues.
     fn flush_connections(&mut self) {
         self.driver.flush();
-        while self.driver.has_connected() {
+        while self.driver.effects.has_connected() {
             self.events();
             self.driver.flush();
         }

@@ -26,8 +26,10 @@ use crate::api::handle::{Commands, ReactorHandle};
 use crate::api::handler::Handler;
 use crate::config::Config;
 use crate::datagram::endpoints::Endpoints;
+use crate::driver::Driver;
+use crate::driver::open::choose;
+use crate::driver::run::queues::Queues;
 use crate::driver::stages::Stages;
-use crate::driver::{Driver, choose};
 use crate::error::Error;
 use crate::providers::Providers;
 use crate::seam::poller::{Clock, MioPoller, Poller, SystemClock, system_entropy};
@@ -169,7 +171,7 @@ impl<M> Reactor<M> {
             endpoints: Endpoints::default(),
             phase: TurnPhase::Outside,
         };
-        reactor.driver.watch_channels()?;
+        Queues::watch_channels(&mut reactor.driver.world)?;
         reactor.driver.leave_turn();
         Ok(reactor)
     }
@@ -241,7 +243,7 @@ impl<M> Reactor<M> {
     /// [`Error::Panicked`] if a callback has panicked and the program has caught the panic. In this case, the reactor can only be dropped,
     /// see [`Config::contain_panics`].
     pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
-        while !self.driver.take_stop() && !self.driver.is_drained() {
+        while !std::mem::take(&mut self.driver.stop) && !self.driver.drain.is_done() {
             self.turn_once(handler, None)?;
         }
         Ok(())
@@ -318,7 +320,7 @@ impl<M> Reactor<M> {
             self.idle_wait.found(now);
             // The completions may have freed what sends of other threads wait for. Stage 9, which
             // executes these sends, does not run here, so another turn must follow.
-            let waits = delivery.driver.is_noted(Stages::WAITING_SENDS);
+            let waits = delivery.driver.stages.contains(Stages::WAITING_SENDS);
             if waits && !crate::planted("a-resumed-turn-forgets-waiting-sends") {
                 delivery.driver.note(Stages::OTHERS);
             }
@@ -346,9 +348,9 @@ impl<M> Reactor<M> {
         }
         // The system reports each edge only once. So `look_before_sleep` arms the completion queues, and then checks for events once more.
         let more = turn.more || self.idle_wait.look_before_sleep(&mut self.driver)?;
-        let more = more || self.driver.os().wake.is_pending() && !crate::planted("wake-lost-in-a-turn");
+        let more = more || self.driver.os.wake.is_pending() && !crate::planted("wake-lost-in-a-turn");
         if more {
-            self.driver.os().wake.wake_again();
+            self.driver.os.wake.wake_again();
         }
         Ok(Turn { more, ..turn })
     }
@@ -358,14 +360,14 @@ impl<M> Reactor<M> {
     /// drain has ended.
     #[must_use]
     pub const fn is_draining(&self) -> bool {
-        self.driver.is_draining()
+        self.driver.world.drain.is_on()
     }
 
     /// Returns true if a drain has ended: no connection and no endpoint is left, see [`Context::drain`]. This function is for programs that
     /// call [`Reactor::turn`]: [`Reactor::run`] returns after a drain.
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        self.driver.is_drained()
+        self.driver.world.drain.is_done()
     }
 
     /// Closes every listener, connection and endpoint, and runs turns until all have ended or `deadline` has passed.
@@ -378,7 +380,7 @@ impl<M> Reactor<M> {
         let cx = self.context();
         cx.driver.look_at_clock();
         let until = cx.now().checked_add(deadline);
-        cx.driver.close_listeners();
+        cx.driver.listeners.close_listeners(&mut cx.driver.world);
         let is_left = |reactor: &Self| !(reactor.driver.connections().is_empty() && reactor.endpoints.is_empty());
         while is_left(self) && until.is_none_or(|until| self.driver.now() < until) {
             self.endpoints.close_all(&mut self.driver, false);
@@ -424,7 +426,7 @@ impl<M> AsRawFd for Reactor<M> {
 
 impl<M> AsFd for Reactor<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.driver.os().poller.as_fd()
+        self.driver.os.poller.as_fd()
     }
 }
 

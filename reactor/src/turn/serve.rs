@@ -63,7 +63,7 @@ impl<M> CommandReceiver<M> {
     /// Ends the handling of commands in a turn. Returns true if at least one command was handled.
     pub(super) fn end(&self, driver: &mut Driver) -> bool {
         let taken = (COMMANDS_PER_TURN - self.left) as u64;
-        let turns = &mut driver.counters().turns;
+        let turns = &mut driver.stats.turns;
         turns.handle_commands += taken;
         turns.handle_commands_max = turns.handle_commands_max.max(taken);
         if self.left == 0 {
@@ -87,7 +87,7 @@ impl<M> CommandReceiver<M> {
                 Err(SendErrorKind::WouldBlock(_)) => return false,
                 Err(error) => {
                     log::debug!("{conn}: a send of {} bytes from another thread is dropped: {error}", payload.len());
-                    driver.counters().messages.handle_sends_dropped += 1;
+                    driver.stats.messages.handle_sends_dropped += 1;
                 }
             }
             queue.pop_front();

@@ -2,6 +2,7 @@
 
 use super::deliver::Delivery;
 use crate::api::handler::Handler;
+use crate::driver::run::queues::Queues;
 use crate::driver::stages::Stages;
 use crate::driver::{CmStep, TimerPurpose};
 use crate::error::Error;
@@ -22,12 +23,12 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs stages 4 to 6.
     #[cold]
     pub(super) fn first_stages(&mut self) -> Result<(), Error> {
-        self.driver.watch_channels()?;
-        if self.driver.take(Stages::EVENTS) {
+        Queues::watch_channels(&mut self.driver.world)?;
+        if self.driver.stages.take(Stages::EVENTS) {
             self.connection_managers()?;
         }
-        if self.driver.take(Stages::PROVIDERS) {
-            self.driver.drive();
+        if self.driver.stages.take(Stages::PROVIDERS) {
+            self.driver.queues.drive(&mut self.driver.world);
         }
         Ok(())
     }
@@ -36,16 +37,16 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[cold]
     pub(super) fn last_stages(&mut self, edges: &mut Vec<Edge>) -> Result<(), Error> {
         self.timers();
-        if self.driver.take(Stages::DESCRIPTORS) {
+        if self.driver.stages.take(Stages::DESCRIPTORS) {
             self.descriptors(edges);
         }
         self.calls();
-        if self.driver.take(Stages::OTHERS | Stages::WAITING_SENDS) {
+        if self.driver.stages.take(Stages::OTHERS | Stages::WAITING_SENDS) {
             self.others();
         }
         // A callback may have opened a device, whose channel must be watched.
-        self.driver.watch_channels()?;
-        if self.driver.take(Stages::ENDS) {
+        Queues::watch_channels(&mut self.driver.world)?;
+        if self.driver.stages.take(Stages::ENDS) {
             self.ends();
         }
         self.driver.finish_drain(!self.endpoints.is_empty());
@@ -91,7 +92,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     fn devices(&mut self) {
         for _ in 0..EVENTS_PER_TURN {
             let Some(told) = self.driver.next_device_event() else {
-                self.driver.take(Stages::EVENTS);
+                self.driver.stages.take(Stages::EVENTS);
                 return;
             };
             self.progressed = true;
@@ -107,8 +108,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs stage 8: the timers that have expired. A timer that a callback of this stage sets waits for the next turn, even if its delay is
     /// zero. So a program that does its work in slices, one for each timer, leaves the turns between them to the connections.
     fn timers(&mut self) {
-        self.driver.take(Stages::TIMERS);
-        let (expired, mut left) = (self.driver.expired_timers(), TIMERS_PER_TURN);
+        self.driver.stages.take(Stages::TIMERS);
+        let (expired, mut left) = (self.driver.timers.expired(self.driver.now), TIMERS_PER_TURN);
         while let Some((key, due)) = self.driver.next_due(&expired, &mut left) {
             match due {
                 TimerPurpose::Program(token) => self.timer(key, token),
@@ -129,9 +130,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     fn descriptors(&mut self, edges: &mut Vec<Edge>) {
         for Edge { token, readiness } in edges.drain(..) {
             // A callback may have deregistered the descriptor after the edge was reported.
-            if let Some(key) = self.driver.os().io.find(token) {
+            if let Some(key) = self.driver.os.io.find(token) {
                 self.progressed = true;
-                self.driver.counters().turns.io_edges += 1;
+                self.driver.stats.turns.io_edges += 1;
                 self.io_ready(key, readiness);
             }
         }
@@ -141,12 +142,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs the second part of stage 9: handles calls of other threads, which release buffers and regions, or request a stop. Calls
     /// `on_writable` for refused sends that waited for the released memory.
     fn calls(&mut self) {
-        if self.driver.os().wake.take() {
+        if self.driver.os.wake.take() {
             self.progressed = true;
             self.driver.note(Stages::OTHERS);
             self.driver.take_returned();
-            self.driver.take_dropped_regions();
-            if self.driver.os().wake.take_stop() {
+            if self.driver.os.wake.take_stop() {
                 self.driver.stop();
             }
             self.driver.check_inbox();
@@ -156,7 +156,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Runs the last part of stage 9: connect requests from other reactors, commands of other threads, and the start of a drain.
     fn others(&mut self) {
         let mut left = REQUESTS_PER_TURN;
-        while let Some(request) = self.driver.next_arrival(&mut left) {
+        while let Some(request) = self.driver.acceptor.next_arrival(&mut self.driver.world, &mut left) {
             self.progressed = true;
             self.answer(request);
             self.events();
@@ -178,7 +178,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Runs stage 10: releases the connections and endpoints that have ended.
     fn ends(&mut self) {
-        while let Some(device) = self.driver.next_failed_device() {
+        while let Some(device) = self.driver.devices.next_failed() {
             self.endpoints.end_on_device(self.driver, device);
         }
         for id in self.driver.take_ended() {
@@ -186,7 +186,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             let last = self.driver.finish(id);
             self.events();
             if let Some(event) = last {
-                self.driver.begin_last_callback(id);
+                self.driver.table.begin_last_callback(id);
                 self.event(id, event);
             }
             self.driver.release(id);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::adaptive::Adaptive;
 use crate::config::Wait;
 use crate::driver::Driver;
-use crate::driver::run::queues::is_of_connection_manager;
+use crate::driver::run::queues::{Queues, is_of_connection_manager};
 use crate::driver::stages::Stages;
 use crate::error::Error;
 use crate::seam::io::is_of_program;
@@ -63,20 +63,20 @@ impl IdleWait {
         }
         // The queues are polled before they are armed, because a completion that was polled raises no event any more.
         let idle = !driver.has_work() && !driver.poll_if_changed() && !driver.arm() && !driver.has_due_receives();
-        if idle && !driver.os().wake.is_pending() {
+        if idle && !driver.os.wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
         } else {
             // The reactor checks for edges regularly, even if it has other work, or completions were deferred to this turn. So a connection
             // with very many completions cannot delay the handling of other connections' edges.
             let is_due = driver.now() >= self.look_at && !crate::planted("no-look-under-load");
-            if is_due || driver.is_behind() {
+            if is_due || driver.fair.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
             }
         }
-        if idle && !driver.is_noted(Stages::PROVIDERS) {
+        if idle && !driver.stages.contains(Stages::PROVIDERS) {
             // The reactor had nothing to do, and no provider has received anything. So the reactor has handled everything that has arrived
             // from peers until now.
-            driver.caught_up();
+            driver.world.table.caught_up(driver.world.now);
         }
         Ok(())
     }
@@ -85,7 +85,7 @@ impl IdleWait {
     #[inline]
     fn spin(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         let from = driver.now();
-        let wait = driver.config().wait;
+        let wait = driver.config.wait;
         let budget = match wait {
             Wait::Event => return Ok(()),
             Wait::Spin(budget) => budget,
@@ -98,7 +98,7 @@ impl IdleWait {
             return Ok(());
         }
         let hit = rounds(driver) || self.spin_on(driver, timeout, budget)?;
-        let turns = &mut driver.counters().turns;
+        let turns = &mut driver.stats.turns;
         turns.spin_hits += u64::from(hit);
         turns.spin_misses += u64::from(!hit);
         if wait == Wait::Adaptive {
@@ -122,7 +122,7 @@ impl IdleWait {
             if now >= self.look_at {
                 self.look(driver, Some(Duration::ZERO))?;
             }
-            if end.is_some_and(|end| now >= end) || driver.has_work() || driver.os().wake.is_pending() {
+            if end.is_some_and(|end| now >= end) || driver.has_work() || driver.os.wake.is_pending() {
                 return Ok(false);
             }
             if now >= give_way_at && !crate::planted("spinning-never-gives-way") {
@@ -155,21 +155,21 @@ impl IdleWait {
     /// Waits for edges for at most `timeout`, and sets the flags of the stages that handle them.
     fn look(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         self.looked = true;
-        driver.os_mut().poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
+        driver.os.poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
         if timeout != Some(Duration::ZERO) {
             driver.look_at_clock();
         }
-        let (found, most) = (!self.edges.is_empty(), driver.config().look_interval);
+        let (found, most) = (!self.edges.is_empty(), driver.config.look_interval);
         self.interval = if found { most / FIRST } else { most.min(self.interval * 2).max(most / FIRST) };
         self.look_at = driver.now() + self.interval;
-        let stats = driver.counters();
+        let stats = &mut driver.stats;
         stats.turns.waits += 1;
         stats.turns.empty_waits += u64::from(!found);
         if found {
             self.woken = Some(stats.completions.polled);
         }
         for edge in self.edges.drain(..) {
-            let turns = &mut driver.counters().turns;
+            let turns = &mut driver.stats.turns;
             if is_of_program(edge.token) {
                 self.program_edges.push(edge);
                 driver.note(Stages::DESCRIPTORS);
@@ -181,7 +181,7 @@ impl IdleWait {
                 driver.note(Stages::PROVIDERS);
             }
         }
-        driver.check_providers();
+        Queues::check_providers(&mut driver.world);
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl IdleWait {
     #[inline]
     pub(super) fn end_turn(&mut self, driver: &mut Driver) {
         if let Some(before) = self.woken.take() {
-            let stats = driver.counters();
+            let stats = &mut driver.stats;
             let polled = stats.completions.polled - before;
             stats.turns.wakes += u64::from(polled > 0);
             stats.turns.wake_completions += polled;
@@ -224,12 +224,12 @@ impl IdleWait {
 #[inline]
 fn rounds(driver: &mut Driver) -> bool {
     for _ in 0..ROUNDS {
-        driver.counters().turns.spins += 1;
-        driver.spin();
+        driver.stats.turns.spins += 1;
+        driver.queues.spin(&mut driver.world);
         if driver.poll_any() {
             return true;
         }
-        if driver.has_work() || driver.os().wake.is_pending() {
+        if driver.has_work() || driver.os.wake.is_pending() {
             break;
         }
     }

@@ -1,24 +1,23 @@
-//! The memory for messages longer than one buffer: copies that peers will fetch, and messages that are fetched from peers.
+//! The memory for messages longer than one buffer: copies that peers will fetch, messages that are
+//! fetched from peers, and messages that arrived in several buffers and are joined.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use rdma_transport::caps::Features;
 use rdma_transport::mem::page_size;
 use rdma_transport::newcomers::Host;
 
-use crate::config::Framing;
 use crate::conn::Need;
+use crate::conn::effects::Fragments;
 use crate::conn::shortage::PROBE;
 use crate::conn::transfer::{OfferKind, OfferSource};
+use crate::device::return_channel::JoinedMessage;
 use crate::driver::table::ConnectionSlot;
-use crate::driver::{Driver, TimerPurpose};
+use crate::driver::{TimerPurpose, World};
 use crate::error::{Blocked, SendErrorKind};
-use crate::id::{ConnectionId, OfferId, SendId};
+use crate::id::{ConnectionId, SendId};
+use crate::limits::HEADER_LEN;
 use crate::memory::budget::{Budget, Claimant, MemoryShortage, MemoryUse};
-use crate::memory::joins::Joins;
-use crate::memory::landing::Landing;
-use crate::memory::operations::outside;
 use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
@@ -37,17 +36,15 @@ pub(crate) struct LargeMessages {
     fetched: Budget,
     /// The number of bytes that a message counts for at least.
     least: usize,
-    /// True if a timer for [`Driver::relieve_shortage`] is set.
+    /// True if a timer for [`Self::relieve_shortage`] is set.
     looks: bool,
-    /// The memory in which messages that arrive in several buffers are joined.
-    pub(in crate::driver) joins: Joins,
 }
 
 impl LargeMessages {
-    pub(in crate::driver) fn new(limit: usize, keep: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         let (copied, fetched) = (Budget::new(limit), Budget::new(limit));
         let least = page_size().min(fetched.small());
-        Self { copied, fetched, least, looks: false, joins: Joins::new(keep) }
+        Self { copied, fetched, least, looks: false }
     }
 
     /// Returns the number of bytes that a message of `len` bytes counts for. A peer may offer
@@ -57,14 +54,14 @@ impl LargeMessages {
     }
 
     /// Returns the number of bytes that fetched messages use, and the number of bytes that copies use.
-    pub(in crate::driver) const fn levels(&self) -> (usize, usize) {
+    pub(crate) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
     }
 }
 
 /// The payload of a large message.
 #[derive(Debug)]
-pub(in crate::driver) enum LargePayload<'a> {
+pub(crate) enum LargePayload<'a> {
     Bytes(&'a [u8]),
     /// A range of a region.
     Region(&'a Region, Range<usize>),
@@ -126,23 +123,19 @@ fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> boo
     })
 }
 
-impl Driver {
-    /// Returns the limit of the memory for copies of large messages, in bytes.
-    pub(crate) const fn copied_limit(&self) -> u64 {
-        self.large.copied.limit() as u64
-    }
-
+impl LargeMessages {
     /// Sends a payload that is too long for one buffer. If there is capacity for all its fragments, the payload is sent in several buffers.
     /// Otherwise a copy of the payload is offered to the peer. The copy is encrypted if the connection is secured.
     #[cold]
-    pub(in crate::driver) fn send_large(
+    pub(crate) fn send_large(
         &mut self,
+        world: &mut World,
         id: ConnectionId,
         payload: LargePayload<'_>,
     ) -> Result<SendId, SendErrorKind> {
         // The program waits for the end of the send before it reuses its region, so the end must be reported.
         let told = matches!(payload, LargePayload::Region(..));
-        let cut = self.input(id, |conn, env| {
+        let cut = world.pass(id, |conn, env| {
             let len = payload.len();
             conn.may_cut(len).then(|| conn.send_cut(len, told, env, |range, room| payload.part(range, room)))
         });
@@ -152,145 +145,41 @@ impl Driver {
         if !payload.is_readable() {
             return Err(SendErrorKind::Sealed);
         }
-        let (len, most) = (payload.len(), self.large.copied.limit());
+        let (len, most) = (payload.len(), self.copied.limit());
         if len > most {
             return Err(SendErrorKind::TooLong { len, max: most });
         }
-        let own = self.input(id, |conn, env| {
+        let own = world.pass(id, |conn, env| {
             conn.check_offer(len, OfferKind::Copied, env)?;
             Ok::<_, SendErrorKind>(conn.copies())
         });
         let claimant = Claimant { who: id, host: None, own: own.ok_or(SendErrorKind::Closed)?? };
-        if !self.large.copied.request(claimant, self.large.charge(len)) {
-            self.input(id, |conn, env| conn.refuse_transfer(len, OfferKind::Copied, env));
+        if !self.copied.request(claimant, self.charge(len)) {
+            world.pass(id, |conn, env| conn.refuse_transfer(len, OfferKind::Copied, env));
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
-        self.leave_copied(id);
-        let mut region = match self.block(id, len, MemoryUse::Copied) {
+        self.leave_copied(world, id);
+        let mut region = match world.block(id, len, MemoryUse::Copied) {
             Ok(region) => Box::new(region),
             Err(error) => {
-                self.large.copied.give_back(self.large.charge(len));
-                failure_log!(self, id, "memory for a message of {len} bytes: {error}");
+                self.copied.give_back(self.charge(len));
+                failure_log!(world, id, "memory for a message of {len} bytes: {error}");
                 return Err(SendErrorKind::NoMemory { len });
             }
         };
-        let (slot, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
+        let (slot, _) = world.at(id).ok_or(SendErrorKind::Closed)?;
         // If the copy cannot be made, `region` is dropped, which releases its memory.
         let copied = match slot.conn.sealer_mut() {
             Some(sealer) => seal(sealer, &payload, &mut region),
             None => payload.copy_to(&mut region),
         };
         if !copied {
-            self.input(id, |conn, env| conn.posting_failed("a large message could not be sealed".into(), env));
+            world.pass(id, |conn, env| conn.posting_failed("a large message could not be sealed".into(), env));
             return Err(SendErrorKind::Closed);
         }
         let remote = RemoteRegion { len: len as u64, ..region.remote() };
-        self.input(id, |conn, env| conn.offer(remote, None, OfferSource::Copy { region, told }, env))
-            .ok_or(SendErrorKind::Closed)
-    }
-
-    /// Sends a range of a region. The range is not copied, unless the connection is secured.
-    pub(crate) fn send_region(
-        &mut self,
-        id: ConnectionId,
-        region: &Region,
-        range: Range<usize>,
-    ) -> Result<SendId, SendErrorKind> {
-        let slot = self.open_slot(id)?;
-        let conn = &slot.conn;
-        let (max, raw, secured) = (conn.terms().buffer_size, conn.framing() == Framing::Raw, conn.is_secured());
-        self.check_local(slot, region, &range)?;
-        if range.len() <= max || raw {
-            return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
-        }
-        if secured {
-            // The peer reads an encrypted copy. A Read of the region itself would transfer plaintext.
-            let max = usize::try_from(conn.terms().max_message).unwrap_or(usize::MAX);
-            if range.len() > max {
-                return Err(SendErrorKind::TooLong { len: range.len(), max });
-            }
-            return self.send_large(id, LargePayload::Region(region, range));
-        }
-        if !self.registry.readable_by(region.key(), id) {
-            return Err(SendErrorKind::NotReadable { max });
-        }
-        if self.table.get(id).is_some_and(|slot| slot.conn.may_cut(range.len())) {
-            return self.input(id, |conn, env| conn.send_cut_from(region, &range, env)).ok_or(SendErrorKind::Closed)?;
-        }
-        self.offer_checked(id, region, range, None)
-    }
-
-    /// Offers a range of a region to the peer, with a tag. The range must not be empty.
-    pub(crate) fn offer(
-        &mut self,
-        id: ConnectionId,
-        region: &Region,
-        range: Range<usize>,
-        tag: u64,
-    ) -> Result<SendId, SendErrorKind> {
-        let slot = self.open_slot(id)?;
-        if slot.conn.is_secured() {
-            return Err(self.lacks(id, "tagged offers on secured connections"));
-        }
-        self.check_local(slot, region, &range)?;
-        if range.is_empty() {
-            return Err(SendErrorKind::Empty);
-        }
-        if !self.registry.readable_by(region.key(), id) {
-            return Err(SendErrorKind::NotReadable { max: 0 });
-        }
-        self.offer_checked(id, region, range, Some(tag))
-    }
-
-    /// Offers a range of a region. The caller has checked that the peer may read the region.
-    fn offer_checked(
-        &mut self,
-        id: ConnectionId,
-        region: &Region,
-        range: Range<usize>,
-        tag: Option<u64>,
-    ) -> Result<SendId, SendErrorKind> {
-        let (start, len) = (range.start as u64, range.len());
-        let remote = region.remote().part(start, len as u64).ok_or_else(|| outside(region, &range))?;
-        let kind = if tag.is_some() { OfferKind::Tagged } else { OfferKind::Lent };
-        self.input(id, |conn, env| {
-            conn.check_offer(len, kind, env)?;
-            let hold = region.lend_to_peer(range);
-            Ok(conn.offer(remote, tag, OfferSource::Lent(region.key(), hold), env))
-        })
-        .ok_or(SendErrorKind::Closed)?
-    }
-
-    /// Accepts an offered message. The message will be read into a region of the program, to the position `offset`.
-    pub(crate) fn land(
-        &mut self,
-        id: ConnectionId,
-        offer: OfferId,
-        region: &mut Region,
-        offset: usize,
-    ) -> Result<(), SendErrorKind> {
-        let slot = self.open_slot(id)?;
-        let conn = &slot.conn;
-        let (len, secured) = (conn.offered_len(offer).ok_or(SendErrorKind::NoOffer)?, conn.is_secured());
-        if secured {
-            return Err(self.lacks(id, "landing places on secured connections"));
-        }
-        let end = usize::try_from(len).ok().and_then(|len| offset.checked_add(len));
-        let range = offset..end.ok_or(SendErrorKind::OutOfBounds { end: u64::MAX, len: region.len() as u64 })?;
-        self.check_local(slot, region, &range)?;
-        if self.has(id, Features::OPEN_READ_SINKS) && !self.registry.is_sink(region.key()) {
-            return Err(SendErrorKind::NotASink);
-        }
-        let lease = region.lease_mut(range.clone()).ok_or_else(|| outside(region, &range))?;
-        let landing = Landing::new(region.key(), lease, offset);
-        self.input(id, |conn, env| conn.land(offer, landing, env)).ok_or(SendErrorKind::Closed)
-    }
-
-    /// Refuses an offered message.
-    pub(crate) fn refuse_offer(&mut self, id: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
-        self.open_slot(id)?;
-        let refused = self.input(id, |conn, env| conn.refuse_offer(offer, env));
-        if refused == Some(true) { Ok(()) } else { Err(SendErrorKind::NoOffer) }
+        let source = OfferSource::Copy { region, told };
+        world.pass(id, |conn, env| conn.offer(remote, None, source, env)).ok_or(SendErrorKind::Closed)
     }
 
     /// Returns the identification of a connection for requests to the memory budget of fetched messages.
@@ -302,32 +191,32 @@ impl Driver {
     /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. While at most a quarter of all memory
     /// is in use, every peer gets memory. Beyond that, only a peer that has answered a Read within the last 2 seconds gets memory, or waits
     /// until more is free.
-    pub(in crate::driver) fn find_memory(&mut self, id: ConnectionId) {
-        while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
+    pub(crate) fn find_memory(&mut self, world: &mut World, id: ConnectionId) {
+        while let Some(slot) = world.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
             let Some(len) = slot.conn.wants_memory() else { return };
-            let (claimant, charge) = (Self::claimant(slot), self.large.charge(len));
-            if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, charge) {
+            let (claimant, charge) = (Self::claimant(slot), self.charge(len));
+            if !slot.conn.has_shown(world.now) && !self.fetched.would_trust(claimant, charge) {
                 // The peer has answered no Read recently. Its connection leaves the queue, so that it does not delay the connections behind
                 // it.
-                self.leave_fetched(id);
-                return self.probe(id);
+                self.leave_fetched(world, id);
+                return self.probe(world, id);
             }
-            if !self.large.fetched.request(claimant, charge) {
-                self.input(id, |conn, env| conn.wait_for_memory(env));
-                self.expect_shortage();
-                return self.probe(id);
+            if !self.fetched.request(claimant, charge) {
+                world.pass(id, |conn, env| conn.wait_for_memory(env));
+                self.expect_shortage(world);
+                return self.probe(world, id);
             }
             slot.link.fetched += charge;
-            slot.link.fetched_large += if self.large.fetched.is_small(charge) { 0 } else { charge };
-            self.leave_fetched(id);
-            match self.block(id, len, MemoryUse::Fetched) {
+            slot.link.fetched_large += if self.fetched.is_small(charge) { 0 } else { charge };
+            self.leave_fetched(world, id);
+            match world.block(id, len, MemoryUse::Fetched) {
                 Ok(region) => {
-                    self.input(id, |conn, _| conn.give_memory(region));
+                    world.pass(id, |conn, _| conn.give_memory(region));
                 }
                 Err(error) => {
-                    self.give_back_fetched(Some(id), len);
-                    failure_log!(self, id, "memory to fetch a message of {len} bytes: {error}");
-                    self.input(id, |conn, env| conn.posting_failed(error.to_string(), env));
+                    self.give_back_fetched(world, Some(id), len);
+                    failure_log!(world, id, "memory to fetch a message of {len} bytes: {error}");
+                    world.pass(id, |conn, env| conn.posting_failed(error.to_string(), env));
                     return;
                 }
             }
@@ -336,47 +225,47 @@ impl Driver {
 
     /// Sends a Read of a few bytes to a peer that has answered no Read recently. When the peer answers this Read, its connection requests
     /// memory again.
-    fn probe(&mut self, id: ConnectionId) {
-        let Some(slot) = self.table.get(id).filter(|slot| slot.conn.may_probe(self.now)) else { return };
+    fn probe(&mut self, world: &mut World, id: ConnectionId) {
+        let Some(slot) = world.table.get(id).filter(|slot| slot.conn.may_probe(world.now)) else { return };
         if !slot.conn.has_probe() {
-            match self.block(id, PROBE as usize, MemoryUse::Program) {
-                Ok(region) => _ = self.input(id, |conn, _| conn.take_probe(region)),
+            match world.block(id, PROBE as usize, MemoryUse::Program) {
+                Ok(region) => _ = world.pass(id, |conn, _| conn.take_probe(region)),
                 Err(error) => {
-                    failure_log!(self, id, "memory for a read of {PROBE} bytes: {error}");
-                    self.input(id, |conn, env| conn.posting_failed(error.to_string(), env));
+                    failure_log!(world, id, "memory for a read of {PROBE} bytes: {error}");
+                    world.pass(id, |conn, env| conn.posting_failed(error.to_string(), env));
                     return;
                 }
             }
         }
-        self.input(id, |conn, env| conn.probe(env));
+        world.pass(id, |conn, env| conn.probe(env));
     }
 
     /// Schedules a check of the use of memory, because a connection waits for memory.
-    fn expect_shortage(&mut self) {
-        if !std::mem::replace(&mut self.large.looks, true) {
-            self.timers.insert(self.now + LOOK, TimerPurpose::Shortage);
+    fn expect_shortage(&mut self, world: &mut World) {
+        if !std::mem::replace(&mut self.looks, true) {
+            world.timers.insert(world.now + LOOK, TimerPurpose::Shortage);
         }
     }
 
     /// Called while connections wait for memory. Ends connections whose peers have answered no Read for at least `GRACE`, if a waiting
     /// connection can use the memory that is released in this way. Begins with the connections that have stalled longest, and ends no more
     /// of them than necessary. Connections that make progress keep their memory.
-    pub(in crate::driver) fn relieve_shortage(&mut self) {
-        self.large.looks = false;
-        if self.large.fetched.in_line().next().is_none() {
+    pub(crate) fn relieve_shortage(&mut self, world: &mut World) {
+        self.looks = false;
+        if self.fetched.in_line().next().is_none() {
             return;
         }
-        self.expect_shortage();
-        let shortages = self.large.fetched.shortages();
+        self.expect_shortage(world);
+        let shortages = self.fetched.shortages();
         if shortages.is_empty() {
             return;
         }
-        let grace = GRACE.min(self.config.timeouts.transfer);
+        let grace = GRACE.min(world.config.timeouts.transfer);
         let (mut stalled, mut ending, mut giving_way) = (Vec::new(), Vec::new(), Vec::new());
-        for slot in self.table.iter().filter(|slot| slot.link.fetched > 0) {
+        for slot in world.table.iter().filter(|slot| slot.link.fetched > 0) {
             let (id, host) = (slot.conn.id(), Host::of(slot.conn.peer().ip()));
             match slot.conn.stalled().filter(|_| slot.conn.state().is_open()) {
-                Some((since, held)) if since + grace <= self.now => stalled.push((since, (id, host, held))),
+                Some((since, held)) if since + grace <= world.now => stalled.push((since, (id, host, held))),
                 // The connection is ending, so its memory will be released soon.
                 None if slot.conn.state().is_ending() => ending.push((id, host, slot.link.fetched)),
                 _ => {}
@@ -399,92 +288,92 @@ impl Driver {
             });
         }
         for id in giving_way {
-            self.input(id, |conn, env| conn.give_way(env));
+            world.pass(id, |conn, env| conn.give_way(env));
         }
     }
 
     /// Charges an arrived message of `len` bytes to a connection. Returns false if the budget does
     /// not cover it.
-    pub(in crate::driver) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
-        let Some(slot) = self.table.get_mut(id) else { return false };
-        let charge = self.large.charge(len);
-        let taken = self.large.fetched.take(Self::claimant(slot), charge);
+    pub(crate) fn take_fetched(&mut self, world: &mut World, id: ConnectionId, len: usize) -> bool {
+        let Some(slot) = world.table.get_mut(id) else { return false };
+        let charge = self.charge(len);
+        let taken = self.fetched.take(Self::claimant(slot), charge);
         if taken {
             slot.link.fetched += charge;
-            slot.link.fetched_large += if self.large.fetched.is_small(charge) { 0 } else { charge };
+            slot.link.fetched_large += if self.fetched.is_small(charge) { 0 } else { charge };
         }
         taken
     }
 
     /// Returns the memory of a message of `len` bytes to the budget. If the connection `id` still
     /// exists, the message is no longer charged to it.
-    fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
-        let charge = self.large.charge(len);
-        self.large.fetched.give_back(charge);
-        if let Some(slot) = id.and_then(|id| self.table.get_mut(id)) {
+    fn give_back_fetched(&mut self, world: &mut World, id: Option<ConnectionId>, len: usize) {
+        let charge = self.charge(len);
+        self.fetched.give_back(charge);
+        if let Some(slot) = id.and_then(|id| world.table.get_mut(id)) {
             slot.link.fetched = slot.link.fetched.saturating_sub(charge);
-            if !self.large.fetched.is_small(charge) {
+            if !self.fetched.is_small(charge) {
                 slot.link.fetched_large = slot.link.fetched_large.saturating_sub(charge);
-                self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), charge);
+                self.fetched.relieve(Host::of(slot.conn.peer().ip()), charge);
             }
         }
     }
 
-    /// Notes that a connection has ended. Memory that it still uses is no longer charged to the
+    /// Notes that a connection has ended. The bytes of `fetched_large` are no longer charged to the
     /// host of its peer, so other connections of that host may get memory now.
-    pub(in crate::driver) fn relieve(&mut self, slot: &ConnectionSlot) {
-        if slot.link.fetched_large > 0 {
-            self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
+    pub(crate) fn relieve(&mut self, world: &mut World, host: Host, fetched_large: usize) {
+        if fetched_large > 0 {
+            self.fetched.relieve(host, fetched_large);
             if !crate::planted("an-ended-connection-gives-its-share-to-nobody") {
-                self.ask_for_memory();
+                self.ask_for_memory(world);
             }
         }
     }
 
     /// Handles the release of the memory of a large message: returns the memory to the budget, and notifies the connections that wait for
     /// memory. `id` is the connection of the message.
-    pub(in crate::driver) fn settle(&mut self, account: MemoryUse, len: usize, id: Option<ConnectionId>) {
+    pub(crate) fn settle(&mut self, world: &mut World, account: MemoryUse, len: usize, id: Option<ConnectionId>) {
         match account {
             MemoryUse::Program => {}
             MemoryUse::Copied => {
-                self.large.copied.give_back(self.large.charge(len));
-                self.effects.to_ask.extend(self.large.copied.in_line());
+                self.copied.give_back(self.charge(len));
+                world.effects.to_ask.extend(self.copied.in_line());
             }
             MemoryUse::Fetched => {
-                self.give_back_fetched(id, len);
-                self.ask_for_memory();
+                self.give_back_fetched(world, id, len);
+                self.ask_for_memory(world);
             }
         }
     }
 
     /// Removes the memory requests of a connection. If they have held back others, checks if those can be granted now.
-    pub(in crate::driver) fn leave_lines(&mut self, id: ConnectionId) {
-        self.leave_copied(id);
-        self.leave_fetched(id);
+    pub(crate) fn leave_lines(&mut self, world: &mut World, id: ConnectionId) {
+        self.leave_copied(world, id);
+        self.leave_fetched(world, id);
     }
 
-    fn leave_copied(&mut self, id: ConnectionId) {
-        if self.large.copied.leave(id) {
-            self.effects.to_ask.extend(self.large.copied.in_line());
-            self.ring();
+    fn leave_copied(&mut self, world: &mut World, id: ConnectionId) {
+        if self.copied.leave(id) {
+            world.effects.to_ask.extend(self.copied.in_line());
+            world.ring();
         }
     }
 
-    fn leave_fetched(&mut self, id: ConnectionId) {
-        if self.large.fetched.leave(id) {
-            self.ask_for_memory();
+    fn leave_fetched(&mut self, world: &mut World, id: ConnectionId) {
+        if self.fetched.leave(id) {
+            self.ask_for_memory(world);
         }
     }
 
     /// Makes the next flush request memory again for the connections that wait for memory to fetch messages. If a flush is in progress, no
     /// other one may follow in this turn, so this function triggers another turn.
-    fn ask_for_memory(&mut self) {
-        let waiting = self.large.fetched.in_line().collect::<Vec<_>>();
+    fn ask_for_memory(&mut self, world: &mut World) {
+        let waiting = self.fetched.in_line().collect::<Vec<_>>();
         if !waiting.is_empty() {
-            self.os.wake.wake();
+            world.os.wake.wake();
         }
         for id in waiting {
-            self.input(id, |conn, env| conn.mark(env));
+            world.pass(id, |conn, env| conn.mark(env));
         }
     }
 
@@ -492,23 +381,23 @@ impl Driver {
     /// there is no such connection. `on_writable` is called once for each refusal. The caller runs each callback before it calls this
     /// function again, because the callback may use the capacity that another connection waits for.
     #[inline]
-    pub(crate) fn next_writable(&mut self) -> bool {
-        !self.effects.to_ask.is_empty() && self.ask_writable()
+    pub(crate) fn next_writable(&mut self, world: &mut World) -> bool {
+        !world.effects.to_ask.is_empty() && self.ask_writable(world)
     }
 
-    fn ask_writable(&mut self) -> bool {
-        while let Some(id) = self.effects.to_ask.pop_front() {
-            let Some(slot) = self.table.get(id) else { continue };
+    fn ask_writable(&mut self, world: &mut World) -> bool {
+        while let Some(id) = world.effects.to_ask.pop_front() {
+            let Some(slot) = world.table.get(id) else { continue };
             let memory = match slot.conn.is_unblocked() {
                 None => continue,
                 Some(Need::Transfer { copy, .. }) if copy > 0 => {
                     let claimant = Claimant { who: id, host: None, own: slot.conn.copies() };
-                    let charge = self.large.charge(copy);
-                    let granted = self.large.copied.would_grant(claimant, charge);
+                    let charge = self.charge(copy);
+                    let granted = self.copied.would_grant(claimant, charge);
                     if !granted {
                         // If the send was refused before for lack of something else, its connection is not in the queue for memory yet.
                         // When memory is released, only the connections in this queue are asked again.
-                        let queued = !self.large.copied.request(claimant, charge);
+                        let queued = !self.copied.request(claimant, charge);
                         debug_assert!(queued, "memory that would not be granted was granted");
                     }
                     granted
@@ -516,9 +405,9 @@ impl Driver {
                 Some(_) => true,
             };
             if memory {
-                if let Some((slot, mut env)) = self.at(id) {
+                if let Some((slot, mut env)) = world.at(id) {
                     slot.conn.unblock(&mut env);
-                    self.leave_copied(id);
+                    self.leave_copied(world, id);
                     return true;
                 }
             }
@@ -527,13 +416,63 @@ impl Driver {
     }
 
     /// Returns true if a message of `len` bytes would be accepted on this connection now.
-    pub(crate) fn is_writable_for(&self, id: ConnectionId, len: usize) -> bool {
-        let Some(slot) = self.table.get(id) else { return false };
+    pub(crate) fn is_writable_for(&self, world: &World, id: ConnectionId, len: usize) -> bool {
+        let Some(slot) = world.table.get(id) else { return false };
         let conn = &slot.conn;
         if conn.writable() == 0 || len <= conn.terms().buffer_size {
             return conn.writable() > 0;
         }
         let claimant = Claimant { who: id, host: None, own: conn.copies() };
-        conn.may_cut(len) || (conn.may_offer(len) && self.large.copied.would_grant(claimant, self.large.charge(len)))
+        conn.may_cut(len) || (conn.may_offer(len) && self.copied.would_grant(claimant, self.charge(len)))
+    }
+
+    /// Returns the limit of the memory for copies of large messages, in bytes.
+    pub(crate) const fn copied_limit(&self) -> u64 {
+        self.copied.limit() as u64
+    }
+
+    /// Copies the fragments of a message to one block of memory. If the memory budget covers this block, the receives of the fragments are
+    /// freed now. Otherwise the receives stay occupied until the program releases the message. This limits the memory that a peer can use.
+    pub(crate) fn join(&mut self, world: &mut World, id: ConnectionId, mut fragments: Box<Fragments>) -> JoinedMessage {
+        let (device, len) = (fragments.device, fragments.len);
+        let accounted = self.take_fetched(world, id, len);
+        let mut bytes = world.joins.take(len);
+        let buffers = world.devices.buffers(device);
+        let shared = world.table.get(id).is_some_and(|slot| slot.conn.receives().is_shared());
+        let parts = if crate::planted("last-fragment-forgotten") { fragments.parts.len() - 1 } else { usize::MAX };
+        for (buffer, end) in fragments.parts.iter().take(parts) {
+            bytes.extend_from_slice(&buffers.pool.slabs().bytes(buffer, *end as usize)[HEADER_LEN..]);
+        }
+        let mut receives = Vec::new();
+        for (buffer, _) in fragments.parts.drain(..) {
+            if accounted {
+                buffers.free_receive(buffer, shared);
+            } else {
+                receives.push(buffer);
+            }
+        }
+        if let Some(slot) = world.table.get_mut(id) {
+            slot.conn.recycle(fragments);
+        }
+        JoinedMessage { bytes, receives }
+    }
+
+    /// Releases a joined message that the program has not kept after its callback.
+    pub(crate) fn end_joined(
+        &mut self,
+        world: &mut World,
+        id: ConnectionId,
+        device: usize,
+        JoinedMessage { bytes, receives }: JoinedMessage,
+    ) {
+        if receives.is_empty() {
+            self.settle(world, MemoryUse::Fetched, bytes.len(), Some(id));
+        }
+        let shared = world.table.get(id).is_some_and(|slot| slot.conn.receives().is_shared());
+        for buffer in receives {
+            world.devices.buffers(device).free_receive(buffer, shared);
+        }
+        world.joins.keep(bytes);
+        world.expect_trim();
     }
 }

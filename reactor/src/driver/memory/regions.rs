@@ -1,35 +1,25 @@
-//! Regions of connections: registration, one-sided operations, and the revocation of peers' access.
+//! Regions of connections: registration, and the revocation of peers' access.
 
 use std::net::IpAddr;
-use std::ops::Range;
 
-use rdma_transport::caps::Features;
 use rdma_transport::mr::Access;
 use rdma_transport::slab::Key;
-use rdma_transport::wr::{MAX_SGE, SendOp};
 
-use crate::config::Framing;
-use crate::conn::frame::Immediate;
 use crate::device::Device;
 use crate::driver::stages::Stages;
 use crate::driver::table::ConnectionSlot;
-use crate::driver::{Driver, TimerPurpose};
-use crate::error::{Error, MemoryLocation, SendErrorKind};
-use crate::id::{ConnectionId, SendId, SendKind};
+use crate::driver::world::Freed;
+use crate::driver::{TimerPurpose, World};
+use crate::error::Error;
+use crate::id::ConnectionId;
 use crate::memory::budget::MemoryUse;
 use crate::memory::material::{Material, PreparedRegion, RegionMaker};
-use crate::memory::operations::{Locals, outside};
-use crate::memory::region::{Region, RegionOptions, RemoteRegion};
+use crate::memory::region::{Region, RegionOptions};
 use crate::memory::registry::{RegistrationTarget, RightsEnded};
 use crate::providers::device_index;
 use crate::security::{SecurityError, channel};
 
-/// A region, and the range of this region that an operation reads.
-pub(crate) type LocalRange<'a> = (&'a Region, Range<usize>);
-
-impl Driver {
-    // Registering.
-
+impl World {
     /// Registers memory on the device of a connection, which must have a queue pair. Without a queue pair, remote access to the memory
     /// could not be restricted to the peer of the connection, and would not be revoked when the connection ends.
     pub(crate) fn register(
@@ -58,7 +48,7 @@ impl Driver {
         if options.access.intersects(Access::REMOTE.union(Access::READ_SINK)) && !options.any_peer {
             return Err(Error::NoPeer);
         }
-        if self.refuses_all() {
+        if self.drain.refuses_all() {
             return Err(Error::Drained);
         }
         let Self { devices, providers, config, stages, .. } = self;
@@ -103,12 +93,7 @@ impl Driver {
 
     /// Returns memory for a message longer than one buffer, on the device of a connection; see
     /// [`Registry::block`](crate::memory::registry::Registry::block).
-    pub(in crate::driver) fn block(
-        &mut self,
-        id: ConnectionId,
-        len: usize,
-        account: MemoryUse,
-    ) -> Result<Region, Error> {
+    pub(crate) fn block(&mut self, id: ConnectionId, len: usize, account: MemoryUse) -> Result<Region, Error> {
         let target = self.registration_target(id)?;
         let secured = self.table.get(id).is_some_and(|slot| slot.conn.is_secured());
         let tail = if secured { channel::tail(len as u64) as usize } else { 0 };
@@ -162,22 +147,18 @@ impl Driver {
         }
     }
 
-    fn revoke_region(&mut self, key: Key) -> Result<(), Error> {
+    /// Revokes the peers' access to a region: as requested by the program, because the time limit
+    /// of the access has passed, or because the connection of the region has ended. A failure is
+    /// logged and counted.
+    pub(crate) fn revoke_region(&mut self, key: Key) -> Result<(), Error> {
         let ended = self.registry.revoke(&mut self.providers, key)?;
         self.forget_rights(ended);
         Ok(())
     }
 
-    /// Revokes the peers' access to a region, because the time limit of the access has passed, or because the connection of the region has
-    /// ended. A failure is logged and counted.
-    #[cold]
-    pub(in crate::driver) fn end_rights(&mut self, key: Key) {
-        let _ = self.revoke_region(key);
-    }
-
     /// Cancels the timer that would end the peers' access to a region, and removes the region from the list of its connection, because that
     /// access has ended. Does nothing for `None`.
-    pub(in crate::driver) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
+    pub(crate) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
         let Some(RightsEnded { key, timer, connection }) = ended else { return };
         if let Some(timer) = timer {
             self.timers.cancel(timer);
@@ -188,10 +169,10 @@ impl Driver {
     }
 
     /// Revokes the peer's access to all regions of a connection, because the connection has ended.
-    pub(in crate::driver) fn revoke_regions_of(&mut self, id: ConnectionId) {
+    pub(crate) fn revoke_regions_of(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         for key in std::mem::take(&mut slot.link.regions) {
-            self.end_rights(key);
+            _ = self.revoke_region(key);
         }
         self.registry.forget_peer(&mut self.providers, id);
     }
@@ -206,10 +187,10 @@ impl Driver {
     /// Handles a region that the program has dropped. If the region was memory of a finished message, it is kept for a later message.
     /// Otherwise the region is deregistered, if no work request uses it. If one does, only the peers' access is revoked. Nothing happens
     /// while the region contains a message that a peer has not fetched yet.
-    pub(in crate::driver) fn deregister_unused(&mut self, key: Key) {
+    pub(crate) fn deregister_unused(&mut self, key: Key) {
         if let Some(retired) = self.registry.retire(&mut self.providers, key) {
             self.forget_rights(retired.rights);
-            self.settle(retired.account, retired.len, retired.of);
+            self.freed.push_back(Freed::Memory(retired));
             self.expect_trim();
             return;
         }
@@ -220,182 +201,30 @@ impl Driver {
             // Deregistering the region also ends the peers' access to it.
             self.remove_region(key);
         } else {
-            self.end_rights(key);
+            _ = self.revoke_region(key);
         }
     }
 
     fn remove_region(&mut self, key: Key) {
         if let Some(removed) = self.registry.remove(&mut self.providers, key) {
             self.forget_rights(removed.rights);
-            self.settle(removed.account, removed.len, removed.of);
+            self.freed.push_back(Freed::Memory(removed));
         }
     }
 
     /// Deregisters all regions of a device that is being removed. The program can still access the memory of these regions, but cannot use
     /// it in work requests.
-    pub(in crate::driver) fn drop_regions_of_device(&mut self, device: usize) {
+    pub(crate) fn drop_regions_of_device(&mut self, device: usize) {
         for key in self.registry.of_device(device) {
             self.remove_region(key);
         }
         self.registry.forget_device(&mut self.providers, device);
     }
 
-    // Operations.
-
-    /// Reads from the start of `remote` into several local ranges, in their order.
-    pub(crate) fn read(
-        &mut self,
-        id: ConnectionId,
-        remote: RemoteRegion,
-        locals: &mut [(&mut Region, Range<usize>)],
-    ) -> Result<SendId, SendErrorKind> {
-        let parts = locals.iter().map(|(region, range)| (&**region, range));
-        self.check_parts(self.open_slot(id)?, remote, parts)?;
-        let are_sinks = || locals.iter().all(|(region, _)| self.registry.is_sink(region.key()));
-        if self.has(id, Features::OPEN_READ_SINKS) && !are_sinks() {
-            return Err(SendErrorKind::NotASink);
-        }
-        let places = locals.len();
-        self.input(id, |conn, env| {
-            conn.check_operation(places, false, env)?;
-            let locals = Locals::to_write(locals)?;
-            Ok(conn.read(remote.address(), locals, env))
-        })
-        .ok_or(SendErrorKind::Closed)?
-    }
-
-    /// Writes several local ranges to the start of `remote`, in their order. If `immediate` is set, the peer is notified, and receives this
-    /// value.
-    pub(crate) fn write(
-        &mut self,
-        id: ConnectionId,
-        remote: RemoteRegion,
-        locals: &[LocalRange<'_>],
-        immediate: Option<u32>,
-    ) -> Result<SendId, SendErrorKind> {
-        let slot = self.open_slot(id)?;
-        let len = self.check_parts(slot, remote, locals.iter().map(|(region, range)| (*region, range)))?;
-        let native = immediate.is_some() && self.features(slot).contains(Features::WRITE_WITH_IMMEDIATE);
-        let tells = immediate.is_some() && !native;
-        if tells && slot.conn.framing() == Framing::Raw {
-            return Err(self.lacks(id, "writes with immediate data"));
-        }
-        if tells && self.config.send_depth < 2 {
-            return Err(self.lacks(id, "writes with immediate data while send_depth is 1"));
-        }
-        let Some((slot, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
-        let (conn, to) = (&mut slot.conn, remote.address());
-        if let ([(region, range)], None, Some(qp)) = (locals, immediate, slot.link.qp) {
-            let now = || {
-                let role = region.entry(range.clone()).zip(provider.immediate_sends());
-                role.is_some_and(|(entry, role)| role.write_now(qp, &entry, to))
-            };
-            if let Some(id) = conn.write_now(&mut env, now) {
-                self.act();
-                return Ok(id);
-            }
-        }
-        let mut post = || {
-            conn.check_operation(if tells { 2 } else { 1 }, immediate.is_some(), &mut env)?;
-            let locals = Locals::to_read(locals)?;
-            Ok(match immediate {
-                None => conn.operate(SendKind::Write, SendOp::Write(to), locals, &mut env),
-                Some(value) if native => {
-                    conn.operate(SendKind::Write, SendOp::WriteWithImmediate(to, value), locals, &mut env)
-                }
-                Some(value) => conn.write_and_tell(to, locals, Immediate { value, len }, &mut env),
-            })
-        };
-        let posted = post();
-        self.act();
-        posted
-    }
-
-    /// Posts an atomic operation on the first 8 bytes of `remote`. The old value will be stored at `offset` in `local`.
-    pub(crate) fn atomic(
-        &mut self,
-        id: ConnectionId,
-        remote: RemoteRegion,
-        (local, offset): (&mut Region, usize),
-        op: SendOp,
-        kind: SendKind,
-    ) -> Result<SendId, SendErrorKind> {
-        let range = offset..offset.saturating_add(8);
-        self.check_parts(self.open_slot(id)?, remote, std::iter::once((&*local, &range)))?;
-        if !self.has(id, Features::ATOMICS) {
-            return Err(self.lacks(id, "atomic operations"));
-        }
-        for (location, at) in [(MemoryLocation::Local, offset as u64), (MemoryLocation::Remote, remote.address)] {
-            if at % 8 != 0 {
-                return Err(SendErrorKind::Misaligned { location, at });
-            }
-        }
-        self.input(id, |conn, env| {
-            conn.check_operation(1, false, env)?;
-            let locals = Locals::to_write(&mut [(local, range)])?;
-            Ok(conn.operate(kind, op, locals, env))
-        })
-        .ok_or(SendErrorKind::Closed)?
-    }
-
     /// Returns true if one-sided operations are refused on this connection. These operations are not encrypted, so a secured connection
     /// refuses them, unless [`crate::Config::allow_plain_remote_memory`] is set.
     #[inline]
-    pub(in crate::driver) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
+    pub(crate) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
         !self.config.plain_remote_memory && slot.conn.is_secured()
-    }
-
-    /// Returns true if a connection supports a feature.
-    pub(in crate::driver) fn has(&self, id: ConnectionId, feature: Features) -> bool {
-        self.table.get(id).is_some_and(|slot| self.features(slot).contains(feature))
-    }
-
-    pub(in crate::driver) fn lacks(&self, id: ConnectionId, feature: &'static str) -> SendErrorKind {
-        let provider = self.table.get(id).map_or(0, |slot| slot.link.cm.provider);
-        SendErrorKind::Unsupported { provider: self.providers.get(provider).name(), feature }
-    }
-
-    /// Checks that a region is registered on the connection's device, and that a range is inside the region.
-    #[inline]
-    pub(in crate::driver) fn check_local(
-        &self,
-        slot: &ConnectionSlot,
-        region: &Region,
-        range: &Range<usize>,
-    ) -> Result<(), SendErrorKind> {
-        if !self.registry.knows(region) || slot.link.place.is_none_or(|place| place.device != region.device()) {
-            return Err(SendErrorKind::ForeignRegion);
-        }
-        if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
-    }
-
-    /// Checks the local and the remote ranges of an operation. Returns the total length of the local ranges, in bytes.
-    #[inline]
-    fn check_parts<'a>(
-        &self,
-        slot: &ConnectionSlot,
-        remote: RemoteRegion,
-        locals: impl ExactSizeIterator<Item = (&'a Region, &'a Range<usize>)>,
-    ) -> Result<u32, SendErrorKind> {
-        if self.hides_memory(slot) {
-            return Err(SendErrorKind::PlainRemoteMemory);
-        }
-        let count = locals.len();
-        if !(1..=MAX_SGE).contains(&count) {
-            return Err(SendErrorKind::TooManyRegions { count, max: MAX_SGE });
-        }
-        let mut total = 0_u64;
-        for (region, range) in locals {
-            self.check_local(slot, region, range)?;
-            total += range.len() as u64;
-        }
-        if total > remote.len {
-            return Err(SendErrorKind::OutOfBounds { end: total, len: remote.len });
-        }
-        let max = self.device_of(slot).map_or(0, |device| device.max_message.min(u32::MAX.into()));
-        if total > max {
-            return Err(SendErrorKind::TooLong { len: total as usize, max: max as usize });
-        }
-        Ok(total as u32)
     }
 }

@@ -106,7 +106,7 @@ mod devices {
     use crate::error::Error;
     use crate::seam::poller::Entropy;
 
-    pub(in crate::driver) fn open(entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
+    pub(crate) fn open(entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
         Ok(Box::new(Verbs::open()?.with_entropy(entropy)))
     }
 }
@@ -118,7 +118,7 @@ mod devices {
     use crate::error::Error;
     use crate::seam::poller::Entropy;
 
-    pub(in crate::driver) fn open(_: Entropy) -> Result<Box<dyn Provider>, Error> {
+    pub(crate) fn open(_: Entropy) -> Result<Box<dyn Provider>, Error> {
         let reason = "this build has no support for RDMA devices (feature `verbs`); use the provider iwarp";
         Err(Error::NoProvider { provider: "verbs", reason: reason.into() })
     }

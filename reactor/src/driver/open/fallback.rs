@@ -14,7 +14,7 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 
 /// The attempts that remain for one connection.
 #[derive(Debug)]
-pub(in crate::driver) struct Fallback {
+pub(crate) struct Fallback {
     /// The addresses of the peer, in the order of the attempts. The first address stays in the list until one provider has resolved it, or
     /// all providers were tried for it.
     addresses: VecDeque<SocketAddr>, // local: addresses that the program connects to
@@ -30,15 +30,15 @@ pub(in crate::driver) struct Fallback {
 
 /// An attempt to connect to one address over one provider.
 #[derive(Debug)]
-pub(in crate::driver) struct ConnectAttempt {
-    pub(in crate::driver) peer: SocketAddr,
-    pub(in crate::driver) cm: Handle<CmId>,
+pub(crate) struct ConnectAttempt {
+    pub(crate) peer: SocketAddr,
+    pub(crate) cm: Handle<CmId>,
     /// The time at which the attempt fails if the peer has not answered.
-    pub(in crate::driver) deadline: Instant,
+    pub(crate) deadline: Instant,
 }
 
 impl Fallback {
-    pub(in crate::driver) fn new(
+    pub(crate) fn new(
         addresses: impl IntoIterator<Item = SocketAddr>,
         path: PathOptions,
         exchange: Option<ExchangeOptions>,
@@ -47,13 +47,13 @@ impl Fallback {
     }
 
     /// Returns `true` if no attempt remains.
-    pub(in crate::driver) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
     /// Records that the address of the attempt is resolved, so that no other provider is tried for it. Returns the new deadline of the
     /// attempt, or `None` if the deadline does not change.
-    pub(in crate::driver) fn resolved(&mut self) -> Option<Instant> {
+    pub(crate) fn resolved(&mut self) -> Option<Instant> {
         let limit = self.limit.take();
         if limit.is_some() {
             self.next_address();
@@ -67,7 +67,7 @@ impl Fallback {
     /// # Errors
     /// All remaining attempts were refused. Returns the error of the last one. If the program has chosen a source, returns the error of the
     /// first one, because the other providers may not support that source. [`Error::NoAddress`] if there was no address.
-    pub(in crate::driver) fn resolve_next(
+    pub(crate) fn resolve_next(
         &mut self,
         providers: &mut Providers,
         config: &Config,
@@ -129,7 +129,7 @@ impl Fallback {
 
 /// Returns the addresses of a host in the order of the attempts. This is the order of the system's resolver, except that IPv4 and IPv6
 /// addresses alternate. So if one address family is unreachable, an address of the other family is tried soon (RFC 8305, section 4).
-pub(in crate::driver) fn by_turns(addresses: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
+pub(crate) fn by_turns(addresses: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut preferred, mut other): (VecDeque<_>, VecDeque<_>) =
         addresses.iter().copied().partition(|address| address.is_ipv6() == first_is_v6);

@@ -7,46 +7,36 @@ use rdma_transport::cm::CmId;
 use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
-use crate::driver::Driver;
-use crate::driver::open::accept::IncomingRequest;
-use crate::driver::open::group::{Arrival, Place};
+use super::accept::{Acceptor, IncomingRequest};
+use super::group::{Arrival, Place};
+use crate::driver::World;
 use crate::id::ListenerId;
 use crate::options::ListenOptions;
 use crate::providers::{HANDOVER, Handle, role};
 
-impl Driver {
-    /// Returns the connect request with the connection-manager id `cm`, which arrived on a listener of this reactor. `None` if the listener
-    /// was closed before this call.
-    pub(in crate::driver) fn request(
-        &mut self,
+impl Acceptor {
+    /// Returns the connect request with the connection-manager id `cm`, which arrived on a listener
+    /// of this reactor.
+    pub(crate) fn request(
+        &self,
+        world: &World,
+        (listener, options): (Key, &ListenOptions),
         cm: Handle<CmId>,
-        listener: Key,
         device: usize,
-        peer: SocketAddr,
-        private_data: Box<[u8]>,
-    ) -> Option<IncomingRequest> {
-        let ListenOptions { framing, service, ref security, .. } = self.listeners.get(listener)?.options;
-        let security = security.as_ref().unwrap_or(&self.config.security).clone();
+        (peer, private_data): (SocketAddr, Box<[u8]>),
+    ) -> IncomingRequest {
+        let ListenOptions { framing, service, ref security, .. } = *options;
+        let security = security.as_ref().unwrap_or(&world.config.security).clone();
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
-        let listener = ListenerId::new(self.tag(), listener);
+        let listener = ListenerId::new(world.tag(), listener);
         // A listener on an IPv6 address may also accept IPv4 peers. It reports their addresses as IPv4-mapped IPv6 addresses (RFC 4291,
         // section 2.5.5.2).
         let peer = match peer.ip().to_canonical() {
             ip @ IpAddr::V4(_) => SocketAddr::new(ip, peer.port()),
             IpAddr::V6(_) => peer,
         };
-        Some(IncomingRequest {
-            cm,
-            reactor,
-            listener,
-            framing,
-            service,
-            security,
-            device,
-            peer,
-            private_data,
-            placed: false,
-        })
+        let placed = false;
+        IncomingRequest { cm, reactor, listener, framing, service, security, device, peer, private_data, placed }
     }
 
     /// Returns true if `on_place` must be called, so that the program chooses the reactor for a request.
@@ -55,7 +45,12 @@ impl Driver {
     }
 
     /// Assigns a request to a reactor of the group, and sends it there. Returns the request if this reactor must answer it.
-    pub(crate) fn place(&mut self, mut request: IncomingRequest, place: Place) -> Option<IncomingRequest> {
+    pub(crate) fn place(
+        &mut self,
+        world: &mut World,
+        mut request: IncomingRequest,
+        place: Place,
+    ) -> Option<IncomingRequest> {
         let Some(membership) = &self.membership else { return Some(request) };
         match membership.place(place) {
             // No reactor of the group accepts the request, so this reactor refuses it.
@@ -64,15 +59,15 @@ impl Driver {
                 request.placed = true;
                 Some(request)
             }
-            Some(index) => self.hand_over(request, index),
+            Some(index) => self.hand_over(world, request, index),
         }
     }
 
     /// Sends a request to the reactor with this index, to which it was assigned. If the request cannot be sent, returns it, and this
     /// reactor must answer it.
-    fn hand_over(&mut self, request: IncomingRequest, index: usize) -> Option<IncomingRequest> {
+    fn hand_over(&mut self, world: &mut World, request: IncomingRequest, index: usize) -> Option<IncomingRequest> {
         let membership = self.membership.as_ref()?;
-        let (provider, cm) = self.providers.of(request.cm);
+        let (provider, cm) = world.providers.of(request.cm);
         let detached = match role(provider, Provider::handover, HANDOVER).and_then(|role| role.detach(cm)) {
             Ok(id) => Handle { provider: request.cm.provider, id },
             Err(error) => {
@@ -85,25 +80,25 @@ impl Driver {
         let arrival = Arrival { detached, framing, service, security, reactor, listener, peer, private_data };
         match membership.send(index, arrival) {
             Ok(()) => {
-                self.stats.connections.handed_over += 1;
+                world.stats.connections.handed_over += 1;
                 None
             }
             Err(arrival) => {
                 // The chosen reactor was dropped before the request could be sent to it, so this reactor handles the request.
                 membership.unplace(index);
-                self.take_in(*arrival, false)
+                self.take_in(world, *arrival, false)
             }
         }
     }
 
     /// Stage 9: returns the next request that another reactor has sent to this one. `left` is the number of requests that this turn may
     /// still handle. Returns `None` if there is no request, or if `left` is 0.
-    pub(crate) fn next_arrival(&mut self, left: &mut usize) -> Option<IncomingRequest> {
+    pub(crate) fn next_arrival(&mut self, world: &mut World, left: &mut usize) -> Option<IncomingRequest> {
         while *left > 0 {
             let arrival = self.membership.as_ref()?.next_arrival()?;
             *left -= 1;
-            self.stats.connections.taken_over += 1;
-            let request = self.take_in(arrival, true);
+            world.stats.connections.taken_over += 1;
+            let request = self.take_in(world, arrival, true);
             if request.is_some() {
                 return request;
             }
@@ -111,9 +106,9 @@ impl Driver {
         None
     }
 
-    fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<IncomingRequest> {
+    fn take_in(&mut self, world: &mut World, arrival: Arrival, placed: bool) -> Option<IncomingRequest> {
         let Arrival { detached, framing, service, security, reactor, listener, peer, private_data } = arrival;
-        match self.providers.attach(detached, self.now) {
+        match world.providers.attach(detached, world.now) {
             Ok((cm, device)) => Some(IncomingRequest {
                 cm,
                 reactor,
@@ -127,8 +122,8 @@ impl Driver {
                 placed,
             }),
             Err(error) => {
-                self.log_refusal(peer, Level::Warn, &error.to_string());
-                self.stats.connections.refused += 1;
+                world.log_refusal(peer, Level::Warn, &error.to_string());
+                world.stats.connections.refused += 1;
                 self.request_done(placed);
                 None
             }
@@ -137,17 +132,9 @@ impl Driver {
 
     /// Notes that a request has become a connection, or was refused. `placed` is true if the group has assigned the request to this
     /// reactor.
-    pub(in crate::driver) fn request_done(&mut self, placed: bool) {
+    pub(crate) fn request_done(&mut self, placed: bool) {
         if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.done();
-        }
-    }
-
-    /// Checks for results and requests from other threads: resolved host names, and the request of a drain.
-    pub(crate) fn check_inbox(&mut self) {
-        self.take_lookups();
-        if let Some(deadline) = self.os.wake.take_drain() {
-            self.want_drain(deadline);
         }
     }
 }

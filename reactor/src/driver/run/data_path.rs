@@ -1,6 +1,7 @@
 //! The data path: passes sends to connections, posts work requests to devices, and passes completions to connections. Only this file posts
 //! the work requests of connections, and finds the connection of a completion.
 
+use rdma_transport::TransportError;
 use rdma_transport::provider::{PostError, Posted, Provider};
 use rdma_transport::qp::QpId;
 use rdma_transport::wc::{WcOpcode, WorkCompletion};
@@ -9,11 +10,11 @@ use rdma_transport::wr::RecvWr;
 use crate::conn::recv_queue::Completed;
 use crate::conn::{Connection, Env};
 use crate::device::Device;
-use crate::driver::Driver;
 use crate::driver::memory::large::LargePayload;
 use crate::driver::pending::PendingSlot;
 use crate::driver::stages::Stages;
 use crate::driver::table::{ConnectionLink, ConnectionSlot, DeviceBinding};
+use crate::driver::{Driver, World};
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, WorkRequestId};
 
@@ -21,7 +22,9 @@ impl Driver {
     /// Sends a copy of `payload`. A payload that is too long for one buffer is sent in several buffers, or offered to the peer, which then
     /// reads it from local memory.
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
-        let Some((slot, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
+        let Some((slot, mut env, provider)) = self.world.at_with_provider(id) else {
+            return Err(SendErrorKind::Closed);
+        };
         if let Some(qp) = slot.link.qp {
             let now = |header: &[u8]| provider.immediate_sends().is_some_and(|role| role.send_now(qp, header, payload));
             if let Some(id) = slot.conn.send_now(payload.len(), &mut env, now) {
@@ -30,7 +33,11 @@ impl Driver {
             }
         }
         match slot.conn.send(payload, &mut env) {
-            Err(SendErrorKind::TooLong { len, max }) if len <= max => self.send_large(id, LargePayload::Bytes(payload)),
+            Err(SendErrorKind::TooLong { len, max }) if len <= max => {
+                let sent = self.large.send_large(&mut self.world, id, LargePayload::Bytes(payload));
+                self.act();
+                sent
+            }
             other => {
                 self.act();
                 other
@@ -38,14 +45,13 @@ impl Driver {
         }
     }
 
-    // Completions.
-
     /// Passes the completion `nth` of the batch to its connection. If the connection has reached its limit for this turn, a later turn
     /// passes the completion. Returns `None`, except if the completion is that of an endpoint. In this case, returns the endpoint's number,
     /// and the caller must handle the completion.
     #[inline]
     pub(crate) fn complete(&mut self, nth: usize) -> Option<u64> {
-        let Self { table, devices, queues, fair, config, now, effects, stats, stages, .. } = self;
+        let Self { world, queues, fair, .. } = self;
+        let World { table, devices, config, now, effects, stats, stages, .. } = world;
         let (device, wc) = queues.completion(nth)?;
         let work = WorkRequestId::of(wc.wr_id);
         let slot = match work {
@@ -88,41 +94,42 @@ impl Driver {
 
     /// Passes a completion from the backlog of a connection to that connection.
     pub(crate) fn complete_deferred(&mut self, id: ConnectionId, wc: &WorkCompletion) {
-        let Some((slot, mut env)) = self.at(id) else { return };
+        let Some((slot, mut env)) = self.world.at(id) else { return };
         take(slot, WorkRequestId::of(wc.wr_id), wc, &mut env);
         if slot.conn.state().is_ending() {
-            self.note(Stages::ENDS);
+            self.world.note(Stages::ENDS);
         }
         self.act();
     }
 
-    // Posting.
-
-    /// Posts the work requests that connections have collected in this turn, or a part of them: see [`Driver::has_connected`].
+    /// Posts the work requests that connections have collected in this turn. If a connection comes
+    /// up meanwhile (`Effects::has_connected`), posts only a part of them: a callback of another
+    /// connection must not use this connection before its `on_connect`. The caller makes the
+    /// callbacks, and flushes again.
     #[inline]
     pub(crate) fn flush(&mut self) {
-        if self.config.shared_receives.is_none() {
+        if self.world.config.shared_receives.is_none() {
             return self.post_marked();
         }
-        self.devices.settle_shared(&mut self.providers);
+        self.world.devices.settle_shared(&mut self.world.providers);
         self.ask_for_receives();
         self.post_marked();
         // The claims that were renewed in this flush may have released receives.
-        if self.ask_for_receives() && !self.has_connected() {
+        if self.ask_for_receives() && !self.world.effects.has_connected() {
             self.post_marked();
             if self.ask_for_receives() {
                 // No other flush may follow in this turn.
-                self.os.wake.wake();
+                self.world.os.wake.wake();
             }
         }
     }
 
     #[inline]
     fn post_marked(&mut self) {
-        match self.effects.to_post[..] {
+        match self.world.effects.to_post[..] {
             [] => {}
             [only] => {
-                self.effects.to_post.clear();
+                self.world.effects.to_post.clear();
                 self.post(only, true);
                 self.act();
             }
@@ -134,7 +141,7 @@ impl Driver {
     /// requests to post, if there are enough receives for them now, so that they renew their
     /// claims. Returns true if there are such connections.
     fn ask_for_receives(&mut self) -> bool {
-        let due = self.devices.iter_mut().filter_map(|device| device.buffers.shared.as_mut());
+        let due = self.world.devices.iter_mut().filter_map(|device| device.buffers.shared.as_mut());
         let due = due.flat_map(|shared| shared.claims.take_due()).collect::<Vec<_>>();
         for &id in &due {
             self.input(id, |conn, env| conn.mark(env));
@@ -144,46 +151,39 @@ impl Driver {
 
     /// Returns true if the next flush has shared receives for a connection that waits for them.
     pub(crate) fn has_due_receives(&self) -> bool {
-        self.config.shared_receives.is_some() && self.devices.iter().any(Device::has_due_receives)
+        self.world.config.shared_receives.is_some() && self.world.devices.iter().any(Device::has_due_receives)
     }
 
     /// Returns true if [`Driver::flush`] may have something to do.
     #[inline]
     pub(crate) fn has_to_flush(&self) -> bool {
-        !self.effects.to_post.is_empty() || self.config.shared_receives.is_some()
-    }
-
-    /// Returns true if a connection has come up, and its `on_connect` was not called yet. A connection may come up in a flush, which sends
-    /// its last handshake message. Then the flush ends there, because a callback of another connection must not use this connection before
-    /// its `on_connect`. The caller makes the callbacks, and flushes again.
-    #[inline]
-    pub(crate) fn has_connected(&self) -> bool {
-        self.effects.has_connected()
+        !self.world.effects.to_post.is_empty() || self.world.config.shared_receives.is_some()
     }
 
     /// Posts the collected work requests of the connections in the list `to_post`, until one of them comes up.
     fn post_all(&mut self) {
-        let mut list = std::mem::take(&mut self.effects.to_post);
+        let mut list = std::mem::take(&mut self.world.effects.to_post);
         let mut posted = 0;
-        while posted < list.len() && !self.effects.has_connected() {
+        while posted < list.len() && !self.world.effects.has_connected() {
             self.post(list[posted], true);
             posted += 1;
         }
         list.drain(..posted);
         // The list is put back, so that its allocation is reused. If memory was released while the connections were posted,
         // `ask_for_memory` has marked connections that wait for it. The next flush posts these.
-        list.append(&mut self.effects.to_post);
-        self.effects.to_post = list;
+        list.append(&mut self.world.effects.to_post);
+        self.world.effects.to_post = list;
         self.act();
     }
 
     /// Posts the collected work requests of a connection. If the sends carry a grant for new receives, the receives are posted before the
     /// sends. If `ask` is true and a large message of the connection needs memory, requests this memory first.
     fn post(&mut self, id: ConnectionId, ask: bool) {
-        let Self { table, devices, providers, config, now, effects, stats, .. } = self;
+        let World { table, devices, providers, config, now, effects, stats, .. } = &mut self.world;
         let Some(slot) = table.get_mut(id) else { return };
         if ask && slot.conn.wants_memory().is_some() {
-            self.find_memory(id);
+            self.large.find_memory(&mut self.world, id);
+            self.act();
             return self.post(id, false);
         }
         let mut completed = None;
@@ -207,47 +207,88 @@ impl Driver {
             match posted {
                 Ok(Posted::Pending) => {}
                 Ok(Posted::Completed) => completed = slot.link.place.as_ref().map(DeviceBinding::queue),
-                Err(error) => {
-                    let (limit, peer) = (&mut env.effects.log_limit, slot.conn.peer());
-                    peer_log!(limit, env.now, Failed, Warn, peer, "{id}: posting failed: {error}");
-                    slot.conn.posting_failed(error.to_string(), &mut env);
-                }
+                Err(error) => posting_failed(slot, &mut env, &error),
             }
         }
         slot.conn.unmark();
         if let Some(queue) = completed {
-            self.completed_in_post(queue);
+            self.queues.completed_in_post(&mut self.world, queue);
         }
     }
 
     /// Posts the collected sends of a connection now, without waiting for the end of the turn.
     pub(crate) fn post_sends_of(&mut self, id: ConnectionId) {
-        if let Some((slot, mut env, provider)) = self.at_with_provider(id) {
+        if let Some((slot, mut env, provider)) = self.world.at_with_provider(id) {
             // A handshake that ends here would bring the connection up within a callback.
             if let Some(qp) = slot.link.qp.filter(|_| slot.conn.state().is_announced()) {
                 slot.conn.uncork();
                 if let Err(error) = post_sends(slot, &mut env, provider, qp) {
-                    let (limit, peer) = (&mut env.effects.log_limit, slot.conn.peer());
-                    peer_log!(limit, env.now, Failed, Warn, peer, "{id}: posting failed: {error}");
-                    slot.conn.posting_failed(error.to_string(), &mut env);
+                    posting_failed(slot, &mut env, &error);
                 }
             }
         }
         self.act();
     }
 
-    /// Returns a connection, the environment for its inputs, and its provider. `None` if the connection does not exist.
-    pub(in crate::driver) fn at_with_provider(
-        &mut self,
-        id: ConnectionId,
-    ) -> Option<(&mut ConnectionSlot, Env<'_>, &mut dyn Provider)> {
-        let Self { table, devices, providers, config, now, effects, stats, .. } = self;
-        let slot = table.get_mut(id)?;
-        let provider = providers.numbered(slot.link.cm.provider);
-        let device = slot.link.place.map_or(usize::MAX, |place| place.device);
-        let buffers = devices.buffers(device);
-        let env = Env { now: *now, config, device, buffers, effects, stats };
-        Some((slot, env, provider))
+    /// Polls the completion queues until one of them returns completions. Returns true if there are completions, or ended connections, to
+    /// handle.
+    #[inline]
+    pub(crate) fn poll_any(&mut self) -> bool {
+        self.queues.has_unseen() || self.fair.is_behind() || self.poll_all()
+    }
+
+    fn poll_all(&mut self) -> bool {
+        let polled = self.queues.poll_all(&mut self.world);
+        polled.unwrap_or_else(|failed| self.fail_device(&failed))
+    }
+
+    /// Polls like [`Driver::poll_any`]. Does not poll if all queues were found empty, and the reactor has done nothing since then that
+    /// could add a completion. If a device has added a completion since then, the poll that follows the arming of the queue finds this
+    /// completion. If the queue was armed already, it raises an event.
+    #[inline]
+    pub(crate) fn poll_if_changed(&mut self) -> bool {
+        !self.queues.quiet && self.poll_any()
+    }
+
+    /// Arms the completion queues for the wait that follows, as
+    /// [`Queues::arm`](super::queues::Queues::arm) says. Returns true if there is something to
+    /// handle instead.
+    pub(crate) fn arm(&mut self) -> bool {
+        let armed = self.queues.arm(&mut self.world);
+        armed.unwrap_or_else(|failed| self.fail_device(&failed))
+    }
+
+    /// Polls the next batch of stage 7, with at most `limit` completions. Returns true if there is one.
+    #[inline]
+    pub(crate) fn next_batch(&mut self, limit: usize) -> bool {
+        loop {
+            match self.queues.next_batch(&mut self.world, limit) {
+                Ok(found) => return found,
+                Err(failed) => _ = self.fail_device(&failed),
+            }
+        }
+    }
+
+    /// Ends the connections of a device that has failed. Returns true: the program must be notified
+    /// of the ended connections, so there is something to handle.
+    #[cold]
+    fn fail_device(&mut self, (index, error): &(usize, TransportError)) -> bool {
+        self.world.fail_device(*index, error);
+        self.act_on_all();
+        true
+    }
+
+    /// Returns true if the next turn already has work to do, so that the reactor must not sleep before that turn.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        // If a send that was made outside of a turn has completed when it was posted, its callback is pending. After stage 7, the program
+        // or a timer may have released what a refused send waits for.
+        let calls = self.world.effects.has_events() || !self.world.effects.to_ask.is_empty();
+        let stages = self.world.stages.intersects(Stages::WORK);
+        // The poll before a sleep may have passed the last completion of an ended connection, whose
+        // receives are then free for connections that wait.
+        let due = || self.has_due_receives() && !crate::planted("an-ended-connection-wakes-no-claim");
+        calls || stages || self.queues.has_unseen() || self.fair.is_behind() || due()
     }
 }
 
@@ -272,17 +313,18 @@ fn take(slot: &mut ConnectionSlot, work: WorkRequestId, wc: &WorkCompletion, env
     };
     if !taken {
         let (id, peer, limit) = (slot.conn.id(), slot.conn.peer(), &mut env.effects.log_limit);
-        peer_log!(
-            limit,
-            env.now,
-            Failed,
-            Warn,
-            peer,
-            "{id}: a completion of a work request that is not posted ({})",
-            wc.status
-        );
+        let work = "a work request that is not posted";
+        peer_log!(limit, env.now, Failed, Warn, peer, "{id}: a completion of {work} ({})", wc.status);
         env.stats.completions.stale += 1;
     }
+}
+
+/// Ends a connection, because a device has refused its work requests.
+#[cold]
+fn posting_failed(slot: &mut ConnectionSlot, env: &mut Env<'_>, error: &Error) {
+    let (id, peer, limit) = (slot.conn.id(), slot.conn.peer(), &mut env.effects.log_limit);
+    peer_log!(limit, env.now, Failed, Warn, peer, "{id}: posting failed: {error}");
+    slot.conn.posting_failed(error.to_string(), env);
 }
 
 /// Posts the chain of a connection. If the chain is empty and sends were completed when they were posted, rings the doorbell for those
@@ -331,7 +373,7 @@ fn post_receives(
 }
 
 /// Posts all free receives of a connection's own receive queue.
-pub(in crate::driver) fn post_own_receives(
+pub(crate) fn post_own_receives(
     slot: &mut ConnectionSlot,
     env: &mut Env<'_>,
     provider: &mut dyn Provider,
@@ -362,7 +404,7 @@ pub(in crate::driver) fn post_own_receives(
 /// and the post is tried again after that.
 fn full_or_failed(failed: PostError, waits: bool) -> Result<(), Error> {
     match failed.error {
-        rdma_transport::TransportError::QueueFull { .. } if waits => Ok(()),
+        TransportError::QueueFull { .. } if waits => Ok(()),
         error => Err(error.into()),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use rdma_transport::wc::WorkCompletion;
 
-use crate::driver::Driver;
+use crate::driver::World;
 use crate::id::ConnectionId;
 
 /// The limits on the work of one connection in a turn.
@@ -34,7 +34,7 @@ pub(crate) struct Allowance {
     turn: u64,
     completions: u32,
     bytes: usize,
-    pub(in crate::driver) backlog: VecDeque<WorkCompletion>, // bound: completions
+    pub(crate) backlog: VecDeque<WorkCompletion>, // bound: completions
 }
 
 impl Allowance {
@@ -88,61 +88,47 @@ impl Fair {
     pub(crate) fn is_behind(&self) -> bool {
         !self.waiting.is_empty()
     }
-}
-
-impl Driver {
-    /// Returns true if at least one connection has a backlog of completions.
-    #[inline]
-    pub(crate) fn is_behind(&self) -> bool {
-        self.fair.is_behind()
-    }
-
-    /// Records that the reactor has handled everything that peers have sent until now, or will handle it in this turn.
-    #[inline]
-    pub(crate) const fn caught_up(&mut self) {
-        self.table.pending.saw(self.now);
-    }
 
     /// Starts the limits of a new turn. If there is only one connection, it has no limit.
     #[inline]
-    pub(crate) fn begin_turn(&mut self) {
-        self.caught_up();
-        let turn = self.fair.limits.turn + 1;
-        self.fair.limits = match self.table.len() {
+    pub(crate) fn begin_turn(&mut self, world: &mut World) {
+        world.table.caught_up(world.now);
+        let turn = self.limits.turn + 1;
+        self.limits = match world.table.len() {
             0 | 1 => TurnLimits { turn, completions: u32::MAX, bytes: usize::MAX },
-            _ => TurnLimits { turn, completions: self.config.fair_messages, bytes: self.config.fair_bytes },
+            _ => TurnLimits { turn, completions: world.config.fair_messages, bytes: world.config.fair_bytes },
         };
     }
 
     /// Removes all connections from the list of those with a backlog, and returns them, oldest backlog first.
     pub(crate) fn take_waiting(&mut self) -> VecDeque<ConnectionId> {
-        std::mem::take(&mut self.fair.waiting)
+        std::mem::take(&mut self.waiting)
     }
 
     /// Puts connections back to the front of the list of connections with a backlog, because this turn could not handle their backlogs.
     pub(crate) fn put_waiting(&mut self, mut waiting: VecDeque<ConnectionId>) {
-        waiting.append(&mut self.fair.waiting);
-        self.fair.waiting = waiting;
+        waiting.append(&mut self.waiting);
+        self.waiting = waiting;
     }
 
     /// Removes and returns the next completion of a connection's backlog, if the limits of the connection allow it. If the limits do not
     /// allow it, returns `None`, and adds the connection to the list of connections with a backlog again. Also returns `None` if the
     /// backlog is empty.
-    pub(crate) fn next_deferred(&mut self, id: ConnectionId) -> Option<WorkCompletion> {
-        let limits = self.fair.limits;
-        let allowance = &mut self.table.get_mut(id)?.allowance;
+    pub(crate) fn next_deferred(&mut self, world: &mut World, id: ConnectionId) -> Option<WorkCompletion> {
+        let limits = self.limits;
+        let allowance = &mut world.table.get_mut(id)?.allowance;
         let wc = *allowance.backlog.front()?;
         if !allowance.take(&wc, &limits) {
-            self.fair.waiting.push_back(id);
+            self.waiting.push_back(id);
             return None;
         }
         allowance.backlog.pop_front()
     }
 
     /// Adds a connection to the list of connections with a backlog, if its backlog is not empty.
-    pub(crate) fn wait_on(&mut self, id: ConnectionId) {
-        if self.table.get(id).is_some_and(|slot| !slot.allowance.backlog.is_empty()) {
-            self.fair.waiting.push_back(id);
+    pub(crate) fn wait_on(&mut self, world: &World, id: ConnectionId) {
+        if world.table.get(id).is_some_and(|slot| !slot.allowance.backlog.is_empty()) {
+            self.waiting.push_back(id);
         }
     }
 }

@@ -10,14 +10,18 @@ use rdma_transport::wc::WorkCompletion;
 
 use crate::config::Config;
 use crate::device::cq::{CompletionQueue, CqIndex};
-use crate::driver::Driver;
+use crate::driver::World;
 use crate::driver::stages::Stages;
 use crate::error::Error;
 use crate::providers::{MAX_PROVIDERS, device_of};
-use crate::seam::poller::Interest;
+use crate::seam::poller::{Interest, Poller};
 
 /// The largest number of completions that are polled from a queue with one call.
 const BATCH: usize = 256;
+
+/// The result of polling: true if there are completions. Otherwise, the index of the device that
+/// has failed, and its error.
+pub(crate) type Polled = Result<bool, (usize, rdma_transport::TransportError)>;
 
 /// An index that no queue has.
 const NO_QUEUE: CqIndex = (usize::MAX, usize::MAX);
@@ -48,16 +52,16 @@ pub(crate) struct Queues {
     /// True during stage 7. If a send is posted during this stage and completes when it is posted, its completion queue is polled again.
     polling: bool,
     /// True if stage 7 found all queues empty, and nothing has happened since that could have added a completion without an event.
-    quiet: bool,
+    pub(crate) quiet: bool,
     /// The largest number of completions that are polled from a queue before stage 7.
     early_limit: usize,
     /// The number of completions of the batch that do not count towards the limit of the turn, because their connections are ending without
     /// having been up.
-    pub(in crate::driver) spared: usize,
+    pub(crate) spared: usize,
 }
 
 impl Queues {
-    pub(in crate::driver) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Self {
             batch: CompletionBatch { completions: Vec::with_capacity(BATCH), queue: (0, 0), full: false, early: false },
             ready: VecDeque::new(),
@@ -112,91 +116,51 @@ impl Queues {
             self.ready.push_back(queue);
         }
     }
-}
-
-impl Driver {
-    pub(crate) const fn queues(&self) -> &Queues {
-        &self.queues
-    }
 
     /// Returns true if there may be completions that were not passed to their connections or backlogs yet.
     #[inline]
     pub(crate) fn has_unseen(&self) -> bool {
-        self.queues.batch.early || !self.queues.ready.is_empty()
+        self.batch.early || !self.ready.is_empty()
     }
 
     /// Registers the channels of new providers and devices with the poller. If the registration of a channel fails, the next call starts
     /// with that channel.
-    pub(crate) fn watch_channels(&mut self) -> Result<(), Error> {
-        if !self.is_noted(Stages::CHANNELS) {
+    pub(crate) fn watch_channels(world: &mut World) -> Result<(), Error> {
+        if !world.stages.contains(Stages::CHANNELS) {
             return Ok(());
         }
-        if self.providers.unwatched().is_some() {
-            self.note(Stages::EVENTS);
+        if world.providers.unwatched().is_some() {
+            world.note(Stages::EVENTS);
         }
-        while let Some(provider) = self.providers.unwatched() {
-            self.watch(self.providers.get(provider).channel(Channel::ConnectionManager)?, provider)?;
-            self.providers.note_watched();
+        while let Some(provider) = world.providers.unwatched() {
+            watch(&mut *world.os.poller, world.providers.get(provider).channel(Channel::ConnectionManager)?, provider)?;
+            world.providers.note_watched();
         }
-        while let Some(index) = self.devices.fresh() {
+        while let Some(index) = world.devices.fresh() {
             let (number, id) = device_of(index);
-            let provider = self.providers.get(number);
+            let provider = world.providers.get(number);
             // The device is not watched if its provider has no attributes of it any more, because it was removed in the meantime.
             if provider.device(id).is_some() {
-                self.watch(provider.channel(Channel::Completions(id))?, MAX_PROVIDERS + index)?;
+                watch(&mut *world.os.poller, provider.channel(Channel::Completions(id))?, MAX_PROVIDERS + index)?;
             }
-            self.devices.watched();
+            world.devices.watched();
         }
-        self.stages.remove(Stages::CHANNELS);
+        world.stages.remove(Stages::CHANNELS);
         Ok(())
     }
 
-    /// Registers a channel with the poller. If the channel is already registered, because its device was closed and opened again, registers
-    /// it anew. Only a new registration reports a channel that was readable before.
-    fn watch(&mut self, fd: RawFd, token: usize) -> Result<(), Error> {
-        let poller = &mut self.os.poller;
-        let watched = match poller.register(fd, token, Interest::READABLE) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                poller.deregister(fd).and_then(|()| poller.register(fd, token, Interest::READABLE))
-            }
-            other => other,
-        };
-        watched.map_err(Error::Poll)
-    }
-
-    /// Polls like [`Driver::poll_any`]. Does not poll if all queues were found empty, and the reactor has done nothing since then that
-    /// could add a completion. If a device has added a completion since then, the poll that follows the arming of the queue finds this
-    /// completion. If the queue was armed already, it raises an event.
-    #[inline]
-    pub(crate) fn poll_if_changed(&mut self) -> bool {
-        !self.queues.quiet && self.poll_any()
-    }
-
-    /// Polls the completion queues until one of them returns completions. Returns true if there are completions, or ended connections, to
-    /// handle.
-    #[inline]
-    pub(crate) fn poll_any(&mut self) -> bool {
-        self.has_unseen() || self.fair.is_behind() || self.poll_all()
-    }
-
-    fn poll_all(&mut self) -> bool {
-        let Self { devices, queues, providers, .. } = self;
+    /// Polls the completion queues until one of them returns completions.
+    pub(crate) fn poll_all(&mut self, world: &mut World) -> Polled {
+        let World { devices, providers, .. } = world;
         for index in 0..devices.len() {
             let Some(device) = devices.get_mut(index).filter(|device| !device.removed) else { continue };
             for (at, cq) in device.cqs.iter_mut().enumerate() {
-                match queues.poll_early(providers.of_device(index), (index, at), cq) {
-                    Ok(false) => {}
-                    Ok(true) => return true,
-                    Err(error) => {
-                        // Polling the device has failed. The program must be notified of the ended connections, so there is something to
-                        // handle.
-                        self.fail_device(index, &error);
-                        return true;
-                    }
+                if self.poll_early(providers.of_device(index), (index, at), cq).map_err(|error| (index, error))? {
+                    return Ok(true);
                 }
             }
         }
-        false
+        Ok(false)
     }
 
     /// Arms the completion queues for the wait that follows. Returns true if there is something to handle instead.
@@ -205,28 +169,21 @@ impl Driver {
     /// armed is armed, and polled once more, because a completion that arrived between the last poll and the arming has raised no event. A
     /// queue that is still armed raises an event when a completion arrives, so it is not polled. The exception is a queue that must be
     /// found empty first (`awaited`): it is polled too.
-    pub(crate) fn arm(&mut self) -> bool {
-        for index in 0..self.devices.len() {
-            match self.arm_device(index) {
-                Ok(false) => {}
-                Ok(true) => return true,
-                Err(error) => {
-                    // Arming the queues of the device has failed. The program must be notified of the ended connections, so there is
-                    // something to handle.
-                    self.fail_device(index, &error);
-                    return true;
-                }
+    pub(crate) fn arm(&mut self, world: &mut World) -> Polled {
+        for index in 0..world.devices.len() {
+            if self.arm_device(world, index).map_err(|error| (index, error))? {
+                return Ok(true);
             }
         }
-        false
+        Ok(false)
     }
 
-    fn arm_device(&mut self, index: usize) -> rdma_transport::Result<bool> {
-        let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(false) };
-        let provider = self.providers.of_device(index);
+    fn arm_device(&mut self, world: &mut World, index: usize) -> rdma_transport::Result<bool> {
+        let Some(device) = world.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(false) };
+        let provider = world.providers.of_device(index);
         if std::mem::take(&mut device.has_events) {
             while let Some(id) = provider.next_completion_event(device.id)? {
-                self.stats.completions.events += 1;
+                world.stats.completions.events += 1;
                 if let Some(cq) = device.cqs.iter_mut().find(|cq| cq.id == id) {
                     cq.armed = crate::planted("never-armed-again");
                 }
@@ -243,10 +200,10 @@ impl Driver {
             if arms {
                 provider.req_notify(cq.id, Notify::Any)?;
                 cq.armed = true;
-                self.stats.completions.arms += 1;
+                world.stats.completions.arms += 1;
             }
-            if !crate::planted("no-poll-after-arming") && self.queues.poll_early(provider, (index, at), cq)? {
-                self.stats.completions.arm_races += u64::from(arms);
+            if !crate::planted("no-poll-after-arming") && self.poll_early(provider, (index, at), cq)? {
+                world.stats.completions.arm_races += u64::from(arms);
                 return Ok(true);
             }
         }
@@ -254,30 +211,30 @@ impl Driver {
     }
 
     /// Sets the flags of stages 4 to 6, so that these stages run, if the deadline of a provider has passed.
-    pub(crate) fn check_providers(&mut self) {
-        if self.providers.next_deadline().is_some_and(|deadline| deadline <= self.now) {
-            self.note(Stages::PROVIDERS | Stages::EVENTS);
+    pub(crate) fn check_providers(world: &mut World) {
+        if world.providers.next_deadline().is_some_and(|deadline| deadline <= world.now) {
+            world.note(Stages::PROVIDERS | Stages::EVENTS);
         }
     }
 
     /// Runs stage 6: the providers send and receive. Completion events are not read here: stage 7 polls all queues without them, and the
     /// next arming reads them.
-    pub(crate) fn drive(&mut self) {
-        if self.providers.progress(self.now, Drive::Full) && !crate::planted("rest-of-the-edges-forgotten") {
-            self.note(Stages::PROVIDERS);
+    pub(crate) fn drive(&mut self, world: &mut World) {
+        if world.providers.progress(world.now, Drive::Full) && !crate::planted("rest-of-the-edges-forgotten") {
+            world.note(Stages::PROVIDERS);
         }
-        self.queues.quiet = false;
-        self.devices.iter_mut().for_each(|device| device.has_events = true);
+        self.quiet = false;
+        world.devices.iter_mut().for_each(|device| device.has_events = true);
     }
 
     /// Lets the providers make progress in one round of a busy poll.
     #[inline]
-    pub(crate) fn spin(&mut self) {
-        self.queues.quiet = false;
+    pub(crate) fn spin(&mut self, world: &mut World) {
+        self.quiet = false;
         // A provider has not read all bytes that have arrived. The operating system reports no further edge for the remaining bytes, so
         // stage 6 must run.
-        if self.providers.progress(self.now, Drive::Spin) && !crate::planted("busy-poll-hides-the-rest") {
-            self.note(Stages::PROVIDERS);
+        if world.providers.progress(world.now, Drive::Spin) && !crate::planted("busy-poll-hides-the-rest") {
+            world.note(Stages::PROVIDERS);
         }
     }
 
@@ -285,16 +242,16 @@ impl Driver {
     ///
     /// Selects the queues that this stage polls in turn: all queues that are not armed, or may have raised an event. The queue of the
     /// earlier batch is not selected if the earlier poll has emptied it.
-    pub(crate) fn begin_polling(&mut self) -> bool {
-        let Self { devices, queues, .. } = self;
-        queues.polling = true;
-        let early = std::mem::take(&mut queues.batch.early);
-        let polled = if early && !queues.batch.full { queues.batch.queue } else { NO_QUEUE };
+    pub(crate) fn begin_polling(&mut self, world: &mut World) -> bool {
+        let World { devices, .. } = world;
+        self.polling = true;
+        let early = std::mem::take(&mut self.batch.early);
+        let polled = if early && !self.batch.full { self.batch.queue } else { NO_QUEUE };
         for index in 0..devices.len() {
             let Some(device) = devices.get_mut(index).filter(|device| !device.removed) else { continue };
             for (at, cq) in device.cqs.iter_mut().enumerate() {
                 if (device.has_events || !cq.armed) && polled != (index, at) {
-                    queues.make_ready((index, at), cq);
+                    self.make_ready((index, at), cq);
                 }
             }
         }
@@ -304,45 +261,44 @@ impl Driver {
     /// Begins stage 7 again after it has ended, because the program has made requests since then. Returns true if a batch was polled before
     /// this call. The caller must handle that batch first.
     pub(crate) const fn resume_polling(&mut self) -> bool {
-        self.queues.polling = true;
-        std::mem::replace(&mut self.queues.batch.early, false)
+        self.polling = true;
+        std::mem::replace(&mut self.batch.early, false)
     }
 
     /// Notes that posting sends has added completions to `queue`. During stage 7, the queue is polled again, so that these completions are
     /// handled in the same turn.
     #[inline]
-    pub(in crate::driver) fn completed_in_post(&mut self, queue: CqIndex) {
-        self.queues.quiet = false;
-        if self.queues.polling {
-            if let Some(cq) = self.devices.cq(queue) {
-                self.queues.make_ready(queue, cq);
+    pub(crate) fn completed_in_post(&mut self, world: &mut World, queue: CqIndex) {
+        self.quiet = false;
+        if self.polling {
+            if let Some(cq) = world.devices.cq(queue) {
+                self.make_ready(queue, cq);
             }
         }
     }
 
     /// Ends stage 7.
     pub(crate) fn end_polling(&mut self) {
-        self.queues.polling = false;
-        self.queues.quiet = !self.has_unseen();
+        self.polling = false;
+        self.quiet = !self.has_unseen();
     }
 
     /// Polls the next batch of stage 7, with at most `limit` completions. Returns true if there is one.
     #[inline]
-    pub(crate) fn next_batch(&mut self, limit: usize) -> bool {
-        while let Some((index, at)) = self.queues.ready.pop_front() {
-            let Some(device) = self.devices.get_mut(index) else { continue };
+    pub(crate) fn next_batch(&mut self, world: &mut World, limit: usize) -> Polled {
+        while let Some((index, at)) = self.ready.pop_front() {
+            let Some(device) = world.devices.get_mut(index) else { continue };
             let Some(cq) = device.cqs.get_mut(at) else { continue };
             cq.ready = false;
             if device.removed {
                 continue;
             }
-            match self.queues.poll(self.providers.of_device(index), (index, at), cq, BATCH.min(limit)) {
-                Ok(false) => {}
-                Ok(true) => return true,
-                Err(error) => self.fail_device(index, &error),
+            let polled = self.poll(world.providers.of_device(index), (index, at), cq, BATCH.min(limit));
+            if polled.map_err(|error| (index, error))? {
+                return Ok(true);
             }
         }
-        false
+        Ok(false)
     }
 
     /// Begins to handle the batch. Returns the number of its completions.
@@ -351,13 +307,13 @@ impl Driver {
     /// not polled again in this stage, so that the sends of the callbacks of this batch are posted sooner. Completions that arrive in the
     /// meantime are found by the poll before the next arming.
     #[inline]
-    pub(crate) fn begin_batch(&mut self) -> usize {
-        let (queue, len) = (self.queues.batch.queue, self.queues.batch.completions.len());
-        self.stats.completions.polled += len as u64;
-        let Some(device) = self.devices.get_mut(queue.0) else { return len };
+    pub(crate) fn begin_batch(&mut self, world: &mut World) -> usize {
+        let (queue, len) = (self.batch.queue, self.batch.completions.len());
+        world.stats.completions.polled += len as u64;
+        let Some(device) = world.devices.get_mut(queue.0) else { return len };
         let Some(cq) = device.cqs.get_mut(queue.1) else { return len };
-        if self.queues.batch.full {
-            self.queues.make_ready(queue, cq);
+        if self.batch.full {
+            self.make_ready(queue, cq);
         }
         if cq.armed {
             // The queue of this batch is armed. Either the batch has raised an event, which must be read, or the batch arrived before the
@@ -370,11 +326,23 @@ impl Driver {
 
     /// Ends the batch. Returns the number of its completions that do not count towards the limit of the turn.
     #[inline]
-    pub(crate) fn end_batch(&mut self) -> usize {
-        let CompletionBatch { completions, queue, .. } = &self.queues.batch;
-        if let Some(cq) = self.devices.cq(*queue) {
+    pub(crate) fn end_batch(&mut self, world: &mut World) -> usize {
+        let CompletionBatch { completions, queue, .. } = &self.batch;
+        if let Some(cq) = world.devices.cq(*queue) {
             cq.handled(completions.len());
         }
-        std::mem::take(&mut self.queues.spared)
+        std::mem::take(&mut self.spared)
     }
+}
+
+/// Registers a channel with the poller. If the channel is already registered, because its device was closed and opened again, registers
+/// it anew. Only a new registration reports a channel that was readable before.
+fn watch(poller: &mut dyn Poller, fd: RawFd, token: usize) -> Result<(), Error> {
+    let watched = match poller.register(fd, token, Interest::READABLE) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            poller.deregister(fd).and_then(|()| poller.register(fd, token, Interest::READABLE))
+        }
+        other => other,
+    };
+    watched.map_err(Error::Poll)
 }
