@@ -156,10 +156,16 @@ impl Driver {
         }
     }
 
-    /// Executes the actions that connections have requested, and has the parts count what was
-    /// freed.
+    /// Does the same after a part has freed something, and has the other parts count that.
+    #[inline]
+    pub(super) fn settle(&mut self) {
+        if !self.world.effects.actions.is_empty() || !self.world.freed.is_empty() {
+            self.act_on_all();
+        }
+    }
+
     #[cold]
-    pub(super) fn act_on_all(&mut self) {
+    fn act_on_all(&mut self) {
         let Self { world, ends, large, acceptor, .. } = self;
         loop {
             while let Some((id, action)) = world.effects.actions.pop_front() {
@@ -256,7 +262,7 @@ impl Driver {
             used.release_room(cq, entries);
         }
         self.world.drop_if_abandoned(device);
-        self.act_on_all();
+        self.settle();
     }
 
     /// Opens a connection to the first of `peers` that can be reached.
@@ -300,14 +306,14 @@ impl Driver {
     /// Accepts a request, as the program has decided. `answer` is the private data for the peer.
     pub(crate) fn accept(&mut self, request: IncomingRequest, answer: &[u8]) {
         self.acceptor.accept(&mut self.world, request, answer);
-        self.act_on_all();
+        self.settle();
     }
 
     /// Handles the next event of the connection manager.
     pub(crate) fn next_cm(&mut self) -> Result<CmStep, Error> {
         let Some((provider, event)) = self.world.providers.next_cm_event(self.world.now)? else {
             self.world.drop_removed_devices();
-            self.act_on_all();
+            self.settle();
             return Ok(CmStep::Nothing);
         };
         log::trace!("connection manager: {event:?}");
@@ -400,7 +406,7 @@ impl Driver {
     pub(crate) fn check_inbox(&mut self) {
         self.world.take_dropped_regions();
         self.connector.take_lookups(&mut self.world);
-        self.act_on_all();
+        self.settle();
         if let Some(deadline) = self.world.os.wake.take_drain() {
             self.want_drain(deadline);
         }

@@ -148,23 +148,27 @@ impl World {
     }
 
     /// Updates `now` from the clock. Called before deadlines are computed, because callbacks may have taken a long time.
+    #[inline]
     pub(crate) fn look_at_clock(&mut self) {
         self.now = self.os.clock.now();
     }
 
     /// Begins a turn.
+    #[inline]
     pub(crate) fn enter_turn(&mut self) {
         self.look_at_clock();
         self.resume_turn();
     }
 
     /// Continues the last turn. Does not read the clock.
+    #[inline]
     pub(crate) fn resume_turn(&mut self) {
         self.effects.outside = false;
         self.os.wake.enter();
     }
 
     /// Ends the turn. From now on, calls of the program are made outside of a turn.
+    #[inline]
     pub(crate) fn leave_turn(&mut self) {
         self.effects.outside = true;
         self.os.wake.leave();
@@ -230,6 +234,7 @@ impl World {
     }
 
     /// Returns a connection, the environment for its inputs, and its provider. `None` if the connection does not exist.
+    #[inline]
     pub(super) fn at_with_provider(
         &mut self,
         id: ConnectionId,

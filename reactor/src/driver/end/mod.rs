@@ -112,7 +112,7 @@ impl Driver {
             !over
         });
         // The attempts that have failed may have freed memory.
-        self.act_on_all();
+        self.settle();
         list.append(&mut self.ends.list);
         self.ends.list = list;
         ended
@@ -260,6 +260,6 @@ impl Driver {
     /// Releases everything that a connection uses, and frees its slot.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.world.release(id);
-        self.act_on_all();
+        self.settle();
     }
 }

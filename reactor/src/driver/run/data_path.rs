@@ -274,7 +274,7 @@ impl Driver {
     #[cold]
     fn fail_device(&mut self, (index, error): &(usize, TransportError)) -> bool {
         self.world.fail_device(*index, error);
-        self.act_on_all();
+        self.settle();
         true
     }
 
