@@ -301,7 +301,7 @@ impl Stream {
     }
 
     /// Returns the bytes of a piece. For a region, returns no bytes if `regions` is `None` or if the region was revoked.
-    #[inline]
+    #[inline(always)]
     fn bytes<'a>(&'a self, piece: &'a Piece, regions: Option<Regions<'a>>) -> SendSlice<'a> {
         match piece {
             Piece::Control { start, end } => SendSlice::new(self.control.get(*start..*end).unwrap_or_default()),

@@ -178,6 +178,7 @@ impl Queues {
         Ok(false)
     }
 
+    #[inline]
     fn arm_device(&mut self, world: &mut World, index: usize) -> rdma_transport::Result<bool> {
         let Some(device) = world.devices.get_mut(index).filter(|device| !device.removed) else { return Ok(false) };
         let provider = world.providers.of_device(index);
