@@ -36,6 +36,7 @@
 #[doc = "[credits.md]: self::credits"]
 #[doc = "[datagram-endpoints.md]: self::datagram_endpoints"]
 #[doc = "[embedded-provider.md]: self::embedded_provider"]
+#[doc = "[ending.md]: self::ending"]
 #[doc = "[large-messages.md]: self::large_messages"]
 #[doc = "[layers.md]: self::layers"]
 #[doc = "[loop.md]: self::the_loop"]
@@ -191,6 +192,11 @@ pub mod datagram_endpoints {}
 #[doc = ""]
 #[doc = include_str!("../docs/design/embedded-provider.md")]
 pub mod embedded_provider {}
+#[doc = "[loop.md]: self::the_loop"]
+#[doc = "[stopping.md]: self::stopping"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/ending.md")]
+pub mod ending {}
 #[doc = "[landing.md]: self::landing"]
 #[doc = "[security.md]: self::security"]
 #[doc = ""]
