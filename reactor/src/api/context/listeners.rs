@@ -23,7 +23,8 @@ impl ListenerContext<'_> {
 
     /// Accepts a connection over `stream`: a stream socket, for example of TCP, that the program
     /// has already accepted. Both sides exchange the parameters of their queue pairs over the
-    /// stream, as with a listener that has [`ListenOptions::exchange`]. The connection owns the
+    /// stream, as with a listener that has
+    /// [`ListenOptions::exchange`](crate::ListenOptions::exchange). The connection owns the
     /// descriptor from now on, and makes it non-blocking. When the connect request of the peer
     /// arrives, the reactor calls `on_connect_request`. If the request does not arrive within 10 s,
     /// the reactor closes the stream.
@@ -41,7 +42,7 @@ impl ListenerContext<'_> {
     ///
     /// # Errors
     /// The descriptor is no stream socket, the listener is closed, or the listener does not have
-    /// [`ListenOptions::exchange`].
+    /// [`ListenOptions::exchange`](crate::ListenOptions::exchange).
     pub fn accept_over(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
         self.driver.look_at_clock();
         self.driver.take_stream(listener, stream)
