@@ -197,7 +197,8 @@ impl ConnectionTable {
     /// Notes that a connection begins to end. If the connection has one of the slots for connections that are not up, it keeps that slot
     /// until it is removed from the table.
     pub(super) fn will_end(&mut self, id: ConnectionId) {
-        let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
+        let Some(entry) = self.entries.get_mut(id.slot()).filter(|entry| entry.id == id) else { return };
+        let Some(slot) = entry.slot.as_mut() else { return };
         slot.link.waits = slot.link.waits.map(|place| self.pending.will_end(place));
         if crate::planted("an-end-frees-its-place") {
             self.settled(id);
