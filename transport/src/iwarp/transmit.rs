@@ -281,7 +281,9 @@ impl Transmitter {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
             ReadyToReceive::Read => {
                 let read = ReadRequest { sink_stag: 1, sink_offset: 0, size: 0, source_stag: 1, source_offset: 0 };
-                let msn = self.sends.outstanding.push(OutstandingRequest::new(Sge::default(), 0, false, None));
+                let nothing = OutstandingRequest::new(Sge::default(), 0, false, None);
+                let (stag, offset) = (read.sink_stag, read.sink_offset);
+                let msn = self.sends.outstanding.push(OutstandingRequest { stag, offset, ..nothing });
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
             // An initiator never offers a Send as its ready-to-receive message.

@@ -17,7 +17,7 @@ use super::segment::{
 };
 use crate::cm::ReadDepth;
 use crate::mem::{HostileFile, Memory, Sharing, Window};
-use crate::mr::{Access, RemoteKey};
+use crate::mr::{Access, LocalKey, RemoteKey};
 use crate::provider::CqId;
 use crate::qp::{QpAttr, QpId};
 use crate::slab::Key;
@@ -29,9 +29,13 @@ use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 const DEPTH: u32 = 16;
 const ROOM: usize = 4096;
+/// The longest payload of an inline send, in bytes.
+const INLINE: usize = 64;
 /// The keys of four regions. The peer may read and write the first, and only read the second. The third is restricted
 /// to another connection, and the fourth has no rights for peers.
 const KEYS: [u32; 4] = [0x10, 0x11, 0x12, 0x13];
+/// The key of the memory of sends, into which Reads and atomic operations write as well.
+const SINK: u32 = 0x14;
 
 /// The side that is attacked.
 struct Victim {
@@ -43,8 +47,10 @@ struct Victim {
     next: u64,
     /// The memory of receives. Before and after each receive are bytes that the link must not write.
     inbox: Memory,
-    out: Memory,
+    out: Arc<Memory>,
     regions: Vec<Arc<Memory>>,
+    /// The number of Reads and atomic operations that were posted.
+    requests: u64,
 }
 
 impl Victim {
@@ -58,7 +64,7 @@ impl Victim {
             recv_cq,
             max_send_wr: DEPTH,
             max_recv_wr: DEPTH,
-            max_inline: 64,
+            max_inline: INLINE as u32,
             max_recv_sge: 0,
             srq: None,
         };
@@ -73,11 +79,13 @@ impl Victim {
             }
             regions.push(memory);
         }
+        let out = Arc::new(Memory::new(ROOM).unwrap());
+        resources.keys.register(&out, 0..ROOM, Access::LOCAL_WRITE, || SINK).unwrap();
         let parts = QueuePairParts {
             completions: Completions::new(QpId(Key::new(1, 1)), attr),
             receives: ReceiveQueue::new(DEPTH as usize),
             extensions: true,
-            sends: SendQueue::new(DEPTH as usize, 64),
+            sends: SendQueue::new(DEPTH as usize, INLINE),
         };
         let depths = ReadDepth { responder_resources: 4, initiator_depth: 4 };
         Self {
@@ -87,8 +95,9 @@ impl Victim {
             open: BTreeSet::new(),
             next: 0,
             inbox: Memory::new(DEPTH as usize * ROOM).unwrap(),
-            out: Memory::new(ROOM).unwrap(),
+            out,
             regions,
+            requests: 0,
         }
     }
 
@@ -96,12 +105,13 @@ impl Victim {
     fn post(&mut self, random: u32) {
         self.next += 1;
         let wr_id = self.next;
-        let part = SgeList::one(self.out.sge(0, 1 + random as usize % ROOM));
         let remote = RemoteAddress { address: 0x1_0000, key: RemoteKey(KEYS[0]) };
-        let op = match random >> 16 & 7 {
+        let op = match random >> 16 & 15 {
             0 => SendOp::Write(remote),
-            1 => SendOp::Read(remote),
-            2..=4 => SendOp::Send,
+            1 | 2 => SendOp::Read(remote),
+            3 => SendOp::FetchAdd { remote, add: 1 },
+            4 => SendOp::WriteWithImmediate(remote, random),
+            5..=8 => SendOp::Send,
             _ => {
                 let slot = random as usize % DEPTH as usize;
                 let sges = SgeList::one(self.inbox.sge(slot * ROOM + ROOM / 4, ROOM / 2));
@@ -111,9 +121,18 @@ impl Victim {
                 return;
             }
         };
-        let wr = SendWr { wr_id, op, sges: part, flags: SendFlags::SIGNALED };
-        if self.link.post_send(&[wr], &mut self.resources).is_ok() {
+        let len = if let SendOp::FetchAdd { .. } = op { 8 } else { 1 + random as usize % ROOM };
+        let sges = SgeList::one(self.out.sge(0, len).with_key(LocalKey(SINK)));
+        let mut flags = SendFlags::SIGNALED;
+        if random >> 20 & 7 == 0 {
+            flags |= SendFlags::FENCE;
+        }
+        if random >> 23 & 3 == 0 && len <= INLINE && !op.answered() {
+            flags |= SendFlags::INLINE;
+        }
+        if self.link.post_send(&[SendWr { wr_id, op, sges, flags }], &mut self.resources).is_ok() {
             self.open.insert(wr_id);
+            self.requests += u64::from(op.answered());
         }
     }
 
@@ -225,7 +244,7 @@ fn segments() -> (MappedSegment, MappedSegment) {
 #[test]
 fn whatever_a_peer_writes_it_uses_only_what_it_may() {
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let (mut ends, mut written, mut turns) = (0, 0, 0_u64);
+    let (mut ends, mut written, mut turns, mut requests) = (0, 0, 0_u64, 0);
     let (account, mut mapped) = (account(), 0);
     while ends < 3000 {
         let (ours, theirs) = segments();
@@ -265,9 +284,11 @@ fn whatever_a_peer_writes_it_uses_only_what_it_may() {
         victim.check();
         mapped += account.used().1;
         written += usize::from(victim.regions[0].read(0, ROOM) != [KEYS[0] as u8; ROOM]);
+        requests += victim.requests;
         ends += 1;
     }
     println!("{ends} connections, {turns} turns, {mapped} windows, {written} with writes that were allowed");
+    assert!(requests > 3000, "hardly any response was expected: {requests} requests");
     assert!(mapped > 100 && account.used() == (0, 0), "{mapped} windows, {:?} are left", account.used());
     assert!(written > 300, "the attacks do not get far: {written} writes, {turns} turns");
 }

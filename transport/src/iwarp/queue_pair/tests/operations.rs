@@ -364,6 +364,19 @@ fn responses_that_were_not_asked_for() {
     assert_eq!(cause, TerminateCause::DDP_LOCAL_CATASTROPHIC);
 }
 
+/// The Read that is a ready-to-receive message has no sink, so a response has no bytes.
+#[test]
+fn the_response_to_a_read_of_nothing_has_no_bytes() {
+    for (stag, want) in [(1, TerminateCause::DDP_TAGGED_BOUNDS), (0, TerminateCause::DDP_TAGGED_INVALID_STAG)] {
+        let rtr = Some(ReadyToReceive::Read);
+        let mut a = TestQueuePair::new(Role::Initiator, agreement(false, rtr), 1448);
+        a.take_wire();
+        let result = a.deliver(&tagged(Opcode::ReadResponse, true, stag, 0, &[7; 4]));
+        let Err(Fault::Violation(cause, _)) = result else { panic!("{stag}: {result:?}") };
+        assert_eq!(cause, want, "{stag}");
+    }
+}
+
 /// Each access that a peer has no right to is refused with the code of the RFCs, and changes no memory.
 #[test]
 fn memory_that_is_not_the_peers() {
