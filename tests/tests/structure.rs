@@ -66,7 +66,7 @@ const TRANSPORT_SPREADS: [(&[&str], Spread); 5] = [
     (&["Verbs"], Spread { methods: 200, files: 13, circle: 13 }),
 ];
 const REACTOR_SPREADS: [(&[&str], Spread); 4] = [
-    (&["Driver"], Spread { methods: 79, files: 4, circle: 3 }),
+    (&["Driver"], Spread { methods: 80, files: 4, circle: 3 }),
     (&["World"], Spread { methods: 80, files: 4, circle: 3 }),
     (
         &[
@@ -81,7 +81,7 @@ const REACTOR_SPREADS: [(&[&str], Spread); 4] = [
             "Lookups",
             "Queues",
         ],
-        Spread { methods: 252, files: 17, circle: 3 },
+        Spread { methods: 253, files: 17, circle: 3 },
     ),
     (&["Connection"], Spread { methods: 214, files: 11, circle: 9 }),
 ];
