@@ -31,7 +31,7 @@ use super::tape::Tape;
 use crate::cm::{CmEventKind, CmId, ConnectParam, ListenParam, PathOptions};
 use crate::cq::CqAttr;
 use crate::mem::{HostileFile, Interface, Memory, Packets, RecvSlice, SendSlice, Sharing, Window};
-use crate::mr::{Access, RemoteKey};
+use crate::mr::{Access, LocalKey, RemoteKey};
 use crate::provider::{CqId, Drive, Provider};
 use crate::qp::{QpAttr, QpId};
 use crate::roles::{Extensions, RemoteKeys};
@@ -354,7 +354,8 @@ struct World<'a> {
     open: BTreeSet<u64>,
     next: u64,
     inbox: Memory,
-    out: Memory,
+    /// The memory of sends, into which Reads write as well, and its key once it is registered.
+    out: (Arc<Memory>, LocalKey),
     regions: Vec<(Arc<Memory>, RemoteKey)>,
 }
 
@@ -396,7 +397,7 @@ pub fn within_host(octets: &[u8]) -> (usize, usize) {
         open: BTreeSet::new(),
         next: 0,
         inbox,
-        out: Memory::new(ROOM).expect("memory"),
+        out: (Arc::new(Memory::new(ROOM).expect("memory")), LocalKey(0)),
         regions: Vec::new(),
     };
     let mut heard = world.begin();
@@ -497,6 +498,8 @@ impl World<'_> {
             }
             self.regions.push((memory, region.remote_key));
         }
+        let sink = self.iwarp.register(DEVICE, &self.out.0, 0..ROOM, Access::LOCAL_WRITE).expect("a region");
+        self.out.1 = sink.local_key;
     }
 
     fn step(&mut self) {
@@ -721,7 +724,7 @@ impl World<'_> {
         let Some(id) = self.id else { return };
         self.next += 1;
         let (wr_id, random, qp) = (self.next, self.tape.word(), QpId(id.0));
-        let part = SgeList::one(self.out.sge(0, 1 + random as usize % ROOM));
+        let part = SgeList::one(self.out.0.sge(0, 1 + random as usize % ROOM).with_key(self.out.1));
         let remote = RemoteAddress { address: 0x1_0000, key: self.regions[0].1 };
         let op = match random >> 16 & 7 {
             0 => SendOp::Write(remote),
