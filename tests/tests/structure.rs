@@ -67,7 +67,7 @@ const TRANSPORT_SPREADS: [(&[&str], Spread); 5] = [
 ];
 const REACTOR_SPREADS: [(&[&str], Spread); 4] = [
     (&["Driver"], Spread { methods: 80, files: 4, circle: 3 }),
-    (&["World"], Spread { methods: 80, files: 4, circle: 3 }),
+    (&["World"], Spread { methods: 73, files: 4, circle: 3 }),
     (
         &[
             "Driver",
@@ -81,7 +81,7 @@ const REACTOR_SPREADS: [(&[&str], Spread); 4] = [
             "Lookups",
             "Queues",
         ],
-        Spread { methods: 253, files: 17, circle: 3 },
+        Spread { methods: 246, files: 17, circle: 3 },
     ),
     (&["Connection"], Spread { methods: 214, files: 11, circle: 9 }),
 ];

@@ -219,7 +219,7 @@ impl Endpoints {
         let device = device_of(index).1;
         let room = receive_depth + send_depth;
         let cq = driver.claim_room(index, room)?;
-        let cq_id = driver.device(index).ok_or(Error::Gone("device"))?.cqs[cq].id;
+        let cq_id = driver.devices.get(index).ok_or(Error::Gone("device"))?.cqs[cq].id;
         let mut pool = Pool::new(GRH_LEN + max_datagram, usize::MAX);
         let mut slabs = Vec::new();
         let attr = QpAttr {
@@ -494,7 +494,7 @@ impl Endpoints {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
             log::debug!("{}: ending: {reason}", endpoint.id);
-            let until = driver.now() + driver.config.timeouts.close;
+            let until = driver.now + driver.config.timeouts.close;
             let timer = driver.timers.insert(until, TimerPurpose::Endpoint(EndpointToken::Endpoint(key).pack()));
             endpoint.state = EndpointState::Draining { reason, timer };
             self.ending.push(key);
@@ -508,7 +508,8 @@ impl Endpoints {
     /// Closes an endpoint, because one of its work requests has failed.
     fn fail(&mut self, driver: &mut Driver, key: Key, failure: Failure) {
         let Some(endpoint) = self.all.get(key) else { return };
-        let device = driver.device(endpoint.resources.device).map(|device| device.name.clone()).unwrap_or_default();
+        let device =
+            driver.devices.get(endpoint.resources.device).map(|device| device.name.clone()).unwrap_or_default();
         self.end(driver, key, DisconnectReason::WorkRequest { device, failure }, true);
     }
 
@@ -581,7 +582,7 @@ impl Endpoints {
     fn destroy_ids_of(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         endpoint.queues.chain.clear();
-        let (now, listener, cm) = (driver.now(), endpoint.resources.listener, endpoint.resources.cm);
+        let (now, listener, cm) = (driver.now, endpoint.resources.listener, endpoint.resources.cm);
         driver.discard(listener);
         driver.owners.disown(cm);
         let (provider, id) = driver.providers.of(cm);

@@ -34,7 +34,7 @@ impl Endpoints {
     pub(super) fn add_peer(&mut self, driver: &mut Driver, key: Key, peer: &DatagramPeer) -> Result<PeerId, Error> {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let index = endpoint.resources.device;
-        let device = driver.device(index).ok_or(Error::Gone("device"))?.id;
+        let device = driver.devices.get(index).ok_or(Error::Gone("device"))?.id;
         let address = datagrams(driver, index)?.create_address(device, &peer.route)?;
         let destination = Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key };
         Ok(PeerId::new(driver.tag(), self.peers.insert(EndpointPeer { endpoint: key, device: index, destination })))
@@ -98,7 +98,7 @@ impl Endpoints {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let mut from = endpoint.resources.address;
         from.set_port(0);
-        let deadline = driver.now() + driver.config.timeouts.connect;
+        let deadline = driver.now + driver.config.timeouts.connect;
         let (device, provider) = (endpoint.resources.device, endpoint.resources.cm.provider);
         let id = datagrams(driver, device)?.resolve_datagram(address, Some(from), deadline)?;
         let cm = Handle { provider, id };
@@ -178,7 +178,7 @@ impl Endpoints {
     /// the endpoint is closed, or if `Config::allowed_peers` does not admit the peer, the request of the peer is
     /// dropped. Nothing is allocated, so such requests cannot exhaust memory.
     pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>, peer: SocketAddr) {
-        let now = driver.now();
+        let now = driver.now;
         let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };
         if !driver.config.admits(peer.ip()) {
             driver.log_refusal(peer, Level::Info, "its network is not among those that may look up an endpoint");

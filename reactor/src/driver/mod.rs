@@ -58,7 +58,8 @@ use crate::seam::poller::{Clock, Poller};
 use crate::seam::wake::WakeFlag;
 use crate::stats::{ConnectionStats, MemoryStats, Stats};
 
-pub(crate) use self::open::accept::{CmStep, IncomingRequest};
+pub(crate) use self::open::accept::CmStep;
+pub(crate) use self::open::request::IncomingRequest;
 pub use self::run::device_event::DeviceEvent;
 pub(crate) use self::world::{TimerPurpose, World};
 
@@ -184,7 +185,8 @@ impl Driver {
                         world.forget_rights(ended);
                     }
                     Action::Unused(key) => world.deregister_unused(key),
-                    // After this drop, the region is deregistered as soon as no work request uses it any more.
+                    // After this drop, the region is deregistered as soon as no work request uses
+                    // it any more.
                     Action::Discard(region) => drop(region),
                     Action::NoMemory => large.leave_lines(world, id),
                     Action::Ring => world.os.wake.wake(),
@@ -318,7 +320,8 @@ impl Driver {
         };
         log::trace!("connection manager: {event:?}");
         let CmEvent { id, kind } = event;
-        // The connection-manager id of a new connect request has no owner yet. So the owner of the listener's id handles the event.
+        // The connection-manager id of a new connect request has no owner yet. So the owner of the
+        // listener's id handles the event.
         let of = if let CmEventKind::ConnectRequest { listener, .. } = kind { listener } else { id };
         let owner = self.world.owners.owner(Handle { provider, id: of });
         let cm = Handle { provider, id };
@@ -343,14 +346,15 @@ impl Driver {
                 self.cm_resolved(id, device_index(provider, device));
             }
             (Some(CmIdOwner::Connection(id)), kind) => self.cm_event(id, kind),
-            // The event is for a connection or a listener that has ended, or is of a kind that the owner does not need.
+            // The event is for a connection or a listener that has ended, or is of a kind that the
+            // owner does not need.
             _ => {}
         }
         Ok(CmStep::Done)
     }
 
-    /// Handles the event that the address of a new connection is resolved: a provider has found a device through which it can reach the
-    /// peer.
+    /// Handles the event that the address of a new connection is resolved: a provider has found a
+    /// device through which it can reach the peer.
     fn cm_resolved(&mut self, id: ConnectionId, device: usize) {
         if let Some(slot) = self.world.table.get_mut(id) {
             self.world.providers.note_use(slot.link.cm.provider);
@@ -372,8 +376,9 @@ impl Driver {
                 let own = self.world.buffer_size_of(id);
                 let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
                 self.world.note_carried(id);
-                // The peer has accepted the connection at this address. The time limit of a single attempt, which is shorter, no longer
-                // applies, so the handshake gets the full connect timeout.
+                // The peer has accepted the connection at this address. The time limit of a single
+                // attempt, which is shorter, no longer applies, so the handshake gets the full
+                // connect timeout.
                 let slot = self.world.table.get(id);
                 if slot.is_some_and(|slot| slot.link.fallback.is_some() && slot.conn.state().is_securing()) {
                     self.world.set_timeout(id, self.world.config.timeouts.connect);
@@ -412,8 +417,9 @@ impl Driver {
         }
     }
 
-    /// Notes that the program has postponed its decision about the peer's identity. From now on, no other address is tried: all attempts of
-    /// a connection have the same id, so the decision could be mistaken for a decision about the peer at another address.
+    /// Notes that the program has postponed its decision about the peer's identity. From now on, no
+    /// other address is tried: all attempts of a connection have the same id, so the decision could
+    /// be mistaken for a decision about the peer at another address.
     pub(crate) fn postpone_judgement(&mut self, id: ConnectionId) {
         let Some(slot) = self.world.table.get_mut(id) else { return };
         if slot.conn.postpone_judgement() {
@@ -421,7 +427,8 @@ impl Driver {
         }
     }
 
-    /// Handles the next event of a device. If connections cannot continue after the event, ends them. Returns `None` if there is no event.
+    /// Handles the next event of a device. If connections cannot continue after the event, ends
+    /// them. Returns `None` if there is no event.
     pub(crate) fn next_device_event(&mut self) -> Option<DeviceEventReport> {
         let (provider, event) = self.world.providers.next_device_event()?;
         let event::AsyncEvent { device, kind } = event;

@@ -45,13 +45,15 @@ pub(crate) enum TimerPurpose {
     Program(u64),
     /// The timeout of a connection.
     Connection(ConnectionId),
-    /// The time to send an early message on a connection whose peer has sent nothing, and the number of earlier ones.
+    /// The time to send an early message on a connection whose peer has sent nothing, and the
+    /// number of earlier ones.
     Nudge(ConnectionId, u8),
     /// The deadline of a connection's lists.
     Lists(ConnectionId),
     /// The end of the time within which the program must close a connection.
     Close(ConnectionId),
-    /// The end of the time for which peers may access a region. After that, their access is revoked.
+    /// The end of the time for which peers may access a region. After that, their access is
+    /// revoked.
     Region(Key),
     /// The next attempt to listen, for a listener whose device was removed.
     Listen(Key),
@@ -65,7 +67,8 @@ pub(crate) enum TimerPurpose {
     Endpoint(u64),
 }
 
-/// The interfaces to the operating system: readiness, time, descriptors, and wake-ups by other threads.
+/// The interfaces to the operating system: readiness, time, descriptors, and wake-ups by other
+/// threads.
 #[derive(Debug)]
 pub(crate) struct Os {
     pub(crate) poller: Box<dyn Poller>,
@@ -143,11 +146,8 @@ impl World {
         self.table.tag()
     }
 
-    pub(crate) const fn now(&self) -> Instant {
-        self.now
-    }
-
-    /// Updates `now` from the clock. Called before deadlines are computed, because callbacks may have taken a long time.
+    /// Updates `now` from the clock. Called before deadlines are computed, because callbacks may
+    /// have taken a long time.
     #[inline]
     pub(crate) fn look_at_clock(&mut self) {
         self.now = self.os.clock.now();
@@ -174,45 +174,27 @@ impl World {
         self.os.wake.leave();
     }
 
-    pub(crate) const fn providers(&self) -> &Providers {
-        &self.providers
-    }
-
     /// Destroys a connection-manager id that has no queue pair.
     pub(crate) fn discard(&mut self, cm: Handle<CmId>) {
         self.owners.discard(&mut self.providers, cm, self.now);
     }
 
-    pub(crate) const fn os_mut(&mut self) -> &mut Os {
-        &mut self.os
-    }
-
-    pub(crate) const fn timers_mut(&mut self) -> &mut Timers<TimerPurpose> {
-        &mut self.timers
-    }
-
-    pub(crate) const fn connections(&self) -> &ConnectionTable {
-        &self.table
-    }
-
-    /// Wakes the reactor if no turn is running, because a call that was made outside of a turn requires a turn.
+    /// Wakes the reactor if no turn is running, because a call that was made outside of a turn
+    /// requires a turn.
     pub(crate) fn ring(&self) {
         if self.effects.outside {
             self.os.wake.wake();
         }
     }
 
-    /// Makes `run` return after this turn.
-    pub(crate) const fn stop(&mut self) {
-        self.stop = true;
-    }
-
-    /// Returns the time at which the next turn must run, even if no descriptor becomes readable. `None` if no timer is set.
+    /// Returns the time at which the next turn must run, even if no descriptor becomes readable.
+    /// `None` if no timer is set.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
         [self.timers.next(), self.providers.next_deadline()].into_iter().flatten().min()
     }
 
-    /// Returns a connection, and the environment for its inputs. `None` if the connection does not exist.
+    /// Returns a connection, and the environment for its inputs. `None` if the connection does not
+    /// exist.
     #[inline]
     pub(crate) fn at(&mut self, id: ConnectionId) -> Option<(&mut ConnectionSlot, Env<'_>)> {
         let Self { table, devices, config, now, effects, stats, .. } = self;
@@ -233,7 +215,8 @@ impl World {
         Some(input(&mut slot.conn, &mut env))
     }
 
-    /// Returns a connection, the environment for its inputs, and its provider. `None` if the connection does not exist.
+    /// Returns a connection, the environment for its inputs, and its provider. `None` if the
+    /// connection does not exist.
     #[inline]
     pub(super) fn at_with_provider(
         &mut self,
@@ -248,7 +231,8 @@ impl World {
         Some((slot, env, provider))
     }
 
-    /// Returns the connection with this id. `None` if it does not exist, or if the program was not notified that it is up.
+    /// Returns the connection with this id. `None` if it does not exist, or if the program was not
+    /// notified that it is up.
     pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
         self.table.get(id).map(|slot| &slot.conn).filter(|conn| conn.state().is_announced())
     }
@@ -258,8 +242,8 @@ impl World {
         self.table.get(id)?.conn.identity()
     }
 
-    /// Returns the capabilities of a connection. These are the capabilities of the connection's device, without the features that cannot be
-    /// used with this peer.
+    /// Returns the capabilities of a connection. These are the capabilities of the connection's
+    /// device, without the features that cannot be used with this peer.
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
         let slot = self.table.get(id)?;
         let device = self.devices.get(slot.link.place?.device)?;
@@ -268,8 +252,8 @@ impl World {
         Some(capabilities)
     }
 
-    /// Returns the features that can be used on a connection: the features of its device, without those that the peer or the security of
-    /// the connection excludes.
+    /// Returns the features that can be used on a connection: the features of its device, without
+    /// those that the peer or the security of the connection excludes.
     #[inline]
     pub(super) fn features(&self, slot: &ConnectionSlot) -> Features {
         let mut features = self.device_of(slot).map_or(Features::empty(), |device| device.features);
@@ -277,8 +261,8 @@ impl World {
             features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
         if slot.conn.is_secured() {
-            // A Write with Immediate has no header, so the peer could not verify who has sent it. On a secured connection, the peer is
-            // notified by an encrypted message instead.
+            // A Write with Immediate has no header, so the peer could not verify who has sent it.
+            // On a secured connection, the peer is notified by an encrypted message instead.
             features.remove(Features::WRITE_WITH_IMMEDIATE);
         }
         features
@@ -312,13 +296,15 @@ impl World {
         self.table.get(id).is_some_and(|slot| slot.conn.state().is_handshake())
     }
 
-    /// Returns the connection with this id if it is open. Otherwise returns the error with which a send on this connection is refused.
+    /// Returns the connection with this id if it is open. Otherwise returns the error with which a
+    /// send on this connection is refused.
     pub(super) fn open_slot(&self, id: ConnectionId) -> Result<&ConnectionSlot, SendErrorKind> {
         self.table.get(id).filter(|slot| slot.conn.state().is_open()).ok_or(SendErrorKind::Closed)
     }
 
-    /// Returns a buffer on the connection's device for the program to fill. Also returns the capacity of the buffer in bytes, the slabs
-    /// that contain it, and the channel through which the program returns it.
+    /// Returns a buffer on the connection's device for the program to fill. Also returns the
+    /// capacity of the buffer in bytes, the slabs that contain it, and the channel through which
+    /// the program returns it.
     pub(crate) fn send_buffer_for(
         &mut self,
         id: ConnectionId,
@@ -337,7 +323,8 @@ impl World {
         Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if the buffers that return through this channel belong to a device of this reactor.
+    /// Returns true if the buffers that return through this channel belong to a device of this
+    /// reactor.
     pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
         self.devices.owns_buffers_of(channel)
     }
@@ -354,10 +341,11 @@ impl World {
         }
     }
 
-    /// Returns the slabs and the return channel of a device's buffers. `None` if the device was closed.
+    /// Returns the slabs and the return channel of a device's buffers. `None` if the device was
+    /// closed.
     ///
-    /// A device is not closed while a message can still be delivered: the message's connection has reserved capacity on the device until
-    /// the connection is released.
+    /// A device is not closed while a message can still be delivered: the message's connection has
+    /// reserved capacity on the device until the connection is released.
     pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<ReturnChannel>)> {
         let device = self.devices.get(device);
         debug_assert!(device.is_some(), "a message of a device that was removed");
@@ -365,17 +353,15 @@ impl World {
         Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if `slabs` are the current slabs of the device's buffers. These are replaced when the pool grows.
+    /// Returns true if `slabs` are the current slabs of the device's buffers. These are replaced
+    /// when the pool grows.
     #[inline]
     pub(crate) fn is_lender(&self, device: usize, slabs: &Arc<Slabs>) -> bool {
         self.devices.get(device).is_some_and(|device| Arc::ptr_eq(slabs, device.buffers.pool.slabs()))
     }
 
-    pub(crate) fn device(&self, index: usize) -> Option<&Device> {
-        self.devices.get(index)
-    }
-
-    /// Reserves entries of a completion queue on a device, for an endpoint. Returns the index of the queue.
+    /// Reserves entries of a completion queue on a device, for an endpoint. Returns the index of
+    /// the queue.
     pub(crate) fn claim_room(&mut self, index: usize, entries: u32) -> Result<usize, Error> {
         let Self { devices, providers, config, stages, .. } = self;
         stages.insert(Stages::CHANNELS);
@@ -386,7 +372,8 @@ impl World {
         device.claim_room(providers.of_device(index), config, entries)
     }
 
-    /// Schedules a check for memory that is not needed any more, because buffers or memory of large messages were released.
+    /// Schedules a check for memory that is not needed any more, because buffers or memory of large
+    /// messages were released.
     pub(crate) fn expect_trim(&mut self) {
         let kept = self.registry.kept() + self.joins.kept();
         if !self.devices.trimming && (self.devices.are_excessive() || kept > 0) {
@@ -406,7 +393,8 @@ impl World {
         self.expect_trim();
     }
 
-    /// Schedules `Connection::timeout` for `at`, and cancels the call that was scheduled before. `None` only cancels that call.
+    /// Schedules `Connection::timeout` for `at`, and cancels the call that was scheduled before.
+    /// `None` only cancels that call.
     pub(super) fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
         let Some(slot) = self.table.get_mut(id) else { return };
         slot.link.suspect = None;
@@ -423,7 +411,8 @@ impl World {
         }
     }
 
-    /// Schedules the check of the deadlines of the connection's lists for the time `at`. Replaces an earlier schedule.
+    /// Schedules the check of the deadlines of the connection's lists for the time `at`. Replaces
+    /// an earlier schedule.
     pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
         let Some(slot) = self.table.get_mut(id) else { return };
         if let Some(timer) = slot.link.lists.take() {
@@ -432,8 +421,9 @@ impl World {
         slot.link.lists = Some(self.timers.insert(at, TimerPurpose::Lists(id)));
     }
 
-    /// Schedules `Connection::timeout` for the end of `timeout`, which begins now. Reads the clock, because a callback of this turn may
-    /// have run for a long time, so `now` may be out of date. Returns the time that it has read.
+    /// Schedules `Connection::timeout` for the end of `timeout`, which begins now. Reads the clock,
+    /// because a callback of this turn may have run for a long time, so `now` may be out of date.
+    /// Returns the time that it has read.
     pub(super) fn set_timeout(&mut self, id: ConnectionId, timeout: Duration) -> Instant {
         let begun = self.os.clock.now();
         self.set_deadline(id, Some(begun + timeout));

@@ -254,6 +254,6 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
 /// Returns the properties of a connect request that the program may see.
 fn told(request: &IncomingRequest) -> ConnectRequest<'_> {
-    let (listener, reactor, peer, private_data) = request.parts();
+    let (listener, reactor, peer, private_data) = request.origin.parts();
     ConnectRequest::new(listener, reactor, peer, private_data)
 }

@@ -14,7 +14,7 @@ impl Reactors {
         let members = reactors.iter().map(|reactor| {
             let driver = &reactor.driver;
             let wake = Arc::clone(&driver.os.wake);
-            (wake, driver.connections().len(), driver.config.max_pending as usize)
+            (wake, driver.table.len(), driver.config.max_pending as usize)
         });
         let (group, ends) = Self::form(members.collect());
         for (reactor, end) in reactors.iter_mut().zip(ends) {

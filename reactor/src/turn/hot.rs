@@ -32,7 +32,7 @@ impl<M> Reactor<M> {
             delivery.first_stages()?;
         }
         // Stage 7: completion queues, and the work requests that the callbacks of this stage have queued.
-        let now = delivery.driver.now();
+        let now = delivery.driver.now;
         if delivery.completions() {
             self.idle_wait.found(now);
         }

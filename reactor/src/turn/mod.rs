@@ -165,7 +165,7 @@ impl<M> Reactor<M> {
         let driver = Driver::new(config, providers, (poller, clock), wake);
         let mut reactor = Self {
             receiver: CommandReceiver::new(commands),
-            idle_wait: IdleWait::new(driver.now()),
+            idle_wait: IdleWait::new(driver.now),
             lender: None,
             driver,
             endpoints: Endpoints::default(),
@@ -211,7 +211,7 @@ impl<M> Reactor<M> {
     /// yet, returns the names of all providers. The name `shm` stands for connections in shared memory.
     #[must_use]
     pub fn provider_name(&self) -> String {
-        self.driver.providers().name()
+        self.driver.providers.name()
     }
 
     /// Returns the counters since the start, and the current values of the gauges.
@@ -315,7 +315,7 @@ impl<M> Reactor<M> {
         }
         let Self { driver, endpoints, receiver, lender, .. } = self;
         let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
-        let now = delivery.driver.now();
+        let now = delivery.driver.now;
         if delivery.resume() {
             self.idle_wait.found(now);
             // The completions may have freed what sends of other threads wait for. Stage 9, which
@@ -381,11 +381,11 @@ impl<M> Reactor<M> {
         cx.driver.look_at_clock();
         let until = cx.now().checked_add(deadline);
         cx.driver.listeners.close_listeners(&mut cx.driver.world);
-        let is_left = |reactor: &Self| !(reactor.driver.connections().is_empty() && reactor.endpoints.is_empty());
-        while is_left(self) && until.is_none_or(|until| self.driver.now() < until) {
+        let is_left = |reactor: &Self| !(reactor.driver.table.is_empty() && reactor.endpoints.is_empty());
+        while is_left(self) && until.is_none_or(|until| self.driver.now < until) {
             self.endpoints.close_all(&mut self.driver, false);
             self.driver.close_all();
-            let left = until.map(|until| until.saturating_duration_since(self.driver.now()));
+            let left = until.map(|until| until.saturating_duration_since(self.driver.now));
             self.turn_once(handler, left)?;
         }
         Ok(())

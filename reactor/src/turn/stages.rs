@@ -147,7 +147,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             self.driver.note(Stages::OTHERS);
             self.driver.take_returned();
             if self.driver.os.wake.take_stop() {
-                self.driver.stop();
+                self.driver.stop = true;
             }
             self.driver.check_inbox();
         }

@@ -57,7 +57,7 @@ impl IdleWait {
     #[inline]
     pub(super) fn wait(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         self.looked = false;
-        let begun = driver.now();
+        let begun = driver.now;
         if !driver.has_work() {
             self.spin(driver, timeout)?;
         }
@@ -68,7 +68,7 @@ impl IdleWait {
         } else {
             // The reactor checks for edges regularly, even if it has other work, or completions were deferred to this turn. So a connection
             // with very many completions cannot delay the handling of other connections' edges.
-            let is_due = driver.now() >= self.look_at && !crate::planted("no-look-under-load");
+            let is_due = driver.now >= self.look_at && !crate::planted("no-look-under-load");
             if is_due || driver.fair.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
             }
@@ -84,7 +84,7 @@ impl IdleWait {
     /// Runs stage 1: polls without sleeping, for as long as the configured wait permits.
     #[inline]
     fn spin(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
-        let from = driver.now();
+        let from = driver.now;
         let wait = driver.config.wait;
         let budget = match wait {
             Wait::Event => return Ok(()),
@@ -102,7 +102,7 @@ impl IdleWait {
         turns.spin_hits += u64::from(hit);
         turns.spin_misses += u64::from(!hit);
         if wait == Wait::Adaptive {
-            self.adaptive.polled(driver.now().saturating_duration_since(from), hit);
+            self.adaptive.polled(driver.now.saturating_duration_since(from), hit);
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl IdleWait {
     /// Continues polling after the first rounds have found nothing. Returns true if there is a completion.
     #[inline(never)]
     fn spin_on(&mut self, driver: &mut Driver, timeout: Option<Duration>, budget: Duration) -> Result<bool, Error> {
-        let from = driver.now();
+        let from = driver.now;
         let mut end = from.checked_add(budget);
         for deadline in [timeout.and_then(|timeout| from.checked_add(timeout)), driver.next_deadline()] {
             end = [end, deadline].into_iter().flatten().min();
@@ -118,7 +118,7 @@ impl IdleWait {
         let mut give_way_at = from + GIVE_WAY;
         loop {
             driver.look_at_clock();
-            let now = driver.now();
+            let now = driver.now;
             if now >= self.look_at {
                 self.look(driver, Some(Duration::ZERO))?;
             }
@@ -140,12 +140,12 @@ impl IdleWait {
         self.adaptive.sleeps();
         let mut left = timeout;
         if timeout != Some(Duration::ZERO) {
-            if driver.now() != begun {
-                let spent = driver.now().saturating_duration_since(begun);
+            if driver.now != begun {
+                let spent = driver.now.saturating_duration_since(begun);
                 left = timeout.map(|timeout| timeout.saturating_sub(spent));
             }
             if let Some(deadline) = driver.next_deadline() {
-                let due = deadline.saturating_duration_since(driver.now());
+                let due = deadline.saturating_duration_since(driver.now);
                 left = Some(left.map_or(due, |left| left.min(due)));
             }
         }
@@ -161,7 +161,7 @@ impl IdleWait {
         }
         let (found, most) = (!self.edges.is_empty(), driver.config.look_interval);
         self.interval = if found { most / FIRST } else { most.min(self.interval * 2).max(most / FIRST) };
-        self.look_at = driver.now() + self.interval;
+        self.look_at = driver.now + self.interval;
         let stats = &mut driver.stats;
         stats.turns.waits += 1;
         stats.turns.empty_waits += u64::from(!found);

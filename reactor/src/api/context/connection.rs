@@ -34,7 +34,7 @@ impl<'a> ConnectionContext<'a> {
     /// more.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.driver.connections().get(self.conn).map(|slot| slot.conn.peer())
+        self.driver.table.get(self.conn).map(|slot| slot.conn.peer())
     }
 
     /// Returns the listener that accepted a connection. The listener may be closed by now, or
@@ -42,7 +42,7 @@ impl<'a> ConnectionContext<'a> {
     /// connection, or if the connection does not exist any more.
     #[must_use]
     pub fn listener(&self) -> Option<ListenerId> {
-        self.driver.connections().get(self.conn)?.conn.listener()
+        self.driver.table.get(self.conn)?.conn.listener()
     }
 
     /// Returns the private data that the peer sent with its connect request or its answer. Returns
@@ -113,7 +113,7 @@ impl<'a> ConnectionContext<'a> {
     #[inline]
     #[must_use]
     pub fn user(&self) -> Option<u64> {
-        self.driver.connections().get(self.conn).map(|slot| slot.conn.user())
+        self.driver.table.get(self.conn).map(|slot| slot.conn.user())
     }
 
     /// Returns the capabilities of a connection's device; `None` if the connection does not exist
@@ -190,7 +190,7 @@ impl<'a> ConnectionContext<'a> {
     /// [`crate::Context::writable`] considers both slots and credits.
     #[must_use]
     pub fn free_slots(&self) -> usize {
-        self.driver.connections().get(self.conn).map_or(0, |slot| slot.conn.places())
+        self.driver.table.get(self.conn).map_or(0, |slot| slot.conn.places())
     }
 
     /// Returns the total time during which the connection refused sends: the sum of all periods
@@ -198,6 +198,6 @@ impl<'a> ConnectionContext<'a> {
     /// is included up to now. Returns `None` if the connection does not exist any more.
     #[must_use]
     pub fn stall_time(&self) -> Option<Duration> {
-        self.driver.connections().get(self.conn).map(|slot| slot.conn.stall_time(self.driver.now()))
+        self.driver.table.get(self.conn).map(|slot| slot.conn.stall_time(self.driver.now))
     }
 }

@@ -144,8 +144,8 @@ impl DatagramContext<'_> {
     #[must_use]
     pub fn capabilities(&self, endpoint: EndpointId) -> Option<Capabilities> {
         let index = self.info(endpoint)?.2;
-        let device = self.driver.device(index)?;
-        Some(self.driver.providers().get_of_device(index).device(device.id)?.capabilities)
+        let device = self.driver.devices.get(index)?;
+        Some(self.driver.providers.get_of_device(index).device(device.id)?.capabilities)
     }
 
     /// Resolves `address` to the datagram endpoint of a peer. The reactor calls `on_peer` with the id of the peer, or

@@ -71,7 +71,7 @@ impl IoContext<'_> {
     /// (`epoll`(7) does not support these). `InvalidInput` if `interest` is empty.
     pub fn register(&mut self, source: &impl AsFd, interest: Interest) -> io::Result<IoId> {
         let tag = self.driver.tag();
-        let os = self.driver.os_mut();
+        let os = &mut self.driver.os;
         os.io.add(&mut *os.poller, source.as_fd(), interest).map(|key| IoId::new(tag, key))
     }
 
@@ -79,7 +79,7 @@ impl IoContext<'_> {
     /// any more. Returns `true` if the descriptor was watched until now, and `false` otherwise.
     pub fn deregister(&mut self, io: IoId) -> bool {
         let Some(key) = io.key(self.driver.tag()) else { return false };
-        let os = self.driver.os_mut();
+        let os = &mut self.driver.os;
         os.io.remove(&mut *os.poller, key)
     }
 }

@@ -249,7 +249,7 @@ impl Context<'_> {
     /// that `send` would accept now.
     #[must_use]
     pub fn writable(&self, conn: ConnectionId) -> usize {
-        self.driver.connections().get(conn).map_or(0, |slot| slot.conn.writable())
+        self.driver.table.get(conn).map_or(0, |slot| slot.conn.writable())
     }
 
     /// Marks the next message that fits into one buffer, or the next write with immediate data, whichever the program

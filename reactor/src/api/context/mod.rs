@@ -373,7 +373,7 @@ impl Context<'_> {
     /// # }
     /// ```
     pub fn connection_ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
-        self.driver.connections().announced()
+        self.driver.table.announced()
     }
 
     /// Returns the number of all connections of this reactor: established, being opened, and being
@@ -382,7 +382,7 @@ impl Context<'_> {
     /// [`crate::Config::max_connections`], until the callback returns.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.driver.connections().count()
+        self.driver.table.count()
     }
 
     // Operations on the reactor itself.
@@ -396,7 +396,7 @@ impl Context<'_> {
     /// callbacks of a turn, and not for each call of this method. So the result may be earlier than the current time.
     #[must_use]
     pub fn now(&self) -> Instant {
-        self.driver.now()
+        self.driver.now
     }
 
     /// Logs at `warn` that a peer has violated the protocol of the program. A peer can cause such
@@ -438,7 +438,7 @@ impl Context<'_> {
 
     /// Makes [`crate::Reactor::run`] return after this turn.
     pub fn stop(&mut self) {
-        self.driver.stop();
+        self.driver.stop = true;
     }
 
     /// Returns the counters of the reactor.

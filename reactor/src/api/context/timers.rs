@@ -50,11 +50,11 @@ impl TimerContext<'_> {
     /// ```
     pub fn set(&mut self, delay: Duration, token: u64) -> TimerId {
         self.driver.look_at_clock();
-        let now = self.driver.now();
+        let now = self.driver.now;
         // If the sum overflows, because the delay is very long, the timer expires in `FOREVER` (30
         // years) instead.
         let at = now.checked_add(delay).unwrap_or(now + FOREVER);
-        let key = self.driver.timers_mut().insert(at, TimerPurpose::Program(token));
+        let key = self.driver.timers.insert(at, TimerPurpose::Program(token));
         // A program that embeds the reactor in its own loop may be waiting for a later deadline
         // than that of the new timer. `ring` wakes the program, so that it queries the reactor's
         // next deadline again.
@@ -66,6 +66,6 @@ impl TimerContext<'_> {
     /// cancelled before, or belongs to another reactor.
     pub fn cancel(&mut self, timer: TimerId) -> bool {
         let Some(key) = timer.key(self.driver.tag()) else { return false };
-        self.driver.timers_mut().cancel(key).is_some()
+        self.driver.timers.cancel(key).is_some()
     }
 }

@@ -45,11 +45,13 @@ impl Ends {
         world.ring();
     }
 
-    /// Handles the end of the flush timeout. If completions that arrived before the end of the timeout are still unhandled, the connection
-    /// waits for these completions, but not for later ones.
+    /// Handles the end of the flush timeout. If completions that arrived before the end of the
+    /// timeout are still unhandled, the connection waits for these completions, but not for later
+    /// ones.
     pub(crate) fn flush_due(world: &mut World, id: ConnectionId) {
         let Some(slot) = world.table.get_mut(id) else { return };
-        // The queues of a failed or removed device are not polled any more, so no completion will arrive.
+        // The queues of a failed or removed device are not polled any more, so no completion will
+        // arrive.
         let cq = slot.link.place.and_then(|place| {
             world.devices.get_mut(place.device).filter(|device| !device.removed)?.cqs.get_mut(place.room.cq)
         });
@@ -62,17 +64,19 @@ impl Ends {
             _ => false,
         };
         if waits || !slot.allowance.backlog.is_empty() {
-            // The local side needs little time to handle the remaining completions, so the next check takes place soon.
+            // The local side needs little time to handle the remaining completions, so the next
+            // check takes place soon.
             world.set_timeout(id, world.config.timeouts.flush.min(LOOK_AGAIN));
         } else {
-            // The device has not flushed the queues within the flush timeout. Stage 10 releases the connection without waiting for more
-            // completions.
+            // The device has not flushed the queues within the flush timeout. Stage 10 releases the
+            // connection without waiting for more completions.
             slot.link.flush = Flush::Over;
             world.note(Stages::ENDS);
         }
     }
 
-    /// Returns true if the end of a connection waits for nothing any more. `None` if the connection does not exist any more.
+    /// Returns true if the end of a connection waits for nothing any more. `None` if the connection
+    /// does not exist any more.
     pub(crate) fn is_over(world: &mut World, id: ConnectionId) -> Option<bool> {
         let World { table, devices, stages, .. } = world;
         let slot = table.get(id)?;
@@ -88,10 +92,11 @@ impl Ends {
         if !slot.conn.is_flushed() {
             return Some(false);
         }
-        // `is_flushed` does not cover receives of the shared queue. Messages of this connection may still be in the completion queue, and
-        // must be handled first. The exception is a connection that the local side opened, that did not come up, and that is not secured:
-        // it delivers no messages, unless it may have been up on the peer's side. On a secured connection that did not come up, one of the
-        // messages may be the peer's refusal.
+        // `is_flushed` does not cover receives of the shared queue. Messages of this connection may
+        // still be in the completion queue, and must be handled first. The exception is a
+        // connection that the local side opened, that did not come up, and that is not secured: it
+        // delivers no messages, unless it may have been up on the peer's side. On a secured
+        // connection that did not come up, one of the messages may be the peer's refusal.
         let never_up =
             matches!(closing.ending, Ending::ConnectError(_)) && !closing.may_have_been_up() && !slot.conn.is_secured();
         if !slot.conn.receives().is_shared() || never_up {
@@ -109,9 +114,9 @@ impl Ends {
         Some(false)
     }
 
-    /// Returns the facts about the silence of a peer. `caught_up` is false when the peer is first suspected to be lost. It becomes true
-    /// when everything was handled that had arrived in the completion queue and in the operating system at the time of that first
-    /// suspicion.
+    /// Returns the facts about the silence of a peer. `caught_up` is false when the peer is first
+    /// suspected to be lost. It becomes true when everything was handled that had arrived in the
+    /// completion queue and in the operating system at the time of that first suspicion.
     pub(crate) fn silence(
         world: &mut World,
         id: ConnectionId,

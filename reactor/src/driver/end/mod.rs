@@ -27,13 +27,15 @@ use crate::seam::timer::{Expired, FOREVER};
 const ENDS_PER_TURN: usize = 256;
 
 impl Driver {
-    /// Closes a connection, as requested by the program. Sends that were accepted before are still sent.
+    /// Closes a connection, as requested by the program. Sends that were accepted before are still
+    /// sent.
     pub(crate) fn close(&mut self, id: ConnectionId) {
         self.world.table.forget_addresses(id);
         self.input(id, |conn, env| conn.close(env));
     }
 
-    /// Closes a connection, as requested by the program, without sending the messages that are still queued.
+    /// Closes a connection, as requested by the program, without sending the messages that are
+    /// still queued.
     pub(crate) fn abort(&mut self, id: ConnectionId) {
         self.world.table.forget_addresses(id);
         self.input(id, |conn, env| conn.abort(env));
@@ -46,8 +48,9 @@ impl Driver {
         self.world.note(Stages::ENDS);
     }
 
-    /// Limits the time until the program closes a connection, as requested by the program: after the close timeout, the connection is
-    /// aborted. If the time is limited already, it starts again.
+    /// Limits the time until the program closes a connection, as requested by the program: after
+    /// the close timeout, the connection is aborted. If the time is limited already, it starts
+    /// again.
     pub(crate) fn limit_close(&mut self, id: ConnectionId) {
         let until = self.world.now + self.world.config.timeouts.close;
         Ends::close_by(&mut self.world, id, until);
@@ -70,7 +73,8 @@ impl Driver {
         }
     }
 
-    /// Handles the expired timer of a connection: the timeout of the connection's state, or the timeout of the flush of its queues.
+    /// Handles the expired timer of a connection: the timeout of the connection's state, or the
+    /// timeout of the flush of its queues.
     fn connection_due(&mut self, id: ConnectionId) {
         let Some(slot) = self.world.table.get_mut(id) else { return };
         let due = slot.link.timer.take().map_or(self.world.now, |(_, at)| at);
@@ -90,9 +94,10 @@ impl Driver {
         }
     }
 
-    /// Stage 10: returns the connections that can be released, because their ends wait for nothing any more, or because their flush timeout
-    /// has expired. Performs the next steps of the other ending connections. Returns at most [`ENDS_PER_TURN`] connections; the next turn
-    /// returns the remaining ones.
+    /// Stage 10: returns the connections that can be released, because their ends wait for nothing
+    /// any more, or because their flush timeout has expired. Performs the next steps of the other
+    /// ending connections. Returns at most [`ENDS_PER_TURN`] connections; the next turn returns the
+    /// remaining ones.
     pub(crate) fn take_ended(&mut self) -> Vec<ConnectionId> {
         let mut ended = Vec::new();
         let mut list = std::mem::take(&mut self.ends.list);
@@ -118,9 +123,10 @@ impl Driver {
         ended
     }
 
-    /// Stage 10: ends a connection. Destroys its queue pair, and queues the callbacks for its remaining sends. Returns the callback that
-    /// reports the end of the connection, or `None` if there is none. The caller must make the queued callbacks, then the returned
-    /// callback, and then call [`Driver::release`].
+    /// Stage 10: ends a connection. Destroys its queue pair, and queues the callbacks for its
+    /// remaining sends. Returns the callback that reports the end of the connection, or `None` if
+    /// there is none. The caller must make the queued callbacks, then the returned callback, and
+    /// then call [`Driver::release`].
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
         let World { table, providers, owners, now, stats, effects, .. } = &mut self.world;
         let slot = table.get_mut(id)?;
@@ -153,11 +159,13 @@ impl Driver {
         }
     }
 
-    /// Stage 9: begins a requested drain. Returns the time until its deadline, for `on_drain`. `None` if no drain was requested.
+    /// Stage 9: begins a requested drain. Returns the time until its deadline, for `on_drain`.
+    /// `None` if no drain was requested.
     #[inline]
     pub(crate) fn begin_drain(&mut self) -> Option<Duration> {
         let Drain::Wanted(deadline) = self.world.drain else { return None };
-        // The callback that requested the drain may have run for a long time, so `now` may be out of date.
+        // The callback that requested the drain may have run for a long time, so `now` may be out
+        // of date.
         self.world.look_at_clock();
         local_log!(Info, "draining {} connections within {deadline:?}", self.world.table.len());
         if let Some(membership) = &self.acceptor.membership {
@@ -168,7 +176,8 @@ impl Driver {
         Some(deadline)
     }
 
-    /// Handles the deadline of the drain: aborts all connections. Returns false if no drain was in progress.
+    /// Handles the deadline of the drain: aborts all connections. Returns false if no drain was in
+    /// progress.
     pub(crate) fn drain_overdue(&mut self) -> bool {
         if !matches!(self.world.drain, Drain::Draining(_)) {
             return false;
@@ -183,13 +192,15 @@ impl Driver {
         true
     }
 
-    /// Called after stage 10. Completes the drain if no connection and no other object exists any more. `others` is true if an object that
-    /// is not a connection, such as an endpoint, still exists.
+    /// Called after stage 10. Completes the drain if no connection and no other object exists any
+    /// more. `others` is true if an object that is not a connection, such as an endpoint, still
+    /// exists.
     pub(crate) fn finish_drain(&mut self, others: bool) {
         if !matches!(self.world.drain, Drain::Draining(_) | Drain::Overdue) {
             return;
         }
-        // A reactor that listens accepts connections for its whole group. Its drain ends only after every reactor of the group is draining.
+        // A reactor that listens accepts connections for its whole group. Its drain ends only after
+        // every reactor of the group is draining.
         let membership = self.acceptor.membership.as_ref();
         if membership.is_some_and(|membership| membership.is_open() && !self.listeners.is_empty()) {
             return;
@@ -204,9 +215,10 @@ impl Driver {
         }
     }
 
-    /// Stage 8: handles expired timers. Returns the next expired timer that the caller must handle: a timer of the program, of an endpoint,
-    /// or of a drain. `budget` is the number of timers that this turn may still handle. Returns `None` if `expired` has no such timer, or
-    /// if `budget` has become 0.
+    /// Stage 8: handles expired timers. Returns the next expired timer that the caller must handle:
+    /// a timer of the program, of an endpoint, or of a drain. `budget` is the number of timers that
+    /// this turn may still handle. Returns `None` if `expired` has no such timer, or if `budget`
+    /// has become 0.
     pub(crate) fn next_due(&mut self, expired: &Expired, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
         while *budget > 0 {
             let (key, due) = self.world.timers.pop_due(expired)?;
@@ -242,7 +254,8 @@ impl Driver {
                     log::debug!("{id}: disconnecting: {error}");
                 }
             }
-            // If the connection-manager id has no owner, `finish` was called before, and the callback that reported the end has panicked.
+            // If the connection-manager id has no owner, `finish` was called before, and the
+            // callback that reported the end has panicked.
             if self.world.owners.owner(cm).is_some() {
                 self.finish(id);
             }

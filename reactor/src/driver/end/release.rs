@@ -17,9 +17,10 @@ use crate::providers::Providers;
 use crate::stats::Stats;
 
 impl ConnectionSlot {
-    /// Destroys the queue pair of a connection. After that, the device does not access the posted buffers any more, so they return to the
-    /// pool. If the device cannot destroy the queue pair, the buffers and other resources of the connection are lost, because the device
-    /// may still access them.
+    /// Destroys the queue pair of a connection. After that, the device does not access the posted
+    /// buffers any more, so they return to the pool. If the device cannot destroy the queue pair,
+    /// the buffers and other resources of the connection are lost, because the device may still
+    /// access them.
     pub(crate) fn destroy(&mut self, providers: &mut Providers, owners: &mut Owners, stats: &mut Stats, now: Instant) {
         let (provider, cm) = providers.of(self.link.cm);
         let destroyed = provider.destroy_id(cm, now);
@@ -36,7 +37,8 @@ impl ConnectionSlot {
 }
 
 impl World {
-    /// Removes a connection of which the program was not notified, except by `on_identity`. Its connection-manager id is not destroyed.
+    /// Removes a connection of which the program was not notified, except by `on_identity`. Its
+    /// connection-manager id is not destroyed.
     pub(crate) fn forget(&mut self, id: ConnectionId) {
         // In `on_identity`, the program may have registered regions for this peer.
         self.revoke_regions_of(id);
@@ -46,7 +48,8 @@ impl World {
         }
     }
 
-    /// Ends an accepted connection that is not up, so that a new connection gets its slot and buffers.
+    /// Ends an accepted connection that is not up, so that a new connection gets its slot and
+    /// buffers.
     pub(crate) fn evict(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get(id) else { return };
         log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
@@ -55,15 +58,15 @@ impl World {
         self.withdraw(id);
     }
 
-    /// Removes an accepted connection that is not up. Destroys the queue pair immediately, with all posted work requests, and does not wait
-    /// for a flush.
+    /// Removes an accepted connection that is not up. Destroys the queue pair immediately, with all
+    /// posted work requests, and does not wait for a flush.
     pub(crate) fn withdraw(&mut self, id: ConnectionId) {
         let Self { table, providers, owners, stats, now, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
         let qp = slot.link.qp;
         slot.destroy(providers, owners, stats, *now);
-        // `vacate` needs the id of the destroyed queue pair, to notify the shared queue that the remaining completions of this queue pair
-        // have no connection.
+        // `vacate` needs the id of the destroyed queue pair, to notify the shared queue that the
+        // remaining completions of this queue pair have no connection.
         slot.link.qp = qp;
         self.pass(id, |conn, env| conn.finish(env));
         self.forget(id);
@@ -72,8 +75,8 @@ impl World {
     /// Releases everything that a connection uses, and frees its slot.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.remove(id) else { return };
-        // The program may keep messages of this connection. From now on, the memory of these messages is not charged to the peer's host any
-        // more.
+        // The program may keep messages of this connection. From now on, the memory of these
+        // messages is not charged to the peer's host any more.
         let (host, fetched_large) = (Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
         self.freed.push_back(Freed::Connection { id, host, fetched_large });
         self.vacate(slot);
@@ -97,12 +100,13 @@ impl World {
             match (slot.conn.receives_mut().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = slot.link.qp {
-                        // From now on, completions of this queue pair that are polled belong to no connection.
+                        // From now on, completions of this queue pair that are polled belong to no
+                        // connection.
                         shared.disown(qp);
                     }
                     for wc in slot.allowance.backlog.drain(..) {
-                        // This completion was polled, but was not passed to the connection. So the buffer of its receive is returned to the
-                        // shared queue here.
+                        // This completion was polled, but was not passed to the connection. So the
+                        // buffer of its receive is returned to the shared queue here.
                         if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wc.wr_id) {
                             if let Some(buffer) = shared.take(place) {
                                 shared.give(buffer);
@@ -142,8 +146,9 @@ impl World {
         self.note(Stages::ENDS);
     }
 
-    /// Ends the connections that use the shared receive queue of a device, because that queue has failed. When nothing uses the queue any
-    /// more, the next connection with shared receives gets a new one.
+    /// Ends the connections that use the shared receive queue of a device, because that queue has
+    /// failed. When nothing uses the queue any more, the next connection with shared receives gets
+    /// a new one.
     pub(crate) fn shared_queue_failed(&mut self, device: usize, srq: SrqId) {
         if !self.devices.buffers(device).shared.as_mut().is_some_and(|shared| shared.fail(srq)) {
             return;

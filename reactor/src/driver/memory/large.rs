@@ -431,8 +431,9 @@ impl LargeMessages {
         self.copied.limit() as u64
     }
 
-    /// Copies the fragments of a message to one block of memory. If the memory budget covers this block, the receives of the fragments are
-    /// freed now. Otherwise the receives stay occupied until the program releases the message. This limits the memory that a peer can use.
+    /// Copies the fragments of a message to one block of memory. If the memory budget covers this
+    /// block, the receives of the fragments are freed now. Otherwise the receives stay occupied
+    /// until the program releases the message. This limits the memory that a peer can use.
     pub(crate) fn join(&mut self, world: &mut World, id: ConnectionId, mut fragments: Box<Fragments>) -> JoinedMessage {
         let (device, len) = (fragments.device, fragments.len);
         let accounted = self.take_fetched(world, id, len);

@@ -49,8 +49,8 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Writes several local ranges to the start of `remote`, in their order. If `immediate` is set, the peer is notified, and receives this
-    /// value.
+    /// Writes several local ranges to the start of `remote`, in their order. If `immediate` is set,
+    /// the peer is notified, and receives this value.
     pub(crate) fn write(
         &mut self,
         id: ConnectionId,
@@ -98,7 +98,8 @@ impl Driver {
         posted
     }
 
-    /// Posts an atomic operation on the first 8 bytes of `remote`. The old value will be stored at `offset` in `local`.
+    /// Posts an atomic operation on the first 8 bytes of `remote`. The old value will be stored at
+    /// `offset` in `local`.
     pub(crate) fn atomic(
         &mut self,
         id: ConnectionId,
@@ -125,7 +126,8 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Checks a list of Reads or Writes, and starts the transfer of the list. Returns the id of the transfer.
+    /// Checks a list of Reads or Writes, and starts the transfer of the list. Returns the id of the
+    /// transfer.
     pub(crate) fn transfer(
         &mut self,
         id: ConnectionId,
@@ -180,10 +182,11 @@ impl Driver {
         self.input(id, |conn, env| conn.begin_list(order, env)).ok_or(SendErrorKind::Closed)
     }
 
-    /// Cancels a list, so that no more of its pieces are posted. Returns false if there is no such list.
+    /// Cancels a list, so that no more of its pieces are posted. Returns false if there is no such
+    /// list.
     pub(crate) fn cancel_transfer(&mut self, id: ConnectionId, transfer: TransferId) -> bool {
-        // If the program has closed the connection, the close may have waited for this list, so stage 10 checks if the connection can end
-        // now.
+        // If the program has closed the connection, the close may have waited for this list, so
+        // stage 10 checks if the connection can end now.
         self.world.note(Stages::ENDS);
         self.world.ring();
         self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
@@ -194,8 +197,8 @@ impl Driver {
         let Some(slot) = self.world.table.get_mut(id) else { return };
         slot.link.lists = None;
         self.input(id, |conn, env| conn.lists_due(env));
-        // If the program has closed the connection, the close may have waited for these lists, so stage 10 checks if the connection can end
-        // now.
+        // If the program has closed the connection, the close may have waited for these lists, so
+        // stage 10 checks if the connection can end now.
         self.world.note(Stages::ENDS);
     }
 
@@ -214,7 +217,8 @@ impl Driver {
             return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
         }
         if secured {
-            // The peer reads an encrypted copy. A Read of the region itself would transfer plaintext.
+            // The peer reads an encrypted copy. A Read of the region itself would transfer
+            // plaintext.
             let max = usize::try_from(conn.terms().max_message).unwrap_or(usize::MAX);
             if range.len() > max {
                 return Err(SendErrorKind::TooLong { len: range.len(), max });
@@ -273,7 +277,8 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Accepts an offered message. The message will be read into a region of the program, to the position `offset`.
+    /// Accepts an offered message. The message will be read into a region of the program, to the
+    /// position `offset`.
     pub(crate) fn land(
         &mut self,
         id: ConnectionId,
@@ -315,7 +320,8 @@ impl Driver {
         SendErrorKind::Unsupported { provider: self.world.providers.get(provider).name(), feature }
     }
 
-    /// Checks that a region is registered on the connection's device, and that a range is inside the region.
+    /// Checks that a region is registered on the connection's device, and that a range is inside
+    /// the region.
     #[inline]
     fn check_local(&self, slot: &ConnectionSlot, region: &Region, range: &Range<usize>) -> Result<(), SendErrorKind> {
         if !self.world.registry.knows(region) || slot.link.place.is_none_or(|place| place.device != region.device()) {
@@ -324,7 +330,8 @@ impl Driver {
         if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
     }
 
-    /// Checks the local and the remote ranges of an operation. Returns the total length of the local ranges, in bytes.
+    /// Checks the local and the remote ranges of an operation. Returns the total length of the
+    /// local ranges, in bytes.
     #[inline]
     fn check_parts<'a>(
         &self,

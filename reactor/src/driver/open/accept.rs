@@ -1,7 +1,5 @@
 //! [`Acceptor`]: decides which connect requests become connections of this reactor.
 
-use std::net::SocketAddr;
-
 use log::Level;
 use rdma_transport::TransportError;
 use rdma_transport::cm::{CmEventKind, CmId};
@@ -9,16 +7,15 @@ use rdma_transport::newcomers::Host;
 use rdma_transport::shares::is_scarce;
 
 use super::group::GroupMembership;
+use super::request::{IncomingRequest, RequestOrigin};
 use crate::config::{Config, Framing};
-use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
+use crate::conn::greeting::MAX_USER_PRIVATE_DATA;
 use crate::conn::state::Ending;
 use crate::conn::{Opening, Role};
 use crate::driver::World;
 use crate::error::{Error, RejectReason};
-use crate::id::{ConnectionId, ListenerId};
-use crate::options::Service;
+use crate::id::ConnectionId;
 use crate::providers::Handle;
-use crate::security::Security;
 
 /// The result of polling for an event of the connection manager.
 #[derive(Debug)]
@@ -29,43 +26,9 @@ pub(crate) enum CmStep {
     Done,
     /// A peer requests a connection. The caller must let the program decide about it.
     Request(IncomingRequest),
-    /// The event is for an endpoint. The fields are the endpoint's number, the connection-manager id of the event, and the event.
+    /// The event is for an endpoint. The fields are the endpoint's number, the connection-manager
+    /// id of the event, and the event.
     Endpoint(u64, Handle<CmId>, CmEventKind),
-}
-
-/// A connect request that arrived at this reactor or at another reactor of its group. Nothing is allocated for it yet.
-#[derive(Debug)]
-pub(crate) struct IncomingRequest {
-    pub(crate) cm: Handle<CmId>,
-    /// The reactor that has the `listener`, as its index in the group.
-    pub(crate) reactor: usize,
-    pub(crate) listener: ListenerId,
-    pub(crate) framing: Framing,
-    pub(crate) service: Service,
-    pub(crate) security: Security,
-    /// The index of the device on which the request arrived.
-    pub(crate) device: usize,
-    pub(crate) peer: SocketAddr,
-    pub(crate) private_data: Box<[u8]>,
-    /// True if the request was assigned to this reactor by its group, and is counted in the load of the reactor.
-    pub(crate) placed: bool,
-}
-
-impl IncomingRequest {
-    /// Parses the peer's greeting. If the greeting is not valid, returns the reason with which the request must be rejected.
-    pub(crate) fn greeting(&self) -> Result<Greeting<'_>, RejectReason> {
-        match self.framing {
-            Framing::Raw => Ok(Greeting::reject(RejectReason::Refused, &self.private_data)),
-            Framing::Credits => Greeting::parse(&self.private_data).and_then(Greeting::checked),
-        }
-    }
-
-    /// Returns the properties that the program sees: the listener, the index of the listener's reactor, the address of the peer, and the
-    /// peer's private data.
-    pub(crate) fn parts(&self) -> (ListenerId, usize, SocketAddr, &[u8]) {
-        let private_data = self.greeting().map_or(&[][..], |greeting| greeting.user);
-        (self.listener, self.reactor, self.peer, private_data)
-    }
 }
 
 /// Accepts the connect requests of peers, and counts the connections of this reactor for its group.
@@ -90,16 +53,17 @@ impl Acceptor {
         }
     }
 
-    /// Checks that a request can become a connection of this reactor. Otherwise refuses the request and returns `None`.
+    /// Checks that a request can become a connection of this reactor. Otherwise refuses the request
+    /// and returns `None`.
     pub(crate) fn screen(&mut self, world: &mut World, request: IncomingRequest) -> Option<IncomingRequest> {
-        let peer = request.peer;
-        let refusal = match request.greeting() {
+        let origin = &request.origin;
+        let refusal = match origin.greeting() {
             Err(reason) => Some((reason, Level::Info, reason.to_string())),
-            Ok(greeting) if greeting.security != Some(request.security.mode()) => {
+            Ok(greeting) if greeting.security != Some(origin.security.mode()) => {
                 let why = "it secures its connections in another way than this listener";
-                Some((RejectReason::Security(request.security.mode()), Level::Warn, why.into()))
+                Some((RejectReason::Security(origin.security.mode()), Level::Warn, why.into()))
             }
-            Ok(_) if !world.config.admits(peer.ip()) => {
+            Ok(_) if !world.config.admits(origin.peer.ip()) => {
                 let why = "its network is not among those that may connect";
                 Some((RejectReason::Refused, Level::Info, why.into()))
             }
@@ -112,8 +76,8 @@ impl Acceptor {
         };
         match refusal {
             Some((reason, level, why)) => {
-                world.log_refusal(peer, level, &why);
-                world.reject(request.cm, request.framing, reason, &[]);
+                world.log_refusal(origin.peer, level, &why);
+                world.reject(request.cm, origin.framing, reason, &[]);
                 self.request_done(request.placed);
                 None
             }
@@ -121,16 +85,18 @@ impl Acceptor {
         }
     }
 
-    /// Checks if there is a slot for an incoming connection. `Ok(None)`: a slot is free. `Ok(Some)`: the connection with this id must be
-    /// evicted first. An error: a limit is reached, and no connection may be evicted.
+    /// Checks if there is a slot for an incoming connection. `Ok(None)`: a slot is free.
+    /// `Ok(Some)`: the connection with this id must be evicted first. An error: a limit is reached,
+    /// and no connection may be evicted.
     fn find_slot(world: &World, request: &IncomingRequest) -> Result<Option<ConnectionId>, Error> {
         let Config { max_connections, max_pending, max_handshakes_per_peer, .. } = world.config;
-        let (host, pending) = (Host::of(request.peer.ip()), &world.table.pending);
-        // A handshake takes processor time, so one host may use only a part of the slots. If the host already uses this part, its new
-        // connection evicts the oldest of its connections. If that connection is not slow, the new connection is refused.
+        let (host, pending) = (Host::of(request.origin.peer.ip()), &world.table.pending);
+        // A handshake takes processor time, so one host may use only a part of the slots. If the
+        // host already uses this part, its new connection evicts the oldest of its connections. If
+        // that connection is not slow, the new connection is refused.
         // bound: handshakes
         let most = max_handshakes_per_peer.unwrap_or((max_pending as usize).div_ceil(2));
-        if !request.security.is_plain() && pending.count_of(host) >= most {
+        if !request.origin.security.is_plain() && pending.count_of(host) >= most {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
             return pending.slow_of(host).map(Some).ok_or(limit);
         }
@@ -159,11 +125,11 @@ impl Acceptor {
 
     /// Accepts a request, as the program has decided. `answer` is the private data for the peer.
     pub(crate) fn accept(&mut self, world: &mut World, request: IncomingRequest, answer: &[u8]) {
-        let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
+        let (cm, framing, peer, placed) = (request.cm, request.origin.framing, request.origin.peer, request.placed);
         if let Err(error) = self.try_accept(world, request, answer) {
             let (reason, level) = match error {
-                // The program has passed too much private data, and would do so again if the peer tried again. So the peer receives the
-                // reason `Refused` and not `Busy`.
+                // The program has passed too much private data, and would do so again if the peer
+                // tried again. So the peer receives the reason `Refused` and not `Busy`.
                 Error::PrivateDataTooLong { .. } => (RejectReason::Refused, Level::Error),
                 _ => (RejectReason::Busy, Level::Warn),
             };
@@ -175,17 +141,19 @@ impl Acceptor {
 
     /// Refuses a request, as the program has decided. `answer` is the private data for the peer.
     pub(crate) fn refuse(&mut self, world: &mut World, request: &IncomingRequest, answer: &[u8]) {
-        world.reject(request.cm, request.framing, RejectReason::Refused, answer);
+        world.reject(request.cm, request.origin.framing, RejectReason::Refused, answer);
         self.request_done(request.placed);
     }
 
     fn try_accept(&mut self, world: &mut World, request: IncomingRequest, answer: &[u8]) -> Result<(), Error> {
-        let IncomingRequest { cm, listener, framing, service, ref security, device, peer, placed, .. } = request;
+        let IncomingRequest { cm, device, ref origin, placed } = request;
+        let RequestOrigin { listener, framing, service, ref security, peer, ref private_data, .. } = *origin;
         if framing == Framing::Credits && answer.len() > MAX_USER_PRIVATE_DATA {
             return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
         }
-        let Ok(greeting) = request.greeting() else { return Err(Error::Gone("request")) };
-        // The program may have opened connections after the first call of `find_slot`, so call it again.
+        let Ok(greeting) = origin.greeting() else { return Err(Error::Gone("request")) };
+        // The program may have opened connections after the first call of `find_slot`, so call it
+        // again.
         if let Some(oldest) = Self::find_slot(world, &request)? {
             world.evict(oldest);
         }
@@ -198,16 +166,16 @@ impl Acceptor {
         let id = world.insert(cm, service, Role::Passive, opening);
         self.gained();
         let created = world.create_queue_pair(id, device).or_else(|error| {
-            // A slot was free, but the memory for buffers or the receives of the shared queue may be used up. The eviction of another
-            // connection frees memory and receives.
+            // A slot was free, but the memory for buffers or the receives of the shared queue may
+            // be used up. The eviction of another connection frees memory and receives.
             let is_limit = matches!(error, Error::Limit { .. });
             let oldest = world.table.pending.gives_way(Host::of(peer.ip())).filter(|_| is_limit).ok_or(error)?;
             world.evict(oldest);
             world.create_queue_pair(id, device)
         });
         if let Err(error) = created {
-            // The program was not notified of the connection, so it receives no callback. The connection-manager id is kept, because the
-            // caller needs it to reject the request.
+            // The program was not notified of the connection, so it receives no callback. The
+            // connection-manager id is kept, because the caller needs it to reject the request.
             world.forget(id);
             return Err(error);
         }
@@ -218,7 +186,7 @@ impl Acceptor {
         slot.conn.came_to(listener);
         slot.conn.agree(&greeting, own, extensions, &world.config);
         let reply = slot.conn.greeting(answer, own, extensions, &world.config);
-        slot.conn.note_greeting(&request.private_data);
+        slot.conn.note_greeting(private_data);
         slot.conn.note_greeting(&reply);
         let accepted = world.set_timeout(id, world.config.timeouts.handshake);
         world.table.add_accepted(id, accepted);
@@ -231,8 +199,8 @@ impl Acceptor {
                 world.withdraw(id);
                 return Ok(());
             }
-            // The peer may have disconnected after it sent the request. This is no local fault, so the error is only logged. The program
-            // was not notified of the connection.
+            // The peer may have disconnected after it sent the request. This is no local fault, so
+            // the error is only logged. The program was not notified of the connection.
             log::debug!("{id}: accepting {peer}: {error}");
             world.pass(id, |conn, env| conn.end(Ending::Silent, env));
         }

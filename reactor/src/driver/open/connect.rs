@@ -51,7 +51,8 @@ impl Connector {
         Ok(id)
     }
 
-    /// Opens a connection over a stream that the program has connected. The two sides exchange their queue pair numbers over this stream.
+    /// Opens a connection over a stream that the program has connected. The two sides exchange
+    /// their queue pair numbers over this stream.
     pub(crate) fn connect_over(
         world: &mut World,
         stream: OwnedFd,
@@ -93,15 +94,17 @@ impl Connector {
         Ok(id)
     }
 
-    /// After a failed attempt to connect, starts the next attempt. Returns false if no attempt remains, or if no other attempt is
-    /// permitted. In this case, the caller must report the end of the connection to the program.
+    /// After a failed attempt to connect, starts the next attempt. Returns false if no attempt
+    /// remains, or if no other attempt is permitted. In this case, the caller must report the end
+    /// of the connection to the program.
     pub(crate) fn try_next_address(world: &mut World, id: ConnectionId) -> bool {
         if world.drain.refuses_all() {
             return false;
         }
         let Some(slot) = world.table.get(id) else { return false };
         let Some(error) = slot.conn.failed_attempt() else { return false };
-        // Completions of the failed attempt are missing or not handled yet. They could be mistaken for completions of the next attempt.
+        // Completions of the failed attempt are missing or not handled yet. They could be mistaken
+        // for completions of the next attempt.
         if slot.conn.is_outstanding() || !slot.allowance.backlog.is_empty() {
             return false;
         }
@@ -110,7 +113,8 @@ impl Connector {
         Self::attempt_next(world, id)
     }
 
-    /// Starts the next attempt of a connection, with the same connection id. Returns false if no attempt remains.
+    /// Starts the next attempt of a connection, with the same connection id. Returns false if no
+    /// attempt remains.
     fn attempt_next(world: &mut World, id: ConnectionId) -> bool {
         let World { table, devices, providers, owners, config, now, effects, stats, os, .. } = world;
         let Some(slot) = table.get_mut(id) else { return false };
@@ -130,8 +134,9 @@ impl Connector {
         slot.link.regions.clone_from(&old.link.regions);
         let qp = old.link.qp;
         old.destroy(providers, owners, stats, *now);
-        // The connection keeps its id, so `vacate` must notify the shared queue that the remaining completions of the destroyed queue pair
-        // have no connection. Otherwise they would count as completions of the next attempt.
+        // The connection keeps its id, so `vacate` must notify the shared queue that the remaining
+        // completions of the destroyed queue pair have no connection. Otherwise they would count as
+        // completions of the next attempt.
         old.link.qp = qp;
         let device = old.link.place.map_or(usize::MAX, |place| place.device);
         old.conn.drop_attempt(&mut Env { now: *now, config, device, buffers: devices.buffers(device), effects, stats });
@@ -142,11 +147,13 @@ impl Connector {
         true
     }
 
-    /// Handles the names that were resolved. Connects to the addresses of each name, or ends the connection if its name has no address.
+    /// Handles the names that were resolved. Connects to the addresses of each name, or ends the
+    /// connection if its name has no address.
     pub(crate) fn take_lookups(&mut self, world: &mut World) {
         while let Ok(HostAddresses { query, addresses }) = self.lookups.answers.1.try_recv() {
             let HostQuery { of, host, path, exchange, .. } = query;
-            // While the name was resolved, the program may have closed the connection, or the connect timeout may have expired.
+            // While the name was resolved, the program may have closed the connection, or the
+            // connect timeout may have expired.
             if !world.table.get(of).is_some_and(|slot| slot.link.cm == Handle::NONE && slot.conn.state().is_handshake())
             {
                 continue;
@@ -171,7 +178,8 @@ impl Connector {
     }
 }
 
-/// Checks that a connection may be opened with these options. Returns the security settings of the connection.
+/// Checks that a connection may be opened with these options. Returns the security settings of the
+/// connection.
 fn may_connect(world: &World, options: &ConnectOptions) -> Result<Security, Error> {
     options.check()?;
     let security = options.security.as_ref().unwrap_or(&world.config.security);

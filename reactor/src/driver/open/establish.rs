@@ -96,7 +96,8 @@ impl World {
         }
     }
 
-    /// Creates the queue pair of a connection whose address is resolved, posts its receives, and sends the connect request.
+    /// Creates the queue pair of a connection whose address is resolved, posts its receives, and
+    /// sends the connect request.
     pub(crate) fn resolved(&mut self, id: ConnectionId, device: usize) -> Result<(), Error> {
         if !self.table.get_mut(id).is_some_and(|slot| slot.conn.resolved()) {
             return Ok(());
@@ -110,7 +111,8 @@ impl World {
         Ok(())
     }
 
-    /// Returns true if the device of a connection has extensions, which can be used only if the peer supports them too.
+    /// Returns true if the device of a connection has extensions, which can be used only if the
+    /// peer supports them too.
     fn offers_extensions(&self, id: ConnectionId) -> bool {
         let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
         let info = device.and_then(|device| self.providers.get_of_device(device.index()).device(device.id));
@@ -141,7 +143,8 @@ impl World {
         peer_log!(limit, now, Refused, level, peer, "{peer} is refused: {why}");
     }
 
-    /// Rejects a request and destroys its connection-manager id. `user` is the program's private data for the peer.
+    /// Rejects a request and destroys its connection-manager id. `user` is the program's private
+    /// data for the peer.
     pub(crate) fn reject(&mut self, cm: Handle<CmId>, framing: Framing, reason: RejectReason, user: &[u8]) {
         self.stats.connections.refused += 1;
         let fits = user.len() <= MAX_USER_PRIVATE_DATA;

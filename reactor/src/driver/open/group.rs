@@ -11,7 +11,6 @@
 //! An established connection cannot move to another reactor: its regions, its posted receives and its buffers are tied to one provider.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,13 +18,10 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rdma_transport::cm::Detached;
 
-use crate::config::Framing;
+use super::request::RequestOrigin;
 use crate::error::Error;
-use crate::id::ListenerId;
-use crate::options::Service;
 use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
-use crate::security::Security;
 
 /// The choice of the reactor that accepts a connection; see [`crate::Handler::on_place`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,14 +97,7 @@ struct GroupMember {
 pub(crate) struct Arrival {
     /// The detached request, with the index of its provider in the reactor that listens.
     pub(crate) detached: Handle<Detached>,
-    pub(crate) framing: Framing,
-    pub(crate) service: Service,
-    pub(crate) security: Security,
-    /// The reactor that has the `listener`, as its index in the group.
-    pub(crate) reactor: usize,
-    pub(crate) listener: ListenerId,
-    pub(crate) peer: SocketAddr,
-    pub(crate) private_data: Box<[u8]>,
+    pub(crate) origin: RequestOrigin,
 }
 
 impl GroupMember {
@@ -374,10 +363,16 @@ impl Drop for GroupMembership {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::id::ReactorTag;
-    use crate::seam::wake::NoWake;
+    use std::net::SocketAddr;
+
     use rdma_transport::slab::Key;
+
+    use super::*;
+    use crate::config::Framing;
+    use crate::id::{ListenerId, ReactorTag};
+    use crate::options::Service;
+    use crate::seam::wake::NoWake;
+    use crate::security::Security;
 
     /// A reactor that drains waits for the requests on their way to it. If such a request is not sent after all, no other event may follow,
     /// so the reactor must be woken.
@@ -401,13 +396,15 @@ mod tests {
         let (_, ends) = Reactors::form(flags.iter().map(|flag| (Arc::clone(flag), 0, 8)).collect());
         let arrival = Arrival {
             detached: Handle { provider: 0, id: Detached::new("none", ()) },
-            framing: Framing::default(),
-            service: Service::default(),
-            security: Security::default(),
-            reactor: 0,
-            listener: ListenerId::new(ReactorTag::next(), Key::new(0, 0)),
-            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
-            private_data: Box::default(),
+            origin: RequestOrigin {
+                reactor: 0,
+                listener: ListenerId::new(ReactorTag::next(), Key::new(0, 0)),
+                framing: Framing::default(),
+                service: Service::default(),
+                security: Security::default(),
+                peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+                private_data: Box::default(),
+            },
         };
         assert_eq!(ends[0].place(Place::Reactor(1)), Some(1));
         ends[0].send(1, arrival).expect("a reactor");

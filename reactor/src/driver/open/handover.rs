@@ -7,8 +7,9 @@ use rdma_transport::cm::CmId;
 use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
-use super::accept::{Acceptor, IncomingRequest};
+use super::accept::Acceptor;
 use super::group::{Arrival, Place};
+use super::request::{IncomingRequest, RequestOrigin};
 use crate::driver::World;
 use crate::id::ListenerId;
 use crate::options::ListenOptions;
@@ -35,13 +36,13 @@ impl Acceptor {
             ip @ IpAddr::V4(_) => SocketAddr::new(ip, peer.port()),
             IpAddr::V6(_) => peer,
         };
-        let placed = false;
-        IncomingRequest { cm, reactor, listener, framing, service, security, device, peer, private_data, placed }
+        let origin = RequestOrigin { reactor, listener, framing, service, security, peer, private_data };
+        IncomingRequest { cm, device, origin, placed: false }
     }
 
     /// Returns true if `on_place` must be called, so that the program chooses the reactor for a request.
     pub(crate) fn asks_for_place(&self, request: &IncomingRequest) -> bool {
-        self.membership.is_some() && request.greeting().is_ok()
+        self.membership.is_some() && request.origin.greeting().is_ok()
     }
 
     /// Assigns a request to a reactor of the group, and sends it there. Returns the request if this reactor must answer it.
@@ -71,14 +72,12 @@ impl Acceptor {
         let detached = match role(provider, Provider::handover, HANDOVER).and_then(|role| role.detach(cm)) {
             Ok(id) => Handle { provider: request.cm.provider, id },
             Err(error) => {
-                log::debug!("{} is not handed over: {error}", request.peer);
+                log::debug!("{} is not handed over: {error}", request.origin.peer);
                 membership.unplace(index);
                 return Some(request);
             }
         };
-        let IncomingRequest { reactor, listener, framing, service, security, peer, private_data, .. } = request;
-        let arrival = Arrival { detached, framing, service, security, reactor, listener, peer, private_data };
-        match membership.send(index, arrival) {
+        match membership.send(index, Arrival { detached, origin: request.origin }) {
             Ok(()) => {
                 world.stats.connections.handed_over += 1;
                 None
@@ -107,22 +106,11 @@ impl Acceptor {
     }
 
     fn take_in(&mut self, world: &mut World, arrival: Arrival, placed: bool) -> Option<IncomingRequest> {
-        let Arrival { detached, framing, service, security, reactor, listener, peer, private_data } = arrival;
+        let Arrival { detached, origin } = arrival;
         match world.providers.attach(detached, world.now) {
-            Ok((cm, device)) => Some(IncomingRequest {
-                cm,
-                reactor,
-                listener,
-                framing,
-                service,
-                security,
-                device,
-                peer,
-                private_data,
-                placed,
-            }),
+            Ok((cm, device)) => Some(IncomingRequest { cm, device, origin, placed }),
             Err(error) => {
-                world.log_refusal(peer, Level::Warn, &error.to_string());
+                world.log_refusal(origin.peer, Level::Warn, &error.to_string());
                 world.stats.connections.refused += 1;
                 self.request_done(placed);
                 None

@@ -1,4 +1,5 @@
-//! The listeners. When the device of a listener is removed, the listener waits for the return of the device.
+//! The listeners. When the device of a listener is removed, the listener waits for the return of
+//! the device.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -19,14 +20,15 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 /// The interval between two attempts of a listener to listen, while no attempt succeeds.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// The number of ports that are tried for an address with port 0. If a provider cannot use the port that the first provider has chosen,
-/// another port is tried.
+/// The number of ports that are tried for an address with port 0. If a provider cannot use the port
+/// that the first provider has chosen, another port is tried.
 const PORTS: usize = 4;
 
 /// A listener of the reactor.
 #[derive(Debug)]
 struct ListenerEntry {
-    /// A connection-manager id for each provider that listens. Empty while no device has the address.
+    /// A connection-manager id for each provider that listens. Empty while no device has the
+    /// address.
     ids: Vec<Handle<CmId>>, // local: one for each provider
     /// The address that the listener uses, with the actual port.
     address: SocketAddr,
@@ -76,7 +78,8 @@ impl Listeners {
         let Some(key) = listener.key(world.tag()) else { return };
         self.drop_listener(world, key);
         if world.drain.is_on() {
-            // The drain may have waited for this listener only. Its end is checked at the end of the last stages.
+            // The drain may have waited for this listener only. Its end is checked at the end of
+            // the last stages.
             world.note(Stages::ENDS);
             world.ring();
         }
@@ -95,7 +98,8 @@ impl Listeners {
         }
     }
 
-    /// Stops a listener whose device was removed: destroys its ids, so that the device can be closed. The listener tries again later.
+    /// Stops a listener whose device was removed: destroys its ids, so that the device can be
+    /// closed. The listener tries again later.
     pub(crate) fn listener_lost(&mut self, world: &mut World, key: Key) {
         if let Some(address) = self.stop_listening(world, key) {
             local_log!(Warn, "the device of {address} was removed: its listener waits for its return");
@@ -103,7 +107,8 @@ impl Listeners {
         }
     }
 
-    /// Stops a listener and makes it listen again, because its address has moved to another device or to another port of a device.
+    /// Stops a listener and makes it listen again, because its address has moved to another device
+    /// or to another port of a device.
     pub(crate) fn listener_moved(&mut self, world: &mut World, key: Key) {
         if let Some(address) = self.stop_listening(world, key) {
             local_log!(Warn, "{address} has moved to another device or port: its listener is recreated");
@@ -111,8 +116,8 @@ impl Listeners {
         }
     }
 
-    /// Destroys the connection-manager ids of a listener that will listen again later. Returns the address of the listener, or `None` if it
-    /// has no ids.
+    /// Destroys the connection-manager ids of a listener that will listen again later. Returns the
+    /// address of the listener, or `None` if it has no ids.
     fn stop_listening(&mut self, world: &mut World, key: Key) -> Option<SocketAddr> {
         let listener = self.all.get_mut(key)?;
         let (ids, address) = (std::mem::take(&mut listener.ids), listener.address);
@@ -148,8 +153,9 @@ impl Listeners {
         }
     }
 
-    /// Passes a stream that the program has accepted to a listener, as if the listener had accepted the stream. The connection is then set
-    /// up by exchange of queue pair numbers over this stream.
+    /// Passes a stream that the program has accepted to a listener, as if the listener had accepted
+    /// the stream. The connection is then set up by exchange of queue pair numbers over this
+    /// stream.
     pub(crate) fn take_stream(&self, world: &mut World, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
         let key = listener.key(world.tag()).and_then(|key| self.all.get(key));
         let id = *key.and_then(|listener| listener.ids.first()).ok_or(Error::Gone("listener"))?;
@@ -160,8 +166,8 @@ impl Listeners {
     }
 }
 
-/// Listens on an address. All providers listen on an unspecified address. On any other address, only the first provider that has a
-/// device with that address listens. Returns the new ids.
+/// Listens on an address. All providers listen on an unspecified address. On any other address,
+/// only the first provider that has a device with that address listens. Returns the new ids.
 fn listen_on(world: &mut World, address: SocketAddr, options: &ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
     if let Some(exchange) = &options.exchange {
         let provider = world.providers.exchanging()?;
@@ -178,8 +184,9 @@ fn listen_on(world: &mut World, address: SocketAddr, options: &ListenOptions) ->
     listen_from(&mut world.providers, first, address, options)
 }
 
-/// Tries the providers from `first` on, until one can listen. A provider cannot listen if it has no device with the address, or no
-/// connection manager for that device. Any other error ends the attempts, and is returned.
+/// Tries the providers from `first` on, until one can listen. A provider cannot listen if it has no
+/// device with the address, or no connection manager for that device. Any other error ends the
+/// attempts, and is returned.
 fn listen_from(
     providers: &mut Providers,
     first: usize,
@@ -215,8 +222,8 @@ fn address_of(providers: &Providers, id: Handle<CmId>) -> Option<SocketAddr> {
     providers.get(id.provider).local_address(id.id)
 }
 
-/// Listens on all providers, at the same port. If an iWARP device already uses this TCP port, the embedded provider cannot use it. In
-/// this case, only the other providers listen.
+/// Listens on all providers, at the same port. If an iWARP device already uses this TCP port, the
+/// embedded provider cannot use it. In this case, only the other providers listen.
 fn listen_on_all(
     world: &mut World,
     address: SocketAddr,
@@ -224,8 +231,9 @@ fn listen_on_all(
 ) -> Result<Vec<Handle<CmId>>, Error> {
     let providers = &mut world.providers;
     let tries = if address.port() == 0 { PORTS } else { 1 };
-    // The listening ids of failed attempts: another provider could not listen on the same port. These ids stay open until an attempt
-    // succeeds, so that each new attempt gets a different port.
+    // The listening ids of failed attempts: another provider could not listen on the same port.
+    // These ids stay open until an attempt succeeds, so that each new attempt gets a different
+    // port.
     let mut given_up = Vec::new();
     let listening = loop {
         let first = match listen_at(providers, 0, address, options) {

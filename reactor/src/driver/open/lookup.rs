@@ -11,8 +11,8 @@ use rdma_transport::cm::{ExchangeOptions, PathOptions};
 use crate::id::ConnectionId;
 use crate::seam::wake::WakeFlag;
 
-/// The largest number of names that are resolved at the same time. Any further names are queued, and the connect timeout of a connection
-/// includes the time that its name spends in the queue.
+/// The largest number of names that are resolved at the same time. Any further names are queued,
+/// and the connect timeout of a connection includes the time that its name spends in the queue.
 const THREADS: usize = 4;
 
 /// A name to resolve, for a connection.
@@ -32,7 +32,8 @@ pub(super) struct HostAddresses {
     pub(super) addresses: io::Result<Vec<SocketAddr>>, // local: addresses of a name of the program
 }
 
-/// The threads that resolve names, and their queues. When this value is dropped, each thread ends after its current name.
+/// The threads that resolve names, and their queues. When this value is dropped, each thread ends
+/// after its current name.
 #[derive(Debug)]
 pub(super) struct Lookups {
     queries: (Sender<HostQuery>, Receiver<HostQuery>), // local: names of the program

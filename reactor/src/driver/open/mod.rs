@@ -10,3 +10,4 @@ pub(crate) mod group;
 mod handover;
 pub(crate) mod listen;
 mod lookup;
+pub(crate) mod request;

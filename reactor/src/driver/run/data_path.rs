@@ -230,8 +230,8 @@ impl Driver {
         self.act();
     }
 
-    /// Polls the completion queues until one of them returns completions. Returns true if there are completions, or ended connections, to
-    /// handle.
+    /// Polls the completion queues until one of them returns completions. Returns true if there are
+    /// completions, or ended connections, to handle.
     #[inline]
     pub(crate) fn poll_any(&mut self) -> bool {
         self.queues.has_unseen() || self.fair.is_behind() || self.poll_all()
@@ -242,9 +242,10 @@ impl Driver {
         polled.unwrap_or_else(|failed| self.fail_device(&failed))
     }
 
-    /// Polls like [`Driver::poll_any`]. Does not poll if all queues were found empty, and the reactor has done nothing since then that
-    /// could add a completion. If a device has added a completion since then, the poll that follows the arming of the queue finds this
-    /// completion. If the queue was armed already, it raises an event.
+    /// Polls like [`Driver::poll_any`]. Does not poll if all queues were found empty, and the
+    /// reactor has done nothing since then that could add a completion. If a device has added a
+    /// completion since then, the poll that follows the arming of the queue finds this completion.
+    /// If the queue was armed already, it raises an event.
     #[inline]
     pub(crate) fn poll_if_changed(&mut self) -> bool {
         !self.queues.quiet && self.poll_any()
@@ -258,7 +259,8 @@ impl Driver {
         armed.unwrap_or_else(|failed| self.fail_device(&failed))
     }
 
-    /// Polls the next batch of stage 7, with at most `limit` completions. Returns true if there is one.
+    /// Polls the next batch of stage 7, with at most `limit` completions. Returns true if there is
+    /// one.
     #[inline]
     pub(crate) fn next_batch(&mut self, limit: usize) -> bool {
         loop {
@@ -278,11 +280,13 @@ impl Driver {
         true
     }
 
-    /// Returns true if the next turn already has work to do, so that the reactor must not sleep before that turn.
+    /// Returns true if the next turn already has work to do, so that the reactor must not sleep
+    /// before that turn.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        // If a send that was made outside of a turn has completed when it was posted, its callback is pending. After stage 7, the program
-        // or a timer may have released what a refused send waits for.
+        // If a send that was made outside of a turn has completed when it was posted, its callback
+        // is pending. After stage 7, the program or a timer may have released what a refused send
+        // waits for.
         let calls = self.world.effects.has_events() || !self.world.effects.to_ask.is_empty();
         let stages = self.world.stages.intersects(Stages::WORK);
         // The poll before a sleep may have passed the last completion of an ended connection, whose

@@ -336,8 +336,9 @@ impl Queues {
     }
 }
 
-/// Registers a channel with the poller. If the channel is already registered, because its device was closed and opened again, registers
-/// it anew. Only a new registration reports a channel that was readable before.
+/// Registers a channel with the poller. If the channel is already registered, because its device
+/// was closed and opened again, registers it anew. Only a new registration reports a channel that
+/// was readable before.
 fn watch(poller: &mut dyn Poller, fd: RawFd, token: usize) -> Result<(), Error> {
     let watched = match poller.register(fd, token, Interest::READABLE) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
