@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::source::Source;
+use super::tables::{self, Table};
 
 /// Returns the names of the planted defects. An argument that is not a literal has the name `?`.
 pub(crate) fn names(source: &Source) -> BTreeSet<String> {
@@ -12,6 +13,44 @@ pub(crate) fn names(source: &Source) -> BTreeSet<String> {
         after.into_iter().flatten()
     });
     calls.collect()
+}
+
+/// Returns the finders of a table of planted defects that name no test. Each is a program and a
+/// filter, with which a module or a test of a library begins, and which a test of another program
+/// contains. `files` has the paths and the texts of all.
+pub(crate) fn stale_finders(defects: &Table, files: &[(String, String)]) -> Vec<String> {
+    let cells = defects.rows.iter().map(|row| (row.line, row.cells.last().map_or("", |cell| cell)));
+    let finders = cells.flat_map(|(line, cell)| tables::code(cell).into_iter().map(move |finder| (line, finder)));
+    let commands = [".sh", "make "];
+    finders
+        .filter(|(_, finder)| !commands.iter().any(|part| finder.contains(part)) && !is_found(finder, files))
+        .map(|(line, finder)| format!("{}:{line}: `{finder}` names no test", defects.file))
+        .collect()
+}
+
+fn is_found(finder: &str, files: &[(String, String)]) -> bool {
+    let (program, filter) = finder.split_once(' ').unwrap_or((finder, ""));
+    let folders = match program.trim_start_matches("loom/") {
+        "rdma_transport" => vec!["transport/src/".to_owned()],
+        "rdma_reactor" => vec!["reactor/src/".to_owned()],
+        program => {
+            vec![format!("tests/tests/{program}.rs"), format!("tests/tests/{program}/"), "tests/src/".to_owned()]
+        }
+    };
+    let of_program = |path: &str| folders.iter().any(|folder| path.starts_with(folder.as_str()));
+    let first = files.iter().any(|(path, _)| path.starts_with(folders[0].as_str()));
+    let wanted = filter.trim_end_matches("::");
+    let is_library = folders.len() == 1;
+    let names = |path: &str, text: &str| {
+        // Macros make tests of the functions of other programs.
+        let mark = if is_library { "#[test]" } else { "fn " };
+        let tests = text.split(mark).skip(1).filter_map(|rest| rest.split("fn ").nth(usize::from(is_library)));
+        let mut words = tests.filter_map(|rest| rest.split('(').next());
+        path.trim_end_matches(".rs").split('/').any(|module| module == wanted)
+            || text.contains(&format!("mod {wanted} "))
+            || words.any(|test| if is_library { test.starts_with(wanted) } else { test.contains(wanted) })
+    };
+    first && (filter.is_empty() || files.iter().any(|(path, text)| of_program(path) && names(path, text)))
 }
 
 /// Returns the literal with which a text begins.
@@ -31,4 +70,21 @@ fn planted_defects_are_found_however_they_are_written() {
         ),
     ]);
     assert_eq!(names(&source).into_iter().collect::<Vec<_>>(), ["?", "a-type", "one", "two"]);
+}
+
+#[test]
+fn finders_without_a_test_are_found() {
+    let row = |finder: &str| tables::Row { line: 7, cells: vec!["`defect`".into(), "effect".into(), finder.into()] };
+    let good =
+        ["`rdma_transport setup`", "`rdma_transport a_peer`", "`worlds`, `worlds in_every`", "`tests/layout.sh`"];
+    let bad = ["`rdma_transport peer_is`", "`rdma_transport help`", "`rdma_reactor setup`", "`worlds never`", "`gone`"];
+    let rows = good.iter().chain(&bad).map(|finder| row(finder)).collect();
+    let files = [
+        ("transport/src/setup.rs", "#[test] fn a_peer_is_refused() {} fn help() {}"),
+        ("tests/tests/worlds.rs", ""),
+        ("tests/src/sim.rs", "#[test] fn in_every_world() {}"),
+    ];
+    let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
+    let found = stale_finders(&Table { file: "page".into(), rows }, &files);
+    assert_eq!(found, bad.map(|finder| format!("page:7: {finder} names no test")));
 }
