@@ -7,7 +7,8 @@
 # (ProviderChoice::Auto), against a server with ProviderChoice::Auto; some rows, against one with
 # ProviderChoice::Shm. After each row another client must connect in shared memory: a row leaves no
 # state in the server. In the last rows, a peer lends memory without end to a server whose resources
-# are limited. Killed and stopped peers are in tests/tests/same_host.rs.
+# are limited. Beside all rows, a link between two processes is away for a time. Killed and stopped
+# peers are in tests/tests/same_host.rs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "same-host: run it as root, for it changes users and namespaces" >&2; exit 1; }
@@ -22,6 +23,7 @@ servers=()
 finish() {
     [ ${#servers[@]} = 0 ] || kill "${servers[@]}" 2>/dev/null
     ip netns del "$space" 2>/dev/null
+    ip netns del "$space-away" 2>/dev/null
     wait
     rmdir "$groups/rdma-$$"* 2>/dev/null
     rm -rf "$work"
@@ -50,6 +52,41 @@ serve() { # NAME CHOICE [COMMAND...]
     done
 }
 serve auto auto
+
+# The link of two processes goes away for 7 s while messages travel, and the connection lives on:
+# TCP sends what is unanswered every 1.25 s, an eighth of the keepalive timeout. By default, the
+# times between its attempts double, and it would try again after 6.2 s and 12.6 s. Prints a row.
+away() {
+    local from=6.15 before after
+    if [ "$(printf '%s\n' $from "$(uname -r)" | sort -V | head -n 1)" != $from ]; then
+        printf 'skipped a link away for 7 s: Linux has the limit of retransmissions (TCP_RTO_MAX_MS) since %s, and this is %s\n' \
+            $from "$(uname -r)"
+        return
+    fi
+    ip netns add "$space-away" && ip -n "$space-away" link set lo up || return
+    local peer=(ip netns exec "$space-away" "$work/peer" keepalive 10 tcp)
+    "${peer[@]}" serve 127.0.0.1:7471 <>"$work/silence" >"$work/away-served" 2>&1 &
+    local both=($!)
+    until grep -q '^listening' "$work/away-served"; do kill -0 "${both[0]}" || return; sleep 0.05; done
+    "${peer[@]}" connect 127.0.0.1:7471 1 4 <>"$work/silence" >"$work/away-client" 2>&1 &
+    both+=($!)
+    until grep -q '^up iwarp' "$work/away-client"; do kill -0 "${both[1]}" || return; sleep 0.05; done
+    ip -n "$space-away" link set lo down
+    sleep 7
+    ip -n "$space-away" link set lo up
+    sleep 2
+    packets() { awk '$1 == "lo:" { print $3 }' "/proc/${both[1]}/net/dev"; }
+    before=$(packets)
+    sleep 1
+    after=$(packets)
+    kill "${both[@]}"
+    wait "${both[@]}"
+    [ "$after" -gt $((before + 100)) ] && ! grep -h '^down' "$work/away-served" "$work/away-client" &&
+        echo "ok      a link away for 7 s, keepalive 10 s: $((after - before)) packets in the second afterwards"
+}
+away >"$work/away" 2>&1 &
+away=$!
+servers+=($away)
 
 # Prints the first line of each of COUNT connections, as seen by a client of CHOICE, run by a command; `hangs` after five minutes.
 client() { # CHOICE ADDRESS COUNT COMMAND...
@@ -206,4 +243,6 @@ limited "lent to a server: RLIMIT_AS 1.5 GiB" prlimit --as=$((1536 << 20))
 group=$groups/rdma-$$-limited
 make_group 256M || { echo "same-host: no control group with a limit of its memory: $group" >&2; exit 1; }
 limited "lent to a server: 256 MiB" in_group
+wait $away 2>/dev/null || { echo "FAILED  a link away for 7 s" && failed=$((failed + 1)); }
+cat "$work/away"
 [ $failed = 0 ] || { echo "same-host: $failed of the rows are not as they have to be" >&2; exit 1; }
