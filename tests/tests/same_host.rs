@@ -28,6 +28,7 @@ use rdma_reactor_tests::usage::mapped;
 use rustix::fs::{SealFlags, fstat};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getpeername};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 const CONNECTIONS: usize = 3;
 
@@ -138,6 +139,18 @@ impl Peer {
         Usage { descriptors: descriptors.count(), segments: self.mapped("memfd:rdma-shared").iter().sum() }
     }
 
+    /// Returns copies of all descriptors of the process, as a child has them.
+    fn descriptors(&self) -> Vec<OwnedFd> {
+        let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("the process");
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("its descriptors");
+        let numbers = folder.map(|entry| entry.expect("an entry").file_name());
+        let copy = |number: std::ffi::OsString| {
+            let number = number.to_str().and_then(|number| number.parse().ok()).expect("a number");
+            pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).expect("a copy")
+        };
+        numbers.map(copy).collect()
+    }
+
     /// Returns the lengths of all mappings of files whose names contain `name`.
     fn mapped(&self, name: &str) -> Vec<u64> {
         mapped(&self.child.id().to_string(), name).expect("its mappings")
@@ -182,6 +195,29 @@ fn a_killed_peer_is_lost_at_once() {
         assert_eq!(host.server.carriers, vec![Some("shm"); 3 * CONNECTIONS]);
         assert_eq!(host.server.ends, vec![DisconnectReason::Lost; 3 * CONNECTIONS]);
         assert_eq!(host.reactor.provider_name(), "shm");
+    });
+}
+
+/// A killed process has forked a child, which lives on with copies of all descriptors. So the kernel
+/// closes no socket of the connections, in shared memory or over TCP, and the server finds their end
+/// by the keepalive. The part of the child is played by this process.
+#[test]
+fn a_killed_peer_whose_child_lives_is_found_by_the_keepalive() {
+    with_watchdog("a_killed_peer_whose_child_lives_is_found_by_the_keepalive", || {
+        let second = Duration::from_secs(1);
+        for (word, provider) in [("shm", ProviderChoice::Shm), ("tcp", ProviderChoice::Iwarp)] {
+            let mut host = Host::new(|config| {
+                config.provider(provider).timeouts(|t| (t.keepalive_interval, t.keepalive) = (second, 3 * second))
+            });
+            let mut peer = Peer::connect(&[word], host.address, 1);
+            host.until(|server, _| server.up.len() == CONNECTIONS && server.echoes >= 100);
+            let copies = peer.descriptors();
+            peer.signal(libc::SIGKILL);
+            peer.child.wait().expect("it is dead");
+            host.until(|server, _| server.ends.len() == CONNECTIONS);
+            assert_eq!(host.server.ends, vec![DisconnectReason::KeepaliveTimeout; CONNECTIONS], "{word}");
+            drop(copies);
+        }
     });
 }
 
