@@ -10,18 +10,19 @@
 //! 7. [Calls](calls): requests with a deadline, each of which ends with one answer or one error
 //! 8. [Stopping](stopping): five ways to stop, and the effects of each
 //! 9. [Errors and reasons](errors): the cause and the remedy of each
-//! 10. [Security](security): authentication, encryption, and the guarantees of both
-//! 11. [A reactor in another event loop](embedding), and other descriptors in a reactor's loop
-//! 12. async/await: the page `async_await`, with the feature `async`
-//! 13. [Coming from sockets, from ibverbs, from UCX](coming_from)
-//! 14. [Testing without hardware](testing)
-//! 15. [Providers](providers): what carries connections, and what works on each
-//! 16. [Devices](hardware): which tests ran on which devices, and how to test yours
-//! 17. [Performance](performance), and [Scaling](scaling): the cost of many connections
-//! 18. [Peers of the same host](same_host): connections in shared memory
-//! 19. Datagrams: the page `datagrams`, with the feature `datagram`
-//! 20. [Connecting by exchange](exchange): how to connect over TCP, without rdma_cm
-//! 21. [Writing a provider](writing_a_provider) of your own
+//! 10. [Settings](settings): features, presets, and what programs change
+//! 11. [Security](security): authentication, encryption, and the guarantees of both
+//! 12. [A reactor in another event loop](embedding), and other descriptors in a reactor's loop
+//! 13. async/await: the page `async_await`, with the feature `async`
+//! 14. [Coming from sockets, from ibverbs, from UCX](coming_from)
+//! 15. [Testing without hardware](testing)
+//! 16. [Providers](providers): what carries connections, and what works on each
+//! 17. [Devices](hardware): which tests ran on which devices, and how to test yours
+//! 18. [Performance](performance), and [Scaling](scaling): the cost of many connections
+//! 19. [Peers of the same host](same_host): connections in shared memory
+//! 20. Datagrams: the page `datagrams`, with the feature `datagram`
+//! 21. [Connecting by exchange](exchange): how to connect over TCP, without rdma_cm
+//! 22. [Writing a provider](writing_a_provider) of your own
 //!
 //! For the authors of this library: [the architecture](architecture), whose index has links to the pages about its parts, and [the wire
 //! protocol](wire).
@@ -137,6 +138,16 @@ pub mod scaling {}
 #[doc = ""]
 #[doc = include_str!("../docs/security.md")]
 pub mod security {}
+#[doc = "[async.md]: self::async_await"]
+#[doc = "[calls.md]: self::calls"]
+#[doc = "[datagrams.md]: self::datagrams"]
+#[doc = "[exchange.md]: self::exchange"]
+#[doc = "[providers.md]: self::providers"]
+#[doc = "[scaling.md]: self::scaling"]
+#[doc = "[security.md]: self::security"]
+#[doc = ""]
+#[doc = include_str!("../docs/guide/settings.md")]
+pub mod settings {}
 #[doc = include_str!("../docs/guide/stopping.md")]
 pub mod stopping {}
 #[doc = "[layers.md]: self::layers"]

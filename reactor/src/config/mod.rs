@@ -183,7 +183,7 @@ impl Config {
             .send_depth(8)
             .max_connections(64)
             .max_connections_per_host(8)
-            .max_pending(16)
+            .max_pending(64)
             .max_memory(4 << 20)
             .handle_queue(256)
             .completions(|completions| completions.queue = Some(1024))

@@ -182,6 +182,7 @@ macro_rules! conformance {
                     a_stream_closes_in_every_callback;
                 violations: rude_messages_end_their_connection, wrong_greetings_are_refused;
                 calls: calls_of_every_size_are_answered, calls_end_with_their_connection;
+                shared: released_receives_reach_who_waits;
                 embed: an_outer_loop_misses_nothing;
                 reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,
                     one_is_drained_and_the_others_go_on, a_reactor_that_is_gone_is_passed_over;
