@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join3};
 use rdma_reactor::aio::{AsyncCalls, AsyncConnection, AsyncListener, AsyncReactor, PendingPeers};
+use rdma_reactor::threaded::{ThreadedConnection, ThreadedReactor};
 use rdma_reactor::{
     Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
     PeerName, ProviderChoice, Reactor, Region, RegionOptions, Security, SecurityError, SecurityMode, TimerId, Tls,
@@ -531,4 +532,58 @@ fn peers_that_nobody_looks_at_are_bounded() {
         .await;
         assert!(conn.is_ok() && there.identity().is_some(), "{conn:?}");
     });
+}
+
+fn refused_by_tasks(result: Result<ThreadedConnection, ConnectError>) -> String {
+    match result.expect_err("the peer is refused") {
+        ConnectError::Security(SecurityError::Refused(why)) => why,
+        other => panic!("{other}"),
+    }
+}
+
+/// The same with [`ThreadedReactor`]: tasks of any thread decide, and learn who the peer is.
+#[test]
+fn a_task_of_any_thread_decides_who_is_let_in() {
+    const NOBODY: &str = "no task of the program accepts or refuses peers";
+    let test = async {
+        let authority = Authority::new();
+        let reactor = ThreadedReactor::start(config(authority.tls("server"))).expect("a reactor");
+        let (mut listener, mut peers) = reactor.listen_with_approval(HERE, ListenOptions::new()).await.expect("a port");
+        let to = listener.local_address();
+        let connect = |name: &str| {
+            let (reactor, options) = (reactor.clone(), known_as(&authority, name));
+            tokio::spawn(async move { reactor.connect_with(to, options).await })
+        };
+        let (alice, mallory, dropped) = (connect("alice"), connect("mallory"), connect("dropped"));
+        for _ in 0..3 {
+            let peer = peers.next().await.expect("a peer");
+            assert!(peer.peer_address().is_some_and(|peer| peer.ip() == HERE.ip()));
+            match &peer.identity().names()[0] {
+                PeerName::Dns(name) if name == "alice" => peer.accept(),
+                PeerName::Dns(name) if name == "mallory" => peer.refuse("not alice"),
+                _ => drop(peer),
+            }
+        }
+        assert_eq!(refused_by_tasks(mallory.await.expect("a task")), "not alice");
+        assert_eq!(refused_by_tasks(dropped.await.expect("a task")), NOBODY);
+        let here = alice.await.expect("a task").expect("a connection");
+        let there = listener.accept().await.expect("a connection");
+        let first = |peer: Option<&PeerIdentity>| peer.expect("it is secured").names().swap_remove(0);
+        assert_eq!(first(here.identity()), PeerName::Dns("server".into()));
+        assert_eq!(first(there.identity()), PeerName::Dns("alice".into()));
+        assert_eq!(first(there.calls().1.identity()), PeerName::Dns("alice".into()));
+        // A peer that waits in the queue is refused with the queue, and so is a later one.
+        let waits = connect("waits");
+        while reactor.with(|cx| cx.connections()).await.expect("it runs") < 4 {
+            tokio::task::yield_now().await;
+        }
+        drop(peers);
+        assert_eq!(refused_by_tasks(waits.await.expect("a task")), NOBODY);
+        assert_eq!(refused_by_tasks(connect("late").await.expect("a task")), NOBODY);
+        reactor.drain(PATIENCE);
+        drop((here, listener));
+        assert_eq!(reactor.ended().await, Ok(()));
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") });
 }

@@ -5,9 +5,10 @@ use std::fmt;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::handler::{NOT_APPROVED, TaskHandler, TimerState};
+use super::handler::{TaskHandler, TimerState};
 use super::turns::{PendingTurn, Turns};
 use crate::call::{CallId, RequestId};
+use crate::security::NOT_APPROVED;
 use crate::{
     ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, ReactorHandle, TimerId, TransferId, Turn,
 };

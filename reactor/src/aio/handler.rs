@@ -14,13 +14,11 @@ use super::reply::{QueuedRequest, Reply};
 use super::room_waiters::RoomWaiters;
 use super::wait_queue::{WaitQueue, WaiterId};
 use crate::call::{CallEvent, Calls};
+use crate::security::{MAX_PENDING_PEERS, NOT_APPROVED, TOO_MANY_PENDING};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, ListenerId, Message, Outcome,
     PeerIdentity, SendId, TimerId, TransferEnd, TransferId,
 };
-
-/// The text of the refusal that a peer receives if no task of the program has accepted or refused the peer.
-pub(super) const NOT_APPROVED: &str = "no task of the program accepts or refuses peers";
 
 /// The end of a connection: the callback that has reported the end, and the reason.
 #[derive(Clone, Debug)]
@@ -134,10 +132,6 @@ pub(super) type Backlog = Rc<RefCell<AsyncQueue<Rc<SharedConnection>>>>;
 
 /// For one listener: the authenticated peers that wait for approval.
 pub(super) type PeerQueue = Rc<RefCell<AsyncQueue<ConnectionId>>>;
-
-/// The largest number of peers that may wait for approval on a listener. Further peers are refused. The value is the default of
-/// [`crate::Config::max_pending`]. A peer whose connection has ended still counts, until a task removes it from the queue.
-const MAX_PENDING_PEERS: usize = 1024;
 
 /// The largest number of ended connections that may wait for a task to accept them on a listener. While as many wait, new connections are
 /// closed. The number of connections that have not ended is limited by [`crate::Config::max_connections`].
@@ -320,7 +314,7 @@ impl Handler for TaskHandler {
             return Err(NOT_APPROVED.into());
         }
         if waiting.len() >= MAX_PENDING_PEERS {
-            return Err("too many peers wait for approval".into());
+            return Err(TOO_MANY_PENDING.into());
         }
         cx.connection(conn).postpone_judgement();
         self.ready.extend(waiting.add(conn));

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::error::ConnectionEnd;
 use super::link::{ConnectionHandle, QueuedCall, ReceivedRequest, SharedState, ThreadCommand, ThreadLink};
 use crate::call::{CallError, CallId, RequestId};
-use crate::{Clock, SystemClock};
+use crate::{Clock, PeerIdentity, SystemClock};
 
 /// Returns the current time of the clock that the reactor uses.
 fn now() -> Instant {
@@ -146,6 +146,13 @@ impl fmt::Debug for Requests {
 impl Requests {
     pub(super) const fn new(handle: Arc<ConnectionHandle>, receiver: mpsc::UnboundedReceiver<ReceivedRequest>) -> Self {
         Self { handle, receiver }
+    }
+
+    /// Returns the identity that the peer, which makes the requests, has proven in the handshake.
+    /// Returns `None` if the connection is not secured.
+    #[must_use]
+    pub fn identity(&self) -> Option<&PeerIdentity> {
+        self.handle.state.peer.get()?.identity.as_ref()
     }
 
     /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival. A request is skipped if

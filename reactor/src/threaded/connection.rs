@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::calls::{Caller, Requests};
 use super::error::{ConnectionEnd, DeliverError};
 use super::link::{ConnectionHandle, ConnectionParts, QueuedMessage, ThreadCommand};
-use crate::{ConnectionId, DetachedMessage, Outcome};
+use crate::{ConnectionId, DetachedMessage, Outcome, PeerIdentity};
 
 /// A connection of a [`super::ThreadedReactor`]. To send in one task and receive in another, split the connection into two halves with
 /// [`ThreadedConnection::split`].
@@ -61,7 +61,14 @@ impl ThreadedConnection {
     /// Returns the address of the peer. Returns `None` if the reactor did not know the address when the connection was established.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.sender.handle.state.peer.get().and_then(|&(_, address)| address)
+        self.sender.handle.state.peer.get().and_then(|peer| peer.address)
+    }
+
+    /// Returns the identity that the peer has proven in the handshake. Returns `None` if the
+    /// connection is not secured. The identity is also known after the connection has ended.
+    #[must_use]
+    pub fn identity(&self) -> Option<&PeerIdentity> {
+        self.sender.handle.state.peer.get()?.identity.as_ref()
     }
 
     /// Sends a message, as [`Sender::send`] does.
@@ -139,7 +146,8 @@ impl Sender {
 
     async fn queue(&self, payload: Bytes, report: Option<oneshot::Sender<Outcome>>) -> Result<(), ConnectionEnd> {
         let ConnectionHandle { link, id, state } = &*self.handle;
-        if let Some(&(max, _)) = state.peer.get().filter(|(max, _)| payload.len() as u64 > *max) {
+        let max = state.peer.get().map_or(u64::MAX, |peer| peer.max_message);
+        if payload.len() as u64 > max {
             return Err(ConnectionEnd::TooLong { len: payload.len(), max });
         }
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| state.ended())?;

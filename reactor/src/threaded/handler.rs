@@ -12,13 +12,14 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use super::link::{
-    Connect, ConnectionHandle, ConnectionParts, ListenerHandle, NewConnection, NewListener, QueuedCall, QueuedMessage,
-    ReceivedRequest, SharedState, ThreadCommand, ThreadLink,
+    Connect, ConnectionHandle, ConnectionParts, EstablishedPeer, ListenerHandle, NewConnection, NewListener,
+    PendingHandle, PendingSender, QueuedCall, QueuedMessage, ReceivedRequest, SharedState, ThreadCommand, ThreadLink,
 };
 use crate::call::{CallError, CallEvent, Calls, RefusedCall, RequestId};
+use crate::security::{NOT_APPROVED, TOO_MANY_PENDING};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, Handler, ListenOptions, ListenerId,
-    Message, Outcome, SendErrorKind, SendId, TimerId,
+    Message, Outcome, PeerIdentity, SendErrorKind, SendId, TimerId,
 };
 
 /// The channel to the task that waits for the end of a call.
@@ -56,6 +57,9 @@ const MAX_ENDED_IN_BACKLOG: usize = 1024;
 /// For one listener: the channel to the program's `ThreadedListener`, and the connections in that channel.
 struct ListenerBacklog {
     accepted: mpsc::UnboundedSender<ConnectionParts>,
+    /// The channel to the task that approves peers; `None` if the listener accepts all peers that
+    /// [`crate::Security`] accepts.
+    pending: Option<PendingSender>,
     /// The connections in `accepted` that have ended. Those that a task has got since are removed when the list is long.
     ended: Vec<Arc<SharedState>>, // bound: accept-queue
 }
@@ -193,12 +197,13 @@ impl ThreadHandler {
         cx: &mut Context<'_>,
         address: SocketAddr,
         options: ListenOptions,
+        pending: Option<PendingSender>,
     ) -> Result<NewListener, Error> {
         let link = self.link()?;
         let id = cx.listen_with(address, options)?;
         let (handle, (accepted, backlog)) = (ListenerHandle { link, id }, mpsc::unbounded_channel());
         let address = cx.listeners().local_address(id).ok_or(Error::Gone("listener"))?;
-        self.listeners.insert(id, ListenerBacklog { accepted, ended: Vec::new() });
+        self.listeners.insert(id, ListenerBacklog { accepted, pending, ended: Vec::new() });
         Ok((handle, address, backlog))
     }
 
@@ -300,7 +305,11 @@ impl Handler<ThreadCommand> for ThreadHandler {
         match command {
             // If the task has stopped waiting, the result is dropped. That closes the new connection or listener.
             ThreadCommand::Connect(connect, answer) => _ = answer.send(self.connect(cx, connect)),
-            ThreadCommand::Listen(address, options, answer) => _ = answer.send(self.listen(cx, address, options)),
+            ThreadCommand::Listen(address, options, pending, answer) => {
+                let _ = answer.send(self.listen(cx, address, options, pending));
+            }
+            // The first decision counts. It has no effect on a connection that has ended.
+            ThreadCommand::Judge(conn, decision) => _ = cx.connection(conn).judge(decision),
             // The program has dropped its last handle of the connection. The connection is closed after its waiting
             // messages are sent.
             ThreadCommand::Close(conn) => {
@@ -344,7 +353,11 @@ impl Handler<ThreadCommand> for ThreadHandler {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let peer = (cx.connection(conn).max_copied().unwrap_or(0), cx.connection(conn).peer_address());
+        let peer = EstablishedPeer {
+            max_message: cx.connection(conn).max_copied().unwrap_or(0),
+            address: cx.connection(conn).peer_address(),
+            identity: cx.connection(conn).identity().cloned(),
+        };
         if let Some(entry) = self.entry(conn) {
             let _ = entry.state.peer.set(peer);
             if let Some(opening) = entry.opening.take() {
@@ -359,6 +372,22 @@ impl Handler<ThreadCommand> for ThreadHandler {
         // If the program has dropped the listener meanwhile, nobody receives `parts`. Then `parts` is dropped, which
         // closes the connection.
         let _ = accepted.send(parts);
+    }
+
+    fn on_identity(&mut self, cx: &mut Context<'_>, conn: ConnectionId, peer: &PeerIdentity) -> Result<(), String> {
+        let Some(listener) = cx.connection(conn).listener() else { return Ok(()) };
+        // Without a backlog, no task would get the connection.
+        let backlog = self.listeners.get(&listener).ok_or(NOT_APPROVED)?;
+        let Some(pending) = &backlog.pending else { return Ok(()) };
+        let link = self.link.upgrade().ok_or(NOT_APPROVED)?;
+        let (identity, address) = (peer.clone(), cx.connection(conn).peer_address());
+        match pending.try_reserve() {
+            Ok(place) => place.send(PendingHandle { link, id: conn, identity, address, is_decided: false }),
+            Err(mpsc::error::TrySendError::Full(())) => return Err(TOO_MANY_PENDING.into()),
+            Err(mpsc::error::TrySendError::Closed(())) => return Err(NOT_APPROVED.into()),
+        }
+        cx.connection(conn).postpone_judgement();
+        Ok(())
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {

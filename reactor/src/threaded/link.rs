@@ -11,9 +11,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use super::error::{ConnectionEnd, ThreadError};
 use crate::call::{CallError, CallId, CallLimits, RequestId};
+use crate::security::NOT_APPROVED;
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, ListenOptions, ListenerId, Outcome,
-    ReactorHandle,
+    PeerIdentity, ReactorHandle,
 };
 
 /// The time limit of the drain that begins when the program drops the last handle of the reactor.
@@ -25,7 +26,9 @@ pub(super) enum ThreadCommand {
     Connect(Connect, oneshot::Sender<Result<NewConnection, Error>>),
     Close(ConnectionId),
     // local: options of the program
-    Listen(SocketAddr, ListenOptions, oneshot::Sender<Result<NewListener, Error>>),
+    Listen(SocketAddr, ListenOptions, Option<PendingSender>, oneshot::Sender<Result<NewListener, Error>>),
+    /// Accepts or refuses a peer that waits for approval.
+    Judge(ConnectionId, Result<(), String>), // local: a text of the program
     StopListening(ListenerId),
     /// Switches a connection to calls. The first channel contains the messages that have already arrived. They and all later messages are
     /// frames of calls. The reactor's thread sends the requests of the peer to the second channel.
@@ -53,6 +56,9 @@ pub(super) type NewConnection = (ConnectionParts, oneshot::Receiver<Result<(), C
 
 /// A listener, the address of the listener, and the channel that delivers the accepted connections of the listener.
 pub(super) type NewListener = (ListenerHandle, SocketAddr, mpsc::UnboundedReceiver<ConnectionParts>);
+
+/// The channel to the task that approves the peers of a listener.
+pub(super) type PendingSender = mpsc::Sender<PendingHandle>; // bound: approvals
 
 /// A message that a task sends, and that the connection has not accepted yet.
 pub(super) struct QueuedMessage {
@@ -92,11 +98,20 @@ pub(super) struct SharedState {
     pub(super) room: Arc<Semaphore>,
     /// The reason for the end of the connection. It is not set before the connection has ended.
     pub(super) end: OnceLock<DisconnectReason>,
-    /// The length in bytes of the longest message that can be sent, and the address of the peer. Neither is set before the connection
-    /// is established.
-    pub(super) peer: OnceLock<(u64, Option<SocketAddr>)>,
+    /// The peer. It is not set before the connection is established.
+    pub(super) peer: OnceLock<EstablishedPeer>,
     /// True once a task has got the connection, from a listener or by connecting.
     pub(super) taken: AtomicBool,
+}
+
+/// The properties of a peer that do not change while the connection exists.
+#[derive(Debug)]
+pub(super) struct EstablishedPeer {
+    /// The length of the longest message that can be sent to the peer, in bytes.
+    pub(super) max_message: u64,
+    pub(super) address: Option<SocketAddr>,
+    /// The identity that the peer has proven; `None` if the connection is not secured.
+    pub(super) identity: Option<PeerIdentity>,
 }
 
 impl SharedState {
@@ -134,6 +149,30 @@ pub(super) struct ListenerHandle {
 impl Drop for ListenerHandle {
     fn drop(&mut self) {
         self.link.post(ThreadCommand::StopListening(self.id));
+    }
+}
+
+/// The part of a `ThreadedPendingPeer` that decides: when this part is dropped without a decision,
+/// the peer is refused. Nobody else decides about the peer.
+pub(super) struct PendingHandle {
+    pub(super) link: Arc<ThreadLink>,
+    pub(super) id: ConnectionId,
+    pub(super) identity: PeerIdentity,
+    pub(super) address: Option<SocketAddr>,
+    pub(super) is_decided: bool,
+}
+
+impl PendingHandle {
+    pub(super) fn decide(&mut self, decision: Result<(), String>) {
+        if !std::mem::replace(&mut self.is_decided, true) {
+            self.link.post(ThreadCommand::Judge(self.id, decision));
+        }
+    }
+}
+
+impl Drop for PendingHandle {
+    fn drop(&mut self) {
+        self.decide(Err(NOT_APPROVED.into()));
     }
 }
 

@@ -45,6 +45,7 @@
 //! | [`Caller::call`] | the call is cancelled: the peer is notified, but may have served it |
 //! | [`Requests::next`] | nothing is lost: the next call gets the request |
 //! | [`Receiver::recv`], [`ThreadedListener::accept`] | nothing is lost: the next call gets the message, or the connection |
+//! | [`ThreadedPendingPeers::next`] | nothing is lost: the next call gets the peer |
 //! | [`ThreadedReactor::connect`] | the attempt is cancelled |
 //! | [`ThreadedReactor::with`] | the closure still runs |
 //!
@@ -69,6 +70,7 @@ mod error;
 mod handler;
 mod link;
 mod listener;
+mod pending_peers;
 
 use std::fmt;
 use std::future::Future;
@@ -80,15 +82,17 @@ use std::task::{Context as Task, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::calls::{Caller, Requests, ThreadedRequest};
 pub use self::connection::{Receiver, Sender, ThreadedConnection};
 pub use self::error::{ConnectionEnd, DeliverError, OwnThread, ThreadError};
 use self::handler::ThreadHandler;
-use self::link::{ThreadCommand, ThreadLink};
+use self::link::{PendingSender, ThreadCommand, ThreadLink};
 pub use self::listener::ThreadedListener;
+pub use self::pending_peers::{ThreadedPendingPeer, ThreadedPendingPeers};
 use crate::call::CallLimits;
+use crate::security::MAX_PENDING_PEERS;
 use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, HandleError, ListenOptions, Reactor};
 
 /// The largest number of queued messages and calls of one connection.
@@ -172,7 +176,54 @@ impl ThreadedReactor {
     /// # Errors
     /// The errors of [`ThreadedReactor::listen`].
     pub async fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<ThreadedListener, Error> {
-        let opening = self.request(|answer| ThreadCommand::Listen(address, options, answer)).await;
+        self.open_listener(address, options, None).await
+    }
+
+    /// Listens on an address, with approval: an authenticated peer of a secured connection waits
+    /// until a task accepts or refuses it, for at most [`crate::Timeouts::handshake`]. Returns the
+    /// listener, and the queue of the peers that wait. Set [`ListenOptions::security`] or
+    /// [`Config::security`]: without them, connections are not secured, and peers are accepted
+    /// without approval. While 1,024 peers wait in the queue, further peers are refused.
+    ///
+    /// ```
+    /// use rdma_reactor::threaded::{ThreadedListener, ThreadedReactor};
+    /// use rdma_reactor::{Error, ListenOptions, PeerIdentity, Security};
+    ///
+    /// async fn listen(reactor: &ThreadedReactor, security: Security) -> Result<ThreadedListener, Error> {
+    ///     let options = ListenOptions::new().security(security);
+    ///     let (listener, mut peers) = reactor.listen_with_approval(([0, 0, 0, 0], 7471).into(), options).await?;
+    ///     tokio::spawn(async move {
+    ///         while let Some(peer) = peers.next().await {
+    ///             // Or the answer of a database, in a task for each peer.
+    ///             match peer.identity() {
+    ///                 PeerIdentity::Psk(name) if name == "cluster" => peer.accept(),
+    ///                 _ => peer.refuse("not on the list"),
+    ///             }
+    ///         }
+    ///     });
+    ///     Ok(listener)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`ThreadedReactor::listen`].
+    pub async fn listen_with_approval(
+        &self,
+        address: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<(ThreadedListener, ThreadedPendingPeers), Error> {
+        let (pending, peers) = mpsc::channel(MAX_PENDING_PEERS);
+        let listener = self.open_listener(address, options, Some(pending)).await?;
+        Ok((listener, ThreadedPendingPeers::new(peers)))
+    }
+
+    async fn open_listener(
+        &self,
+        address: SocketAddr,
+        options: ListenOptions,
+        pending: Option<PendingSender>,
+    ) -> Result<ThreadedListener, Error> {
+        let opening = self.request(|answer| ThreadCommand::Listen(address, options, pending, answer)).await;
         opening.map(|(handle, address, backlog)| ThreadedListener::new(handle, address, backlog))
     }
 
