@@ -407,7 +407,7 @@ fn the_waits_name_what_exists() {
     assert!(names.iter().filter(|name| name.contains("::")).count() > 100, "the table was not found");
     let unknown: Vec<_> = names.into_iter().filter(|name| !is_known(name)).collect();
     assert!(unknown.is_empty(), "docs/design/waits.md names {unknown:?}, which do not exist");
-    for unknown in ["conn::send_queue::sen", "conn::Connection::refuse", "limits a_send", "no-such-defect", "none::x"] {
+    for unknown in ["conn::sending::sen", "conn::Connection::refuse", "limits a_send", "no-such-defect", "none::x"] {
         assert!(!is_known(unknown), "{unknown}");
     }
 }

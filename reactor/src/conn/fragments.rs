@@ -13,7 +13,8 @@ use rdma_transport::wr::{SendOp, SgeList};
 
 use super::effects::{Event, Fragments};
 use super::frame::{FrameHeader, MAX_FOLLOWING, MessageKind};
-use super::send_queue::{SendQueueEntry, no_buffer};
+use super::send_queue::SendQueueEntry;
+use super::sending::no_buffer;
 use super::{Connection, Env};
 use crate::config::Framing;
 use crate::device::pool::Buffer;

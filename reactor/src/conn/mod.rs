@@ -29,6 +29,7 @@ mod nudge;
 pub(crate) mod recv_queue;
 pub(crate) mod securing;
 pub(crate) mod send_queue;
+mod sending;
 pub(crate) mod setup;
 pub(crate) mod shortage;
 pub(crate) mod state;

@@ -13,7 +13,7 @@ use rdma_transport::qp::QpId;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
-use super::{EndpointId, PeerId};
+use super::{EndpointId, EndpointOptions, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::error::{DisconnectReason, Error};
 use crate::id::{ENDPOINT_WORK_BITS, SendId, SendKind, endpoint_wr_id};
@@ -80,6 +80,24 @@ pub(super) struct EndpointQueues {
     /// The number of datagrams that the endpoint has accepted so far. It is also the sequence number of the next
     /// datagram.
     pub(super) accepted: u64,
+}
+
+impl EndpointQueues {
+    /// Creates queues whose receives are to be posted. `pool` has a buffer for each receive and each
+    /// send, and `slabs` is its registered memory.
+    pub(super) fn new(mut pool: Pool, slabs: Vec<(LocalKey, MrId)>, depths: EndpointOptions) -> Self {
+        let (receives, sends) = (depths.receive_depth as usize, depths.send_depth as usize);
+        Self {
+            receives: VecDeque::with_capacity(receives),
+            reposts: (0..receives).map_while(|_| pool.take()).collect(),
+            sends: VecDeque::with_capacity(sends),
+            chain: Vec::with_capacity(sends),
+            send_depth: sends,
+            accepted: 0,
+            pool,
+            slabs,
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -248,16 +248,7 @@ impl Endpoints {
         let qp_number = provider.datagrams().and_then(|role| role.qp_number(qp).ok()).unwrap_or_default();
         let resources =
             EndpointResources { qp_number, cm, listener, address, qp, device: index, cq, room, max_datagram };
-        let queues = EndpointQueues {
-            receives: VecDeque::with_capacity(receive_depth as usize),
-            reposts: (0..receive_depth).map_while(|_| pool.take()).collect(),
-            sends: VecDeque::with_capacity(send_depth as usize),
-            chain: Vec::with_capacity(send_depth as usize),
-            send_depth: send_depth as usize,
-            accepted: 0,
-            pool,
-            slabs,
-        };
+        let queues = EndpointQueues::new(pool, slabs, options);
         let key = self.all.insert(Endpoint {
             id: EndpointId::new(driver.tag(), Key::new(0, 0)),
             resources,

@@ -10,13 +10,12 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+pub(super) use super::cm_events::{IncomingRequest, disconnected, failed, port_in_use, requested};
 use super::environment::Environment;
 use super::factory::{Deviation, Factory};
 use super::ledger::{Ledger, LedgerSend, RecvRanges};
 use crate::caps::Capabilities;
-use crate::cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenParam, PathOptions, ReadDepth,
-};
+use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, DisconnectCause, ListenParam, PathOptions, ReadDepth};
 use crate::cq::{CqAttr, Notify};
 use crate::handle::{CqId, DeviceId, QpId, SrqId};
 use crate::mr::{Access, LocalKey, MemoryRegion};
@@ -71,16 +70,6 @@ impl Default for Spec {
     fn default() -> Self {
         Self { receives: DEPTH, max_inline: 0, srq: None, cq: None }
     }
-}
-
-/// A connect request.
-#[derive(Debug)]
-pub(super) struct IncomingRequest {
-    pub(super) id: CmId,
-    pub(super) listener: CmId,
-    pub(super) peer: SocketAddr,
-    pub(super) private_data: Box<[u8]>,
-    pub(super) read_depth: ReadDepth,
 }
 
 /// The way in which the harness polls a completion queue.
@@ -392,7 +381,7 @@ impl Harness {
 
     #[track_caller]
     pub(super) fn disconnected(&mut self, end: &ConnectionEnd) -> DisconnectCause {
-        self.wait_for_event("Disconnected", end.side, |event| disconnected(event, end))
+        self.wait_for_event("Disconnected", end.side, |event| disconnected(event, end.id))
     }
 
     // Functions that establish connections.
@@ -745,43 +734,9 @@ impl Harness {
             } else if wc.is_some() {
                 return Some(());
             }
-            harness.take_event(end.side, |event| disconnected(event, end)).map(drop)
+            harness.take_event(end.side, |event| disconnected(event, end.id)).map(drop)
         });
     }
-}
-
-/// Returns the cause if the event is `Disconnected` of this end. Returns `None` for other events.
-pub(super) fn disconnected(event: &CmEvent, end: &ConnectionEnd) -> Option<DisconnectCause> {
-    match &event.kind {
-        CmEventKind::Disconnected(cause) if event.id == end.id => Some(cause.clone()),
-        _ => None,
-    }
-}
-
-/// Returns the failure if the event is `ConnectFailed` of this id. Returns `None` for other events.
-pub(super) fn failed(event: &CmEvent, id: CmId) -> Option<ConnectFailure> {
-    match &event.kind {
-        CmEventKind::ConnectFailed(failure) if event.id == id => Some(failure.clone()),
-        _ => None,
-    }
-}
-
-fn requested(event: &CmEvent) -> Option<IncomingRequest> {
-    match &event.kind {
-        CmEventKind::ConnectRequest { listener, peer, private_data, read_depth, .. } => Some(IncomingRequest {
-            id: event.id,
-            listener: *listener,
-            peer: *peer,
-            private_data: private_data.clone(),
-            read_depth: *read_depth,
-        }),
-        _ => None,
-    }
-}
-
-fn port_in_use(event: &CmEvent) -> Option<()> {
-    let CmEventKind::ConnectFailed(failure) = &event.kind else { return None };
-    failure.to_string().contains(&format!("(os error {})", libc::EADDRINUSE)).then_some(())
 }
 
 /// Returns how many of the `all` work requests of a chain were posted, from the `result` of the post.

@@ -18,6 +18,7 @@
 //!
 //! The suite does not cover datagrams, memory of GPUs, and events of the device itself, such as its removal.
 
+mod cm_events;
 mod completing;
 mod connecting;
 mod ending;

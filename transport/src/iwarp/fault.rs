@@ -1,8 +1,10 @@
 //! The faults that end a stream.
 
-use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
+use super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
+use super::wire::mpa::LENGTH_LEN;
 use super::wire::opcode::UNTAGGED_HEADER_LEN;
-use super::wire::{HeaderError, Quote, Terminate, TerminateCause, Untagged};
+use super::wire::read::READ_REQUEST_LEN;
+use super::wire::{HeaderError, Opcode, Quote, Terminate, TerminateCause, Untagged, header_len};
 use crate::wc::WcStatus;
 
 /// The reason why a stream cannot continue.
@@ -41,4 +43,23 @@ pub(crate) fn refuse(error: &HeaderError, bytes: &[u8], extensions: bool) -> Fau
     };
     let cause = if extension && !extensions { TerminateCause::RDMAP_OPCODE } else { error.cause() };
     Fault::Violation(cause, Quote::new(bytes))
+}
+
+/// Returns the fault of a complete FPDU whose header cannot be parsed.
+#[cold]
+pub(crate) fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -> Fault {
+    let need = body.first_chunk().map_or(0, header_need);
+    refuse(error, &body[..need.min(body.len())], extensions)
+}
+
+/// Returns the length of the header that begins with `prefix`. If the header is invalid, returns the number of octets that a Terminate
+/// quotes.
+#[inline]
+pub(crate) fn header_need(prefix: &[u8; 4]) -> usize {
+    header_len(prefix).unwrap_or_else(|_| {
+        let ddp = if prefix[2] & 0x80 != 0 { TAGGED_FPDU_HEADER_LEN } else { UNTAGGED_FPDU_HEADER_LEN };
+        let rdmap = if Opcode::from_raw(prefix[3]) == Opcode::ReadRequest { READ_REQUEST_LEN } else { 0 };
+        let ulpdu_len = usize::from(u16::from_be_bytes([prefix[0], prefix[1]]));
+        (ddp + rdmap).min(LENGTH_LEN + ulpdu_len).max(prefix.len())
+    })
 }

@@ -258,33 +258,9 @@ impl<S> TcpFlow<S> {
             if let Some(fault) = self.qp.take_fault() {
                 return Outcome::Ended(fault.into());
             }
-            let received = receive_once(
-                &mut self.qp,
-                &mut hub.intake,
-                self.pace.room(),
-                &hub.resources,
-                &mut hub.net,
-                self.socket,
-            );
-            let (octets, drained) = match received {
-                ReceiveResult::Bytes(octets, drained) => {
-                    (octets, drained && (!self.closed || crate::planted("short-read-before-the-end")))
-                }
-                ReceiveResult::Nothing => {
-                    self.readable = false;
-                    return match self.broken.take() {
-                        Some(error) => Outcome::Ended(End::of(lost(&error))),
-                        None => Outcome::Going,
-                    };
-                }
-                // A peer that moves to shared memory writes a record to the segment before it
-                // closes the TCP stream. So the end of the stream is not always the end of the
-                // connection.
-                ReceiveResult::End if matches!(self.offer.as_deref(), Some(Offered::Accepted(..))) => {
-                    return Outcome::Moved;
-                }
-                ReceiveResult::End => return Outcome::Ended(self.end_of_stream()),
-                ReceiveResult::Lost(error) => return Outcome::Ended(End::of(lost(&error))),
+            let (octets, drained) = match self.receive(hub) {
+                Ok(received) => received,
+                Err(outcome) => return outcome,
             };
             // The check precedes `input`, which completes receives and answers Reads.
             let refuses = self.qp.is_held() && hub.requires_shared_memory();
@@ -331,6 +307,27 @@ impl<S> TcpFlow<S> {
         }
         self.enqueue(hub);
         Outcome::Going
+    }
+
+    /// Receives once. Returns the number of received bytes, and true if the socket is empty. If
+    /// nothing was received, returns what follows from that.
+    #[inline(always)]
+    fn receive<N: Net>(&mut self, hub: &mut Hub<N>) -> Result<(usize, bool), Outcome> {
+        let (room, socket) = (self.pace.room(), self.socket);
+        match receive_once(&mut self.qp, &mut hub.intake, room, &hub.resources, &mut hub.net, socket) {
+            ReceiveResult::Bytes(octets, drained) => {
+                Ok((octets, drained && (!self.closed || crate::planted("short-read-before-the-end"))))
+            }
+            ReceiveResult::Nothing => {
+                self.readable = false;
+                Err(self.broken.take().map_or(Outcome::Going, |error| Outcome::Ended(End::of(lost(&error)))))
+            }
+            // A peer that moves to shared memory writes a record to the segment before it closes
+            // the TCP stream. So the end of the stream is not always the end of the connection.
+            ReceiveResult::End if matches!(self.offer.as_deref(), Some(Offered::Accepted(..))) => Err(Outcome::Moved),
+            ReceiveResult::End => Err(Outcome::Ended(self.end_of_stream())),
+            ReceiveResult::Lost(error) => Err(Outcome::Ended(End::of(lost(&error)))),
+        }
     }
 
     /// Returns the end of a connection whose peer has closed the stream.

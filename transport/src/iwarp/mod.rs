@@ -42,6 +42,7 @@ mod bench;
 mod causes;
 mod config;
 mod connecting;
+mod control;
 mod datagrams;
 mod drive;
 mod endpoint;

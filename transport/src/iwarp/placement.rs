@@ -1,11 +1,12 @@
 //! The destinations of incoming payload.
 
 use super::responder::ServedRequest;
+use super::wire::{Tagged, TerminateCause};
 use crate::mem::{RecvSlice, Sge};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::soft::keys::KeyTable;
-use crate::soft::outstanding::OutstandingRequests;
+use crate::soft::outstanding::{OutstandingRequest, OutstandingRequests};
 use crate::soft::responses::PendingResponses;
 use crate::soft::srq::SharedReceiveQueue;
 
@@ -87,4 +88,30 @@ impl PayloadBuffer {
         }
         Some(())
     }
+}
+
+/// Checks that a Read Response segment with `len` octets of payload is the segment that is expected
+/// next. `front` is the oldest outstanding request.
+pub(super) fn judge_response(
+    front: Option<&OutstandingRequest>,
+    header: &Tagged,
+    len: usize,
+) -> Result<(), TerminateCause> {
+    let read = front.filter(|front| !front.atomic);
+    let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
+    let left = (read.len - read.done) as usize;
+    if len > 0 {
+        if header.stag != read.stag {
+            return Err(TerminateCause::DDP_TAGGED_INVALID_STAG);
+        }
+        if len > left || header.offset != read.offset.wrapping_add(read.done.into()) {
+            return Err(TerminateCause::DDP_TAGGED_BOUNDS);
+        }
+    }
+    // The L bit must be set on exactly the segment that completes the response. An empty segment is
+    // only valid for an empty response.
+    if header.last != (len == left) || (len == 0 && read.len > 0) {
+        return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
+    }
+    Ok(())
 }

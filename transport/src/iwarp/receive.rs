@@ -7,32 +7,25 @@
 //! If the connection uses a CRC, an invalid header is reported only after the CRC of its FPDU was checked. So the reported fault does not
 //! depend on how many octets each receive call returns.
 
-use super::fault::{Fault, refuse, violation};
+use super::control::ControlReceiver;
+use super::fault::{Fault, header_need, refuse, refuse_whole, violation};
 use super::forecast::{self, Forecast, Start};
 use super::intake::Intake;
-use super::placement::{PayloadBuffer, PlacementContext};
-use super::responder::{ServedOperation, ServedRequest};
+use super::placement::{PayloadBuffer, PlacementContext, judge_response};
 use super::stag;
-use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
 use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::{CRC_LEN, LENGTH_LEN, fpdu_len, pad_len};
-use super::wire::opcode::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE, TERMINATE_QUEUE};
+use super::wire::opcode::SEND_QUEUE;
 use super::wire::read::READ_REQUEST_LEN;
-use super::wire::terminate::MAX_TERMINATE_LEN;
-use super::wire::{
-    AtomicRequest, Crc32c, HeaderError, Opcode, Quote, ReadRequest, SegmentHeader, Tagged, Terminate, TerminateCause,
-    Untagged, crc32c, header_len,
-};
+use super::wire::{Crc32c, Opcode, Quote, ReadRequest, SegmentHeader, Tagged, TerminateCause, Untagged, crc32c};
 use crate::mem::Span;
 use crate::mr::Access;
-use crate::soft::outstanding::{OutstandingRequest, OutstandingRequests};
+use crate::soft::outstanding::OutstandingRequests;
 use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use crate::wc::WcStatus;
 
 /// If at least this number of octets of a payload is still to arrive, these octets are received directly into their destination.
 pub(crate) const DIRECT_MIN: usize = 4096;
-/// The length of the buffer for payloads that the program does not receive: of a Terminate, an Atomic Request and similar messages.
-const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FpduPhase {
@@ -67,15 +60,12 @@ pub(crate) struct Receiver {
     /// The fault in the current header. This fault is reported if the CRC of the FPDU is correct. If the CRC is wrong, the wrong CRC is
     /// reported instead.
     deferred: Option<Box<Fault>>,
-    small: [u8; SMALL],
+    control: ControlReceiver,
     /// The payload of the current Write segment until its CRC is checked. Used if the segment does not arrive in one piece. The buffer is
     /// allocated when it is first used.
     held: Vec<u8>, // bound: held-write
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
-    /// The MSN of the peer's next request, and of its next Atomic Response.
-    request_msn: u32,
-    atomic_msn: u32,
     /// `writing` is the number of octets of the Write in progress. `written` is the length of the last complete Write.
     writing: u32,
     written: u32,
@@ -96,12 +86,10 @@ impl Receiver {
             sum: Crc32c::new(),
             segment: CurrentSegment { header, done: 0, left: 0, pad: 0, read: None, revoked: false },
             deferred: None,
-            small: [0; SMALL],
+            control: ControlReceiver::new(),
             held: Vec::new(),
             forecast: Forecast::new(),
             queue: ReceiveQueue::new(depth),
-            request_msn: 1,
-            atomic_msn: 1,
             writing: 0,
             written: 0,
             seen: false,
@@ -504,7 +492,7 @@ impl Receiver {
                         bytes.get(UNTAGGED_FPDU_HEADER_LEN..).and_then(<[u8]>::first_chunk::<READ_REQUEST_LEN>);
                     read = request.map(ReadRequest::parse);
                 }
-                self.judge_control(untagged, read, cx)
+                self.control.judge(untagged, read, &mut self.queue, cx)
             }
             SegmentHeader::Tagged(tagged) => self.judge_tagged(tagged, left, cx).map(drop),
         }
@@ -540,65 +528,6 @@ impl Receiver {
             return Err(TerminateCause::RDMAP_CANNOT_INVALIDATE);
         }
         Ok(())
-    }
-
-    #[inline(never)]
-    fn judge_control(
-        &mut self,
-        header: &Untagged,
-        read: Option<ReadRequest>,
-        cx: &mut PlacementContext<'_>,
-    ) -> Result<(), TerminateCause> {
-        if header.opcode.is_extension() && !cx.extensions {
-            return Err(TerminateCause::RDMAP_OPCODE);
-        }
-        let (queue, msn) = match header.opcode {
-            Opcode::ReadRequest | Opcode::AtomicRequest => (READ_REQUEST_QUEUE, self.request_msn),
-            Opcode::Terminate => (TERMINATE_QUEUE, header.msn),
-            Opcode::Immediate | Opcode::ImmediateSolicited => (SEND_QUEUE, self.queue.msn()),
-            Opcode::AtomicResponse => (ATOMIC_RESPONSE_QUEUE, self.atomic_msn),
-            _ => return Err(TerminateCause::RDMAP_OPCODE),
-        };
-        if header.queue != queue {
-            return Err(TerminateCause::INVALID_QN);
-        }
-        if header.msn != msn {
-            return Err(TerminateCause::INVALID_MSN);
-        }
-        if header.opcode == Opcode::Terminate {
-            // After the queue number, no field of a Terminate is checked, since a Terminate is the peer's last message.
-            return Ok(());
-        }
-        if header.offset != 0 || (queue == SEND_QUEUE && !self.queue.is_between_messages()) {
-            return Err(TerminateCause::INVALID_MO);
-        }
-        if !header.last {
-            // Every untagged message except a Send consists of exactly one segment.
-            return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
-        }
-        match (header.opcode, read) {
-            (Opcode::Immediate | Opcode::ImmediateSolicited, _) if !self.queue.has_next(&mut cx.srq) => {
-                Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER)
-            }
-            (Opcode::AtomicResponse, _) if !cx.outstanding.front().is_some_and(|front| front.atomic) => {
-                Err(TerminateCause::DDP_LOCAL_CATASTROPHIC)
-            }
-            (Opcode::ReadRequest | Opcode::AtomicRequest, read) => {
-                if !cx.responses.has_room() {
-                    // An RDMAP error as in siw, not the DDP error for a missing buffer.
-                    return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
-                }
-                match read.filter(|read| read.size > 0) {
-                    Some(read) => cx
-                        .keys
-                        .remote(cx.scope, read.source_stag, read.source_offset, read.size as usize, Access::REMOTE_READ)
-                        .map(|_| ())
-                        .map_err(stag::request),
-                    None => Ok(()),
-                }
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Checks a tagged segment with `len` octets of payload. Returns the memory for the payload of a Write. Returns `None` if the payload
@@ -643,9 +572,7 @@ impl Receiver {
         match self.segment.header {
             SegmentHeader::Untagged(untagged) if untagged.opcode.is_send() => self.queue.fill(bytes),
             SegmentHeader::Untagged(_) => {
-                let room = self.small.get_mut(self.segment.done..).unwrap_or_default();
-                let n = bytes.len().min(room.len());
-                room[..n].copy_from_slice(&bytes[..n]);
+                let n = self.control.fill(self.segment.done, bytes);
                 if whole {
                     self.segment.done += n;
                 }
@@ -680,7 +607,14 @@ impl Receiver {
         let segment = self.segment;
         match segment.header {
             SegmentHeader::Untagged(untagged) if untagged.opcode.is_send() => self.finish_send(&untagged, cx, out)?,
-            SegmentHeader::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
+            SegmentHeader::Untagged(untagged) => self.control.finish(
+                &untagged,
+                segment.read,
+                segment.done,
+                (&mut self.queue, &mut self.written),
+                cx,
+                out,
+            )?,
             SegmentHeader::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 if segment.revoked {
                     return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
@@ -738,79 +672,6 @@ impl Receiver {
         self.wrote(done, header.last);
         Ok(())
     }
-
-    #[inline(never)]
-    fn finish_control(
-        &mut self,
-        header: &Untagged,
-        cx: &mut PlacementContext<'_>,
-        out: &mut impl FnMut(ReceivedMessage),
-    ) -> Result<(), Fault> {
-        let payload = self.small.get(..self.segment.done).unwrap_or(&self.small);
-        let too_short = violation(TerminateCause::LLP_FPDU_LENGTH, header);
-        match header.opcode {
-            Opcode::ReadRequest => {
-                self.request_msn = self.request_msn.wrapping_add(1);
-                if let Some(read) = self.segment.read {
-                    cx.responses.push(ServedRequest { operation: ServedOperation::Read(read), msn: header.msn });
-                }
-            }
-            Opcode::AtomicRequest => {
-                let request = AtomicRequest::parse(payload.first_chunk().ok_or(too_short)?);
-                if !request.is_known() {
-                    return Err(violation(TerminateCause::RDMAP_OPCODE, header));
-                }
-                if request.offset % 8 != 0 {
-                    return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
-                }
-                self.request_msn = self.request_msn.wrapping_add(1);
-                cx.responses.push(ServedRequest { operation: ServedOperation::Atomic(request), msn: header.msn });
-            }
-            Opcode::AtomicResponse => {
-                let (id, old) = parse_response(payload.first_chunk::<ATOMIC_RESPONSE_LEN>().ok_or(too_short)?);
-                let outstanding = &mut *cx.outstanding;
-                let Some(front) = outstanding.front().filter(|front| front.atomic && outstanding.front_number() == id)
-                else {
-                    return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
-                };
-                let Some(span) = cx.keys.sink(front.stag, front.offset, front.len as usize) else {
-                    return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
-                };
-                span.fill(&old.to_ne_bytes());
-                self.atomic_msn = self.atomic_msn.wrapping_add(1);
-                outstanding.complete();
-            }
-            Opcode::Immediate | Opcode::ImmediateSolicited => {
-                let data = u64::from_be_bytes(*payload.first_chunk().ok_or(too_short)?);
-                let len = std::mem::take(&mut self.written);
-                self.queue.end_message(Some(len), None, Some(data as u32), out);
-            }
-            _ => return Err(Fault::Terminated(Terminate::parse(payload))),
-        }
-        Ok(())
-    }
-}
-
-/// Checks that a Read Response segment with `len` octets of payload is the segment that is expected
-/// next. `front` is the oldest outstanding request.
-fn judge_response(front: Option<&OutstandingRequest>, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
-    let read = front.filter(|front| !front.atomic);
-    let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
-    let left = (read.len - read.done) as usize;
-    if len > 0 {
-        if header.stag != read.stag {
-            return Err(TerminateCause::DDP_TAGGED_INVALID_STAG);
-        }
-        if len > left || header.offset != read.offset.wrapping_add(read.done.into()) {
-            return Err(TerminateCause::DDP_TAGGED_BOUNDS);
-        }
-    }
-    // The L bit must be set on exactly the segment that completes the response. An empty segment is
-    // only valid for an empty response.
-    if header.last != (len == left) || (len == 0 && read.len > 0) {
-        return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
-    }
-    Ok(())
 }
 
 /// Returns the length of the payload, computed from the ULPDU_Length. `octets` is the complete header.
@@ -818,23 +679,4 @@ fn judge_response(front: Option<&OutstandingRequest>, header: &Tagged, len: usiz
 fn payload_len(octets: &[u8]) -> usize {
     let ulpdu_len = octets.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
     (LENGTH_LEN + ulpdu_len).saturating_sub(octets.len())
-}
-
-/// Returns the fault of a complete FPDU whose header cannot be parsed.
-#[cold]
-fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -> Fault {
-    let need = body.first_chunk().map_or(0, header_need);
-    refuse(error, &body[..need.min(body.len())], extensions)
-}
-
-/// Returns the length of the header that begins with `prefix`. If the header is invalid, returns the number of octets that a Terminate
-/// quotes.
-#[inline]
-fn header_need(prefix: &[u8; 4]) -> usize {
-    header_len(prefix).unwrap_or_else(|_| {
-        let ddp = if prefix[2] & 0x80 != 0 { TAGGED_FPDU_HEADER_LEN } else { UNTAGGED_FPDU_HEADER_LEN };
-        let rdmap = if Opcode::from_raw(prefix[3]) == Opcode::ReadRequest { READ_REQUEST_LEN } else { 0 };
-        let ulpdu_len = usize::from(u16::from_be_bytes([prefix[0], prefix[1]]));
-        (ddp + rdmap).min(LENGTH_LEN + ulpdu_len).max(prefix.len())
-    })
 }

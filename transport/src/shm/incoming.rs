@@ -214,23 +214,7 @@ impl Incoming {
                     self.queue.end_message(None, Some(key), None, out);
                 }
             }
-            RecordKind::Write => {
-                let (key, address) = (word(0) as u32, word(1));
-                let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                // The key of a write without bytes is not checked, as in iWARP.
-                if len > 0 {
-                    if crate::planted("key-checked-after-the-copy") {
-                        cx.keys.sink(key, address, len).into_iter().for_each(|span| span.fill_from(payload));
-                    }
-                    let span = cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_WRITE);
-                    span.map_err(Refusal::Write)?.fill_from(payload);
-                    cx.direct = cx.keys.is_direct(key).then_some(key).or(cx.direct);
-                }
-                if !Self::is_valid(segment, cx.windows, header) {
-                    return Ok(false);
-                }
-                self.writing = !header.is_last();
-            }
+            RecordKind::Write => return self.write(segment, header, at, cx),
             RecordKind::Immediate => {
                 if !cx.extensions {
                     return Err(Refusal::Opcode.into());
@@ -246,39 +230,9 @@ impl Incoming {
                 self.queue.end_message(Some(header.len), None, Some(word(0) as u32), out);
             }
             RecordKind::Read | RecordKind::CompareSwap | RecordKind::FetchAdd => {
-                let (key, address) = (word(0) as u32, word(1));
-                let request = match header.kind {
-                    RecordKind::Read => {
-                        cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_READ).map_err(Refusal::Request)?;
-                        PeerRequest::Read { key, address, len }
-                    }
-                    _ if !cx.extensions => return Err(Refusal::Opcode.into()),
-                    RecordKind::FetchAdd => PeerRequest::FetchAdd { key, address, add: word(2) },
-                    _ => PeerRequest::CompareSwap { key, address, expected: word(2), swap: word(3) },
-                };
-                let is_empty = len == 0 && header.kind == RecordKind::Read;
-                if is_empty || !cx.outgoing.responses.has_room() {
-                    return Err(Refusal::TooManyRequests.into());
-                }
-                cx.outgoing.responses.push(request);
+                Self::accept_request(header, word, cx)?;
             }
-            RecordKind::Data => {
-                let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                let outstanding = &mut cx.outgoing.sends.outstanding;
-                let front = outstanding.front().filter(|front| !front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
-                let (done, left) = (front.done as usize, (front.len - front.done) as usize);
-                if len == 0 || len > left || header.is_last() != (len == left) {
-                    return Err(Refusal::UnexpectedAnswer.into());
-                }
-                front.sink.part(done, len).fill_from(payload);
-                if !Self::is_valid(segment, cx.windows, header) {
-                    return Ok(false);
-                }
-                outstanding.advance(len);
-                if header.is_last() {
-                    outstanding.complete();
-                }
-            }
+            RecordKind::Data => return self.take_data(segment, header, at, cx),
             RecordKind::Value => {
                 let outstanding = &mut cx.outgoing.sends.outstanding;
                 let front = outstanding.front().filter(|front| front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
@@ -287,6 +241,85 @@ impl Incoming {
             }
             RecordKind::Refusal => return Err(LinkFault::Refused(Refusal::of(word(0)))),
             RecordKind::Mapped => cx.lendings.answered(header.slot, word(0), len == 1),
+        }
+        Ok(true)
+    }
+
+    /// Executes a part of a write of the peer. Returns false if the payload is in no valid window.
+    fn write<S: Segment>(
+        &mut self,
+        segment: &S,
+        header: RecordHeader,
+        at: usize,
+        cx: &mut RecordContext<'_>,
+    ) -> Result<bool, LinkFault> {
+        let (key, address) = (segment.peek(at + WORD) as u32, segment.peek(at + 2 * WORD));
+        let len = header.len as usize;
+        let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
+        // The key of a write without bytes is not checked, as in iWARP.
+        if len > 0 {
+            if crate::planted("key-checked-after-the-copy") {
+                cx.keys.sink(key, address, len).into_iter().for_each(|span| span.fill_from(payload));
+            }
+            let span = cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_WRITE);
+            span.map_err(Refusal::Write)?.fill_from(payload);
+            cx.direct = cx.keys.is_direct(key).then_some(key).or(cx.direct);
+        }
+        if !Self::is_valid(segment, cx.windows, header) {
+            return Ok(false);
+        }
+        self.writing = !header.is_last();
+        Ok(true)
+    }
+
+    /// Accepts a request of the peer. `word` returns the words that follow the header of the record.
+    fn accept_request(
+        header: RecordHeader,
+        word: impl Fn(usize) -> u64,
+        cx: &mut RecordContext<'_>,
+    ) -> Result<(), LinkFault> {
+        let (key, address, len) = (word(0) as u32, word(1), header.len as usize);
+        let request = match header.kind {
+            RecordKind::Read => {
+                cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_READ).map_err(Refusal::Request)?;
+                PeerRequest::Read { key, address, len }
+            }
+            _ if !cx.extensions => return Err(Refusal::Opcode.into()),
+            RecordKind::FetchAdd => PeerRequest::FetchAdd { key, address, add: word(2) },
+            _ => PeerRequest::CompareSwap { key, address, expected: word(2), swap: word(3) },
+        };
+        let is_empty = len == 0 && header.kind == RecordKind::Read;
+        if is_empty || !cx.outgoing.responses.has_room() {
+            return Err(Refusal::TooManyRequests.into());
+        }
+        cx.outgoing.responses.push(request);
+        Ok(())
+    }
+
+    /// Takes a part of the response to a local Read. Returns false if the payload is in no valid
+    /// window.
+    fn take_data<S: Segment>(
+        &mut self,
+        segment: &S,
+        header: RecordHeader,
+        at: usize,
+        cx: &mut RecordContext<'_>,
+    ) -> Result<bool, LinkFault> {
+        let len = header.len as usize;
+        let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
+        let outstanding = &mut cx.outgoing.sends.outstanding;
+        let front = outstanding.front().filter(|front| !front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
+        let (done, left) = (front.done as usize, (front.len - front.done) as usize);
+        if len == 0 || len > left || header.is_last() != (len == left) {
+            return Err(Refusal::UnexpectedAnswer.into());
+        }
+        front.sink.part(done, len).fill_from(payload);
+        if !Self::is_valid(segment, cx.windows, header) {
+            return Ok(false);
+        }
+        outstanding.advance(len);
+        if header.is_last() {
+            outstanding.complete();
         }
         Ok(true)
     }

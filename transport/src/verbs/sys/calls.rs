@@ -17,9 +17,10 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use super::cma::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space};
 use super::ibv::{
     _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
-    ibv_device_attr, ibv_event_type, ibv_grh, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq,
-    ibv_srq_init_attr, ibv_wc,
+    ibv_device_attr, ibv_grh, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
+    ibv_wc,
 };
+use super::ibv_enums::ibv_event_type;
 use libc::sockaddr;
 
 /// The reason why the libraries cannot be used.

@@ -3,7 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use super::declare::{constants, structures};
-use super::ibv::{ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq};
+use super::ibv::{ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_srq};
+use super::ibv_enums::ibv_qp_type;
 
 structures! {
     pub struct rdma_event_channel {

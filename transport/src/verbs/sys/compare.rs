@@ -6,7 +6,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use super::declare::{Field, Structure};
-use super::{calls, cma, ibv};
+use super::{calls, cma, ibv, ibv_enums};
 
 /// Returns one line for each structure and for each field, with the numbers of its layout.
 fn lines(structures: &[Structure]) -> Vec<String> {
@@ -48,7 +48,7 @@ fn structures_are_those_of_rdma_sys() {
 
 #[test]
 fn constants_are_those_of_rdma_sys() {
-    let all = [ibv::constants(), cma::constants()].concat();
+    let all = [ibv_enums::constants(), cma::constants()].concat();
     let different: Vec<_> =
         all.iter().filter(|(_, ours, theirs)| ours != theirs).map(|constant| format!("{constant:?}")).collect();
     report("constants", all.len(), &different);
@@ -158,7 +158,7 @@ fn ask_the_headers() -> Vec<String> {
     for (name, ours, _) in calls::signatures() {
         program += &prototype(name, ours);
     }
-    for (name, ours, _) in [ibv::constants(), cma::constants()].concat() {
+    for (name, ours, _) in [ibv_enums::constants(), cma::constants()].concat() {
         writeln!(program, "_Static_assert((long){name} == {ours}, \"{name}\");").unwrap();
     }
     let options = [

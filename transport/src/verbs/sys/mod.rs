@@ -28,6 +28,8 @@ mod cma;
 mod declare;
 #[cfg(any(not(feature = "rdma-sys"), test))]
 mod ibv;
+#[cfg(any(not(feature = "rdma-sys"), test))]
+mod ibv_enums;
 
 #[cfg(all(test, feature = "rdma-sys"))]
 mod compare;
@@ -40,7 +42,7 @@ pub use inline::{
 };
 
 #[cfg(not(feature = "rdma-sys"))]
-pub use {calls::*, cma::*, ibv::*};
+pub use {calls::*, cma::*, ibv::*, ibv_enums::*};
 
 #[cfg(feature = "rdma-sys")]
 pub use linked::*;
