@@ -1,6 +1,6 @@
 //! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to an example
 //! that calls the function. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and
-//! its numbers must be true. The names in the tables of waits and of bounds must exist.
+//! its numbers must be true. The names in the tables of waits, bounds and checks must exist.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -376,7 +376,7 @@ fn module(base: &str, path: &str) -> String {
     text
 }
 
-/// Returns false if a name in a table of waits or bounds does not exist. `a::b::c` is a function, a
+/// Returns false if a name in a table of waits, bounds or checks does not exist. `a::b::c` is a function, a
 /// constant or a field, `program test` is a test, and `a-b` is a planted defect. Other names are
 /// not checked.
 fn is_known(name: &str) -> bool {
@@ -389,6 +389,7 @@ fn is_known(name: &str) -> bool {
     let (base, path) = match path.split_once("::") {
         Some(("transport", path)) => ("transport/src", path),
         Some(("tools", path)) => ("examples/tools/src", path),
+        Some(("tests", path)) => ("tests/src", path),
         _ => ("reactor/src", path),
     };
     let (path, of) = match path.rsplit_once("::") {
@@ -434,4 +435,24 @@ fn the_bounds_name_what_exists() {
     }
     assert!(is_known("limits::MAX_TRANSFERS") && !is_known("limits::MAX_TRANSFER"));
     assert!(is_known("tools::rcp::parts::MOST") && !is_known("tools::rcp::parts::LEAST"));
+}
+
+/// All functions, tests and defects that the table of checks names exist. Each check is asked by
+/// somebody, guards something, and has a test.
+#[test]
+fn the_checks_name_what_exists() {
+    let page = file("docs/design/checks.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let rows: Vec<Vec<_>> = rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    assert!(rows.len() > 35, "the table was not found");
+    for row in rows {
+        let [check, asked, _, before, tests] = row[..] else { panic!("{row:?}") };
+        assert!(!check.is_empty() && !before.is_empty(), "{row:?}");
+        let [asked_by, tests] = [asked, tests].map(|cell| cell.split('`').skip(1).step_by(2).collect::<Vec<_>>());
+        assert!(!asked_by.is_empty() || asked == "the device", "{check}: nobody asks");
+        assert!(!tests.is_empty(), "{check}: no test");
+        let unknown: Vec<_> = asked_by.into_iter().chain(tests).filter(|name| !is_known(name)).collect();
+        assert!(unknown.is_empty(), "docs/design/checks.md: {check}: {unknown:?} do not exist");
+    }
+    assert!(is_known("tests::conformance::violations::greeting") && !is_known("tests::conformance::violations::greet"));
 }
