@@ -1,8 +1,8 @@
 //! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to an example
 //! that calls the function. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and
-//! its numbers must be true. The names in the tables of waits, bounds and checks must exist.
+//! its numbers must be true. The names in the tables of waits, bounds and checks must exist, and so must the tests that other pages cite.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -455,4 +455,59 @@ fn the_checks_name_what_exists() {
         assert!(unknown.is_empty(), "docs/design/checks.md: {check}: {unknown:?} do not exist");
     }
     assert!(is_known("tests::conformance::violations::greeting") && !is_known("tests::conformance::violations::greet"));
+}
+
+/// Adds the names of the functions with `#[test]` in the files of a folder.
+fn test_names(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("a folder of the project") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            test_names(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a source file");
+            let functions =
+                text.split("#[test]").skip(1).filter_map(|rest| rest.split_once("fn ")?.1.split('(').next());
+            found.extend(functions.map(str::to_owned));
+        }
+    }
+}
+
+/// Returns the tests and the files of tests that a page cites: behind `(test: ` or `The test `, and in
+/// the column "shown by" of a table.
+fn cited(page: &str) -> Vec<&str> {
+    let in_parentheses = page.split("(test: ").skip(1).filter_map(|rest| rest.split(')').next());
+    let mut found: Vec<_> = in_parentheses.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
+    found.extend(page.split("The test `").skip(1).filter_map(|rest| rest.split('`').next()));
+    let table = page.lines().skip_while(|line| !line.ends_with("| shown by |")).skip(1);
+    for row in table.take_while(|line| line.starts_with('|')) {
+        let cell = row.trim_end_matches(" |").rsplit(" | ").next().unwrap_or_default();
+        found.extend(cell.split('`').skip(1).step_by(2).filter(|name| !name.starts_with("make ")));
+    }
+    found
+}
+
+/// The tests that pages for users cite exist.
+#[test]
+fn the_tests_that_pages_cite_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut tests = BTreeSet::new();
+    for folder in ["reactor", "transport", "tests/tests", "tests/src", "examples/tests", "examples/tools"] {
+        test_names(&root.join(folder), &mut tests);
+    }
+    assert!(tests.len() > 1000, "{} tests", tests.len());
+    for (page, least) in [("SECURITY.md", 10), ("docs/security.md", 1), ("docs/guide/same-host.md", 15)] {
+        let text = file(page);
+        let cited = cited(&text);
+        assert!(cited.len() >= least, "{page}: {cited:?}");
+        let exists = |name: &&str| if name.contains('/') { root.join(name).exists() } else { tests.contains(*name) };
+        let unknown: Vec<_> = cited.into_iter().filter(|name| !exists(name)).collect();
+        assert!(unknown.is_empty(), "{page} cites {unknown:?}, which do not exist");
+    }
+}
+
+#[test]
+fn tests_are_found_however_a_page_cites_them() {
+    let page = "a `b` (test: `one`, `two`) and `c`. The test `three` in `d`.\n\n| e | shown by |\n|---|---|\n\
+                | `f` | `four`, `x/y.sh`, `make g` |\n\n| `h` | `i` |";
+    assert_eq!(cited(page), ["one", "two", "three", "four", "x/y.sh"]);
 }
