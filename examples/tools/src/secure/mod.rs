@@ -52,6 +52,7 @@ mod files {
     use crate::pingpong::failure::Failure;
 
     /// The flags that name files with certificates and keys.
+    // local: arguments of the program
     #[derive(Clone, Debug, Default, Args)]
     #[group(skip)]
     pub(super) struct SecurityFiles {
