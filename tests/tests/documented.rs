@@ -511,3 +511,21 @@ fn tests_are_found_however_a_page_cites_them() {
                 | `f` | `four`, `x/y.sh`, `make g` |\n\n| `h` | `i` |";
     assert_eq!(cited(page), ["one", "two", "three", "four", "x/y.sh"]);
 }
+
+/// Returns the number of programs in Markdown, and of those whose `main` returns its errors. Rust prints
+/// such an error as `Debug`.
+fn programs(page: &str) -> (usize, usize) {
+    let mains = blocks(page, "rust").into_iter().filter_map(|block| block.split_once("fn main()"));
+    let returning = mains.clone().filter(|(_, rest)| rest.trim_start().starts_with("->"));
+    (mains.count(), returning.count())
+}
+
+/// The programs that a user copies first print their errors as users read them. The pages of the guide
+/// keep the short form, because their examples are about something else; `docs/guide/errors.md` says so.
+#[test]
+fn no_program_of_the_readme_returns_an_error() {
+    assert_eq!(programs(&file("README.md")), (2, 0));
+    let examples =
+        "```rust\nfn main() {}\n```\n```rust\nasync fn main() -> Result<(), Error> {}\n```\n```rust\nf();\n```";
+    assert_eq!(programs(examples), (2, 1));
+}
