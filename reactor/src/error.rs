@@ -506,17 +506,17 @@ pub enum RejectReason {
 impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused => f.write_str("refused by the peer's program"),
+            Self::Refused => f.write_str("refused by the peer's program, or by its allowed_peers"),
             Self::NotOurs => f.write_str("the greeting is not one of rdma-reactor"),
             Self::Version => write!(f, "the protocol versions differ: the local side speaks version {VERSION}"),
             Self::Limits => f.write_str("the window or the message size is out of range"),
-            Self::Busy => f.write_str("the peer has reached one of its limits"),
+            Self::Busy => f.write_str("the peer has reached one of its limits, which its log names: try again later"),
             Self::Draining => f.write_str("the peer is shutting down"),
             Self::Security(mode) => write!(f, "the peer takes {mode}"),
             Self::SharedMemoryOnly => f.write_str(
                 "the peer accepts only peers in shared memory: same host, same user, ProviderChoice::Auto or Shm",
             ),
-            Self::Other(raw) => write!(f, "reason {raw}"),
+            Self::Other(raw) => write!(f, "reason {raw}, which a later version defines"),
         }
     }
 }

@@ -33,6 +33,7 @@
 // `tests/tests/links.rs` checks the definitions and the pictures.
 
 #[doc = "[bounds.md]: self::bounds"]
+#[doc = "[checks.md]: self::checks"]
 #[doc = "[connecting.md]: self::connecting"]
 #[doc = "[credits.md]: self::credits"]
 #[doc = "[datagram-endpoints.md]: self::datagram_endpoints"]
@@ -176,6 +177,11 @@ pub mod writing_a_provider {}
 
 #[doc = include_str!("../docs/design/bounds.md")]
 pub mod bounds {}
+#[doc = "[bounds.md]: self::bounds"]
+#[doc = "[security.md]: self::security"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/checks.md")]
+pub mod checks {}
 #[doc = "[connect.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[secured-connections.md]: self::secured_connections"]
 #[doc = "[wire.md]: self::wire"]

@@ -1,8 +1,8 @@
 //! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to an example
 //! that calls the function. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and
-//! its numbers must be true. The names in the tables of waits and of bounds must exist.
+//! its numbers must be true. The names in the tables of waits, bounds and checks must exist, and so must the tests that other pages cite.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -376,7 +376,7 @@ fn module(base: &str, path: &str) -> String {
     text
 }
 
-/// Returns false if a name in a table of waits or bounds does not exist. `a::b::c` is a function, a
+/// Returns false if a name in a table of waits, bounds or checks does not exist. `a::b::c` is a function, a
 /// constant or a field, `program test` is a test, and `a-b` is a planted defect. Other names are
 /// not checked.
 fn is_known(name: &str) -> bool {
@@ -389,6 +389,7 @@ fn is_known(name: &str) -> bool {
     let (base, path) = match path.split_once("::") {
         Some(("transport", path)) => ("transport/src", path),
         Some(("tools", path)) => ("examples/tools/src", path),
+        Some(("tests", path)) => ("tests/src", path),
         _ => ("reactor/src", path),
     };
     let (path, of) = match path.rsplit_once("::") {
@@ -434,4 +435,97 @@ fn the_bounds_name_what_exists() {
     }
     assert!(is_known("limits::MAX_TRANSFERS") && !is_known("limits::MAX_TRANSFER"));
     assert!(is_known("tools::rcp::parts::MOST") && !is_known("tools::rcp::parts::LEAST"));
+}
+
+/// All functions, tests and defects that the table of checks names exist. Each check is asked by
+/// somebody, guards something, and has a test.
+#[test]
+fn the_checks_name_what_exists() {
+    let page = file("docs/design/checks.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let rows: Vec<Vec<_>> = rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    assert!(rows.len() > 35, "the table was not found");
+    for row in rows {
+        let [check, asked, _, before, tests] = row[..] else { panic!("{row:?}") };
+        assert!(!check.is_empty() && !before.is_empty(), "{row:?}");
+        let [asked_by, tests] = [asked, tests].map(|cell| cell.split('`').skip(1).step_by(2).collect::<Vec<_>>());
+        assert!(!asked_by.is_empty() || asked == "the device", "{check}: nobody asks");
+        assert!(!tests.is_empty(), "{check}: no test");
+        let unknown: Vec<_> = asked_by.into_iter().chain(tests).filter(|name| !is_known(name)).collect();
+        assert!(unknown.is_empty(), "docs/design/checks.md: {check}: {unknown:?} do not exist");
+    }
+    assert!(is_known("tests::conformance::violations::greeting") && !is_known("tests::conformance::violations::greet"));
+}
+
+/// Adds the names of the functions with `#[test]` in the files of a folder.
+fn test_names(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("a folder of the project") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            test_names(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a source file");
+            let functions =
+                text.split("#[test]").skip(1).filter_map(|rest| rest.split_once("fn ")?.1.split('(').next());
+            found.extend(functions.map(str::to_owned));
+        }
+    }
+}
+
+/// Returns the tests and the files of tests that a page cites: behind `(test: ` or `The test `, and in
+/// the column "shown by" of a table.
+fn cited(page: &str) -> Vec<&str> {
+    let in_parentheses = page.split("(test: ").skip(1).filter_map(|rest| rest.split(')').next());
+    let mut found: Vec<_> = in_parentheses.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
+    found.extend(page.split("The test `").skip(1).filter_map(|rest| rest.split('`').next()));
+    let table = page.lines().skip_while(|line| !line.ends_with("| shown by |")).skip(1);
+    for row in table.take_while(|line| line.starts_with('|')) {
+        let cell = row.trim_end_matches(" |").rsplit(" | ").next().unwrap_or_default();
+        found.extend(cell.split('`').skip(1).step_by(2).filter(|name| !name.starts_with("make ")));
+    }
+    found
+}
+
+/// The tests that pages for users cite exist.
+#[test]
+fn the_tests_that_pages_cite_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut tests = BTreeSet::new();
+    for folder in ["reactor", "transport", "tests/tests", "tests/src", "examples/tests", "examples/tools"] {
+        test_names(&root.join(folder), &mut tests);
+    }
+    assert!(tests.len() > 1000, "{} tests", tests.len());
+    for (page, least) in [("SECURITY.md", 10), ("docs/security.md", 1), ("docs/guide/same-host.md", 15)] {
+        let text = file(page);
+        let cited = cited(&text);
+        assert!(cited.len() >= least, "{page}: {cited:?}");
+        let exists = |name: &&str| if name.contains('/') { root.join(name).exists() } else { tests.contains(*name) };
+        let unknown: Vec<_> = cited.into_iter().filter(|name| !exists(name)).collect();
+        assert!(unknown.is_empty(), "{page} cites {unknown:?}, which do not exist");
+    }
+}
+
+#[test]
+fn tests_are_found_however_a_page_cites_them() {
+    let page = "a `b` (test: `one`, `two`) and `c`. The test `three` in `d`.\n\n| e | shown by |\n|---|---|\n\
+                | `f` | `four`, `x/y.sh`, `make g` |\n\n| `h` | `i` |";
+    assert_eq!(cited(page), ["one", "two", "three", "four", "x/y.sh"]);
+}
+
+/// Returns the number of programs in Markdown, and of those whose `main` returns its errors. Rust prints
+/// such an error as `Debug`.
+fn programs(page: &str) -> (usize, usize) {
+    let mains = blocks(page, "rust").into_iter().filter_map(|block| block.split_once("fn main()"));
+    let returning = mains.clone().filter(|(_, rest)| rest.trim_start().starts_with("->"));
+    (mains.count(), returning.count())
+}
+
+/// The programs that a user copies first print their errors as users read them. The pages of the guide
+/// keep the short form, because their examples are about something else; `docs/guide/errors.md` says so.
+#[test]
+fn no_program_of_the_readme_returns_an_error() {
+    assert_eq!(programs(&file("README.md")), (2, 0));
+    let examples =
+        "```rust\nfn main() {}\n```\n```rust\nasync fn main() -> Result<(), Error> {}\n```\n```rust\nf();\n```";
+    assert_eq!(programs(examples), (2, 1));
 }

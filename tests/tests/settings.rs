@@ -10,12 +10,13 @@ use std::time::Duration;
 use rdma_reactor::transport::caps::{Capabilities, Features};
 use rdma_reactor::transport::{QpAttr, TransportError};
 use rdma_reactor::{
-    Access, Config, ConnectError, ConnectOptions, ConnectionId, Context, EndpointOptions, Error, Framing, Handler,
-    ListenOptions, Message, Outcome, Reactor, ReadDepth, RegionOptions, RejectReason, Retries, SendErrorKind, SendId,
-    Source,
+    Access, Config, ConnectError, ConnectOptions, ConnectRequest, ConnectionId, Context, EndpointOptions, Error,
+    Framing, Handler, ListenOptions, Message, Outcome, Place, Reactor, Reactors, ReadDepth, RegionOptions,
+    RejectReason, Retries, SecurityMode, SendErrorKind, SendId, Source,
 };
 use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, Setup, pattern, with_watchdog};
 use rdma_reactor_tests::forward::{Asked, Forward, Record};
+use rdma_reactor_tests::identities::security;
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::quiet::{Attempts, Node, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
@@ -336,6 +337,45 @@ fn only_allowed_networks_may_connect() {
             }
         }
     });
+}
+
+/// The first reactor of a group checks a peer before it calls `on_place`. A peer of another network, one without a valid greeting, and one
+/// that secures its connections in another way reach no callback.
+#[test]
+fn a_group_places_only_peers_that_may_connect() {
+    struct Placing(Rc<Cell<u32>>);
+    impl Handler for Placing {
+        fn on_place(&mut self, _: &mut Context<'_>, _: ConnectRequest<'_>) -> Place {
+            self.0.set(self.0.get() + 1);
+            Place::Reactor(0)
+        }
+    }
+    let elsewhere = Config::default().allowed_peers(Some(vec!["192.0.2.0/24".parse().expect("a network")]));
+    let secured = Config::default().security(security(SecurityMode::Psk));
+    let stranger = ConnectOptions::new().framing(Framing::Raw).private_data(b"hello".to_vec());
+    for (config, options, refusal) in [
+        (elsewhere, ConnectOptions::new(), Some(RejectReason::Refused)),
+        (Config::default(), stranger, Some(RejectReason::NotOurs)),
+        (secured, ConnectOptions::new(), Some(RejectReason::Security(SecurityMode::Psk))),
+        (Config::default(), ConnectOptions::new(), None),
+    ] {
+        let (fabric, placed) = (network(3), Rc::<Cell<u32>>::default());
+        let mut servers = [0, 1].map(|node| reactor(node, &fabric, config.clone()));
+        let group = Reactors::of(&mut servers);
+        servers[0].context().listen(address(0, 7471)).expect("a listener");
+        let attempts = Attempts::default();
+        let [first, second] = servers.map(|server| Node::new(server, Box::new(Placing(Rc::clone(&placed)))));
+        let client = Node::new(reactor(2, &fabric, Config::default()), Box::new(attempts.clone()));
+        let mut nodes = [first, second, client];
+        nodes[2].reactor.context().connect_with(address(0, 7471), options).expect("connecting");
+        until(&fabric, &mut nodes, "an answer", |_| attempts.up.borrow().len() + attempts.errors.borrow().len() == 1);
+        let reason = attempts.errors.borrow().first().map(|error| match error {
+            ConnectError::Rejected { reason, .. } => *reason,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!((reason, placed.get()), (refusal, u32::from(refusal.is_none())), "{:?}", group.load(0));
+        assert_eq!(nodes[0].reactor.stats().connections.refused, u64::from(refusal.is_some()));
+    }
 }
 
 /// If one address has as many silent connections as the limit allows, a new connection from it evicts the oldest one. The oldest connection

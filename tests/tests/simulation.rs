@@ -3,13 +3,13 @@
 //! `SIM_SEEDS=N` sets the number of worlds (default: 2,000; half of that for worlds within one host
 //! and for worlds with two devices, and a tenth for each security mode). `SIM_FIRST=N` sets the
 //! first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or
-//! `plain` sets the security of `replay`, and `SIM_ONE_HOST` and `SIM_FAULTS` its kind; two replays
+//! `plain` sets the security of `replay`, and `SIM_ONE_HOST`, `SIM_TENANTS` and `SIM_FAULTS` its kind; two replays
 //! of a secured world differ only in the ciphertext.
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
-use rdma_reactor_tests::sim::world::{Faults, Variant};
+use rdma_reactor_tests::sim::world::{Faults, Report, Variant};
 
 /// Worlds whose only fault is that nodes are slow.
 const SLOW: Variant = Variant { faults: Faults::Slowness, ..Variant::PLAIN };
@@ -47,6 +47,23 @@ fn every_promise_is_kept_within_one_host() {
             assert!(count < 100 || total.sum.met * 2 > total.sum.connections, "few have met: {total:?}");
         }
         Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
+    }
+}
+
+/// Runs worlds within one host in which the nodes belong to two users, and each requires shared memory, prefers it, or does not use it. No
+/// connection is reported between nodes of which one requires shared memory and that cannot share any, however the refusal happens.
+#[test]
+fn every_promise_is_kept_where_nodes_cannot_share_memory() {
+    for faults in [Faults::All, Faults::Slowness] {
+        let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS).div_ceil(4));
+        match check_many(first, count, 2, Variant { one_host: true, tenants: true, faults, ..Variant::PLAIN }) {
+            Ok(total) => {
+                println!("two users, {faults:?}: {total:?}");
+                let Report { connections, met, apart, .. } = total.sum;
+                assert!(count < 100 || [connections, met, apart].into_iter().all(|many| many > count), "{total:?}");
+            }
+            Err((nth, failure)) => panic!("\n{failure}\nworld {nth} of {count} failed\n"),
+        }
     }
 }
 
@@ -212,7 +229,8 @@ fn replay() {
         Ok("all") | Err(_) => Faults::All,
         Ok(other) => panic!("SIM_FAULTS={other}: say slowness, unasked or all"),
     };
-    match check(seed, usize::MAX, Variant { secured, one_host, faults }) {
+    let tenants = std::env::var_os("SIM_TENANTS").is_some();
+    match check(seed, usize::MAX, Variant { secured, one_host, tenants, faults }) {
         Ok(report) => println!("seed {seed:#x}: {report:?}"),
         Err(failure) => panic!("\n{failure}\n"),
     }

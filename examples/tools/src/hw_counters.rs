@@ -85,6 +85,7 @@ pub fn meaning(name: &str) -> Option<&'static str> {
 }
 
 /// The counters of a device at one point in time. The counters of its ports are added up.
+// local: counters of a device of this host
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HwCounters(BTreeMap<String, u64>);
 

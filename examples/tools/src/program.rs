@@ -11,6 +11,7 @@ use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::output::Output;
 
 /// The action that a valid command line requests.
+// local: a text
 #[derive(Debug)]
 pub enum Parsed<C> {
     /// Run the program with these arguments.

@@ -43,6 +43,13 @@ fn each_mistake_is_one_line_with_its_cure() {
         ("kv get '[fe80::1]:7' k", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
         ("kv server --bind 192.0.2.1 -p 7", "cannot listen on 192.0.2.1:7: Cannot assign requested address"),
         ("kv server -p 99999", "invalid value '99999' for '--port <PORT>'"),
+        ("kv get nowhere.invalid k", "unknown host \"nowhere.invalid\""),
+        ("kv get '[fe80::1%nowhere]:7' k", "unknown host \"[fe80::1%nowhere]:7\""),
+        ("kv get 127.0.0.1:x k", "\"x\" in \"127.0.0.1:x\" is not a port: give 0 to 65535"),
+        ("kv get 127.0.0.1 $'\\377'", "invalid UTF-8"),
+        ("kv server --max-value 0", "give 1 to 16M bytes, such as 64, 4K or 1M"),
+        ("kv server --slots 0", "invalid value '0' for '--slots <N>'"),
+        ("kv bench 127.0.0.1 --readers 0", "invalid value '0' for '--readers <N>'"),
         ("raw-echo client fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
         ("rcp /etc/hosts", "the following required arguments were not provided: <HOST[:NAME]>; --help explains"),
         ("rcp /etc 127.0.0.1", "/etc: a directory, not a file: give -r to copy its content"),
@@ -53,7 +60,23 @@ fn each_mistake_is_one_line_with_its_cure() {
             "nothing listens on 127.0.0.1:1: start `rdma-pingpong server` there, or check the port",
         ),
         ("rdma-pingpong client fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("rcp /etc/hosts '[fe80::1]'", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
         ("rdma-pingpong demo -s 1T", "give 1 to 1G bytes, such as 64, 4K or 1M"),
+        ("rdma-pingpong demo -s 0", "give 1 to 1G bytes, such as 64, 4K or 1M"),
+        ("rdma-pingpong demo -n 0", "invalid value '0' for '--count <N>'"),
+        ("rdma-pingpong demo -d nodev0", "no RDMA device nodev0"),
+        ("rdma-pingpong server -p 99999", "invalid value '99999' for '--port <PORT>'"),
+        ("rdma-pingpong client 127.0.0.1 --frobnicate", "unexpected argument '--frobnicate' found"),
+        ("rdma-mesh", "which rank is this? give --rank with --hosts or --count"),
+        ("rdma-mesh --rank 0", "how many ranks are there? give --count"),
+        ("rdma-mesh --rank 0 --count 1", "1 ranks: give 2 to "),
+        ("rdma-mesh --rank 0 --hosts a,b --count 3", "2 hosts and --count 3: name one host per rank"),
+        ("rdma-mesh --rank 1 --count 2", "where is rank 0? give --root with its host name or address"),
+        ("rping-client -a fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("stream-bench -s fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("stream-pipe client fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("valkey-rdma fe80::1", "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0"),
+        ("valkey-rdma 127.0.0.1:1", "no connection to 127.0.0.1:1: connection refused: nothing listens there"),
         (
             "rdma-pingpong server --bind fe80::1",
             "fe80::1 is link-local: name its interface as well, as in fe80::1%eth0",
@@ -66,6 +89,47 @@ fn each_mistake_is_one_line_with_its_cure() {
     // Some programs need more descriptors than others before they have a reactor.
     let words = "Too many open files (os error 24): raise the limit of open files (ulimit -n)";
     failed_with("ulimit -n 6; kv server -p 0", "kv", words);
+}
+
+/// Files with keys that are missing or wrong, each named with its flag.
+#[test]
+fn files_with_keys_that_cannot_be_used_are_named() {
+    for (flags, words) in [
+        ("--tls-ca /nowhere", "--tls-ca /nowhere: No such file or directory"),
+        ("--tls-cert /nowhere --tls-key /nowhere", "--tls-cert /nowhere: No such file or directory"),
+        ("--tls-cert /dev/null", "--tls-cert and --tls-key go together, and --tls-name needs --tls-ca"),
+        ("--tls-name node", "--tls-cert and --tls-key go together, and --tls-name needs --tls-ca"),
+        ("--tls-ca /dev/null", "--tls-ca /dev/null: the certificate authorities: no certificate in PEM: give one"),
+        (
+            "--tls-cert /dev/null --tls-key /etc/hosts",
+            "--tls-cert /dev/null, --tls-key /etc/hosts: the certificates: no certificate in PEM: give one",
+        ),
+        ("--psk-file /nowhere", "--psk-file /nowhere: No such file or directory"),
+        ("--psk-file /dev/null", "--psk-file /dev/null: there is no pre-shared key: write a line NAME:64-HEX-DIGITS"),
+        ("--psk-file <(echo a:12)", "line 1 of the keys: write NAME:64-HEX-DIGITS"),
+        ("--psk-file <(printf 'a:%064d' 0)", "use 32 random ones, as `openssl rand -hex 32` prints them"),
+        ("--psk-file <(printf '\\377')", ": not text"),
+    ] {
+        failed_with(&format!("kv get 127.0.0.1:1 k {flags}"), "kv", words);
+    }
+}
+
+/// Mistakes that only a server finds.
+#[test]
+fn a_server_is_not_what_its_client_expects() {
+    let server = Server::start("kv server --bind 127.0.0.1 -p 0");
+    let (address, port) = (&server.1, server.1.rsplit_once(':').expect("a port").1);
+    for (line, words) in [
+        ("kv get ADDR k --psk-file <(printf 'a:%064d' 1)", "the peer takes plain connections: leave out the flags"),
+        ("kv get ADDR missing", "no such key"),
+        ("kv put ADDR '' v", "a key of 0 bytes: give 1 to 64"),
+        ("kv server --bind 127.0.0.1 -p PORT", "Address already in use"),
+        ("rdma-pingpong client ADDR", "is not an rdma-pingpong server"),
+        ("rcp /etc/hosts 127.0.0.1 -p PORT", "the peer is not rcp server of this version"),
+    ] {
+        let line = line.replace("ADDR", address).replace("PORT", port);
+        failed_with(&line, line.split(' ').next().expect("a program"), words);
+    }
 }
 
 const LOST: &str = "standard output: No space left on device";

@@ -230,8 +230,9 @@ pub trait Handler<M = ()> {
     }
 
     /// Chooses the reactor of a group that handles a connect request. This is called on the reactor that has received
-    /// the request. Afterwards `on_connect_request` is called on the chosen reactor. The default chooses the reactor
-    /// with the lowest load.
+    /// the request, if the peer may connect: if its network is one of `Config::allowed_peers`, and it secures its
+    /// connections as the listener does. Afterwards `on_connect_request` is called on the chosen reactor. The default
+    /// chooses the reactor with the lowest load.
     fn on_place(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }

@@ -17,6 +17,7 @@ use crate::datagram::endpoints::Endpoints;
 use crate::datagram::{Datagram, EndpointId};
 use crate::device::pool::Slabs;
 use crate::device::return_channel::ReturnChannel;
+use crate::driver::open::accept::{judge_peer, judge_request};
 use crate::driver::{DeviceEvent, Driver, IncomingRequest, failure_log};
 use crate::error::Outcome;
 use crate::id::{ConnectionId, IoId, SendId, TimerId};
@@ -50,10 +51,13 @@ macro_rules! callback {
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Assigns a peer's connect request to a reactor. If this reactor is in a group, calls `on_place`, in which the program chooses the
-    /// reactor. If this reactor is chosen, or no other reactor can have the request, answers the request.
+    /// Assigns a peer's connect request to a reactor. If this reactor is in a group, checks the peer, and calls `on_place`, in which the
+    /// program chooses the reactor. If this reactor is chosen, or no other reactor can have the request, answers the request.
     pub(super) fn place(&mut self, request: IncomingRequest) {
-        let request = if self.driver.acceptor.asks_for_place(&request) {
+        let request = if self.driver.acceptor.asks_for_place() {
+            let Some(request) = self.driver.acceptor.screen(&mut self.driver.world, request, judge_peer) else {
+                return;
+            };
             match callback!(self.on_place(CallbackSubject::Other, told(&request))) {
                 Some(place) => self.driver.acceptor.place(&mut self.driver.world, request, place),
                 None => return self.driver.acceptor.refuse(&mut self.driver.world, &request, &[]),
@@ -68,7 +72,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Calls `on_connect_request`, in which the program accepts or refuses a peer's connect request.
     pub(super) fn answer(&mut self, request: IncomingRequest) {
-        let Some(request) = self.driver.acceptor.screen(&mut self.driver.world, request) else { return };
+        let Some(request) = self.driver.acceptor.screen(&mut self.driver.world, request, judge_request) else { return };
         match callback!(self.on_connect_request(CallbackSubject::Other, told(&request))) {
             Some(Decision::Accept) => self.driver.accept(request, &[]),
             Some(Decision::AcceptWith(data)) => self.driver.accept(request, &data),

@@ -135,6 +135,8 @@ pub fn connections_are_limited(setup: &Setup) {
     p.until("the refusal", |p| p.client.stats().connections.connect_errors == 1);
     let busy = ConnectError::Rejected { reason: RejectReason::Busy, private_data: vec![] };
     assert_eq!(p.c.events.last(), Some(&Event::ConnectError(third, busy)));
+    let asked = p.s.count(|event| matches!(event, Event::Request(_)));
+    assert_eq!(asked, 2 + setup.neighbours() as usize, "the handler was asked about the third");
     p.client.context().send(first, b"still here").expect("open");
     p.until("the echo", |p| p.c.received == 1);
     p.finish();

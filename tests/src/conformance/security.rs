@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use rdma_reactor::transport::mr::Access;
 use rdma_reactor::{
-    ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Error, Framing, Handler, ListenOptions,
-    Message, PeerIdentity, Piece, Reactor, RegionOptions, RejectReason, Security, SecurityError, SecurityMode,
-    SendErrorKind, Transfer, TransferOptions,
+    ConnectError, ConnectOptions, ConnectionId, Context, Decision, DisconnectReason, Error, Framing, Handler,
+    ListenOptions, Message, PeerIdentity, Piece, Reactor, RegionOptions, RejectReason, Security, SecurityError,
+    SecurityMode, SendErrorKind, Transfer, TransferOptions,
 };
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
 use super::one_sided::once_there_is_room;
+use super::violations::{WINDOW, greeting};
 use crate::identities::{security, stranger};
 
 fn mode(setup: &Setup) -> SecurityMode {
@@ -182,6 +183,18 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
     assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
+    // A side that accepts although its greeting has no security, as one whose greeting an attacker has changed.
+    let raw = ListenOptions::new().framing(Framing::Raw).security(Security::Plain);
+    let listener = p.server.context().listen_with(setup.address, raw).expect("listening");
+    let address = p.server.context().listeners().local_address(listener).expect("an address");
+    p.s.decision = Decision::AcceptWith(greeting(WINDOW));
+    p.client.context().connect(address).expect("connecting");
+    p.until("the refusal", |p| refused(p).is_some());
+    let reason = RejectReason::Security(SecurityMode::Plain);
+    assert_eq!(refused(&p), Some(&ConnectError::Rejected { reason, private_data: Vec::new() }));
+    p.until("its end", |p| p.s.live() == 0 && p.server.stats().connections.current == 0);
+    assert_eq!((p.c.live(), p.s.received), (0, 0));
+    p.s.decision = Decision::Accept;
     // A listener or a connect may have other security settings than its reactor.
     let open = ListenOptions::new().security(Security::Plain);
     let listener = p.server.context().listen_with(setup.address, open).expect("listening");

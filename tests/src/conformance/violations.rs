@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use rdma_reactor::{
-    Blocked, ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Framing, PeerViolation, ProviderChoice,
-    RejectReason, SendErrorKind,
+    Blocked, ConnectError, ConnectOptions, ConnectionId, Decision, DisconnectReason, Framing, ListenOptions,
+    PeerViolation, ProviderChoice, RejectReason, SecurityMode, SendErrorKind,
 };
 
 use super::harness::{Event, Pair, Probe, Setup};
@@ -66,8 +66,14 @@ pub(super) fn reason(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     })
 }
 
-/// If a peer sends a frame that no honest peer sends, its connection must end with the violation as the reason. All other connections must
-/// continue.
+/// Returns the number of messages that the server's handler has received, and of its other callbacks about messages.
+fn delivered(p: &Pair) -> (u64, usize) {
+    let about = |event: &Event| matches!(event, Event::Immediate(..) | Event::Offered(..) | Event::Landed(..));
+    (p.s.received, p.s.count(about))
+}
+
+/// If a peer sends a frame that no honest peer sends, its connection must end with the violation as the reason. Nothing of the frame may
+/// reach the handler. All other connections must continue.
 pub fn rude_messages_end_their_connection(setup: &Setup) {
     let mut p =
         Pair::new(setup, setup.config().large_messages(|l| l.max_message = 1 << 20), Probe::echo(), Probe::default());
@@ -95,11 +101,13 @@ pub fn rude_messages_end_their_connection(setup: &Setup) {
     ];
     for (what, messages, violation) in cases {
         let (here, there) = rude(&mut p);
+        let before = delivered(&p);
         for bytes in &messages {
             p.client.context().send(here, bytes).expect("room");
         }
         p.until(what, |p| reason(p, there).is_some());
         assert_eq!(reason(&p, there), Some(DisconnectReason::PeerViolation(violation)), "{what}");
+        assert_eq!(delivered(&p), before, "{what}: it reached the handler");
     }
     // The connection of an honest peer must still echo.
     let before = p.c.received;
@@ -183,7 +191,7 @@ pub fn a_peer_that_never_grants_is_given_up(setup: &Setup) {
     p.finish();
 }
 
-/// A wrong greeting must be refused with the reason.
+/// A wrong greeting must be refused with the reason, on either side, before the handler learns of the peer.
 pub fn wrong_greetings_are_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let with = |at: usize, byte: u8| {
@@ -191,6 +199,8 @@ pub fn wrong_greetings_are_refused(setup: &Setup) {
         bytes[at] = byte;
         bytes
     };
+    // The feature bits of a pre-shared key. The reason has the mode of the accepting side.
+    let sealed = with(7, (SecurityMode::Psk as u8) << 4);
     let cases = [
         (b"hello".to_vec(), RejectReason::NotOurs),
         (Vec::new(), RejectReason::NotOurs),
@@ -200,19 +210,33 @@ pub fn wrong_greetings_are_refused(setup: &Setup) {
         (greeting(1 << 20), RejectReason::Limits),
         (greeting(0), RejectReason::Limits),
     ];
-    for (bytes, wanted) in cases {
-        let options = ConnectOptions::new().framing(Framing::Raw).private_data(bytes);
-        let conn = p.client.context().connect_with(p.address, options).expect("connecting");
-        let answer = move |p: &Pair| {
+    fn is_refused(p: &mut Pair, conn: ConnectionId, wanted: RejectReason) {
+        let answer = |p: &Pair| {
             p.c.events.iter().find_map(|event| match event {
                 Event::ConnectError(of, error) if *of == conn => Some(error.clone()),
                 _ => None,
             })
         };
         p.until("the answer", |p| answer(p).is_some());
-        let error = answer(&p).expect("just seen");
+        let error = answer(p).expect("just seen");
         assert!(matches!(&error, ConnectError::Rejected { reason, .. } if *reason == wanted), "{wanted:?}: {error:?}");
     }
+    let plain = (sealed.clone(), RejectReason::Security(SecurityMode::Plain));
+    for (bytes, wanted) in cases.iter().cloned().chain([plain]) {
+        let options = ConnectOptions::new().framing(Framing::Raw).private_data(bytes);
+        let conn = p.client.context().connect_with(p.address, options).expect("connecting");
+        is_refused(&mut p, conn, wanted);
+    }
     assert_eq!(p.s.count(|e| matches!(e, Event::Request(_) | Event::Connect(..))), 0, "the handler was not asked");
+    let raw = ListenOptions::new().framing(Framing::Raw);
+    let listener = p.server.context().listen_with(setup.address, raw).expect("listening");
+    let address = p.server.context().listeners().local_address(listener).expect("an address");
+    for (bytes, wanted) in cases.into_iter().chain([(sealed, RejectReason::Security(SecurityMode::Psk))]) {
+        p.s.decision = Decision::AcceptWith(bytes);
+        let conn = p.client.context().connect(address).expect("connecting");
+        is_refused(&mut p, conn, wanted);
+    }
+    assert_eq!(p.c.live(), 0, "the client was told that it is connected");
+    p.until("their ends", |p| p.s.live() == 0);
     p.finish();
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use rdma_reactor::transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_reactor::transport::wc::WcStatus;
-use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason};
+use rdma_reactor::{ConnectError, ConnectionId, DisconnectReason, RejectReason};
 
 use super::fabric::{Dropped, Fabric, disturbed};
 use super::flow::Flow;
@@ -178,6 +178,8 @@ pub struct Audit {
     pub messages: u64,
     /// The number of connections that were established on both sides.
     pub connected: u64,
+    /// The number of connects that have failed, as they had to, because the nodes cannot share memory.
+    pub apart: u64,
 }
 
 /// The length of the largest message in all worlds, in bytes.
@@ -324,7 +326,8 @@ impl Pair {
     /// - `deaf`: the node that was to accept did not listen, or was killed,
     /// - `scarce`: connects and accepts find no descriptor, so one fails, and the other one is
     ///   late,
-    /// - the first packet of a connect is lost.
+    /// - the first packet of a connect is lost,
+    /// - `apart`: one of the nodes requires shared memory, and they cannot share any.
     #[must_use]
     pub fn judge_error(&self, error: &ConnectError, fabric: &Fabric) -> bool {
         let ([active, listener], since) = (self.ends.each_ref().map(|end| end.node), self.opened.0);
@@ -333,8 +336,10 @@ impl Pair {
             || self.may_have_given_way(fabric);
         let deaf = fabric.was_deaf_since(listener, since);
         let scarce = fabric.net.exhausted > 0;
+        let apart = fabric.are_apart([active, listener]);
         match error {
             ConnectError::Cancelled => self.ends[ACTIVE].closed.is_some(),
+            ConnectError::Rejected { reason: RejectReason::SharedMemoryOnly, .. } => apart,
             ConnectError::Rejected { private_data, .. } => {
                 let refused = deaf || fabric.dropped_since(listener, Dropped::Refused, since);
                 private_data.is_empty() && refused || self.answers.contains(private_data)
@@ -345,7 +350,12 @@ impl Pair {
             }
             ConnectError::Transport(ConnectFailure::Refused) => deaf,
             ConnectError::Transport(ConnectFailure::PeerClosed | ConnectFailure::Protocol(_)) => disturbed || deaf,
-            ConnectError::Transport(ConnectFailure::Unreachable(_)) => scarce || fabric.one_host && (disturbed || deaf),
+            ConnectError::Transport(ConnectFailure::Unreachable(_)) => {
+                apart || scarce || fabric.one_host && (disturbed || deaf)
+            }
+            ConnectError::Transport(ConnectFailure::SharedMemoryOnly(_)) => {
+                fabric.requires_shared_memory(listener) && (apart || scarce || disturbed || deaf)
+            }
             ConnectError::Limit { .. } => true,
             _ => false,
         }

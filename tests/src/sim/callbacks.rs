@@ -64,6 +64,8 @@ impl Handler<Said> for Program<'_> {
         let closed = end.closed.is_some();
         let pair = &self.audit.pairs[&cookie];
         let peer = pair.ends[1 - side].node;
+        let apart = lock(&self.state.fabric).are_apart([node, peer]);
+        self.state.check(!apart, format_args!("{conn}: on_connect, and one side requires shared memory in vain"));
         let max = self.state.max_messages[node].min(self.state.max_messages[peer]) as usize;
         self.state.note(format_args!("on_connect {conn}: {cookie:x}, with node{peer}"));
         self.state.check(!again && for_us && !closed, format_args!("{conn}: on_connect again, or for another node"));
@@ -227,6 +229,10 @@ impl Handler<Said> for Program<'_> {
         lock(&self.state.fabric).note_dropped(self.state.node, &cx.stats().connections);
         let pair = &self.audit.pairs[&cookie];
         let just = pair.judge_error(&error, &lock(&self.state.fabric));
+        let apart = lock(&self.state.fabric).are_apart(pair.ends.each_ref().map(|end| end.node));
+        self.audit.apart +=
+            u64::from(apart && matches!(error, ConnectError::Rejected { .. } | ConnectError::Transport(_)));
+        let pair = &self.audit.pairs[&cookie];
         self.state.check(just, format_args!("{conn}: could not be connected: {error:?}, of {pair:?}"));
         let bound = self.state.options.connect_timeout + 2 * self.state.options.flush_timeout;
         self.state.check(self.state.is_within(pair.opened, bound), format_args!("{conn}: given up too late"));

@@ -11,6 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_reactor::ConnectionStats;
+use rdma_transport::iwarp::SharedMemoryPolicy;
 use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::slab::{Key, Slab};
 
@@ -165,6 +166,15 @@ pub enum Dropped {
     Refused,
 }
 
+/// A node's part in a world in which not all nodes of the host may share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// The user to whom the node's process belongs.
+    pub user: usize,
+    /// The setting of the node's provider.
+    pub policy: SharedMemoryPolicy,
+}
+
 /// The simulated network, see the [module](self).
 #[derive(Debug)]
 pub struct Fabric {
@@ -185,6 +195,8 @@ pub struct Fabric {
     pub(super) dialled: Vec<(SocketAddr, [usize; 2], u64)>,
     /// True if all nodes are on one host, so that they may use shared memory.
     pub one_host: bool,
+    /// Each node's user and setting, if they differ; otherwise the list is empty.
+    pub tenants: Vec<Tenant>,
     pub(super) views: Slab<View>,
     /// The number of times so far that a node has mapped shared memory.
     pub(super) met: u64,
@@ -269,6 +281,7 @@ impl Fabric {
             flying: Slab::default(),
             dialled: Vec::new(),
             one_host: false,
+            tenants: Vec::new(),
             views: Slab::default(),
             met: 0,
             ports: (0..nodes).map(port).collect(),
@@ -600,6 +613,27 @@ impl Fabric {
                 *known = (count, self.now);
             }
         }
+    }
+
+    /// Returns true if two nodes belong to different users.
+    pub(super) fn are_strangers(&self, nodes: [usize; 2]) -> bool {
+        let [one, other] = nodes.map(|node| self.tenants.get(node).map(|tenant| tenant.user));
+        one != other
+    }
+
+    /// Returns true if a node requires shared memory, and others may not.
+    #[must_use]
+    pub fn requires_shared_memory(&self, node: usize) -> bool {
+        self.tenants.get(node).is_some_and(|tenant| tenant.policy == SharedMemoryPolicy::Require)
+    }
+
+    /// Returns true if no connection of two nodes may be established: one of them requires shared memory, and they cannot share any.
+    #[must_use]
+    pub fn are_apart(&self, nodes: [usize; 2]) -> bool {
+        let is_off =
+            |node: usize| self.tenants.get(node).is_some_and(|tenant| tenant.policy == SharedMemoryPolicy::Off);
+        let requires = nodes.into_iter().any(|node| self.requires_shared_memory(node));
+        requires && (self.are_strangers(nodes) || nodes.into_iter().any(is_off))
     }
 
     /// Returns true if a node has dropped a connection in this way since this time.

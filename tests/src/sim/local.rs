@@ -105,6 +105,10 @@ impl Fabric {
         if self.rng.chance(self.net.exhausted / 2) {
             return Err(ErrorKind::WouldBlock.into());
         }
+        // Often only the side that accepts can tell that the users differ, as in a user namespace.
+        if self.are_strangers([node, there]) && self.rng.chance(500) {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
         let far = self.insert_local(there, Local::default());
         let near = self.insert_local(node, Local { peer: Some(far), ..Local::default() });
         self.local(far)?.peer = Some(near);
@@ -125,7 +129,10 @@ impl Fabric {
         }
         let queue = self.local(listener)?.listens.as_mut().map(|(_, queue)| queue);
         let key = queue.and_then(VecDeque::pop_front).ok_or(ErrorKind::WouldBlock)?;
-        if refuses {
+        let peer = self.local(key)?.peer.and_then(|peer| Some(self.sockets.get(peer)?.node));
+        let of = self.sockets.get(key).map(|socket| socket.node);
+        let is_stranger = peer.zip(of).is_some_and(|(peer, of)| self.are_strangers([peer, of]));
+        if refuses || is_stranger {
             self.close(key, false);
             return Err(ErrorKind::PermissionDenied.into());
         }

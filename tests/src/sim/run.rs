@@ -34,7 +34,7 @@ impl fmt::Display for Failure {
         write!(f, "{}seed {:#018x}: {}\n\nto see it again:\n  ", self.tail, self.seed, self.what)?;
         write!(
             f,
-            "SIM_SEED={:#018x} SIM_SECURITY={} {}{}cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
+            "SIM_SEED={:#018x} SIM_SECURITY={} {}{}{}cargo test -p rdma-reactor-tests --test simulation replay -- --nocapture",
             self.seed,
             match self.variant.secured {
                 SecurityMode::Tls => "tls",
@@ -42,6 +42,7 @@ impl fmt::Display for Failure {
                 _ => "plain",
             },
             if self.variant.one_host { "SIM_ONE_HOST=1 " } else { "" },
+            if self.variant.tenants { "SIM_TENANTS=1 " } else { "" },
             match self.variant.faults {
                 Faults::All => "",
                 Faults::Slowness => "SIM_FAULTS=slowness ",
@@ -113,6 +114,7 @@ pub fn check_many(first: u64, count: u64, threads: u64, variant: Variant) -> Res
                             total.sum.streamed += report.streamed;
                             total.sum.connections += report.connections;
                             total.sum.met += report.met;
+                            total.sum.apart += report.apart;
                             total.sum.time += report.time;
                         }
                         Err(_) => {

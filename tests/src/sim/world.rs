@@ -15,7 +15,7 @@ use crate::identities::security;
 use crate::patience::limited_to;
 
 use super::audit::{Audit, LARGEST, Pair};
-use super::fabric::{Fabric, Script, Shared, disturbed, let_others_speak, lock};
+use super::fabric::{Fabric, Script, Shared, Tenant, disturbed, let_others_speak, lock};
 use super::flow::SETTLE;
 use super::hardware::HardwareProvider;
 use super::net::SimNet;
@@ -54,6 +54,8 @@ pub struct Variant {
     pub secured: SecurityMode,
     /// True if all nodes are on one host. Such nodes use the embedded provider, and prefer shared memory.
     pub one_host: bool,
+    /// True if the nodes of the one host belong to two users, and some require shared memory or do not use it.
+    pub tenants: bool,
     /// The faults of the world.
     pub faults: Faults,
 }
@@ -72,7 +74,7 @@ pub enum Faults {
 
 impl Variant {
     /// A network whose connections are not secured.
-    pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false, faults: Faults::All };
+    pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false, tenants: false, faults: Faults::All };
 }
 
 /// The results of a world in which all promises were kept.
@@ -92,6 +94,8 @@ pub struct Report {
     pub connections: u64,
     /// The number of times that a node has mapped shared memory.
     pub met: u64,
+    /// The number of connects that have failed because the nodes cannot share memory, and one requires it.
+    pub apart: u64,
     /// The virtual time at the end of the world, in ns.
     pub time: u64,
 }
@@ -123,6 +127,13 @@ fn eager(seed: u64, node: usize) -> usize {
         1 => rng.skewed(1..=LARGEST) as usize,
         _ => LARGEST as usize,
     }
+}
+
+/// Returns the user and the setting of a node in a world in which these differ.
+fn tenant(seed: u64, node: usize) -> Tenant {
+    let rng = &mut Rng::new(mix(seed) ^ node as u64, "tenant");
+    let policies = [SharedMemoryPolicy::Require, SharedMemoryPolicy::Prefer, SharedMemoryPolicy::Off];
+    Tenant { user: rng.index(2), policy: policies[rng.index(policies.len())] }
 }
 
 fn config(options: &NodeOptions, unheard: u32, shared: Option<u32>, secured: SecurityMode) -> Config {
@@ -178,7 +189,8 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     if lock(fabric).one_host {
         let slow = options.slowness.is_some();
         let requires = slow && Rng::new(mix(seed), "policy").chance(500);
-        settings.shared_memory = if requires { SharedMemoryPolicy::Require } else { SharedMemoryPolicy::Prefer };
+        let usual = if requires { SharedMemoryPolicy::Require } else { SharedMemoryPolicy::Prefer };
+        settings.shared_memory = lock(fabric).tenants.get(node).map_or(usual, |tenant| tenant.policy);
         let patience = &mut Rng::new(mix(seed) ^ node as u64, "meeting");
         // In a slow world, the time must suffice for the network.
         let shortest = if slow { 100 * MS } else { 10_000 };
@@ -224,6 +236,9 @@ impl World {
         trace.line(0, "world", format_args!("{options:?}"));
         let mut fabric = Fabric::new(seed, options.nodes.len(), options.net.clone(), options.faults.clone(), trace);
         fabric.one_host = variant.one_host;
+        if variant.tenants {
+            fabric.tenants = (0..options.nodes.len()).map(|node| tenant(seed, node)).collect();
+        }
         fabric.slowness.clone_from(&options.slowness);
         fabric.limits = options.nodes.iter().map(NodeOptions::limits).collect();
         fabric.forgetful = options.hardware.as_ref().is_some_and(|hardware| hardware.never > 0);
@@ -585,6 +600,7 @@ impl World {
             streamed: self.audit.streamed,
             connections: self.audit.connected,
             met: fabric.met / 2,
+            apart: self.audit.apart,
             time: fabric.now(),
         })
     }

@@ -60,6 +60,16 @@ impl Source {
         Self { modules }
     }
 
+    /// Returns these files, each as a module whose name is its path: their paths, and their content.
+    /// The paths that they use are not collected.
+    pub(crate) fn of_files(files: Vec<(String, String)>) -> Self {
+        let module = |(file, text): (String, String)| {
+            let syntax = syn::parse_file(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
+            (file.clone(), Module { file, text, syntax, uses: Vec::new() })
+        };
+        Self { modules: files.into_iter().map(module).collect() }
+    }
+
     /// Returns a crate with these files: their paths below `src`, and their content.
     #[cfg(test)]
     pub(crate) fn of(files: &[(&str, &str)]) -> Self {

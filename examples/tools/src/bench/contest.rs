@@ -30,6 +30,7 @@ pub enum PlotPoint {
 }
 
 /// A contest: the same work, done by this library and by a competitor.
+// local: rows of the benchmark
 #[derive(Clone, Debug)]
 pub struct Contest {
     /// The contest's name in the table.

@@ -276,6 +276,7 @@ impl DatagramHandler for DatagramServer {
     }
 }
 
+// local: lengths of the benchmark
 struct DatagramClient {
     kind: DatagramExchange,
     to: Option<(EndpointId, PeerId)>,

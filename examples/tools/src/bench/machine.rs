@@ -18,7 +18,7 @@ pub fn system_congestion() -> String {
 /// Returns the name of the congestion control that this library selects for connections within a host. Returns `None` if the system does
 /// not allow this congestion control; the library then uses the system's default.
 pub fn own_congestion() -> Option<&'static str> {
-    static OWN: OnceLock<Option<String>> = OnceLock::new();
+    static OWN: OnceLock<Option<String>> = OnceLock::new(); // local: a text of the system
     let own = OWN.get_or_init(|| {
         let name = IwarpConfig::default().within_host.congestion?;
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).ok()?;

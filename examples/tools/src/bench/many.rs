@@ -117,6 +117,7 @@ impl Handler for EchoServer {
     }
 }
 
+// local: connections of the benchmark
 struct EchoClient {
     /// The connections that are established so far. The list is emptied when all of them are established.
     up: Vec<ConnectionId>,

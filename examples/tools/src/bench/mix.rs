@@ -69,6 +69,7 @@ pub fn serve(buffers: Buffers) -> Result<(), Failure> {
 }
 
 /// The client, which sends the next request when the last one is answered.
+// local: lengths of the benchmark
 struct MixClient {
     lengths: Vec<usize>,
     /// The number of answers so far. The first `warmup` answers are not measured.

@@ -55,6 +55,7 @@ use self::pair::Processors;
 use self::tcp::TcpExchange;
 
 /// Compares the cost of rdma-reactor with that of bare TCP and of programs of other projects on this machine.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct BenchArgs {

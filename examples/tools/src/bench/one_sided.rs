@@ -40,6 +40,7 @@ const WINDOW: usize = DEPTH as usize * CHUNK;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One side of the connection: a provider that the program polls in a loop.
+// local: work requests of the benchmark
 struct PolledProvider {
     station: Station,
     cq: CqId,

@@ -22,6 +22,7 @@ pub struct Round {
 }
 
 /// All rounds of a contest, and their evaluation.
+// local: rows of the benchmark
 #[derive(Debug)]
 pub struct Outcome {
     /// The name of the contest.

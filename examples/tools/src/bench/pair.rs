@@ -23,6 +23,7 @@ pub const PINGPONG: &str = "pingpong";
 
 /// The processors that this process may use. The server runs on the first one, the client on the second. With none (the default), both
 /// run on any.
+// local: processors of the machine
 #[derive(Debug, Default)]
 pub struct Processors {
     all: Vec<CoreId>,

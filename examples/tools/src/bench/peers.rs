@@ -47,6 +47,7 @@ impl Ucx {
 
 /// A program of another project, with its work. In its command lines, `PORT` stands for the port that both sides use. `SERVER` and `CLIENT`
 /// stand for the numbers of the two sides' processors.
+// local: programs of the benchmark
 #[derive(Clone, Debug)]
 pub struct PeerProgram {
     name: &'static str,

@@ -100,6 +100,7 @@ pub fn serve(security: &SecurityArgs) -> Result<(), Failure> {
 
 /// A client that opens connections sequentially. It closes each connection when that connection is established, and opens the next one when
 /// the closed one has ended.
+// local: a text
 struct ConnectionsClient {
     server: SocketAddr,
     left: u64,

@@ -77,6 +77,7 @@ enum TcpWait {
 }
 
 /// One side of a ping-pong.
+// local: lengths of the benchmark
 struct TcpPeer {
     stream: mio::net::TcpStream,
     wait: TcpWait,

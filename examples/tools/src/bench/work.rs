@@ -24,6 +24,7 @@ pub enum Work {
 }
 
 /// `rdma-pingpong` between two processes.
+// local: texts of the benchmark
 #[derive(Clone, Debug)]
 pub struct Pingpong {
     /// The provider of both sides.

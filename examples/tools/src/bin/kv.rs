@@ -38,6 +38,7 @@ struct Cli {
     security: SecurityArgs,
 }
 
+// local: arguments of the program
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a table until Ctrl-C

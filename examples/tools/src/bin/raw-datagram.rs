@@ -44,6 +44,7 @@ struct Cli {
     command: Command,
 }
 
+// local: arguments of the program
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Send back every datagram
@@ -77,6 +78,7 @@ enum Command {
     Send(GroupArgs),
 }
 
+// local: arguments of the program
 #[derive(Debug, Args)]
 struct GroupArgs {
     /// Multicast address
@@ -128,14 +130,14 @@ enum Part {
 struct Talk {
     part: Part,
     count: u32,
-    text: Vec<u8>,
+    text: Vec<u8>, // local: its length is an argument
     number: u32,
     /// The senders that the echo server answers, each with its peer id.
-    senders: BTreeMap<Origin, PeerId>,
+    senders: BTreeMap<Origin, PeerId>, // bound: tool-datagrams
     /// The destination of this program's own datagrams, and the number of them that are not sent yet.
     left: Option<(PeerId, u32)>,
     /// Echoes whose sends were refused because the send queue was full. `on_datagram_writable` sends them again.
-    waiting: VecDeque<(PeerId, Vec<u8>)>,
+    waiting: VecDeque<(PeerId, Vec<u8>)>, // bound: tool-datagrams
     received: u32,
     sent: u32,
     failure: Option<Failure>,

@@ -49,6 +49,7 @@ struct Cli {
     command: Command,
 }
 
+// local: arguments of the program
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Wait for connections, and echo every message
@@ -140,6 +141,7 @@ enum Part {
 }
 
 /// The state of one connection.
+// bound: tool-clients
 #[derive(Debug, Default)]
 struct Talk {
     received: u32,
@@ -172,11 +174,11 @@ struct Talks {
     size: Option<u32>,
     depth: u32,
     /// The message that a speaker sends. Returned messages must be equal to it.
-    text: Vec<u8>,
+    text: Vec<u8>, // local: its length is an argument
     verify: bool,
     solicit: Option<u32>,
     /// The state of each connection. The index is [`ConnectionId::slot`].
-    talks: Vec<Talk>,
+    talks: Vec<Talk>, // bound: tool-clients
     /// The slot of the connection that was established last; `None` before the first one.
     last: Option<usize>,
     /// The number of connections that were established.

@@ -20,6 +20,7 @@ use rdma_reactor_tools::secure::SecurityArgs;
 /// Copies files to a peer, continues interrupted copies, and compares hashes.
 ///
 /// `rcp server DIR` runs at the peer. An existing file is left alone if it is the same one.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "rcp", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Cli {
@@ -57,6 +58,7 @@ impl Common {
     }
 }
 
+// local: arguments of the program
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Receive files until Ctrl-C; the received part of an interrupted copy is in NAME.rcp-part

@@ -28,6 +28,7 @@ use serde_json::json;
 const LAST_ROUND: Duration = Duration::from_secs(10);
 
 /// Offers memory to an rping server, which reads a ping from this memory and writes the ping back.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "rping-client", version, disable_version_flag = true)]
 struct Cli {
@@ -59,6 +60,7 @@ struct Session {
     step: Step,
 }
 
+// local: the length of a ping is an argument
 #[derive(Debug)]
 struct Client {
     options: Options,

@@ -26,6 +26,7 @@ use rdma_reactor_tools::rping::{advert, ping};
 use serde_json::json;
 
 /// Serves rping clients: reads a ping from a client's memory and writes it back.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "rping-server", version, disable_version_flag = true)]
 struct Cli {
@@ -56,6 +57,7 @@ enum Step {
     Sink { len: usize },
 }
 
+// local: a text
 #[derive(Debug)]
 struct Client {
     address: Option<SocketAddr>,
@@ -140,7 +142,7 @@ struct Server {
     /// The length of the largest ping, in bytes.
     size: usize,
     /// The state of each connection. The index is [`ConnectionId::slot`].
-    clients: Vec<Option<Client>>,
+    clients: Vec<Option<Client>>, // bound: tool-clients
     /// The number of clients that have connected.
     came: u64,
     /// The number of clients that have disconnected. The server ends when this number reaches `until`.

@@ -31,6 +31,7 @@ const MAX_BURST: u64 = 1 << 40;
 const MAX_MEMORY: u64 = 4 << 20;
 
 /// Measures latency and throughput of byte streams between two processes; without -s, the program is the server.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "stream-bench", version)]
 struct Cli {
@@ -134,6 +135,7 @@ enum Step {
 }
 
 /// The state of one side of a stream.
+// bound: tool-clients
 #[derive(Debug)]
 struct Side {
     active: bool,
@@ -210,6 +212,7 @@ impl Side {
 }
 
 /// The server, with the state of its clients' streams.
+// bound: tool-clients
 #[derive(Debug)]
 struct Server {
     sides: Vec<Option<Side>>,

@@ -46,6 +46,7 @@ struct Cli {
     security: SecurityArgs,
 }
 
+// local: arguments of the program
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Wait for one peer

@@ -44,6 +44,7 @@ const TOO_LATE: u64 = 0;
 const STILL_HERE: u64 = 1;
 
 /// Sends a command to a valkey-server over RDMA; or sets values there, gets them and compares them.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "valkey-rdma", version)]
 struct Cli {
@@ -94,6 +95,7 @@ enum Step {
 }
 
 /// The work of a run: one command, or a series of values to set and get.
+// local: arguments of the program
 #[derive(Debug)]
 struct Work {
     command: Vec<String>,
@@ -185,6 +187,7 @@ fn text(answer: &Answer) -> String {
     }
 }
 
+// local: requests in flight of the program
 #[derive(Debug)]
 struct Client {
     /// Addresses of the server that were not tried yet.

@@ -11,6 +11,7 @@ use crate::pingpong::cli::parse_interval;
 ///
 /// Each line is ok, a note (something that is missing and not needed) or a problem,
 /// with the command that fixes it. Exit status: 0 if connections can be made, 1 if not.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "rdma-doctor", version)]
 pub struct DoctorArgs {

@@ -11,6 +11,7 @@ use super::tree::SystemTree;
 use crate::hw_counters::{HwCounters, meaning, troubles};
 
 /// The hardware counters of one device that have changed.
+// local: counters of a device of this host
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CounterChanges {
     /// The name of the device.

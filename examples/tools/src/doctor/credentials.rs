@@ -11,6 +11,7 @@ const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_IPC_LOCK: u32 = 14;
 
 /// The user, groups and capabilities of this process.
+// local: groups of the user
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// The effective user id.

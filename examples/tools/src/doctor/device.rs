@@ -13,6 +13,7 @@ use super::tree::SystemTree;
 const CLASS: &str = "/sys/class/infiniband";
 
 /// An RDMA device.
+// local: devices of this host
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
     /// The device's name.

@@ -15,6 +15,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const TEXT: &[u8] = b"how do you do";
 
 /// The handler of the test, which has both ends of the connection.
+// local: a text
 struct Trial {
     client: Option<ConnectionId>,
     outcome: Option<Result<(), String>>,

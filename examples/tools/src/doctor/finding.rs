@@ -29,6 +29,7 @@ impl Level {
 }
 
 /// A finding. It is printed as one line.
+// local: texts
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The severity.

@@ -8,6 +8,7 @@ use super::tree::SystemTree;
 const MAX_GIDS: usize = 1024;
 
 /// One entry of the table.
+// local: texts of the system
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gid {
     /// The index of the entry in the table, from 0.

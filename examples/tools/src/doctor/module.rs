@@ -37,6 +37,7 @@ pub enum ModuleState {
 }
 
 /// The modules of the kernel, loaded or loadable.
+// local: modules of the kernel
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
     release: String,

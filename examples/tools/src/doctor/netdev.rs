@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::tree::SystemTree;
 
 /// A network device.
+// local: interfaces of this host
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Netdev {
     /// The device's name.
@@ -16,6 +17,7 @@ pub struct Netdev {
 }
 
 /// All network devices.
+// local: interfaces of this host
 #[derive(Clone, Debug, Default)]
 pub struct Netdevs(Vec<Netdev>);
 

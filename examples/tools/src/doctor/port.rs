@@ -10,6 +10,7 @@ use super::netdev::Netdevs;
 use super::tree::SystemTree;
 
 /// A port of an RDMA device.
+// local: ports of this host
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Port {
     /// The port's number, from 1.

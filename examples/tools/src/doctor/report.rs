@@ -10,6 +10,7 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
 
 /// The result of `rdma-doctor`.
+// local: findings about this host
 #[derive(Clone, Debug, Serialize)]
 pub struct DoctorReport {
     /// True if the embedded provider passed its test.

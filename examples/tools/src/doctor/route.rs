@@ -16,6 +16,7 @@ use crate::pingpong::failure::Failure;
 pub const HAS_VERBS: bool = cfg!(feature = "verbs");
 
 /// A network address that the user gave, with the route to it.
+// local: texts of the system
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Route {
     /// The network address, with a port.

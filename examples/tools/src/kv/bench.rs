@@ -56,6 +56,7 @@ enum ConnectionRole {
 }
 
 /// The state of a connection that reads values.
+// local: keys of the benchmark
 #[derive(Debug)]
 struct BenchState {
     reader: Reader,
@@ -64,6 +65,7 @@ struct BenchState {
     newest: Vec<u64>,
 }
 
+// local: connections of the benchmark
 #[derive(Debug)]
 struct Bench {
     plan: BenchPlan,

@@ -12,6 +12,7 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 
 /// The operation that the user requests.
+// local: arguments of the program
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableOperation {
     /// Read the value of this key.
@@ -21,6 +22,7 @@ pub enum TableOperation {
 }
 
 /// The handler of a client with one operation.
+// bound: tool-kv
 #[derive(Debug)]
 struct OneOperation {
     wish: TableOperation,

@@ -10,6 +10,7 @@ use crate::pingpong::failure::Failure;
 const PATIENCE: u32 = 100_000;
 
 /// A reader, which looks up one key at a time.
+// bound: tool-kv
 #[derive(Debug)]
 pub struct Reader {
     hello: TableHello,

@@ -111,7 +111,7 @@ pub struct Table {
     geometry: Geometry, // bound: tool-kv
     region: Region,
     /// The buffer in which the next entry is assembled.
-    draft: Vec<u8>,
+    draft: Vec<u8>, // bound: tool-kv
 }
 
 impl Table {

@@ -18,6 +18,7 @@ pub const DEFAULT_PORT: u16 = 18517;
 ///
 /// There is one process per host. Start it by srun, mpirun or an Indexed Job of Kubernetes, or by hand with --hosts
 /// and --rank. Rank 0 reports. Its exit status is 0 if every pair works and none is worse than --tolerance.
+// local: arguments of the program
 #[derive(Debug, Parser)]
 #[command(name = "rdma-mesh", version, args_override_self = true)]
 pub struct MeshArgs {

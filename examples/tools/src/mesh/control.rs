@@ -30,6 +30,7 @@ pub(super) const MOST_COUNT: f64 = 1e15;
 const MOST_KIB: f64 = (1_u64 << 40) as f64;
 
 /// A description of a rank. Each rank sends it as its first report.
+// bound: tool-mesh
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name of the rank's host in the report.
@@ -57,6 +58,7 @@ pub enum Figure {
 }
 
 /// An order from rank 0 to another rank.
+// bound: tool-mesh
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Connect to the ranks that have joined.
@@ -115,6 +117,7 @@ pub struct ReceivedLoad {
 }
 
 /// A report from a rank to rank 0.
+// bound: tool-mesh
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RankReport {
     /// The rank has joined.

@@ -39,6 +39,7 @@ pub struct RunPlan {
 type Pass = (Figure, bool);
 
 /// The current phase of the run.
+// local: ranks and measurements of the run
 #[derive(Debug)]
 enum Phase {
     /// The ranks join.
@@ -73,6 +74,7 @@ struct Running {
 }
 
 /// The state machine by which rank 0 controls a run.
+// local: ranks and measurements of the run
 #[derive(Debug)]
 pub struct Coordinator {
     plan: RunPlan,

@@ -29,6 +29,7 @@ enum FollowerState {
 }
 
 /// The control connection to rank 0.
+// local: addresses of rank 0
 #[derive(Debug)]
 pub struct Follower {
     hello: Hello,

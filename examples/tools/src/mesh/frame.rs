@@ -19,6 +19,7 @@ const LOAD_END: u8 = 9;
 const READY: u8 = 10;
 
 /// A message on a link. The first field is the number of the measurement, unless the variant's comment says otherwise.
+// bound: tool-mesh
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkFrame {
     /// The sender has accepted the connection, and the connection is established on the sender's side too. So both sides may use the link.

@@ -6,6 +6,7 @@ use crate::pingpong::failure::Failure;
 pub const MAX_RANKS: usize = 10_000;
 
 /// The rank of this process, and the information that it needs to find the other ranks.
+// local: arguments of the program
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankSettings {
     /// The number of this process, from 0.
@@ -23,6 +24,7 @@ pub struct RankSettings {
 }
 
 /// The command-line options that determine the rank.
+// local: arguments of the program
 #[derive(Clone, Debug, Default)]
 pub struct RankOptions {
     /// The number of this process.

@@ -26,6 +26,7 @@ struct ControlConnection {
 }
 
 /// The part of rank 0 that controls a run.
+// local: ranks of the run
 #[derive(Debug)]
 pub struct Leader {
     started: Instant,

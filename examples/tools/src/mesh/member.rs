@@ -61,23 +61,23 @@ pub struct Member {
     /// The number of the run, or 0 before rank 0 has sent it.
     run: u64,
     /// The name of the device that carries the links.
-    device: String,
+    device: String, // local: a device of this host
     /// The device's hardware counters at the start of the program.
     counters: HwCounters,
     /// The addresses of the ranks. Empty until rank 0 orders to connect.
-    addresses: Vec<Option<SocketAddr>>,
-    links: Vec<Option<Link>>,
+    addresses: Vec<Option<SocketAddr>>, // local: ranks of the run
+    links: Vec<Option<Link>>, // local: ranks of the run
     /// The all-to-all load from peers whose links have ended. If a peer has opened several links,
     /// the last one counts.
     ended: BTreeMap<usize, Inbound>, // bound: tool-mesh
     storm: Option<Storm>,
     began: Instant,
     reported_at: Instant,
-    failed: Vec<(usize, String)>,
+    failed: Vec<(usize, String)>, // local: ranks of the run
     task: Option<Task>,
     load: LoadPhase,
-    scratch: Vec<u8>,
-    reports: Vec<RankReport>,
+    scratch: Vec<u8>,         // local: the length of a message is fixed
+    reports: Vec<RankReport>, // local: ranks of the run
 }
 
 impl Member {

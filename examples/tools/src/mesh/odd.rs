@@ -35,6 +35,7 @@ pub struct OddRank {
 }
 
 /// The comparison of all directions (from one rank to another) by one figure: the latency or the bandwidth.
+// local: ranks of the run
 #[derive(Clone, Debug)]
 pub struct Judgement {
     figure: Figure,

@@ -8,6 +8,7 @@ use super::results::{Pair, Results};
 use crate::hw_counters::troubles;
 
 /// The results of a run, with their evaluation.
+// local: ranks of the run
 #[derive(Debug)]
 pub struct Report<'a> {
     /// The results that are evaluated.

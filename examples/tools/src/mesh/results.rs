@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::control::{Entry, Figure, LatencyFigures, MeasuredFigure, ReceivedLoad};
 
 /// The results of a rank.
+// bound: tool-mesh
 #[derive(Clone, Debug, Default)]
 pub struct RankResults {
     /// The first report of the rank; `None` if it did not join.
@@ -50,6 +51,7 @@ pub struct Direction {
 }
 
 /// The results of a pair of ranks.
+// bound: tool-mesh
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Pair {
     /// Half of a round trip, if it was measured.
@@ -74,6 +76,7 @@ impl Pair {
 }
 
 /// The results of all ranks and pairs.
+// local: ranks of the run
 #[derive(Clone, Debug)]
 pub struct Results {
     members: Vec<RankResults>,

@@ -23,6 +23,7 @@ pub const fn connects(rank: usize, peer: usize, ranks: usize) -> bool {
 }
 
 /// The connects of one rank to others.
+// local: ranks of the run
 #[derive(Debug)]
 pub struct Storm {
     /// The ranks that were not tried yet. The last rank in the list is tried next.

@@ -37,6 +37,7 @@ pub struct Task {
     work: TaskState,
 }
 
+// local: the length of a ping is fixed
 #[derive(Debug)]
 enum TaskState {
     /// The measurement has not begun.

@@ -10,6 +10,7 @@ const WIDTH: u32 = 960;
 const HEIGHT: u32 = 600;
 
 /// A logarithmic axis. Labels are at 1, 2 and 5 of each decade for microseconds, or at powers of two for bytes.
+// local: the width of a chart
 #[derive(Clone, Debug)]
 struct Axis {
     low: f64,

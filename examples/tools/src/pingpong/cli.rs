@@ -42,6 +42,7 @@ pub enum Command {
 }
 
 /// Flags of `server`.
+// local: arguments of the program
 #[derive(Debug, Args)]
 pub struct ServerArgs {
     /// Address to listen on, with or without a port [default: the device's with --ib-dev, else 0.0.0.0]
@@ -59,6 +60,7 @@ pub struct ServerArgs {
 }
 
 /// Flags of `client`.
+// local: arguments of the program
 #[derive(Debug, Args)]
 pub struct ClientArgs {
     /// The server's host name or address, with or without a port
@@ -73,6 +75,7 @@ pub struct ClientArgs {
 }
 
 /// Flags of `demo`.
+// local: arguments of the program
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Address of this machine to connect over [default: a device's with --ib-dev or --provider verbs, else 127.0.0.1]
@@ -84,6 +87,7 @@ pub struct DemoArgs {
 }
 
 /// The options that select the provider and the device.
+// local: arguments of the program
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
     /// RDMA devices (verbs), the embedded provider over TCP (iwarp) or in shared memory (shm), or whichever exists

@@ -101,6 +101,7 @@ struct MeasuredConnection {
 }
 
 /// The handler of the client in one measurement.
+// local: connections of the job
 #[derive(Debug)]
 struct Client<'a> {
     plan: Plan,

@@ -30,6 +30,7 @@ pub enum DialDecision {
 }
 
 /// The addresses of a server, and the state of the attempts.
+// local: addresses of the server
 #[derive(Clone, Debug)]
 pub struct Dial {
     addresses: Vec<SocketAddr>,

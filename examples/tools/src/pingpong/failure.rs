@@ -16,6 +16,7 @@ pub enum Ending {
 }
 
 /// A failure, described in one line with the wrong value and the remedy.
+// local: a text
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(String);
 

@@ -58,6 +58,7 @@ pub struct ProcessorTimes {
 }
 
 /// The result of a planned measurement.
+// local: intervals of the job
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// The plan of the measurement.

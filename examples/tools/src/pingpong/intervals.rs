@@ -50,6 +50,7 @@ impl fmt::Display for Interval {
 }
 
 /// The intervals of a measurement. The first one begins when the warm-up has ended.
+// local: intervals of the job
 #[derive(Debug)]
 pub struct Intervals {
     size: u32,

@@ -323,6 +323,7 @@ impl fmt::Display for Job {
 }
 
 /// The reason why a server rejects a connection. It is sent in the private data of the reject.
+// local: a text that fits private data
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// The server is preparing for this job. The client must connect again soon.

@@ -20,6 +20,7 @@ use super::target::{self, Inbox, Target};
 const RECENT: usize = 4096;
 
 /// A latency measurement.
+// local: round trips that an argument limits
 #[derive(Debug)]
 pub struct Latency {
     job: Job,

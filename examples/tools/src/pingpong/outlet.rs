@@ -32,6 +32,7 @@ impl From<SendErrorKind> for Sent {
 }
 
 /// The sender of data messages or one-sided operations on a connection.
+// local: the length of a message is an argument
 #[derive(Debug)]
 pub struct Outlet {
     size: u32,

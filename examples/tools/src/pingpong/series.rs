@@ -64,6 +64,7 @@ impl Outputs {
 }
 
 /// The measurements of one command, with the destinations of their results.
+// local: rows of the table
 #[derive(Debug)]
 pub struct Series {
     plans: Vec<Plan>,

@@ -17,6 +17,7 @@ pub const PART: &str = ".rcp-part";
 const MOST: usize = 100; // bound: tool-rcp
 
 /// The partial copies that no sender is continuing now; see the [module](self).
+// bound: tool-rcp
 #[derive(Debug)]
 pub struct PartialCopies {
     folder: Folder,

@@ -69,6 +69,7 @@ enum ReceiveStep {
 }
 
 /// A file that is being received, or compared with an existing one.
+// bound: tool-rcp
 #[derive(Debug)]
 struct Incoming {
     name: String,
@@ -95,7 +96,7 @@ struct FileServer {
     /// The timer for the next check of the senders' time limits.
     looking: Option<TimerId>,
     /// The connections that have something to hash. They are served in turn, one slice each.
-    hashing: VecDeque<ConnectionId>,
+    hashing: VecDeque<ConnectionId>, // bound: tool-rcp
 }
 
 impl FileServer {

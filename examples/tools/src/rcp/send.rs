@@ -23,6 +23,7 @@ use crate::pingpong::output::Output;
 use crate::text;
 
 /// The result of copying one file or several.
+// local: files of the user
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// The number of copied files.
@@ -78,6 +79,7 @@ struct Current {
     since: Instant,
 }
 
+// local: files of the user
 #[derive(Debug)]
 struct Sender {
     items: VecDeque<Item>,

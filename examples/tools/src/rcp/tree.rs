@@ -7,6 +7,7 @@ use super::name::{check, shown};
 use crate::pingpong::failure::Failure;
 
 /// A file or a directory to copy.
+// local: files of the user
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// The path on this machine.
@@ -18,6 +19,7 @@ pub struct Item {
 }
 
 /// The files and directories to copy. Each directory precedes its content.
+// local: files of the user
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
     /// The files and directories.

@@ -14,6 +14,7 @@ use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::output::Output;
 
 /// Flags of `keygen`.
+// local: arguments of the program
 #[derive(Debug, Args)]
 pub struct KeygenArgs {
     /// Directory for the files; it is created if it does not exist, and existing files are not replaced

@@ -52,6 +52,7 @@ mod files {
     use crate::pingpong::failure::Failure;
 
     /// The flags that name files with certificates and keys.
+    // local: arguments of the program
     #[derive(Clone, Debug, Default, Args)]
     #[group(skip)]
     pub(super) struct SecurityFiles {
@@ -80,17 +81,20 @@ mod files {
         pub(super) fn security(&self) -> Result<Security, Failure> {
             let Self { tls_cert, tls_key, tls_ca, tls_name, psk_file } = self;
             let failed = |error: SecurityError| Failure::new(error);
+            let wrong = |flags: String| move |error: SecurityError| Failure::new(format!("{flags}: {error}"));
+            let wrong_ca = |ca: &Path| wrong(format!("--tls-ca {}", ca.display()));
             let tls = match (tls_cert, tls_key, tls_ca) {
                 (None, None, None) if tls_name.is_none() => None,
                 (Some(certificate), Some(key), ca) => {
+                    let flags = format!("--tls-cert {}, --tls-key {}", certificate.display(), key.display());
                     let (certificate, key) = (read(certificate, "--tls-cert")?, read(key, "--tls-key")?);
-                    let identity = TlsIdentity::from_pem(&certificate, &key).map_err(failed)?;
+                    let identity = TlsIdentity::from_pem(&certificate, &key).map_err(wrong(flags))?;
                     match ca {
-                        Some(ca) => Some(Tls::mutual(&identity, &read(ca, "--tls-ca")?).map_err(failed)?),
+                        Some(ca) => Some(Tls::mutual(&identity, &read(ca, "--tls-ca")?).map_err(wrong_ca(ca))?),
                         None => Some(Tls::server(&identity).map_err(failed)?),
                     }
                 }
-                (None, None, Some(ca)) => Some(Tls::client(&read(ca, "--tls-ca")?).map_err(failed)?),
+                (None, None, Some(ca)) => Some(Tls::client(&read(ca, "--tls-ca")?).map_err(wrong_ca(ca))?),
                 _ => {
                     let cure = "--tls-cert and --tls-key go together, and --tls-name needs --tls-ca";
                     return Err(Failure::new(cure));
@@ -105,7 +109,7 @@ mod files {
                     let text = String::from_utf8(read(file, "--psk-file")?);
                     let text = text.map_err(|_| Failure::new(format!("--psk-file {}: not text", file.display())))?;
                     let psk = Psk::parse(&text);
-                    Ok(Security::Psk(psk.map_err(|error| Failure::new(format!("{}: {error}", file.display())))?))
+                    Ok(Security::Psk(psk.map_err(wrong(format!("--psk-file {}", file.display())))?))
                 }
                 (Some(tls), None) => {
                     #[cfg(feature = "keylog")]

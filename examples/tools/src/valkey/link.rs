@@ -17,7 +17,7 @@ const SOURCE: usize = 1 << 20;
 pub struct ValkeyLink {
     conn: ConnectionId,
     /// The bytes for the server that are not written yet.
-    out: VecDeque<u8>,
+    out: VecDeque<u8>, // local: requests of the program
     source: Region,
     /// The id of the write in flight. This write sends from `source`; meanwhile, `out` collects the bytes for the next write.
     writing: Option<SendId>,

@@ -20,6 +20,7 @@ pub fn request<P: AsRef<[u8]>>(out: &mut impl Extend<u8>, parts: &[P]) {
 }
 
 /// An answer of the server.
+// bound: tool-valkey
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A short text, such as `OK`.
@@ -45,6 +46,7 @@ enum Element {
 
 /// The parser of a stream of answers. It parses no byte twice, even if the stream arrives in small parts. It does not recurse, so
 /// nested arrays cannot overflow the stack.
+// bound: tool-valkey
 #[derive(Debug, Default)]
 pub struct Answers {
     input: Vec<u8>,

@@ -31,6 +31,39 @@ pub(crate) enum CmStep {
     Endpoint(u64, Handle<CmId>, CmEventKind),
 }
 
+/// The reason of a refusal that the peer receives, and the level and the text of its log line.
+pub(crate) type RequestRefusal = (RejectReason, Level, String);
+
+/// Checks the peer of a request: its network, its greeting, and the security of its connections.
+/// The first reactor of a group does this before it calls `on_place`.
+pub(crate) fn judge_peer(world: &World, request: &IncomingRequest) -> Option<RequestRefusal> {
+    let origin = &request.origin;
+    if !world.config.admits(origin.peer.ip()) {
+        let why = "its network is not among those that may connect";
+        return Some((RejectReason::Refused, Level::Info, why.into()));
+    }
+    match origin.greeting() {
+        Err(reason) => Some((reason, Level::Info, reason.to_string())),
+        Ok(greeting) if greeting.security != Some(origin.security.mode()) => {
+            let why = "it secures its connections in another way than this listener";
+            Some((RejectReason::Security(origin.security.mode()), Level::Warn, why.into()))
+        }
+        Ok(_) => None,
+    }
+}
+
+/// Checks if a request can become a connection of this reactor. Checks the peer again, because
+/// reactors of a group may have different settings.
+pub(crate) fn judge_request(world: &World, request: &IncomingRequest) -> Option<RequestRefusal> {
+    judge_peer(world, request).or_else(|| {
+        if world.drain.is_on() {
+            return Some((RejectReason::Draining, Level::Debug, "the reactor is being drained".into()));
+        }
+        let full = Acceptor::find_slot(world, request).err();
+        full.map(|error| (RejectReason::Busy, Level::Warn, error.to_string()))
+    })
+}
+
 /// Accepts the connect requests of peers, and counts the connections of this reactor for its group.
 #[derive(Debug, Default)]
 pub(crate) struct Acceptor {
@@ -53,36 +86,19 @@ impl Acceptor {
         }
     }
 
-    /// Checks that a request can become a connection of this reactor. Otherwise refuses the request
-    /// and returns `None`.
-    pub(crate) fn screen(&mut self, world: &mut World, request: IncomingRequest) -> Option<IncomingRequest> {
-        let origin = &request.origin;
-        let refusal = match origin.greeting() {
-            Err(reason) => Some((reason, Level::Info, reason.to_string())),
-            Ok(greeting) if greeting.security != Some(origin.security.mode()) => {
-                let why = "it secures its connections in another way than this listener";
-                Some((RejectReason::Security(origin.security.mode()), Level::Warn, why.into()))
-            }
-            Ok(_) if !world.config.admits(origin.peer.ip()) => {
-                let why = "its network is not among those that may connect";
-                Some((RejectReason::Refused, Level::Info, why.into()))
-            }
-            Ok(_) if world.drain.is_on() => {
-                Some((RejectReason::Draining, Level::Debug, "the reactor is being drained".into()))
-            }
-            Ok(_) => {
-                Self::find_slot(world, &request).err().map(|error| (RejectReason::Busy, Level::Warn, error.to_string()))
-            }
-        };
-        match refusal {
-            Some((reason, level, why)) => {
-                world.log_refusal(origin.peer, level, &why);
-                world.reject(request.cm, origin.framing, reason, &[]);
-                self.request_done(request.placed);
-                None
-            }
-            None => Some(request),
-        }
+    /// Checks a request with [`judge_peer`] or [`judge_request`]. Refuses the request and returns
+    /// `None` if that returns a refusal.
+    pub(crate) fn screen(
+        &mut self,
+        world: &mut World,
+        request: IncomingRequest,
+        judge: fn(&World, &IncomingRequest) -> Option<RequestRefusal>,
+    ) -> Option<IncomingRequest> {
+        let Some((reason, level, why)) = judge(world, &request) else { return Some(request) };
+        world.log_refusal(request.origin.peer, level, &why);
+        world.reject(request.cm, request.origin.framing, reason, &[]);
+        self.request_done(request.placed);
+        None
     }
 
     /// Checks if there is a slot for an incoming connection. `Ok(None)`: a slot is free.

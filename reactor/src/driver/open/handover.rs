@@ -40,9 +40,9 @@ impl Acceptor {
         IncomingRequest { cm, device, origin, placed: false }
     }
 
-    /// Returns true if `on_place` must be called, so that the program chooses the reactor for a request.
-    pub(crate) fn asks_for_place(&self, request: &IncomingRequest) -> bool {
-        self.membership.is_some() && request.origin.greeting().is_ok()
+    /// Returns true if this reactor is in a group, so that `on_place` must be called for a request.
+    pub(crate) const fn asks_for_place(&self) -> bool {
+        self.membership.is_some()
     }
 
     /// Assigns a request to a reactor of the group, and sends it there. Returns the request if this reactor must answer it.

@@ -295,6 +295,7 @@ fn violations() {
                 Err(other) => panic!("{other:?}"),
             };
             assert_eq!(got, *want, "case {index}");
+            assert!(want.is_none() || end.done().is_empty(), "case {index} has completed a receive");
         }
     }
     let mut end = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);

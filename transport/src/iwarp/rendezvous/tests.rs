@@ -5,10 +5,11 @@ use super::super::endpoint::AttemptStep;
 use super::super::forward_net::forward_net;
 use super::super::net::{LocalSockets, PacketSockets, StreamSockets};
 use super::super::startup::{self, StartupTerms};
-use super::super::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
+use super::super::{CrcPolicy, Iwarp, IwarpConfig, TcpNet, unix};
 use super::*;
 use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenParam};
 use crate::error::TransportError;
+use crate::mem;
 use crate::patience::until;
 use crate::provider::{Drive, Provider};
 use crate::qp::QpId;
@@ -17,7 +18,7 @@ use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SgeList};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -425,6 +426,51 @@ fn a_connection_through_a_proxy_is_one_between_hosts() {
         for _ in 0..proxies {
             assert_eq!(flags.recv().unwrap() & 0x40, 0x40, "{proxies} {self_delimiting}");
         }
+    }
+}
+
+/// Hellos with another secret, for another connection, over another path, and of the wrong length
+/// are refused, and the connection still waits for its hello. Only the peer that has received the
+/// offer moves it.
+#[test]
+fn a_hello_without_the_secret_changes_nothing() {
+    let config = IwarpConfig { shared_memory: SharedMemoryPolicy::Prefer, ..IwarpConfig::default() };
+    let mut server = Bench::of(Iwarp::new(config, TcpNet::new().unwrap(), entropy(32)).unwrap());
+    let (_, mut peer) = server.listen();
+    let terms = StartupTerms { local: true, ..StartupTerms::new(false, 4, 4, false) };
+    peer.write_all(&startup::request(&terms, &[])).unwrap();
+    let id = server.request();
+    server.iwarp.accept(id, &ConnectParam::default(), server.now).unwrap();
+    let reply = server.read(&mut peer, 20 + 4 + OFFER_LEN);
+    let (_, offer) = Offer::split(&reply).unwrap();
+    let stream = |server: &Bench| match server.iwarp.endpoints.get(id.0) {
+        Some(CmEndpoint::Stream(flow)) => (flow.socket, flow.awaits_hello()),
+        other => panic!("{other:?}"),
+    };
+    let socket = stream(&server).0;
+    let path = server.iwarp.net_mut().local_path(socket).unwrap();
+    let hello = Hello { secret: offer.secret, key: offer.key, path };
+    let mut guess = hello.secret;
+    guess[15] ^= 1;
+    let other = Key::new(hello.key.slot() + 1, hello.key.generation());
+    let wrong = [Hello { secret: guess, ..hello }, Hello { key: other, ..hello }, Hello { path: path ^ 1, ..hello }];
+    let mut packets: Vec<_> = wrong.iter().map(|hello| hello.emit().to_vec()).collect();
+    packets.extend([hello.emit()[1..].to_vec(), [&hello.emit()[..], b"x"].concat(), hello.emit().to_vec()]);
+    let last = packets.len() - 1;
+    for (nth, packet) in packets.iter().enumerate() {
+        let near = unix::connect(&offer.name, &mut unix::Strangers::default()).unwrap();
+        let mut memory = Memory::new_shared(segment::LEN, Sharing::Lent).unwrap();
+        let file = memory.take_file();
+        mem::send_with_descriptor(near.as_fd(), packet, file.as_ref().map(AsFd::as_fd)).unwrap();
+        let mut answer = [0; 8];
+        let len = until("an answer", || {
+            server.turn();
+            mem::receive_with_descriptor(near.as_fd(), &mut answer).map(|(len, _)| len).ok()
+        });
+        let expected = if nth == last { &ACCEPTED_PACKET[..] } else { &[] };
+        assert_eq!(&answer[..len], expected, "{nth}");
+        assert_eq!(stream(&server).1, nth != last, "{nth}");
+        assert!(server.events.is_empty(), "{:?}", server.events);
     }
 }
 

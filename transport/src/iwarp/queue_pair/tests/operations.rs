@@ -377,7 +377,7 @@ fn the_response_to_a_read_of_nothing_has_no_bytes() {
     }
 }
 
-/// Each access that a peer has no right to is refused with the code of the RFCs, and changes no memory.
+/// Each access that a peer has no right to is refused with the code of the RFCs, changes no memory, and is not answered.
 #[test]
 fn memory_that_is_not_the_peers() {
     let mut end = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
@@ -417,6 +417,7 @@ fn memory_that_is_not_the_peers() {
         let mut fresh = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
         std::mem::swap(&mut fresh.resources.keys, &mut end.resources.keys);
         assert_eq!(got(fresh.deliver(&read_request(1, at, len))), read, "Read {index}");
+        assert!(read.is_none() || fresh.take_wire().is_empty(), "Read {index} was answered");
         let mut fresh2 = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
         std::mem::swap(&mut fresh2.resources.keys, &mut fresh.resources.keys);
         let bytes = tagged(Opcode::Write, true, at.key.0, at.address, &vec![7; len as usize]);
