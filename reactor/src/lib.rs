@@ -39,6 +39,8 @@ pub extern crate rdma_transport as transport;
 #[cfg(feature = "async")]
 pub mod aio;
 mod api;
+#[cfg(feature = "async")]
+mod approval;
 mod backoff;
 pub mod broadcast;
 pub mod call;

@@ -10,6 +10,9 @@ use rdma_transport::planted;
 
 #[path = "../../reactor/src/aio/mod.rs"]
 mod aio;
+// Constants only.
+#[path = "../../reactor/src/approval.rs"]
+mod approval;
 #[path = "../../reactor/src/broadcast/mod.rs"]
 mod broadcast;
 #[path = "../../reactor/src/call/mod.rs"]

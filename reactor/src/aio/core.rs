@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::handler::{TaskHandler, TimerState};
 use super::turns::{PendingTurn, Turns};
+use crate::approval::NOT_APPROVED;
 use crate::call::{CallId, RequestId};
-use crate::security::NOT_APPROVED;
 use crate::{
     ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, ReactorHandle, TimerId, TransferId, Turn,
 };

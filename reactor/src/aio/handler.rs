@@ -13,8 +13,8 @@ use super::queue::AsyncQueue;
 use super::reply::{QueuedRequest, Reply};
 use super::room_waiters::RoomWaiters;
 use super::wait_queue::{WaitQueue, WaiterId};
+use crate::approval::{MAX_PENDING_PEERS, NOT_APPROVED, TOO_MANY_PENDING};
 use crate::call::{CallEvent, Calls};
-use crate::security::{MAX_PENDING_PEERS, NOT_APPROVED, TOO_MANY_PENDING};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, ListenerId, Message, Outcome,
     PeerIdentity, SendId, TimerId, TransferEnd, TransferId,

@@ -82,20 +82,6 @@ impl fmt::Display for SecurityMode {
     }
 }
 
-/// The largest number of peers that may wait for approval on a listener. Further peers are refused.
-/// The value is the default of [`crate::Config::max_pending`]. A peer whose connection has ended
-/// still counts, until a task removes it from the queue.
-#[cfg(feature = "async")]
-pub(crate) const MAX_PENDING_PEERS: usize = 1024;
-
-/// The text that refuses a peer whom nobody can approve.
-#[cfg(feature = "async")]
-pub(crate) const NOT_APPROVED: &str = "no task of the program accepts or refuses peers";
-
-/// The text that refuses a peer while [`MAX_PENDING_PEERS`] wait.
-#[cfg(feature = "async")]
-pub(crate) const TOO_MANY_PENDING: &str = "too many peers wait for approval";
-
 /// The identity of the peer of a secured connection. The peer has proven it in the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

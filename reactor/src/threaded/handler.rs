@@ -15,8 +15,8 @@ use super::link::{
     Connect, ConnectionHandle, ConnectionParts, EstablishedPeer, ListenerHandle, NewConnection, NewListener,
     PendingHandle, PendingSender, QueuedCall, QueuedMessage, ReceivedRequest, SharedState, ThreadCommand, ThreadLink,
 };
+use crate::approval::{NOT_APPROVED, TOO_MANY_PENDING};
 use crate::call::{CallError, CallEvent, Calls, RefusedCall, RequestId};
-use crate::security::{NOT_APPROVED, TOO_MANY_PENDING};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, Handler, ListenOptions, ListenerId,
     Message, Outcome, PeerIdentity, SendErrorKind, SendId, TimerId,

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use super::error::{ConnectionEnd, ThreadError};
+use crate::approval::NOT_APPROVED;
 use crate::call::{CallError, CallId, CallLimits, RequestId};
-use crate::security::NOT_APPROVED;
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, ListenOptions, ListenerId, Outcome,
     PeerIdentity, ReactorHandle,

@@ -91,8 +91,8 @@ use self::handler::ThreadHandler;
 use self::link::{PendingSender, ThreadCommand, ThreadLink};
 pub use self::listener::ThreadedListener;
 pub use self::pending_peers::{ThreadedPendingPeer, ThreadedPendingPeers};
+use crate::approval::MAX_PENDING_PEERS;
 use crate::call::CallLimits;
-use crate::security::MAX_PENDING_PEERS;
 use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, HandleError, ListenOptions, Reactor};
 
 /// The largest number of queued messages and calls of one connection.
