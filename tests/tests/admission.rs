@@ -571,7 +571,8 @@ fn a_task_of_any_thread_decides_who_is_let_in() {
         let first = |peer: Option<&PeerIdentity>| peer.expect("it is secured").names().swap_remove(0);
         assert_eq!(first(here.identity()), PeerName::Dns("server".into()));
         assert_eq!(first(there.identity()), PeerName::Dns("alice".into()));
-        assert_eq!(first(there.calls().1.identity()), PeerName::Dns("alice".into()));
+        let (_caller, requests) = there.calls();
+        assert_eq!(first(requests.identity()), PeerName::Dns("alice".into()));
         // A peer that waits in the queue is refused with the queue, and so is a later one.
         let waits = connect("waits");
         while reactor.with(|cx| cx.connections()).await.expect("it runs") < 4 {

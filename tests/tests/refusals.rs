@@ -158,7 +158,7 @@ fn refused_operations_name_the_cure() {
         (text(cx.remote(conn).write_vectored(there, &[])), "0 regions in one operation: the range is 1 to "),
         (
             text(cx.remote(conn).transfer(Transfer::Write(&[&region]), list, &within)),
-            "piece 0 names region 3, but the list has 1 regions",
+            "the range ends at byte 67 of a region of 64 bytes",
         ),
         (text(cx.offer(conn, &region, 0..0, 7)), "an empty message cannot be offered: send it"),
         (

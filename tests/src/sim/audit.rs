@@ -339,7 +339,10 @@ impl Pair {
         let apart = fabric.are_apart([active, listener]);
         match error {
             ConnectError::Cancelled => self.ends[ACTIVE].closed.is_some(),
-            ConnectError::Rejected { reason: RejectReason::SharedMemoryOnly, .. } => apart,
+            // After a fault, the second attempt of a connect has no flag for shared memory (MPA revision 1).
+            ConnectError::Rejected { reason: RejectReason::SharedMemoryOnly, .. } => {
+                apart || fabric.requires_shared_memory(listener) && (scarce || disturbed || deaf)
+            }
             ConnectError::Rejected { private_data, .. } => {
                 let refused = deaf || fabric.dropped_since(listener, Dropped::Refused, since);
                 private_data.is_empty() && refused || self.answers.contains(private_data)

@@ -192,8 +192,8 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
         let usual = if requires { SharedMemoryPolicy::Require } else { SharedMemoryPolicy::Prefer };
         settings.shared_memory = lock(fabric).tenants.get(node).map_or(usual, |tenant| tenant.policy);
         let patience = &mut Rng::new(mix(seed) ^ node as u64, "meeting");
-        // In a slow world, the time must suffice for the network.
-        let shortest = if slow { 100 * MS } else { 10_000 };
+        // In a slow world, and where nodes require shared memory, the time must suffice for the network.
+        let shortest = if slow || !lock(fabric).tenants.is_empty() { 100 * MS } else { 10_000 };
         settings.within_host.meeting_timeout = Duration::from_nanos(patience.skewed(shortest..=200 * MS));
     }
     let mut entropy = Rng::new(mix(seed) ^ node as u64, "entropy");
